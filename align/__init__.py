@@ -1,0 +1,67 @@
+"""Two tokenizations of one text: which tokens of the teacher are which tokens of the student.
+
+numpy only; knows no store and no model. Batches are flat: the tokens of all sequences one after the
+other, with the start of each sequence, and offsets in characters (Unicode code points) of its text.
+
+    alignment.py    Alignment: pairs of runs of tokens; AlignmentError
+    text.py         FlatText: the characters of a batch; Tokens: its tokens, ids and offsets
+    strategies.py   align_match, align_span, align_reduce
+    vocabulary.py   Vocabulary: the pieces of a tokenizer.json without their marks (##, Ġ, ▁, </w>)
+    normalisers.py  the normalisers of a tokenizer.json
+    mapping.py      VocabularyMap: teacher id -> the student's same piece, or its split
+
+The text `story.`, teacher pieces `story | .`, student pieces `sto | ##ry | .`:
+
+>>> import json
+>>> import numpy as np
+>>> from align import FlatText, Tokens, Vocabulary, VocabularyMap
+>>> from align import align_match, align_reduce, align_span
+>>> def wordpiece(*pieces):
+...     vocab = {piece: number for number, piece in enumerate(["[UNK]", *pieces])}
+...     model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": vocab}
+...     pre_tokenizer = {"type": "BertPreTokenizer"}
+...     return Vocabulary.from_tokenizer_json(
+...         json.dumps({"model": model, "pre_tokenizer": pre_tokenizer})
+...     )
+>>> vocabulary = VocabularyMap.between(wordpiece("story", "."), wordpiece("sto", "##ry", "."))
+>>> text = FlatText.of(["story."])
+>>> teacher = Tokens.of([[1, 2]], [[(0, 5), (5, 6)]], [[0, 0]])
+>>> student = Tokens.of([[1, 2, 3]], [[(0, 3), (3, 5), (5, 6)]], [[0, 0, 0]])
+
+match keeps the one piece that both have, the full stop:
+
+>>> align_match(text, teacher, student, vocabulary)
+Alignment(teacher=[[1, 2]], student=[[2, 3]])
+
+span pairs the smallest runs that cover the same characters:
+
+>>> align_span(text, teacher, student)
+Alignment(teacher=[[0, 1], [1, 2]], student=[[0, 2], [2, 3]])
+
+reduce makes the student's input from the teacher's tokens:
+
+>>> reduced = align_reduce(teacher, vocabulary)
+>>> reduced.tokens.ids.tolist(), reduced.unknown.any().item()
+([1, 2, 3], False)
+>>> reduced.alignment
+Alignment(teacher=[[0, 1], [1, 2]], student=[[0, 2], [2, 3]])
+"""
+
+from align.alignment import Alignment, AlignmentError
+from align.mapping import VocabularyMap
+from align.strategies import Reduced, align_match, align_reduce, align_span
+from align.text import FlatText, Tokens
+from align.vocabulary import Vocabulary
+
+__all__ = [
+    "Alignment",
+    "AlignmentError",
+    "FlatText",
+    "Reduced",
+    "Tokens",
+    "Vocabulary",
+    "VocabularyMap",
+    "align_match",
+    "align_reduce",
+    "align_span",
+]

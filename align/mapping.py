@@ -1,0 +1,188 @@
+"""From the pieces of one vocabulary to the pieces of another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from align.alignment import Booleans
+from align.normalisers import Normaliser, normaliser_of
+from align.vocabulary import Piece, Vocabulary, isolated
+
+Table = dict[bytes, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VocabularyMap:
+    """What each of the teacher's V tokens is for the student.
+
+    match: int32 [V], the student's id of the same piece, or -1. A piece is its text after the
+    student's normaliser and whether it begins a word; special tokens are the same by role (cls,
+    sep, mask, pad, unk), or by name. Several teacher tokens may have one match (a student that
+    lower-cases).
+    split: teacher token t is the student's split_ids[split_start[t] : split_start[t + 1]], greedily
+    longest first from the left (int64 [V + 1], int32 flat). Empty where the student's normaliser
+    leaves nothing.
+    unknown: bool [V], what cannot be split; it becomes the student's unk, or nothing if there is
+    none.
+    """
+
+    match: NDArray[np.int32]
+    split_start: NDArray[np.int64]
+    split_ids: NDArray[np.int32]
+    unknown: Booleans
+
+    @classmethod
+    def between(cls, teacher: Vocabulary, student: Vocabulary) -> VocabularyMap:
+        """The map from a teacher's vocabulary to a student's; slow, made once for a pair."""
+        pieces = _StudentPieces(student, same_marks=teacher.marks == student.marks)
+        # pieces of an equally normalised vocabulary stand as its normaliser leaves them
+        same = teacher.normaliser == student.normaliser
+        normalise = str if same else normaliser_of(student.normaliser)
+        match = np.full(len(teacher), -1, np.int32)
+        splits: list[list[int]] = []
+        unknown = np.zeros(len(teacher), bool)
+        for number, token in enumerate(teacher.tokens):
+            split = None
+            if teacher.special[number]:
+                match[number] = pieces.special(number, teacher)
+            elif token:
+                piece = _normalised(teacher.pieces[number], normalise)
+                match[number] = pieces.find(token, piece)
+                split = pieces.split(piece) if match[number] < 0 else None
+            if match[number] >= 0:
+                split = [int(match[number])]
+            unknown[number] = split is None
+            splits.append(_unknown(student) if split is None else split)
+        start = np.zeros(len(splits) + 1, np.int64)
+        np.cumsum([len(split) for split in splits], out=start[1:])
+        ids = np.array([i for split in splits for i in split], np.int32)
+        return cls(match, start, ids, unknown)
+
+    def split(self, token: int) -> NDArray[np.int32]:
+        """The student ids of one teacher token."""
+        return self.split_ids[self.split_start[token] : self.split_start[token + 1]]
+
+
+def _unknown(student: Vocabulary) -> list[int]:
+    return [student.roles["unk"]] if "unk" in student.roles else []
+
+
+def _normalised(piece: Piece, normalise: Normaliser) -> Piece:
+    """The piece as the student's normaliser leaves it; parts of characters stay as they are."""
+    try:
+        text = normalise(piece.text.decode()).encode()
+    except UnicodeDecodeError:
+        return piece
+    return Piece(text, piece.begins, piece.marked, piece.free)
+
+
+class _StudentPieces:
+    """The student's tokens: special ones by role or name, ordinary pieces by text."""
+
+    def __init__(self, student: Vocabulary, same_marks: bool) -> None:
+        self.style = student.marks.style
+        self.isolates = self.style == "prefix" and student.marks.isolates
+        self.same_marks = same_marks
+        self.student = student
+        self.specials = {student.tokens[i]: int(i) for i in np.flatnonzero(student.special)}
+        self.tokens: dict[str, int] = {}
+        self.exact: dict[tuple[bytes, bool], int] = {}
+        plain: Table = {}
+        marked: Table = {}
+        ordinary = [i for i, token in enumerate(student.tokens) if token and not student.special[i]]
+        # Where two tokens stand for one text, the tokenizer prefers the free piece (`.` over
+        # `##.`), then the marked suffix; `<0x41>` is a last resort.
+        ordinary.sort(key=lambda i: self._rank(student.tokens[i], student.pieces[i]))
+        for number in ordinary:
+            token, piece = student.tokens[number], student.pieces[number]
+            self.tokens[token] = number
+            self.exact.setdefault((piece.text, piece.begins), number)
+            if self.style == "blank":
+                plain.setdefault((b" " if piece.begins else b"") + piece.text, number)
+            else:
+                (marked if piece.marked else plain).setdefault(piece.text, number)
+        for number in ordinary:
+            piece = student.pieces[number]
+            if piece.free:
+                self.exact.setdefault((piece.text, not piece.begins), number)
+        first = rest = last = only = plain
+        if self.style == "prefix":
+            rest = last = marked
+        elif self.style == "suffix":
+            last = only = {**plain, **marked}
+        self.tables = {
+            (True, False): first,
+            (False, False): rest,
+            (False, True): last,
+            (True, True): only,
+        }
+        self.longest = max(map(len, (*plain, *marked)), default=0)
+
+    def _rank(self, token: str, piece: Piece) -> tuple[bool, bool, bool]:
+        raw = token.startswith("<0x") and len(piece.text) == 1
+        return raw, not piece.free, self.style == "suffix" and not piece.marked
+
+    def special(self, number: int, teacher: Vocabulary) -> int:
+        """The student's id for a special token of the teacher, or -1."""
+        for role, own in teacher.roles.items():
+            if own == number and role in self.student.roles:
+                return self.student.roles[role]
+        return self.specials.get(teacher.tokens[number], -1)
+
+    def find(self, token: str, piece: Piece) -> int:
+        """The id of the same piece, or -1. Equal marks: an equal token is the same piece."""
+        own = self.tokens.get(token, -1) if self.same_marks else -1
+        if own >= 0 and self.student.pieces[own].text == piece.text:
+            return own
+        number = self.exact.get((piece.text, piece.begins), -1)
+        if number < 0 and piece.free:
+            number = self.exact.get((piece.text, not piece.begins), -1)
+        return number
+
+    def split(self, piece: Piece) -> list[int] | None:
+        """The piece in the student's own pieces, or None if it cannot be written with them."""
+        likely = self._split(piece.text, piece.begins)
+        if likely is None and (piece.free or (piece.begins and self.style == "blank")):
+            return self._split(piece.text, not piece.begins)
+        return likely
+
+    def _split(self, text: bytes, begins: bool) -> list[int] | None:
+        if self.style == "blank":
+            return self._greedy((b" " if begins else b"") + text, True)
+        ids: list[int] = []
+        for word, starts in _words(text, begins, self.isolates):
+            pieces = self._greedy(word, starts or self.style != "prefix")
+            if pieces is None:
+                return None
+            ids += pieces
+        return ids
+
+    def _greedy(self, word: bytes, starts: bool) -> list[int] | None:
+        ids: list[int] = []
+        begin = 0
+        while begin < len(word):
+            first = starts and begin == 0
+            for end in range(min(len(word), begin + self.longest), begin, -1):
+                number = self.tables[first, end == len(word)].get(word[begin:end], -1)
+                if number >= 0:
+                    break
+            else:
+                return None
+            ids.append(number)
+            begin = end
+        return ids
+
+
+def _words(text: bytes, begins: bool, isolates: bool) -> list[tuple[bytes, bool]]:
+    """The words of a piece's text, each with whether it begins one; only the first may continue."""
+    try:
+        characters = text.decode()
+    except UnicodeDecodeError:
+        return [(text, begins)]
+    if isolates:
+        characters = "".join(f" {c} " if isolated(c) else c for c in characters)
+    words = [word.encode() for word in characters.split()]
+    return [(word, begins or i > 0 or characters[:1].isspace()) for i, word in enumerate(words)]

@@ -1,0 +1,222 @@
+"""The strategies `match`, `span` and `reduce` over flat batches, without a loop per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from align.alignment import Alignment, AlignmentError, Booleans
+from align.mapping import VocabularyMap
+from align.text import FlatText, Tokens
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduced:
+    """The student's input made of the teacher's tokens.
+
+    tokens: student ids, S in all; each piece has the offsets and the special flag of its teacher
+    token.
+    unknown: bool [S], pieces that stand for a teacher token which the student cannot spell.
+    alignment: one teacher token to the run of its pieces; special tokens, and tokens of which the
+    student's normaliser leaves nothing, take no part.
+    """
+
+    tokens: Tokens
+    unknown: Booleans
+    alignment: Alignment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spans:
+    """The tokens of one side that cover characters, in the order of the text.
+
+    token: their flat numbers [n]. begin, end: spans in characters of the joined text [n], never
+    empty.
+    """
+
+    token: Index
+    begin: Index
+    end: Index
+
+    @classmethod
+    def of(cls, text: FlatText, tokens: Tokens, side: str) -> _Spans:
+        if len(tokens) != len(text):
+            raise AlignmentError(f"{side}: {len(tokens)} sequences for {len(text)} texts")
+        counts = np.diff(tokens.start).astype(np.int64)
+        begin = tokens.offsets[:, 0].astype(np.int64)
+        end = tokens.offsets[:, 1].astype(np.int64)
+        wrong = (begin < 0) | (end < begin) | (end > np.repeat(np.diff(text.start), counts))
+        wrong &= ~tokens.special
+        if wrong.any():
+            raise _outside(text, tokens, side, int(wrong.argmax()))
+        token = np.flatnonzero((end > begin) & ~tokens.special)
+        shift = np.repeat(text.start[:-1], counts)[token]
+        begin, end = begin[token] + shift, end[token] + shift
+        _trim(text, begin, end)
+        # Runs must be contiguous: a token that steps back in the text shares a run with those
+        # before it.
+        begin = np.minimum.accumulate(begin[::-1])[::-1]
+        return cls(token, begin, np.maximum.accumulate(end))
+
+
+def _outside(text: FlatText, tokens: Tokens, side: str, token: int) -> AlignmentError:
+    sequence = tokens.sequence_of(token)
+    length = int(text.start[sequence + 1] - text.start[sequence])
+    begin, end = map(int, tokens.offsets[token])
+    return AlignmentError(
+        f"{side}, sequence {sequence}: token {token - int(tokens.start[sequence])} covers "
+        f"characters {begin} to {end} of a text of {length}; was another text tokenised?"
+    )
+
+
+def _trim(text: FlatText, begin: Index, end: Index) -> None:
+    """Take blanks off both edges of each span, in place; a span of blanks only stays as it is."""
+    filled = np.flatnonzero(~text.space)
+    edge = np.flatnonzero(text.space[begin] | text.space[end - 1])
+    low = np.searchsorted(filled, begin[edge])
+    high = np.searchsorted(filled, end[edge])
+    inside = high > low
+    edge = edge[inside]
+    begin[edge] = filled[low[inside]]
+    end[edge] = filled[high[inside] - 1] + 1
+
+
+def _runs(spans: _Spans, group: Index) -> tuple[Index, Index]:
+    """Group number [n] and first-and-last-plus-one flat token [n, 2] of each run of one side."""
+    of_token = group[spans.begin]
+    head = np.ones(len(of_token), bool)
+    np.not_equal(of_token[1:], of_token[:-1], out=head[1:])
+    first = np.flatnonzero(head)
+    last = np.append(first[1:], len(of_token))[: len(first)] - 1
+    return of_token[first], np.stack((spans.token[first], spans.token[last] + 1), axis=1)
+
+
+def _holds_special(tokens: Tokens, runs: Index) -> Booleans:
+    before = np.zeros(len(tokens.ids) + 1, np.int64)
+    np.cumsum(tokens.special, out=before[1:])
+    return before[runs[:, 1]] > before[runs[:, 0]]
+
+
+def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
+    """The smallest runs of tokens that cover the same characters.
+
+    A token's span is what its offsets say, less the blanks at its edges (a token of blanks only
+    keeps them). Special tokens and tokens with an empty span take no part. A cut is a place between
+    two characters that lies strictly inside no token of either side. The tokens between two
+    neighbouring cuts are a pair of runs if both sides have some there, and if both cover exactly
+    the same solid characters. Blanks and ignorable characters (`align.text.character_class`), which
+    normalisers drop, may be covered by one side alone. So tokens that share a character fall into
+    one run; a character that one tokenizer drops costs at most the run around it; a student cut to
+    a smaller length is aligned up to the cut.
+
+    Raises AlignmentError when the numbers of sequences differ or offsets lie outside the text.
+    """
+    sides = _Spans.of(text, teacher, "teacher"), _Spans.of(text, student, "student")
+    size = len(text.codepoints) + 1
+    cut = np.ones(size, bool)
+    covered = []
+    for spans in sides:
+        begins = np.bincount(spans.begin, minlength=size)
+        depth = np.cumsum(begins - np.bincount(spans.end, minlength=size))
+        cut &= depth == begins  # every token over this character begins with it
+        covered.append(depth > 0)
+    group = np.cumsum(cut)
+    bad = np.zeros(group[-1] + 1, bool)
+    bad[group[np.flatnonzero((covered[0] != covered[1])[:-1] & text.solid)]] = True
+    (teacher_group, teacher_runs), (student_group, student_runs) = (
+        _runs(spans, group) for spans in sides
+    )
+    run_of = np.full(len(bad), -1, np.int64)
+    run_of[student_group] = np.arange(len(student_group))
+    run_of[bad] = -1
+    partner = run_of[teacher_group]
+    teacher_runs, student_runs = teacher_runs[partner >= 0], student_runs[partner[partner >= 0]]
+    keep = ~(_holds_special(teacher, teacher_runs) | _holds_special(student, student_runs))
+    return Alignment(teacher_runs[keep].astype(np.int32), student_runs[keep].astype(np.int32))
+
+
+def align_match(
+    text: FlatText, teacher: Tokens, student: Tokens, vocabulary: VocabularyMap
+) -> Alignment:
+    """Pairs of single tokens that cover the same characters and are the same piece.
+
+    These are the pairs of `align_span` with one token on each side for which `vocabulary.match` of
+    the teacher's id is the student's id (Kolesnikova et al. 2022, "match").
+
+    Raises AlignmentError as `align_span` does, and for a teacher id outside the vocabulary.
+    """
+    _check_ids(teacher, vocabulary)
+    pairs = align_span(text, teacher, student)
+    t, s = pairs.teacher[:, 0], pairs.student[:, 0]
+    keep = (pairs.teacher[:, 1] - t == 1) & (pairs.student[:, 1] - s == 1)
+    keep &= vocabulary.match[teacher.ids[t]] == student.ids[s]
+    return Alignment(pairs.teacher[keep], pairs.student[keep])
+
+
+def align_reduce(
+    teacher: Tokens, vocabulary: VocabularyMap, max_length: int | None = None
+) -> Reduced:
+    """The teacher's tokens split into student pieces, each token aligned with its own pieces.
+
+    Special tokens become the student's own. With `max_length`, a sequence of more pieces keeps the
+    longest beginning of whole teacher tokens that fits together with its final special token, and
+    that token (Kolesnikova et al. 2022, "reduce").
+
+    Raises AlignmentError for a teacher id outside the vocabulary and for max_length < 1.
+    """
+    if max_length is not None and max_length < 1:
+        raise AlignmentError(f"max_length: expected at least 1, got {max_length}")
+    _check_ids(teacher, vocabulary)
+    first = vocabulary.split_start[teacher.ids]
+    counts = vocabulary.split_start[teacher.ids.astype(np.int64) + 1] - first
+    if max_length is not None:
+        counts = np.where(_fits(teacher, counts, max_length), counts, 0)
+    bounds = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=bounds[1:])
+    token = np.repeat(np.arange(len(counts)), counts)
+    position = np.arange(bounds[-1]) + (first - bounds[:-1])[token]
+    pieces = Tokens(
+        vocabulary.split_ids[position],
+        teacher.offsets[token],
+        teacher.special[token],
+        bounds[teacher.start],
+    )
+    source = np.flatnonzero((counts > 0) & ~teacher.special).astype(np.int32)
+    ends = bounds.astype(np.int32)
+    alignment = Alignment(
+        np.stack((source, source + np.int32(1)), axis=1),
+        np.stack((ends[source], ends[source + 1]), axis=1),
+    )
+    return Reduced(pieces, vocabulary.unknown[teacher.ids][token], alignment)
+
+
+def _fits(tokens: Tokens, counts: Index, max_length: int) -> Booleans:
+    """Which tokens stay when each sequence is cut to max_length pieces: bool [T]."""
+    start = tokens.start.astype(np.int64)
+    lengths = np.diff(start)
+    bounds = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=bounds[1:])
+    total = bounds[start[1:]] - bounds[start[:-1]]
+    final = np.zeros(len(counts), bool)
+    final[start[1:][lengths > 0] - 1] = True
+    final &= tokens.special
+    closing = np.zeros(len(lengths), np.int64)
+    closing[np.searchsorted(start, np.flatnonzero(final), "right") - 1] = counts[final]
+    limit = np.where(total > max_length, max_length - closing, max_length)
+    used = bounds[1:] - np.repeat(bounds[start[:-1]], lengths)
+    return (used <= np.repeat(limit, lengths)) | final
+
+
+def _check_ids(teacher: Tokens, vocabulary: VocabularyMap) -> None:
+    size = len(vocabulary.match)
+    wrong = (teacher.ids < 0) | (teacher.ids >= size)
+    if wrong.any():
+        token = int(wrong.argmax())
+        raise AlignmentError(
+            f"teacher, sequence {teacher.sequence_of(token)}: token id {int(teacher.ids[token])} "
+            f"is outside its vocabulary of {size}; was it tokenised by another tokenizer?"
+        )

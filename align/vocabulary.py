@@ -1,0 +1,259 @@
+"""A vocabulary read from a `tokenizer.json`: what each piece stands for, without its marks."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+
+from align.alignment import AlignmentError, Booleans
+from align.normalisers import normaliser_of
+
+Style = Literal["prefix", "blank", "suffix", "none"]
+ROLES = ("cls", "sep", "mask", "pad", "unk")
+ROLE_NAMES = {
+    "cls": ("[CLS]", "<s>", "<cls>", "<bos>", "<|startoftext|>", "<|begin_of_text|>"),
+    "sep": ("[SEP]", "</s>", "<sep>", "<eos>", "<|endoftext|>", "<|end_of_text|>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
+    "pad": ("[PAD]", "<pad>", "<|pad|>"),
+    "unk": ("[UNK]", "<unk>"),
+}
+ISOLATING = {"BertPreTokenizer", "Punctuation", "Whitespace"}
+RAW_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+CJK = (
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
+
+
+@cache
+def byte_of_character() -> dict[str, int]:
+    """The byte-level alphabet of GPT-2: the character that is written for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+@cache
+def isolated(character: str) -> bool:
+    """Whether BERT makes a word of this character alone: punctuation and Chinese characters."""
+    code = ord(character)
+    if code < 128:
+        return 32 < code < 127 and not character.isalnum()
+    chinese = any(low <= code <= high for low, high in CJK)
+    return chinese or unicodedata.category(character)[0] == "P"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """How a vocabulary writes where words begin or end.
+
+    style: "prefix", a mark on pieces that continue a word (WordPiece, `##ing`); "blank", a mark for
+    the blank before a word (byte-level `Ġ`, Metaspace `▁`); "suffix", a mark on pieces that end a
+    word (`</w>`); "none".
+    mark: the mark itself.
+    byte_level: pieces are bytes in the GPT-2 alphabet.
+    isolates: punctuation is cut off as words of its own.
+    raw_bytes: `<0xE2>` is that byte.
+    """
+
+    style: Style
+    mark: str
+    byte_level: bool = False
+    isolates: bool = False
+    raw_bytes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a token stands for.
+
+    text: UTF-8 without marks (a byte-level piece may hold part of a character).
+    begins: it begins a word, that is, follows a blank or stands for a whole word.
+    marked: it is written with the vocabulary's mark.
+    free: the vocabulary cannot tell whether it begins a word; `begins` is only the likelier case.
+    """
+
+    text: bytes
+    begins: bool
+    marked: bool
+    free: bool = False
+
+
+def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
+    """The piece for a token as written in the file; an added token is literal text."""
+    if literal:
+        return Piece(token.removeprefix(" ").encode(), token[:1] == " ", False, True)
+    raw = RAW_BYTE.fullmatch(token) if marks.raw_bytes else None
+    if raw:
+        return Piece(bytes.fromhex(raw[1]), False, False)
+    marked = False
+    if marks.style == "prefix" and len(token) > len(marks.mark):
+        marked = token.startswith(marks.mark)
+        token = token.removeprefix(marks.mark)
+    elif marks.style == "suffix":
+        marked = token.endswith(marks.mark)
+        token = token.removesuffix(marks.mark)
+    alphabet = byte_of_character()
+    if marks.byte_level and all(character in alphabet for character in token):
+        text = bytes(alphabet[character] for character in token)
+    elif marks.style == "blank":
+        text = token.replace(marks.mark, " ").encode()
+    else:
+        text = token.encode()
+    if marks.style == "blank":
+        begins = text[:1] == b" "
+        return Piece(text.removeprefix(b" "), begins, begins)
+    if marks.style == "prefix":
+        alone = marks.isolates and not marked and len(token) == 1 and isolated(token)
+        return Piece(text, not marked and not alone, marked, alone)
+    return Piece(text, True, marked, True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """V tokens by id.
+
+    tokens: as the file writes them, "" for an id without one. pieces: what they stand for.
+    special: bool [V]. roles: cls, sep, mask, pad, unk -> id, those there are.
+    marks: how word starts are written. normaliser: its settings in the file.
+    """
+
+    tokens: tuple[str, ...]
+    pieces: tuple[Piece, ...]
+    special: Booleans
+    roles: dict[str, int]
+    marks: Marks
+    normaliser: dict[str, Any] | None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def from_tokenizer_json(cls, text: str) -> Vocabulary:
+        """From the content of a `tokenizer.json`: WordPiece, BPE, Unigram or WordLevel.
+
+        Raises AlignmentError when it is not one, or its normaliser is not known.
+        """
+        try:
+            settings = json.loads(text)
+            model = settings["model"]
+            vocabulary = _numbered(model)
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise AlignmentError(
+                f"tokenizer.json: not the file of a tokenizer ({type(error).__name__}: {error})"
+            ) from None
+        added = {entry["id"]: entry for entry in settings.get("added_tokens") or ()}
+        tokens = [""] * (max([*vocabulary, *added], default=-1) + 1)
+        special = np.zeros(len(tokens), bool)
+        for number, token in vocabulary.items():
+            tokens[number] = token
+        for number, entry in added.items():
+            tokens[number], special[number] = entry["content"], entry["special"]
+        roles = _roles(settings, tokens, special)
+        special[list(roles.values())] = True
+        marks = _marks(settings)
+        literal = added.keys() - vocabulary.keys()  # the model's own are written with its marks
+        pieces = (read_piece(token, marks, n in literal) for n, token in enumerate(tokens))
+        normaliser = settings.get("normalizer")
+        normaliser_of(normaliser)  # an unknown one is found here, not at the first map
+        return cls(tuple(tokens), tuple(pieces), special, roles, marks, normaliser)
+
+
+def _kind(model: dict[str, Any]) -> str:
+    """The model's type; files of the first `tokenizers` versions do not name it."""
+    if "type" in model:
+        return str(model["type"])
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model["vocab"], list):
+        return "Unigram"
+    return "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
+
+
+def _numbered(model: dict[str, Any]) -> dict[int, str]:
+    kind = _kind(model)
+    if kind not in ("WordPiece", "BPE", "Unigram", "WordLevel"):
+        raise AlignmentError(f"tokenizer.json, model: the type {kind!r} is not known")
+    if kind == "Unigram":
+        return {number: token for number, (token, _) in enumerate(model["vocab"])}
+    return {number: token for token, number in model["vocab"].items()}
+
+
+def _steps(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The normalisers, pre-tokenizers and decoders of a tokenizer, sequences taken apart."""
+    waiting = [settings.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
+    while waiting:
+        step = waiting.pop()
+        if step:
+            yield step
+            for name in ("normalizers", "pretokenizers", "decoders"):
+                waiting.extend(step.get(name) or ())
+
+
+def _marks(settings: dict[str, Any]) -> Marks:
+    model = settings["model"]
+    kind = _kind(model)
+    steps = list(_steps(settings))
+    types = {step.get("type") for step in steps}
+    isolates = bool(types & ISOLATING)
+    byte_level = "ByteLevel" in types
+    prefix = model.get("continuing_subword_prefix") or ("##" if kind == "WordPiece" else "")
+    suffix = model.get("end_of_word_suffix")
+    if suffix:
+        return Marks("suffix", suffix, byte_level, isolates)
+    if byte_level:
+        return Marks("blank", "\u0120", True, isolates)
+    if prefix:
+        return Marks("prefix", prefix, False, isolates)
+    raw_bytes = bool(model.get("byte_fallback"))
+    blank = next((s["replacement"] for s in steps if s.get("type") == "Metaspace"), "\u2581")
+    written = {s.get("prepend") or s.get("content") for s in steps} & {"\u2581"}
+    if kind == "Unigram" or "Metaspace" in types or written:
+        return Marks("blank", blank, False, isolates, raw_bytes)
+    return Marks("none", "", False, isolates, raw_bytes)
+
+
+def _roles(settings: dict[str, Any], tokens: list[str], special: Booleans) -> dict[str, int]:
+    """The special tokens with a task: named by post-processor, model, padding, or by custom."""
+    number = {token: i for i, token in enumerate(tokens) if special[i]}
+    everything = {token: i for i, token in enumerate(tokens) if token} | number
+    names = _named_roles(settings)
+    roles = {}
+    for role in ROLES:
+        if names.get(role) in everything:
+            roles[role] = everything[names[role]]
+        else:
+            known = [number[name] for name in ROLE_NAMES[role] if name in number]
+            roles |= {role: known[0]} if known else {}
+    return roles
+
+
+def _named_roles(settings: dict[str, Any]) -> dict[str, str]:
+    model, names = settings["model"], {}
+    if model.get("unk_token"):
+        names["unk"] = model["unk_token"]
+    elif model.get("unk_id") is not None:
+        names["unk"] = model["vocab"][model["unk_id"]][0]
+    if settings.get("padding"):
+        names["pad"] = settings["padding"]["pad_token"]
+    processor = settings.get("post_processor") or {}
+    for step in (processor, *(processor.get("processors") or ())):
+        for role in ("cls", "sep"):
+            if role in step:
+                names[role] = step[role][0]
+        single = [next(iter(entry.items())) for entry in step.get("single") or ()]
+        kinds = [kind for kind, _ in single]
+        if "Sequence" in kinds:
+            text = kinds.index("Sequence")
+            before, after = single[:text][:1], single[text + 1 :][:1]
+            names |= {"cls": before[0][1]["id"]} if before else {}
+            names |= {"sep": after[0][1]["id"]} if after else {}
+    return names

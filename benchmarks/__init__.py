@@ -1,0 +1,1 @@
+"""Scripts that measure; each prints a table and writes its section of RESULTS.md."""

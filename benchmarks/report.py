@@ -1,0 +1,56 @@
+"""What every benchmark says beside its figures: hardware, versions, settings; and where the figures go."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+SHARED = (
+    Path(__file__).parents[2] / "shared"
+)  # real texts and a real teacher, where a machine has them
+
+
+def hardware() -> str:
+    """Processor, cores, memory and the versions that matter, in one line."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        model = found[1] if found else model
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    device = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    versions = ", ".join(
+        f"{name} {version(name)}"
+        for name in ("torch", "transformers", "tokenizers", "zarr", "h5py")
+    )
+    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GB{device}; Python {platform.python_version()}, {versions}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A markdown table; floats with four significant digits."""
+    told = [
+        [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows
+    ]
+    return "\n".join(
+        "| " + " | ".join(line) + " |" for line in [list(head), ["---"] * len(head), *told]
+    )
+
+
+def publish(title: str, settings: str, body: str, results: Path = RESULTS) -> str:
+    """Print a section and put it into RESULTS.md in place of the section of the same title."""
+    section = f"## {title}\n\n{settings}\n\nOn: {hardware()}\n\n{body}\n"
+    print(section)
+    old = (
+        results.read_text()
+        if results.exists()
+        else "# Results\n\nEach section is written by the script it names.\n"
+    )
+    kept = [part for part in re.split(r"(?m)^(?=## )", old) if not part.startswith(f"## {title}\n")]
+    results.write_text("\n\n".join(part.strip() for part in [*kept, section]) + "\n")
+    return section

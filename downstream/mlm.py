@@ -1,0 +1,224 @@
+"""Continue (or begin) masked-LM training of a checkpoint with the transformers Trainer."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    TrainingArguments,
+    set_seed,
+)
+
+from downstream.mlm_trainer import BatchMasking, MlmTrainer, Rows, masked_batches
+from downstream.scratch import PREFIX, Shape, random_bert, train_tokenizer
+from downstream.text import blocks, hold_out, read_lines
+from store.errors import UserError
+from teacher_dump.models import resolve_model
+
+EVAL_SEED = 0
+EVAL_MASK_PROB = 0.15  # whatever the training masks, so that held-out figures compare
+EVAL_TOKENS = 65_536
+
+
+@dataclass(frozen=True)
+class MlmSettings:
+    """Everything that decides a masked-LM run. `steps` wins over `epochs`."""
+
+    model: str
+    train: Sequence[Path]
+    out: Path
+    dev: Path | None = None
+    steps: int | None = None
+    epochs: float = 1.0
+    batch_size: int = 32
+    lr: float | None = None
+    seed: int = 0
+    max_length: int = 128
+    vocab: str = "30k"
+    mask_prob: float = 0.15
+    evaluate_every: int = 500
+    precision: str = "fp32"
+    resume: bool = False
+
+
+def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train, save an ordinary transformers folder and return the figures (also in `metrics.json`).
+
+    Raises UserError on a wrong model, text, size or output folder.
+    """
+    _check_out(settings)
+    set_seed(settings.seed)
+    lines = [line for path in settings.train for line in read_lines(path)]
+    train, held_out = (
+        (lines, read_lines(settings.dev)) if settings.dev is not None else hold_out(lines)
+    )
+    model, tokenizer = _load(settings, train, say)
+    length = _length(settings.max_length, model, tokenizer)
+    rows = blocks(tokenizer, train, length, "training text")
+    dev_rows = blocks(tokenizer, held_out, length, "held-out text")
+    dev_rows = dev_rows[: max(1, EVAL_TOKENS // length)]
+    say(
+        f"{len(rows):,} training blocks and {len(dev_rows):,} held-out blocks of {length} tokens; "
+        f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters"
+    )
+    return _run(settings, model, tokenizer, rows, dev_rows, say)
+
+
+def _run(
+    settings: MlmSettings, model: Any, tokenizer: Any, rows: Any, dev_rows: Any, say: Any
+) -> dict[str, Any]:
+    tokenizer.save_pretrained(settings.out)  # first, because a resumed run must read the same one
+    trainer = MlmTrainer(
+        model=model,
+        args=_arguments(settings),
+        train_dataset=Rows(rows),
+        fixed_dev=masked_batches(
+            BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED), dev_rows, settings.batch_size
+        ),
+        data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
+        processing_class=tokenizer,
+    )
+    begun = time.perf_counter()
+    before = None if settings.resume else trainer.evaluate()["eval_loss"]
+    if before is not None:
+        say(f"held-out loss before: {before:.4f} nats per masked token")
+    trainer.train(resume_from_checkpoint=settings.resume or None)
+    after = trainer.evaluate()["eval_loss"]
+    minutes = (time.perf_counter() - begun) / 60
+    say(f"held-out loss after:  {after:.4f} ({trainer.state.global_step} steps, {minutes:.1f} min)")
+    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
+    figures = {
+        "held_out_loss_before": before,
+        "held_out_loss": after,
+        "perplexity": math.exp(after),
+        "steps": trainer.state.global_step,
+        "tokens": trainer.state.global_step * settings.batch_size * rows.shape[1],
+        "minutes": minutes,
+        "curve": [row for row in trainer.state.log_history if "eval_loss" in row],
+    }
+    (settings.out / "metrics.json").write_text(json.dumps(figures, indent=1) + "\n")
+    for checkpoint in settings.out.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    return figures
+
+
+def _arguments(settings: MlmSettings) -> TrainingArguments:
+    scratch = settings.model.startswith(PREFIX)
+    return TrainingArguments(
+        output_dir=str(settings.out),
+        max_steps=settings.steps if settings.steps is not None else -1,
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=settings.lr if settings.lr is not None else (1e-3 if scratch else 2e-4),
+        warmup_steps=0.05,
+        weight_decay=0.01,
+        lr_scheduler_type="linear",
+        bf16=settings.precision == "bf16",
+        use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
+        seed=settings.seed,
+        eval_strategy="steps",
+        eval_steps=settings.evaluate_every,
+        logging_steps=settings.evaluate_every,
+        save_steps=settings.evaluate_every,
+        save_total_limit=1,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        report_to="none",
+    )
+
+
+def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, Any]:
+    if settings.model.startswith(PREFIX):
+        shape = Shape.parse(settings.model)
+        if settings.resume:
+            tokenizer = AutoTokenizer.from_pretrained(settings.out)
+        else:
+            say(f"training a WordPiece of {settings.vocab} pieces on {len(lines):,} lines")
+            tokenizer = train_tokenizer(lines, settings.vocab, settings.max_length)
+        return random_bert(shape, tokenizer, settings.max_length), tokenizer
+    source = resolve_model(settings.model).path_or_id
+    tokenizer = load_tokenizer(source)
+    return load_with_head(source, say), tokenizer
+
+
+def load_tokenizer(source: str) -> Any:
+    """The checkpoint's tokenizer. Raises UserError where it is missing or lacks a token of MLM."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model {source}: its tokenizer cannot be loaded: {str(error).splitlines()[0]}"
+        ) from None
+    missing = [
+        role
+        for role in ("cls_token", "sep_token", "mask_token", "pad_token")
+        if getattr(tokenizer, role) is None
+    ]
+    if missing:
+        raise UserError(
+            f"model {source}: its tokenizer has no {', '.join(missing)}; "
+            "masked-LM training needs an encoder's tokenizer"
+        )
+    return tokenizer
+
+
+def load_with_head(source: str, say: Callable[[str], None] = print) -> Any:
+    """A masked LM in float32; a head that the checkpoint lacks is added on purpose, and said.
+
+    The added decoder is tied to the word embeddings, its transform is random and its bias zero.
+    Raises UserError where more than the head is missing or transformers cannot load the folder.
+    """
+    try:
+        model, report = AutoModelForMaskedLM.from_pretrained(
+            source, dtype=torch.float32, output_loading_info=True
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model {source}: no masked LM can be made of it: {str(error).splitlines()[0]}"
+        ) from None
+    prefix = model.base_model_prefix + "."
+    missing = sorted(report["missing_keys"])
+    encoder = [key for key in missing if key.startswith(prefix)]
+    if encoder:
+        raise UserError(
+            f"model {source}: the checkpoint lacks {len(encoder)} encoder weights, first "
+            f"{encoder[0]}; copy the whole checkpoint"
+        )
+    if missing:
+        output, words = model.get_output_embeddings(), model.get_input_embeddings()
+        if output.weight.shape == words.weight.shape:
+            output.weight = words.weight
+        say(f"head: not in the checkpoint, added: {', '.join(missing)}; decoder tied to embeddings")
+    return model
+
+
+def _length(asked: int, model: Any, tokenizer: Any) -> int:
+    positions = getattr(model.config, "max_position_embeddings", None) or asked
+    if model.config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        positions -= model.config.pad_token_id + 1  # their positions begin after the padding's
+    limit = min(positions, tokenizer.model_max_length)
+    if asked > limit:
+        raise UserError(
+            f"--max-length {asked}: the model takes at most {limit} tokens; ask for at most that"
+        )
+    return asked
+
+
+def _check_out(settings: MlmSettings) -> None:
+    out = settings.out
+    if settings.resume:
+        if not any(out.glob("checkpoint-*")):
+            raise UserError(f"--resume: {out} has no checkpoint to continue from; drop --resume")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out}: exists already; choose another, or continue with --resume")

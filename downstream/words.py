@@ -1,0 +1,78 @@
+"""Word/tag files, and which piece of a tokenization is the first of each word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from store.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words and their tags, equally many and at least one."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+def read_tagged(path: Path) -> list[Sentence]:
+    """Read `word<TAB>tag` lines with a blank line between sentences.
+
+    Raises UserError with the line's number on any other line, and where the file is missing, empty
+    or not UTF-8.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"tags {path}: not UTF-8 ({error.reason}); convert it, e.g. with iconv -t UTF-8"
+        ) from None
+    except OSError as error:
+        raise UserError(f"tags {path}: cannot be read: {error.strerror}; check the path") from None
+    sentences, pairs = [], []
+    for number, line in enumerate([*lines, ""], start=1):
+        if line.strip():
+            word, tab, tag = line.rstrip("\r").partition("\t")
+            if not (word.strip() and tab and tag.strip()) or "\t" in tag:
+                raise UserError(
+                    f"tags {path}, line {number}: expected word<TAB>tag, got {line[:60]!r}; "
+                    "separate sentences by a blank line"
+                )
+            pairs.append((word, tag.strip()))
+        elif pairs:
+            words, tags = zip(*pairs, strict=True)
+            sentences.append(Sentence(words, tags))
+            pairs = []
+    if not sentences:
+        raise UserError(f"tags {path}: has no sentence; give word<TAB>tag lines")
+    return sentences
+
+
+def first_pieces(
+    tokenizer: Any, words: Sequence[str], max_length: int
+) -> tuple[list[int], list[int]]:
+    """Token ids of the words joined by blanks, and where each word's first piece is (-1: nowhere).
+
+    Positions come from character offsets, not from `is_split_into_words`, because byte-level
+    tokenizers treat words given apart as if no blank preceded them.
+    """
+    encoded = tokenizer(
+        " ".join(words),
+        truncation=True,
+        max_length=max_length,
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
+    )
+    spans, special = encoded["offset_mapping"], encoded["special_tokens_mask"]
+    first, position, begin = [], 0, 0
+    for word in words:
+        end = begin + len(word)
+        while position < len(spans) and (special[position] or spans[position][1] <= begin):
+            position += 1
+        inside = position < len(spans) and spans[position][0] < end
+        first.append(position if inside else -1)
+        begin = end + 1
+    return encoded["input_ids"], first

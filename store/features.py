@@ -1,0 +1,121 @@
+"""What a store holds: views, hidden states, attention maps, a tier of logits, a codec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from store.codecs import CODECS, encodings
+from store.errors import StoreError
+
+TIERS = ("topk", "sample", "head")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+LIMIT = 2**31
+
+
+def check_name(name: object, what: str) -> str:
+    """Return `name` if it can be one path segment of a store; StoreError otherwise."""
+    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
+        raise StoreError(
+            f"{what} {name!r} cannot be a name in a store: use letters, digits, '_', '-', '.'"
+        )
+    return name
+
+
+def _whole(value: object, what: str, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise StoreError(f"features: {what} must be a whole number {low}..{high}, got {value!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class LogitsSpec:
+    """Tier `topk` (size = kept logits K), `sample` (number of draws) or `head` (size = D)."""
+
+    tier: str
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.tier not in TIERS:
+            raise StoreError(f"features: tier must be one of {', '.join(TIERS)}, got {self.tier!r}")
+        _whole(self.size, f"size of {self.tier}", 1, 65535 if self.tier == "sample" else 2**20)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What every part of a store holds. `width` is D of hidden states, `vocabulary` is V."""
+
+    views: int = 1
+    max_length: int = 512
+    width: int = 1
+    vocabulary: int = 1
+    codec: str = "default"
+    hidden: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()
+    logits: LogitsSpec | None = None
+
+    def __post_init__(self) -> None:
+        _whole(self.views, "views", 1, 1024)
+        _whole(self.max_length, "max_length", 1, 2**20)
+        _whole(self.width, "width", 1, 2**20)
+        _whole(self.vocabulary, "vocabulary", 1, LIMIT)
+        if self.codec not in CODECS:
+            raise StoreError(
+                f"features: codec must be one of {', '.join(CODECS)}, got {self.codec!r}"
+            )
+        for field in ("hidden", "attention"):
+            names = tuple(getattr(self, field))
+            object.__setattr__(self, field, names)
+            for name in names:
+                check_name(name, f"features: {field}")
+            if len(set(names)) != len(names):
+                raise StoreError(f"features: {field} names a thing twice: {', '.join(names)}")
+        if self.logits is not None and not isinstance(self.logits, LogitsSpec):
+            raise StoreError(f"features: logits must be a LogitsSpec, got {self.logits!r}")
+        if self.logits and self.logits.tier == "topk" and self.logits.size > self.vocabulary:
+            raise StoreError(
+                f"features: topk:{self.logits.size} is more than the vocabulary of "
+                f"{self.vocabulary}; ask for fewer logits"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The `features` attribute of a store, with what undoes every lossy array."""
+        logits = self.logits
+        return {
+            "views": self.views,
+            "max_length": self.max_length,
+            "width": self.width,
+            "vocabulary": self.vocabulary,
+            "codec": self.codec,
+            "hidden": list(self.hidden),
+            "attention": list(self.attention),
+            "logits": None if logits is None else {"tier": logits.tier, "size": logits.size},
+            "encodings": encodings(self.codec),
+        }
+
+    @staticmethod
+    def from_json(value: object) -> Features:
+        """Check and read a `features` attribute. Raises StoreError with the key at fault."""
+        if not isinstance(value, Mapping):
+            raise StoreError(f"features must be a JSON object, got {type(value).__name__}")
+        keys = {"views", "max_length", "width", "vocabulary", "codec", "hidden", "attention"}
+        missing = sorted((keys | {"logits", "encodings"}) - set(value))
+        if missing:
+            raise StoreError(f"features lack {', '.join(missing)}")
+        logits = value["logits"]
+        if logits is not None:
+            if not isinstance(logits, Mapping) or set(logits) != {"tier", "size"}:
+                raise StoreError(f"features: logits must have tier and size, got {logits!r}")
+            logits = LogitsSpec(logits["tier"], logits["size"])
+        for key in ("hidden", "attention"):
+            if not isinstance(value[key], list):
+                raise StoreError(f"features: {key} must be a list of names, got {value[key]!r}")
+        features = Features(**{key: value[key] for key in keys}, logits=logits)
+        if value["encodings"] != encodings(features.codec):
+            raise StoreError(
+                f"features: the encodings of codec {features.codec!r} are not those of this "
+                "version; read it with the software that wrote it"
+            )
+        return features

@@ -1,0 +1,84 @@
+"""How an HDF5 store is begun, gets its parts as files beside it, and is sealed into one file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from store import disk
+from store.hdf5_tree import Hdf5Sink, Hdf5Source, create_group
+from store.layout import ArraySpec
+from store.tree import Array, Sink, Source
+
+TEMPORARY = ".tmp-"
+
+
+class Hdf5Staging:
+    """An HDF5 store under construction. See `store.tree.Staging`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.parts = path.with_name(f"{path.name}.parts")
+        self._new = path.parent / f".{path.name}.new"
+
+    def create(self) -> Sink:
+        sink = Hdf5Sink(self._new)
+        sink.attributes("parts", {})
+        return sink
+
+    def begin(self) -> None:
+        self.parts.mkdir(exist_ok=True)
+        disk.rename(self._new, self.path)
+
+    def source(self) -> Source:
+        return Hdf5Source(str(self.path))
+
+    def lock(self) -> None:
+        self.parts.mkdir(exist_ok=True)
+        disk.lock(self.parts)
+
+    def unlock(self) -> None:
+        disk.unlock(self.parts)
+
+    def _temporary(self, number: int) -> Path:
+        return self.parts / f"{TEMPORARY}{number}.h5"
+
+    def part(self, number: int) -> Sink:
+        self.withdraw(number)
+        return Hdf5Sink(self._temporary(number), prefix=f"parts/{number}")
+
+    def publish(self, number: int) -> None:
+        disk.rename(self._temporary(number), self.parts / f"{number}.h5")
+
+    def withdraw(self, number: int) -> None:
+        self._temporary(number).unlink(missing_ok=True)
+
+    def published(self) -> set[int]:
+        for leftover in self.parts.glob(f"{TEMPORARY}*"):
+            leftover.unlink()
+        return {int(file.stem) for file in self.parts.glob("*.h5")}
+
+    def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
+        sink = Hdf5Sink(self._new)
+        sink.attributes("", attributes)
+        sink.array("manifest", manifest, values)
+        with h5py.File(self.path, "r") as begun:
+            for name in sorted(begun):
+                if name != "parts":
+                    begun.copy(name, sink.file)
+        create_group(sink.file, "parts")
+        for number in sorted(self.published()):
+            with h5py.File(self.parts / f"{number}.h5", "r") as part:
+                part.copy(f"parts/{number}", sink.file["parts"])
+        sink.close()
+        disk.rename(self._new, self.path)
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove the parts of a sealed store, unless something else lies among them."""
+        names = {file.name for file in self.parts.glob("*")}
+        if all(name.endswith(".h5") for name in names):
+            shutil.rmtree(self.parts, ignore_errors=True)

@@ -1,0 +1,229 @@
+"""HDF5: the same tree as one file, chunked, with hdf5plugin's Blosc and Fletcher-32."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+
+from store import disk
+from store.errors import StoreError
+from store.layout import ArraySpec
+from store.tree import Array, Slices
+
+TOKEN_ROWS = 1024
+CHUNK_BYTES = 2**18
+
+
+def create_file(path: Path) -> h5py.File:
+    """A new file with checksummed metadata and no timestamps, so that equal stores are equal."""
+    created = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    created.set_obj_track_times(False)
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+    name = os.fsencode(path)
+    return h5py.File(h5py.h5f.create(name, h5py.h5f.ACC_TRUNC, created, access))
+
+
+def create_group(file: h5py.File, name: str) -> h5py.Group:
+    """The group of that name, made (with its parents) if it is not there."""
+    settings = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    settings.set_obj_track_times(False)
+    parents = name.split("/")
+    for depth in range(1, len(parents) + 1):
+        path = "/".join(parents[:depth])
+        if path and path not in file:
+            h5py.h5g.create(file.id, path.encode(), gcpl=settings)
+    return file[name or "/"]
+
+
+def write_attributes(group: h5py.Group, values: dict[str, Any]) -> None:
+    """Text as a fixed-length string, a whole number as int64, anything else as JSON text."""
+    for key, value in values.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            group.attrs.create(key, np.int64(value))
+        else:
+            text = value if isinstance(value, str) else json.dumps(value)
+            group.attrs.create(key, np.bytes_(text.encode("ascii")))
+
+
+def read_attributes(group: h5py.Group, where: str) -> dict[str, Any]:
+    """Undo `write_attributes`."""
+    values: dict[str, Any] = {}
+    for key, value in group.attrs.items():
+        if isinstance(value, np.integer):
+            values[key] = int(value)
+            continue
+        text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+        try:
+            values[key] = json.loads(text) if text[:1] in ("{", "[") else text
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"{where}: attribute {key} is not JSON ({error})") from error
+    return values
+
+
+class Hdf5Sink:
+    """Writes groups and arrays into a new file, under a prefix."""
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        self._path, self._prefix = path, prefix
+        self.file = create_file(path)
+
+    def attributes(self, group: str, values: dict[str, Any]) -> None:
+        target = create_group(self.file, f"{self._prefix}/{group}".strip("/"))
+        write_attributes(target, values)
+
+    def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
+        parent, _, leaf = f"{self._prefix}/{name}".strip("/").rpartition("/")
+        group = create_group(self.file, parent)
+        settings: dict[str, Any] = {"track_times": False}
+        if all(spec.shape):
+            settings["chunks"] = (spec.rows(TOKEN_ROWS, CHUNK_BYTES), *spec.shape[1:])
+            settings["fletcher32"] = True
+            if spec.packing != "plain":
+                settings |= hdf5plugin.Blosc(
+                    cname="lz4" if spec.packing == "lz4" else "zstd",
+                    clevel=1,
+                    shuffle=hdf5plugin.Blosc.BITSHUFFLE
+                    if spec.packing == "lz4"
+                    else hdf5plugin.Blosc.NOSHUFFLE,
+                )
+        data = np.ascontiguousarray(values, spec.dtype)
+        group.create_dataset(leaf, shape=spec.shape, dtype=spec.dtype, data=data, **settings)
+        return None
+
+    def close(self) -> None:
+        self.file.close()
+        disk.sync(self._path)
+
+
+class Hdf5Slices:
+    """Rows of an HDF5 dataset."""
+
+    def __init__(self, source: Hdf5Source, name: str) -> None:
+        self._source, self._name = source, name
+        dataset = source.dataset(name)
+        self.shape, self.dtype = tuple(dataset.shape), dataset.dtype
+        self._dataset, self._opened = dataset, source.generation
+
+    def read(self, begin: int, end: int) -> Array:
+        with self._source.guard:
+            if self._source.current() != self._opened:
+                self._dataset = self._source.dataset(self._name)
+                self._opened = self._source.generation
+            if begin >= end:
+                return np.empty((0, *self.shape[1:]), self.dtype)
+            try:
+                return np.asarray(self._dataset[begin:end])
+            except (OSError, RuntimeError, ValueError, KeyError) as error:
+                raise StoreError(
+                    f"{self._source.path}: array {self._name}: rows {begin}..{end} cannot be "
+                    f"decoded ({error}); run `feature-store verify`"
+                ) from error
+
+
+class Hdf5Source:
+    """Reads an HDF5 store. Parts of an unfinished store lie beside it, in `<path>.parts/`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.generation: tuple[int, int] = (os.getpid(), 0)
+        self.guard = threading.RLock()
+        self._files: dict[Path, h5py.File] = {}
+
+    def current(self) -> tuple[int, int]:
+        """(process, times closed): an HDF5 handle must never be used after a fork."""
+        if self.generation[0] != os.getpid():
+            self._files, self.guard = {}, threading.RLock()
+            self.generation = (os.getpid(), self.generation[1])
+        return self.generation
+
+    def _file(self, name: str) -> h5py.File:
+        self.current()
+        path = Path(self.path)
+        segments = name.split("/")
+        if segments[0] == "parts" and len(segments) > 1:
+            part = Path(f"{self.path}.parts") / f"{segments[1]}.h5"
+            path = part if part.is_file() else path
+        if path not in self._files:
+            try:
+                self._files[path] = h5py.File(path, "r")
+            except OSError as error:
+                raise StoreError(f"{path}: not a readable HDF5 file ({error})") from error
+        return self._files[path]
+
+    def _object(self, name: str, kind: type) -> Any:
+        with self.guard:
+            try:
+                found = self._file(name)[name or "/"]
+            except (KeyError, OSError, RuntimeError) as error:
+                raise StoreError(
+                    f"{self.path}: {name} is missing or unreadable ({error}); the store is damaged"
+                ) from error
+        if not isinstance(found, kind):
+            raise StoreError(f"{self.path}: {name} is not a {kind.__name__.lower()}")
+        return found
+
+    def dataset(self, name: str) -> h5py.Dataset:
+        """Open a dataset by its path."""
+        return self._object(name, h5py.Dataset)
+
+    def attributes(self, group: str = "") -> dict[str, Any]:
+        try:
+            return read_attributes(self._object(group, h5py.Group), f"{self.path}: {group}")
+        except (OSError, RuntimeError) as error:
+            raise StoreError(f"{self.path}: attributes of '{group}/': {error}") from error
+
+    def members(self, group: str) -> list[str]:
+        folder = Path(f"{self.path}.parts")
+        if group == "parts" and folder.is_dir():
+            return sorted(file.stem for file in folder.glob("*.h5") if file.stem.isdecimal())
+        try:
+            return sorted(self._object(group, h5py.Group))
+        except StoreError:
+            return []
+
+    def array(self, name: str) -> Slices:
+        return Hdf5Slices(self, name)
+
+    def fingerprint(self, name: str) -> str | None:
+        return None
+
+    def damage(self, arrays: Collection[str]) -> list[str]:
+        found: set[str] = set()
+
+        def visit(name: str, thing: object) -> None:
+            if isinstance(thing, h5py.Dataset):
+                found.add(name)
+
+        try:
+            self._file("").visititems(visit)
+        except (OSError, RuntimeError) as error:
+            return [f"the tree of groups cannot be read ({error})"]
+        expected = set(arrays)
+        problems = [f"missing array {name}" for name in sorted(expected - found)]
+        return problems + [f"extra array {name}" for name in sorted(found - expected)]
+
+    def damaged_chunks(self, name: str) -> list[int]:
+        dataset, bad = self.dataset(name), []
+        rows = dataset.chunks[0] if dataset.chunks else max(1, dataset.shape[0])
+        for number in range(-(-dataset.shape[0] // rows)):
+            try:
+                dataset[number * rows : (number + 1) * rows]
+            except (OSError, RuntimeError):
+                bad.append(number)
+        return bad
+
+    def close(self) -> None:
+        with self.guard:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+            self.generation = (os.getpid(), self.generation[1] + 1)

@@ -1,0 +1,244 @@
+"""Zarr v3: one shard file for each array of a part. Reading and writing of trees."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import zarr
+from zarr.abc.codec import BytesBytesCodec
+from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
+
+from store.disk import sync_tree
+from store.errors import StoreError
+from store.layout import ArraySpec
+from store.tree import Array, Sink, Slices, Source
+
+TOKEN_ROWS = 4096
+CHUNK_BYTES = 2**20
+GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
+
+
+def _compressors(spec: ArraySpec) -> list[BytesBytesCodec]:
+    if spec.packing == "plain":
+        return [Crc32cCodec()]
+    blosc = BloscCodec(
+        cname="lz4" if spec.packing == "lz4" else "zstd",
+        clevel=1,
+        shuffle="bitshuffle" if spec.packing == "lz4" else "noshuffle",
+        typesize=spec.dtype.itemsize,
+    )
+    return [blosc, Crc32cCodec()]
+
+
+def _create(store: Any, name: str, spec: ArraySpec) -> zarr.Array[Any]:
+    rows = spec.rows(TOKEN_ROWS, CHUNK_BYTES)
+    shard = -(-max(1, spec.shape[0]) // rows) * rows
+    row = tuple(max(1, size) for size in spec.shape[1:])
+    return zarr.create_array(
+        store,
+        name=name,
+        shape=spec.shape,
+        dtype=spec.dtype,
+        chunks=(rows, *row),
+        shards=(shard, *row),
+        compressors=_compressors(spec),
+        filters=None,
+        fill_value=0,
+        config={"write_empty_chunks": True},
+    )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class ZarrSink:
+    """Writes groups and arrays under a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self.store = LocalStore(folder)
+        self._groups: set[str] = set()
+        self.attributes("", {})
+
+    def attributes(self, group: str, values: dict[str, Any]) -> None:
+        target = self.folder / group / "zarr.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(GROUP | {"attributes": values}, indent=1), "utf-8")
+        self._groups.add(group)
+
+    def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
+        parents = name.split("/")[:-1]
+        for depth in range(1, len(parents) + 1):
+            group = "/".join(parents[:depth])
+            if group not in self._groups:
+                self.attributes(group, {})
+        array = _create(self.store, name, spec)
+        if values.size:
+            array[...] = np.ascontiguousarray(values)
+        return _digest((self.folder / name / "zarr.json").read_bytes())
+
+    def close(self) -> None:
+        sync_tree(self.folder)
+
+
+class ZarrSlices:
+    """Rows of a Zarr array, by zarr-python."""
+
+    def __init__(self, source: ZarrSource, name: str, array: zarr.Array[Any]) -> None:
+        self._name, self._array = name, array
+        self._where = f"{source.path}: array {name}"
+        self.shape = tuple(array.shape)
+        self.dtype = np.dtype(array.dtype)
+        shard = f"{name}/c" + "/0" * len(self.shape)
+        if all(self.shape) and not source.has(shard):
+            raise StoreError(f"{self._where}: its file {shard} is missing; restore the store")
+
+    def read(self, begin: int, end: int) -> Array:
+        if begin >= end:
+            return np.empty((0, *self.shape[1:]), self.dtype)
+        try:
+            return np.asarray(self._array[begin:end])
+        except Exception as error:  # codecs raise whatever their library raises
+            raise StoreError(
+                f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); "
+                "run `feature-store verify`"
+            ) from error
+
+
+class ZarrSource:
+    """Reads a Zarr store from a folder or from anything fsspec knows."""
+
+    def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
+        self.path = path
+        try:
+            if "://" in path:
+                self._store: Any = FsspecStore.from_url(
+                    path, storage_options=storage_options, read_only=True
+                )
+            else:
+                self._store = LocalStore(path, read_only=True)
+            self._fs, self._root = fsspec.core.url_to_fs(path, **(storage_options or {}))
+        except (ImportError, ValueError) as error:
+            raise StoreError(f"{path}: cannot be opened ({error})") from error
+
+    def bytes(self, name: str) -> bytes | None:
+        """A whole small file, None where there is none."""
+        try:
+            return bytes(self._fs.cat_file(f"{self._root.rstrip('/')}/{name}"))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreError(f"{self.path}: {name} cannot be read ({error})") from error
+
+    def has(self, name: str) -> bool:
+        return bool(self._fs.exists(f"{self._root.rstrip('/')}/{name}"))
+
+    def _node(self, name: str) -> dict[str, Any]:
+        file = f"{name}/zarr.json".lstrip("/")
+        data = self.bytes(file)
+        if data is None:
+            raise StoreError(f"{self.path}: {file} is missing")
+        try:
+            node = json.loads(data)
+        except ValueError as error:
+            raise StoreError(f"{self.path}: {file} is not JSON ({error})") from error
+        if not isinstance(node, dict) or node.get("zarr_format") != 3:
+            raise StoreError(f"{self.path}: {file} is not Zarr format 3")
+        return node
+
+    def attributes(self, group: str = "") -> dict[str, Any]:
+        attributes = self._node(group).get("attributes", {})
+        if not isinstance(attributes, dict):
+            raise StoreError(f"{self.path}: attributes of '{group}/' are not a JSON object")
+        return attributes
+
+    def members(self, group: str) -> list[str]:
+        try:
+            found = self._fs.ls(f"{self._root.rstrip('/')}/{group}", detail=False)
+        except FileNotFoundError:
+            return []
+        names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in found}
+        return sorted(name for name in names if name != "zarr.json" and name[:1] != ".")
+
+    def array(self, name: str) -> Slices:
+        try:
+            array = zarr.open_array(self._store, path=name, mode="r", zarr_format=3)
+        except Exception as error:  # zarr raises many kinds for damaged metadata
+            raise StoreError(
+                f"{self.path}: array {name} cannot be opened ({error}); the store is damaged"
+            ) from error
+        return ZarrSlices(self, name, array)
+
+    def fingerprint(self, name: str) -> str | None:
+        data = self.bytes(f"{name}/zarr.json")
+        return None if data is None else _digest(data)
+
+    def damage(self, arrays: Collection[str]) -> list[str]:
+        root = self._root.rstrip("/")
+        found = {str(path)[len(root) :].lstrip("/") for path in self._fs.find(root)}
+        expected, groups = set(), {""}
+        for name in arrays:
+            segments = name.split("/")
+            groups.update("/".join(segments[:depth]) for depth in range(len(segments)))
+            expected.add(f"{name}/zarr.json")
+            try:
+                shape = self.array(name).shape
+            except StoreError:
+                continue  # the caller reads every array and reports it
+            if all(shape):
+                expected.add(f"{name}/c" + "/0" * len(shape))
+        expected |= {f"{group}/zarr.json".lstrip("/") for group in groups}
+        problems = [f"missing file {name}" for name in sorted(expected - found)]
+        problems += [f"extra file {name}" for name in sorted(found - expected)]
+        for group in sorted(groups):
+            file = f"{group}/zarr.json".lstrip("/")
+            if file in found and not self._same(group, GROUP):
+                problems.append(f"altered file {file}")
+        if "manifest" in arrays and self._manifest_altered():
+            problems.append("altered file manifest/zarr.json")
+        return problems
+
+    def _same(self, name: str, expected: dict[str, Any]) -> bool:
+        try:
+            node = self._node(name)
+        except StoreError:
+            return False
+        return {**node, "attributes": {}} == expected
+
+    def _manifest_altered(self) -> bool:
+        """The metadata of the manifest is in no checksum: compare it with what is written."""
+        spec = ArraySpec(np.dtype(np.uint8), self.array("manifest").shape, "plain")
+        fresh = _create(MemoryStore(), "manifest", spec).metadata.to_dict()
+        return not self._same("manifest", json.loads(json.dumps(fresh)))
+
+    def damaged_chunks(self, name: str) -> list[int]:
+        array = zarr.open_array(self._store, path=name, mode="r", zarr_format=3)
+        rows, bad = array.chunks[0], []
+        for number in range(-(-array.shape[0] // rows)):
+            try:
+                array[number * rows : (number + 1) * rows]
+            except Exception:  # any failure to decode counts
+                bad.append(number)
+        return bad
+
+    def close(self) -> None:
+        """Zarr keeps nothing open."""
+
+
+def open_tree(path: str, storage_options: dict[str, Any] | None = None) -> Source:
+    """Open a Zarr tree for reading."""
+    return ZarrSource(path, storage_options)
+
+
+def create_tree(folder: Path) -> Sink:
+    """Begin a Zarr tree in a folder that does not exist."""
+    return ZarrSink(folder)

@@ -1,0 +1,274 @@
+"""From a batch of the store to what a student step needs: tokenised, masked, aligned, pooled on the teacher's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from align import (
+    Alignment,
+    FlatText,
+    Tokens,
+    Vocabulary,
+    VocabularyMap,
+    align_match,
+    align_reduce,
+    align_span,
+)
+from store import Batch, LogitsSpec
+from student_train import losses
+from student_train.masking import IGNORED, Masker
+from student_train.pooling import MapPooling, Runs
+from student_train.targets import LogitTargets, fold
+
+HEAD_KEPT = 64  # logits kept of a slice that is exact: the rest is exact too, as one outcome
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Padded student input: ids [B,S] and where there is a token [B,S]."""
+
+    ids: Tensor
+    present: Tensor
+
+    @classmethod
+    def of(cls, ids: np.ndarray, start: np.ndarray, padding: int) -> Inputs:
+        """From flat ids [N] of sequences that begin at `start` [B+1]."""
+        lengths = np.diff(start)
+        present = np.arange(lengths.max()) < lengths[:, None]
+        padded = np.full(present.shape, padding, np.int64)
+        padded[present] = ids
+        return cls(torch.from_numpy(padded), torch.from_numpy(present))
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Teacher's targets for G aligned runs of the student's flat tokens. What no loss asks for is empty."""
+
+    inputs: Inputs | None  # a second input (reduce); None: the runs are of the masked native input
+    runs: Runs
+    normalised: dict[str, Tensor]  # float32 [G,D] by name: pooled states, normalised per channel
+    states: dict[str, Tensor]  # float32 [G,D] by name: pooled raw states
+    logit_runs: Runs | None  # the runs that have logit targets
+    logits: LogitTargets | None
+    maps: dict[str, Tensor]  # float32 [B,G',G'] by name: attention between runs
+    map_pooling: MapPooling | None
+
+
+@dataclass(frozen=True)
+class StudentBatch:
+    """One step's data. `masked` are flat token numbers of `labels`; `characters` is the text that they cover."""
+
+    inputs: Inputs
+    masked: Tensor  # int64 [M]
+    labels: Tensor  # int64 [M]
+    characters: int
+    tokens: int
+    distillation: Distillation | None
+
+    def to(self, device: torch.device) -> StudentBatch:
+        return _moved(self, device)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if hasattr(value, "__dataclass_fields__"):
+        return replace(value, **{key: _moved(item, device) for key, item in vars(value).items()})
+    return value
+
+
+class Collator:
+    """Turns store batches into student batches for one vocabulary, alignment and set of losses.
+
+    `head` (weight [V,D], bias [V]) is needed for logit losses from the `head` tier.
+    """
+
+    def __init__(
+        self,
+        student_tokenizer: Any,
+        teacher_tokenizer_json: str,
+        *,
+        align: str,
+        pool: str,
+        loss_names: Iterable[str],
+        mask_probability: float,
+        max_length: int,
+        logits: LogitsSpec | None,
+        head: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> None:
+        names = set(loss_names)
+        self.student_tokenizer = student_tokenizer
+        self.tokenizer = student_tokenizer.backend_tokenizer
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(max_length)
+        self.padding = student_tokenizer.pad_token_id
+        self.masker = Masker(
+            student_tokenizer.mask_token_id,
+            len(student_tokenizer),
+            set(student_tokenizer.all_special_ids),
+            mask_probability,
+        )
+        self.align, self.pool, self.max_length = align, pool, max_length
+        self.vocabulary = VocabularyMap.between(
+            Vocabulary.from_tokenizer_json(teacher_tokenizer_json),
+            Vocabulary.from_tokenizer_json(self.tokenizer.to_str()),
+        )
+        self.pieces = self.vocabulary.match
+        if align == "span":
+            self.pieces = first_pieces(self.vocabulary)
+        self.wants_normalised = "hidden" in names
+        self.wants_states = "cosine" in names
+        self.wants_logits = bool(names & set(losses.OF_LOGITS))
+        self.wants_maps = "attention" in names
+        self.wants_teacher = bool(names - {"mlm"})
+        self.spec, self.head = logits, head
+
+    def features(self) -> list[str]:
+        """The groups of the store that have to be read."""
+        wanted = {
+            "hidden": self.wants_normalised or self.wants_states,
+            "logits": self.wants_logits,
+            "attention": self.wants_maps,
+        }
+        return [name for name, needed in wanted.items() if needed]
+
+    def tokenize(self, texts: list[str]) -> Tokens:
+        """The student's own tokens of each text, cut at its max length."""
+        encodings = self.tokenizer.encode_batch(texts)
+        lengths = [len(e.ids) for e in encodings]
+        return Tokens(
+            ids=np.array([i for e in encodings for i in e.ids], np.int64),
+            offsets=np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2),
+            special=np.array([s for e in encodings for s in e.special_tokens_mask], bool),
+            start=np.concatenate([[0], np.cumsum(lengths)]),
+        )
+
+    def __call__(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
+        """`key` seeds the masks; in view 0 they are drawn anew, in other views they are the teacher's."""
+        native = self.tokenize(batch.texts)
+        if view:
+            read = self.masker.stored(native, batch.spans, batch.spans_start, key)
+        else:
+            read = self.masker.dynamic(native, key)
+        masked = np.flatnonzero(read.labels != IGNORED)
+        return StudentBatch(
+            inputs=Inputs.of(read.ids, native.start, self.padding),
+            masked=torch.from_numpy(masked),
+            labels=torch.from_numpy(read.labels[masked]),
+            characters=int((native.offsets[masked, 1] - native.offsets[masked, 0]).sum()),
+            tokens=len(native.ids),
+            distillation=self._distillation(batch, native) if self.wants_teacher else None,
+        )
+
+    def _distillation(self, batch: Batch, native: Tokens) -> Distillation:
+        teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
+        student, inputs = native, None
+        if self.align == "reduce":
+            reduced = align_reduce(teacher, self.vocabulary, self.max_length)
+            student, alignment = reduced.tokens, reduced.alignment
+            inputs = Inputs.of(student.ids, student.start, self.padding)
+        else:
+            text = FlatText.of(batch.texts)
+            alignment = (
+                align_match(text, teacher, native, self.vocabulary)
+                if self.align == "match"
+                else align_span(text, teacher, native)
+            )
+        teacher_runs = Runs.of(alignment.teacher)
+        hidden = batch.hidden.items()
+        maps, map_pooling = (
+            self._maps(batch, alignment, student.start) if self.wants_maps else ({}, None)
+        )
+        logit_runs, logits = self._logits(batch, alignment) if self.wants_logits else (None, None)
+        return Distillation(
+            inputs=inputs,
+            runs=Runs.of(alignment.student),
+            normalised={n: self._pooled(h.normalised(), teacher_runs) for n, h in hidden}
+            if self.wants_normalised
+            else {},
+            states={n: self._pooled(h.states(), teacher_runs) for n, h in hidden}
+            if self.wants_states
+            else {},
+            logit_runs=logit_runs,
+            logits=logits,
+            maps=maps,
+            map_pooling=map_pooling,
+        )
+
+    @staticmethod
+    def _pooled(values: np.ndarray, runs: Runs) -> Tensor:
+        return runs.pool(torch.from_numpy(values), "mean")
+
+    def _logits(self, batch: Batch, alignment: Alignment) -> tuple[Runs, LogitTargets]:
+        """Targets of the runs with a single teacher token: only they have a distribution of their own."""
+        single = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
+        rows = alignment.teacher[single, 0]
+        targets, some = fold(*self._kept(batch, rows), self.pieces)
+        student = alignment.student[single][some]
+        if (
+            self.align == "span"
+        ):  # the distribution is over the first piece of the word, which the first token predicts
+            student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
+        return Runs.of(student), targets
+
+    def _kept(
+        self, batch: Batch, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """ids [G,K], log-probabilities [G,K], rest [G] and log-partition [G] of the teacher's tokens `rows`."""
+        logits = batch.logits
+        log_partition = logits.log_partition[rows]
+        if self.spec.tier == "topk":
+            return logits.ids[rows], logits.logprobs[rows], logits.rest[rows], log_partition
+        if self.spec.tier == "sample":
+            return *_drawn(logits, rows), log_partition
+        weight, bias = self.head
+        shared = np.flatnonzero(self.pieces >= 0)
+        values = torch.from_numpy(logits.values[rows]) @ torch.from_numpy(weight[shared]).T
+        logprobs = (
+            values + torch.from_numpy(bias[shared]) - torch.from_numpy(log_partition)[:, None]
+        )
+        best, place = logprobs.topk(min(HEAD_KEPT, len(shared)), dim=1)
+        rest = torch.log1p(-best.double().exp().sum(1).clamp(max=1 - 1e-9)).float()
+        return shared[place.numpy()], best.numpy(), rest.numpy(), log_partition
+
+    def _maps(
+        self, batch: Batch, alignment: Alignment, student_start: np.ndarray
+    ) -> tuple[dict[str, Tensor], MapPooling]:
+        teacher = MapPooling.of(alignment.teacher, batch.start)
+        lengths = np.diff(batch.start)
+        square = np.concatenate([[0], np.cumsum(lengths**2)])
+        pooled = {}
+        for name, flat in batch.attention.items():
+            maps = np.zeros((len(lengths), lengths.max(), lengths.max()), np.float32)
+            for b, length in enumerate(lengths):
+                maps[b, :length, :length] = flat[square[b] : square[b + 1]].reshape(length, length)
+            pooled[name] = teacher.pool(torch.from_numpy(maps))
+        return pooled, MapPooling.of(alignment.student, student_start)
+
+
+def _drawn(logits: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ragged draws as rectangles: ids [G,K], log shares [G,K] (-inf in empty slots), rest [G] (-inf: none is left)."""
+    counts = (logits.start[rows + 1] - logits.start[rows]).astype(np.int64)
+    slot = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
+    place = (logits.start[rows][:, None] + np.arange(slot.shape[1]))[slot]
+    ids = np.zeros(slot.shape, np.int64)
+    share = np.zeros(slot.shape)
+    ids[slot], share[slot] = logits.ids[place], logits.counts[place] / logits.draws
+    with np.errstate(divide="ignore"):
+        return ids, np.log(share), np.full(len(rows), -np.inf)
+
+
+def first_pieces(vocabulary: VocabularyMap) -> np.ndarray:
+    """The student piece [Vt] with which each teacher piece begins, or -1: the shared piece itself where there is one."""
+    has_one = (np.diff(vocabulary.split_start) > 0) & ~vocabulary.unknown
+    first = np.full(len(vocabulary.match), -1)
+    first[has_one] = vocabulary.split_ids[vocabulary.split_start[:-1][has_one]]
+    return first

@@ -1,0 +1,112 @@
+"""The endless, resumable stream of student batches, made in a thread beside the training step."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
+
+from store import FeatureStore
+from store.errors import UserError
+from student_train.batches import Collator, StudentBatch
+
+Item = TypeVar("Item")
+READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool
+SPLIT_SEED = (
+    0  # not the student's seed: all students of a store are judged on the same held-out blocks
+)
+
+
+def split_blocks(store: FeatureStore, held_out: float) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks [n,2] to train on and blocks held out, chosen once and for all for a store and a share.
+
+    Raises UserError if the store has too little text to hold something out.
+    """
+    tokens = int(store.meta["tokens"])
+    blocks = store.blocks(int(np.clip(tokens * max(held_out, 0.005) / 4, 128, 4096)))
+    count = max(1, round(len(blocks) * held_out)) if held_out else 0
+    if count >= len(blocks):
+        raise UserError(
+            f"the store has {tokens} tokens: too few to hold out a share of {held_out:g}; dump more text"
+        )
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(blocks))
+    return blocks[np.sort(order[count:])], blocks[np.sort(order[:count])]
+
+
+def view_of(epoch: int, views: int, asked: int | None) -> int:
+    """The view that an epoch reads: the one asked for, else the masked views in turn, else the plain one."""
+    if asked is not None:
+        return asked
+    return 1 + epoch % (views - 1) if views > 1 else 0
+
+
+def student_batches(
+    store: FeatureStore,
+    collator: Collator,
+    blocks: np.ndarray,
+    *,
+    seed: int,
+    batch_tokens: int,
+    view: int | None,
+    first: int = 0,
+) -> Iterator[StudentBatch]:
+    """Batches of epoch 0, 1, 2, ... without end, from batch number `first` on: a pure function of its arguments."""
+    epoch, skip = 0, first
+    while True:
+        number = view_of(epoch, store.features.views, view)
+        count = store.batch_count(seed, epoch, batch_tokens, blocks=blocks)
+        if skip < count:
+            batches = store.stream(
+                seed,
+                epoch,
+                batch_tokens,
+                view=number,
+                blocks=blocks,
+                features=collator.features(),
+                skip=skip,
+            )
+            for i, batch in enumerate(batches, skip):
+                yield collator(batch, number, (seed, epoch, i))
+        skip = max(0, skip - count)
+        epoch += 1
+
+
+def prefetched(items: Iterable[Item], ready: int = READY) -> Iterator[Item]:
+    """The same items, made by a thread that runs at most `ready` ahead. Its errors are raised here."""
+    slots: queue.Queue[tuple[str, object]] = queue.Queue(ready)
+    stop = threading.Event()
+
+    def put(kind: str, value: object) -> None:
+        while not stop.is_set():
+            try:
+                slots.put((kind, value), timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for item in items:
+                put("item", item)
+                if stop.is_set():
+                    return
+            put("end", None)
+        except BaseException as error:  # handed on to the reader, who raises it
+            put("error", error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = slots.get()
+            if kind == "error":
+                raise value  # type: ignore[misc]
+            if kind == "end":
+                return
+            yield value  # type: ignore[misc]
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,181 @@
+"""Where a student starts: from the teacher's embeddings and layers, as the store keeps them, or at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import BertForMaskedLM
+
+from align import Vocabulary, VocabularyMap
+from store import FeatureStore
+from store.errors import UserError
+
+# Names of other families' parameters as BERT has them; RoBERTa, XLM-R and ELECTRA have BERT's own.
+DISTILBERT = {
+    "transformer.layer.": "encoder.layer.",
+    "attention.q_lin": "attention.self.query",
+    "attention.k_lin": "attention.self.key",
+    "attention.v_lin": "attention.self.value",
+    "attention.out_lin": "attention.output.dense",
+    "sa_layer_norm": "attention.output.LayerNorm",
+    "ffn.lin1": "intermediate.dense",
+    "ffn.lin2": "output.dense",
+    "output_layer_norm": "output.LayerNorm",
+}
+
+
+def initialise(
+    student: BertForMaskedLM, how: str, store: FeatureStore, vocabulary: VocabularyMap
+) -> list[str]:
+    """Set the student's weights as `--init` asks and say, in a line each, what was taken from where.
+
+    `svd`: word embeddings averaged over teacher pieces, then projected on their main directions to the student's
+    width. `teacher`: the same averages cut to the width, and layers averaged in consecutive groups and cut.
+    `layers:1,3,5`: the same, each student layer from one teacher layer. `random`: nothing.
+    (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al. 2019, section 3.)
+
+    Raises UserError if the store keeps no weights, or the layers asked for do not exist or fit.
+    """
+    if how == "random":
+        return ["random weights"]
+    kind, _, chosen = how.partition(":")
+    if kind not in ("svd", "teacher", "layers"):
+        raise UserError(f"--init {how}: expected svd, teacher, layers:I,J,..., or random")
+    weights = store.teacher_weights()
+    names = [
+        name
+        for name in weights
+        if name.endswith(("word_embeddings.weight", "tok_embeddings.weight"))
+    ]
+    if not names:
+        raise UserError(
+            "--init: the store keeps no teacher weights (dumped with --no-weights); use --init random"
+        )
+    teacher = np.asarray(weights[names[0]], np.float32)
+    rows, known = embedding_means(teacher, vocabulary, student.config.vocab_size)
+    width = student.config.hidden_size
+    embeddings = student.bert.embeddings
+    with torch.no_grad():
+        narrow = torch.from_numpy(_to_width(rows, known, width, kind == "svd")[known])
+        if (
+            kind == "svd"
+        ):  # the other parameters are random: known and unknown pieces must enter them alike
+            narrow *= embeddings.word_embeddings.weight.std() / narrow.std()
+        embeddings.word_embeddings.weight[torch.from_numpy(known)] = narrow
+        said = [
+            f"word embeddings from {int(known.sum())} of {len(known)} pieces ({'SVD' if kind == 'svd' else 'cut'} to {width})"
+        ]
+        if kind == "svd":
+            return said
+        plain = {_bert_name(name): name for name in weights}
+        _copy_around_words(embeddings, weights, plain)
+        if "encoder.layer.0.output.dense.weight" not in plain:
+            return [
+                *said,
+                "layers at random: the teacher's are not BERT's and cannot be cut to the student's width",
+            ]
+        count = 1 + max(
+            int(name.split(".")[2]) for name in plain if name.startswith("encoder.layer.")
+        )
+        groups = layer_groups(chosen, count, student.config.num_hidden_layers)
+        for layer, group in zip(student.bert.encoder.layer, groups, strict=True):
+            _copy_layer(layer, group, weights, plain)
+    return [
+        *said,
+        "layers "
+        + ", ".join("+".join(map(str, group)) for group in groups)
+        + f" of {count}, cut to {width}",
+    ]
+
+
+def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
+    """Teacher layers (from 1) for every student layer: those chosen, or all of them in consecutive groups."""
+    if not chosen:
+        if student_layers > teacher_layers:
+            raise UserError(
+                f"--init teacher: {student_layers} student layers from {teacher_layers} of the teacher; use --init svd"
+            )
+        bounds = np.linspace(0, teacher_layers, student_layers + 1).round().astype(int)
+        return [list(range(a + 1, b + 1)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    try:
+        numbers = [int(word) for word in chosen.split(",")]
+    except ValueError:
+        raise UserError(f"--init layers:{chosen}: expected numbers such as layers:1,3,5") from None
+    if len(numbers) != student_layers or not all(1 <= n <= teacher_layers for n in numbers):
+        raise UserError(
+            f"--init layers:{chosen}: expected {student_layers} numbers (one a student layer) from 1 to {teacher_layers}"
+        )
+    return [[n] for n in numbers]
+
+
+def embedding_means(
+    teacher: np.ndarray, vocabulary: VocabularyMap, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean [Vs,D] of the teacher rows whose greedy split contains the student piece, and which pieces have one [Vs]."""
+    pieces = np.asarray(vocabulary.split_ids, np.int64)
+    owner = np.repeat(np.arange(len(vocabulary.split_start) - 1), np.diff(vocabulary.split_start))
+    usable = (owner < len(teacher)) & ~vocabulary.unknown[owner]
+    pieces, owner = pieces[usable], owner[usable]
+    sums = torch.zeros(size, teacher.shape[1])
+    sums.index_add_(0, torch.from_numpy(pieces), torch.from_numpy(teacher[owner]))
+    counts = np.bincount(pieces, minlength=size)
+    return sums.numpy() / np.maximum(counts, 1)[:, None], counts > 0
+
+
+def _to_width(rows: np.ndarray, known: np.ndarray, width: int, svd: bool) -> np.ndarray:
+    if width > rows.shape[1]:
+        rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
+    if not svd:
+        return rows[:, :width]
+    _, _, directions = np.linalg.svd(rows[known], full_matrices=False)
+    return rows @ directions[:width].T
+
+
+def _bert_name(name: str) -> str:
+    for other, own in DISTILBERT.items():
+        if (
+            name.startswith(("transformer.layer.", "encoder.layer."))
+            and ".attention.self." not in name
+        ):
+            name = name.replace(other, own)
+    return name
+
+
+def _copy_around_words(
+    embeddings: nn.Module, weights: Mapping[str, np.ndarray], plain: Mapping[str, str]
+) -> None:
+    """Positions, types and the norm of the embeddings, where the teacher has them."""
+    for name, parameter in embeddings.named_parameters():
+        found = plain.get(f"embeddings.{name}")
+        if found and not name.startswith("word_embeddings"):
+            _copy_block(parameter, np.asarray(weights[found], np.float32))
+
+
+def _copy_layer(
+    layer: nn.Module,
+    group: Sequence[int],
+    weights: Mapping[str, np.ndarray],
+    plain: Mapping[str, str],
+) -> None:
+    """Every parameter: the mean over the group of the teacher's."""
+    for name, parameter in layer.named_parameters():
+        found = [plain[f"encoder.layer.{n - 1}.{name}"] for n in group]
+        _copy_block(parameter, np.mean([np.asarray(weights[f], np.float32) for f in found], axis=0))
+
+
+def _copy_block(parameter: nn.Parameter, values: np.ndarray) -> None:
+    """The leading block that both shapes have."""
+    block = tuple(slice(0, min(a, b)) for a, b in zip(parameter.shape, values.shape, strict=True))
+    parameter[block] = torch.from_numpy(values[block]).to(parameter.dtype)
+
+
+def vocabulary_map(store: FeatureStore, tokenizer: Any) -> VocabularyMap:
+    """From the teacher's vocabulary to the student's."""
+    return VocabularyMap.between(
+        Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
+        Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
+    )

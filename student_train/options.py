@@ -1,0 +1,147 @@
+"""What a student is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from store.errors import UserError
+from student_train import losses
+
+ALIGNMENTS = ("span", "match", "reduce")
+DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 3.0}
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Everything that decides what a student becomes; see `student-train --help` for each."""
+
+    store: str
+    vocab: str = "5k"
+    out: Path | None = None
+    student: str = "tiny"
+    align: str = "span"
+    pool: str | None = None
+    loss: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_LOSS))
+    temperature: float = 2.0
+    projection: str = "trainable"
+    init: str = "svd"
+    view: int | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    batch_tokens: int = 4096
+    accumulate: int = 1
+    lr: float = 1e-3
+    warmup: float = 0.05
+    schedule: str = "linear"
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    mask_prob: float = 0.15
+    max_length: int | None = None
+    held_out: float = 0.02
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "auto"
+
+    @property
+    def resolved_pool(self) -> str:
+        """Runs are summed under reduce (Kolesnikova et al. 2022), averaged otherwise."""
+        return self.pool or ("sum" if self.align == "reduce" else "mean")
+
+    def resolved(self) -> TrainOptions:
+        """The same options with what depends on the machine decided."""
+        device = self.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        precision = self.precision
+        if precision == "auto":
+            precision = (
+                "bf16" if device.startswith("cuda") and torch.cuda.is_bf16_supported() else "fp32"
+            )
+        epochs = self.epochs if self.steps is None else None
+        return replace(
+            self,
+            device=device,
+            precision=precision,
+            epochs=3.0 if self.steps is None and epochs is None else epochs,
+        )
+
+    def check(self) -> None:
+        """Refuse, in one line, what cannot work whatever the store is."""
+        if self.steps is not None and self.epochs is not None:
+            raise UserError("--steps and --epochs contradict each other: give one")
+        if not self.loss or not all(weight > 0 for weight in self.loss.values()):
+            raise UserError("--loss: at least one loss, each with a weight above 0")
+        for name in self.loss:
+            if name not in losses.NAMES:
+                raise UserError(f"--loss {name}: unknown; there are {', '.join(losses.NAMES)}")
+        if self.align not in ALIGNMENTS:
+            raise UserError(f"--align {self.align}: expected one of {', '.join(ALIGNMENTS)}")
+        positive = (
+            "batch_tokens",
+            "accumulate",
+            "lr",
+            "temperature",
+            "clip",
+            "steps",
+            "epochs",
+            "eval_every",
+            "checkpoint_every",
+        )
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"--{name.replace('_', '-')} {value}: expected more than 0")
+        for name in ("warmup", "mask_prob", "held_out"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(
+                    f"--{name.replace('_', '-')} {getattr(self, name)}: expected a share from 0 to below 1"
+                )
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise UserError(
+                f"--device {self.device}: no CUDA device on this machine; use --device cpu"
+            )
+
+    def describing(self) -> dict[str, Any]:
+        """All that shapes the student, as JSON: where it goes and on what it runs left out."""
+        values = asdict(self)
+        del values["out"], values["eval_every"], values["checkpoint_every"]
+        return {**values, "loss": dict(self.loss), "pool": self.resolved_pool}
+
+    def name(self) -> str:
+        """A folder name that tells the main settings, with a short hash of all of them."""
+        loss = "+".join(f"{name}{weight:g}" for name, weight in self.loss.items())
+        digest = hashlib.sha256(json.dumps(self.describing(), sort_keys=True).encode()).hexdigest()[
+            :6
+        ]
+        vocab = Path(self.vocab).name
+        return f"{vocab}-{self.student}-{self.align}-{loss}-{self.init.replace(':', '')}-seed{self.seed}-{digest}".replace(
+            ",", "."
+        )
+
+    def out_folder(self) -> Path:
+        """--out, or a folder beside the store named after the settings."""
+        if self.out is not None:
+            return self.out
+        store = Path(self.store)
+        return store.parent / f"{store.stem}-students" / self.name()
+
+
+def parse_losses(words: tuple[str, ...]) -> dict[str, float]:
+    """`name=weight` words, repeated or as comma lists; UserError for anything else."""
+    weights: dict[str, float] = {}
+    for word in (item.strip() for value in words for item in value.split(",")):
+        name, _, weight = word.partition("=")
+        try:
+            weights[name] = float(weight or 1)
+        except ValueError:
+            raise UserError(f"--loss {word}: expected NAME=WEIGHT, such as kl=2") from None
+    return weights

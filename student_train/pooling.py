@@ -1,0 +1,81 @@
+"""Runs of tokens as segment operations: one vector or one row of attention for each run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Runs:
+    """G runs of flat tokens: token `member[j]` belongs to run `segment[j]`."""
+
+    member: Tensor  # int64 [J]
+    segment: Tensor  # int64 [J]
+    lengths: Tensor  # int64 [G]
+
+    @classmethod
+    def of(cls, runs: np.ndarray) -> Runs:
+        """From half-open runs [G,2]."""
+        lengths = (runs[:, 1] - runs[:, 0]).astype(np.int64)
+        segment = np.repeat(np.arange(len(runs)), lengths)
+        begin = np.cumsum(lengths) - lengths
+        member = (
+            np.arange(len(segment))
+            - np.repeat(begin, lengths)
+            + np.repeat(runs[:, 0].astype(np.int64), lengths)
+        )
+        return cls(torch.from_numpy(member), torch.from_numpy(segment), torch.from_numpy(lengths))
+
+    def to(self, device: torch.device) -> Runs:
+        return Runs(*(value.to(device, non_blocking=True) for value in vars(self).values()))
+
+    def pool(self, values: Tensor, how: str) -> Tensor:
+        """Sum or mean [G,D] of flat token values [N,D] over each run."""
+        chosen = (
+            values if len(self.member) == len(self.lengths) == len(values) else values[self.member]
+        )
+        summed = chosen.new_zeros(len(self.lengths), values.shape[1]).index_add_(
+            0, self.segment, chosen
+        )
+        return summed if how == "sum" else summed / self.lengths[:, None].to(summed.dtype)
+
+
+@dataclass(frozen=True)
+class MapPooling:
+    """Attention between tokens as attention between runs: mean over the asking tokens, sum over the attended ones.
+
+    Then a row over all runs still holds at most the probability of the row over all tokens.
+    """
+
+    asking: Tensor  # float32 [B,G,L]
+    attended: Tensor  # float32 [B,G,L]
+    present: Tensor  # bool [B,G]
+
+    @classmethod
+    def of(cls, runs: np.ndarray, start: np.ndarray) -> MapPooling:
+        """From half-open runs [G,2] of flat tokens whose sequences begin at `start` [B+1]."""
+        sequence = np.searchsorted(start, runs[:, 0], side="right") - 1
+        counts = np.bincount(sequence, minlength=len(start) - 1)
+        place = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)
+        longest = int(np.diff(start).max())
+        attended = np.zeros(
+            (len(start) - 1, max(1, int(counts.max(initial=0))), longest), np.float32
+        )
+        lengths = runs[:, 1] - runs[:, 0]
+        offset = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        column = np.repeat(runs[:, 0] - start[sequence], lengths) + offset
+        attended[np.repeat(sequence, lengths), np.repeat(place, lengths), column] = 1
+        total = attended.sum(axis=2, keepdims=True)
+        asking = attended / np.maximum(total, 1)
+        return cls(*map(torch.from_numpy, (asking, attended, total[:, :, 0] > 0)))
+
+    def to(self, device: torch.device) -> MapPooling:
+        return MapPooling(*(value.to(device, non_blocking=True) for value in vars(self).values()))
+
+    def pool(self, maps: Tensor) -> Tensor:
+        """Maps [B,L,L] between tokens as maps [B,G,G] between runs."""
+        return self.asking.to(maps.dtype) @ maps @ self.attended.to(maps.dtype).transpose(1, 2)

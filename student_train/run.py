@@ -1,0 +1,154 @@
+"""One student from start to finish: options in, a transformers folder out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import BertForMaskedLM
+
+from store import FeatureStore, open_store
+from store.errors import UserError
+from student_train import losses
+from student_train.batches import Collator
+from student_train.card import model_card
+from student_train.checkpoint import remove_checkpoints
+from student_train.initialise import initialise, vocabulary_map
+from student_train.options import TrainOptions
+from student_train.student import student_config
+from student_train.trainer import Trained, train
+from student_train.vocabulary import student_tokenizer
+
+SETTINGS = "training.json"
+
+
+def run(
+    options: TrainOptions, *, resume: bool = False, say: Any = lambda line: None
+) -> dict[str, Any]:
+    """Train the student that `options` ask for and write it to its folder; returns what training.json says.
+
+    `say` is told, in a line each, what a user should know. Raises UserError for bad input, before anything is written.
+    """
+    options = options.resolved()
+    options.check()
+    store = open_store(options.store)
+    check_features(options, store)
+    out = options.out_folder()
+    _prepare(out, options, resume)
+    student, collator = prepare(options, store, say)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / SETTINGS).write_text(json.dumps({"settings": options.describing()}, indent=1))
+    trained = train(store, student, collator, options, out, resume=resume)
+    return _finish(out, options, store, trained, collator)
+
+
+def prepare(
+    options: TrainOptions, store: FeatureStore, say: Any = lambda line: None
+) -> tuple[BertForMaskedLM, Collator]:
+    """The student at its start and the collator that feeds it."""
+    tokenizer = student_tokenizer(options.vocab, store)
+    max_length = options.max_length or min(512, 2 * store.features.max_length)
+    tokenizer.model_max_length = max_length
+    torch.manual_seed(options.seed)
+    student = BertForMaskedLM(
+        student_config(options.student, len(tokenizer), max_length, tokenizer.pad_token_id)
+    )
+    for line in initialise(student, options.init, store, vocabulary_map(store, tokenizer)):
+        say(f"start     {line}")
+    _check_groups(options, store, student.config.num_hidden_layers)
+    spec = store.features.logits
+    collator = Collator(
+        tokenizer,
+        store.teacher_file("tokenizer.json").decode(),
+        align=options.align,
+        pool=options.resolved_pool,
+        loss_names=options.loss,
+        mask_probability=options.mask_prob,
+        max_length=max_length,
+        logits=spec,
+        head=store.head() if spec and spec.tier == "head" else None,
+    )
+    return student, collator
+
+
+def check_features(options: TrainOptions, store: FeatureStore) -> None:
+    """Refuse a loss that the store has no features for, or a view that it does not have."""
+    has = {
+        "logits": (bool(store.features.logits), losses.OF_LOGITS),
+        "hidden states": (bool(store.features.hidden), losses.OF_HIDDEN),
+        "attention maps": (bool(store.features.attention), ("attention",)),
+    }
+    for feature, (there, names) in has.items():
+        for name in set(names) & set(options.loss):
+            if not there:
+                raise UserError(
+                    f"--loss {name}: {options.store} holds no {feature}; dump them, or choose another loss"
+                )
+    spec = store.features.logits
+    if spec and spec.tier == "sample" and "logit" in options.loss:
+        raise UserError("--loss logit: the store keeps random draws, which have no logits; use kl")
+    if options.view is not None and not 0 <= options.view < store.features.views:
+        raise UserError(
+            f"--view {options.view}: {options.store} has views 0 to {store.features.views - 1}"
+        )
+
+
+def _check_groups(options: TrainOptions, store: FeatureStore, layers: int) -> None:
+    compared = [*(store.features.hidden if set(losses.OF_HIDDEN) & set(options.loss) else ())]
+    compared += store.features.attention if "attention" in options.loss else ()
+    for name in compared:
+        if name.startswith("groups") and layers % int(name[6:].split(".")[0]):
+            raise UserError(
+                f"{name}: {layers} student layers do not fall into as many groups; choose --student accordingly"
+            )
+
+
+def _prepare(out: Path, options: TrainOptions, resume: bool) -> None:
+    """Refuse an output that is in the way, or a `--resume` with other settings."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        if resume:
+            raise UserError(f"{out}: nothing to resume there; leave --resume out")
+        return
+    if not resume:
+        raise UserError(f"{out} exists already; give another --out, or --resume to go on with it")
+    try:
+        before = json.loads((out / SETTINGS).read_text())
+    except (OSError, ValueError):
+        raise UserError(
+            f"{out}: no training.json there, so it is no training that could be resumed"
+        ) from None
+    if "result" in before:
+        raise UserError(f"{out}: this student is finished; nothing to resume")
+    now = json.loads(json.dumps(options.describing()))
+    differing = sorted(key for key in now if now[key] != before["settings"].get(key))
+    if differing:
+        told = ", ".join(
+            f"{key} was {before['settings'].get(key)} and is {now[key]}" for key in differing
+        )
+        raise UserError(f"{out}: cannot resume with other settings: {told}")
+
+
+def _finish(
+    out: Path, options: TrainOptions, store: FeatureStore, trained: Trained, collator: Collator
+) -> dict[str, Any]:
+    student = trained.student.to("cpu").eval()
+    student.save_pretrained(out)
+    tokenizer = collator.student_tokenizer
+    tokenizer.save_pretrained(out)
+    report = {
+        "settings": options.describing(),
+        "store": {"identity": store.identity, "features": store.features.to_json()},
+        "result": {
+            **trained.validation,
+            "steps": trained.steps,
+            "tokens": trained.tokens,
+            "seconds": round(trained.seconds, 1),
+            "parameters": student.num_parameters(),
+        },
+    }
+    (out / "README.md").write_text(model_card(report))
+    (out / SETTINGS).write_text(json.dumps(report, indent=1))
+    remove_checkpoints(out / "checkpoints")
+    return report

@@ -1,0 +1,36 @@
+"""Learning rates: warm-up, then linear to zero, or halved when the validation loss stands still."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PATIENCE = 3
+
+
+@dataclass
+class Schedule:
+    """Factor of the learning rate at a step. `plateau` counts validations without progress (Kolesnikova et al. 2022)."""
+
+    kind: str
+    steps: int
+    warmup: int
+    best: float = float("inf")
+    waited: int = 0
+    halvings: int = 0
+
+    def factor(self, step: int) -> float:
+        """For step 0, 1, ...: a pure function of the step and of the validations so far."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.kind == "plateau":
+            return 0.5**self.halvings
+        return max(0.0, (self.steps - step) / max(1, self.steps - self.warmup))
+
+    def validated(self, loss: float) -> None:
+        """Take note of a validation loss."""
+        if loss < self.best:
+            self.best, self.waited = loss, 0
+            return
+        self.waited += 1
+        if self.waited >= PATIENCE:
+            self.halvings, self.waited = self.halvings + 1, 0

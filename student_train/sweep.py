@@ -1,0 +1,126 @@
+"""`student-sweep`: many students from one store, one after the other, and one table."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from store.console import command_errors
+from store.errors import UserError
+from student_train.cli import main as student_train
+from student_train.cli import options_of
+
+SINGLE = ("out", "resume", "store")
+COLUMNS = (
+    "parameters",
+    "steps",
+    "seconds",
+    "valid_loss",
+    "valid_mlm",
+    "valid_mlm_per_character",
+    "valid_kl",
+    "valid_hidden",
+)
+
+
+@command_errors
+def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
+    """Train a student for every combination of the repeated options and compare them in one table.
+
+    --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3). Students that are
+    finished already are not trained again.
+    """
+    from student_train.run import run
+
+    folder = out or Path(store).parent / f"{Path(store).stem}-sweep"
+    varied = [name for name, values in repeated.items() if len(values) > 1]
+    names = [name for name, values in repeated.items() if values]
+    rows = []
+    combinations = list(itertools.product(*(repeated[name] for name in names)))
+    for number, values in enumerate(combinations, 1):
+        arguments = dict(zip(names, values, strict=True))
+        arguments["loss"] = (arguments["loss"],) if "loss" in arguments else ()
+        options = options_of({"store": store, "out": None, **arguments})
+        told = ", ".join(f"{name} {arguments[name]}" for name in varied)
+        target = folder / options.name()
+        report = _finished(target)
+        click.echo(
+            f"[{number}/{len(combinations)}] {told or options.name()}{' (finished before)' if report else ''}"
+        )
+        if report is None:
+            unfinished = (target / "training.json").exists()
+            report = run(
+                options_of({"store": store, "out": target, **arguments}),
+                resume=unfinished,
+                say=click.echo,
+            )
+        rows.append(
+            {
+                **{name: _told(arguments[name]) for name in varied},
+                "folder": target.name,
+                **report["result"],
+            }
+        )
+    (folder / "sweep.json").write_text(json.dumps(rows, indent=1))
+    click.echo(table(rows, varied))
+    click.echo(f"students and sweep.json in {folder}")
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    try:
+        report: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(
+            f"{folder}/training.json is damaged; remove the folder to train that student again"
+        ) from error
+    return report if "result" in report else None
+
+
+def _told(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def table(rows: list[dict[str, Any]], varied: list[str]) -> str:
+    """Markdown table of the students: what varied, then their results."""
+    columns = [
+        *(varied or ["folder"]),
+        *(name for name in COLUMNS if any(name in row for row in rows)),
+    ]
+    lines = [columns, ["---"] * len(columns)]
+    for row in rows:
+        lines.append(
+            [
+                f"{row[c]:,.5g}" if isinstance(row.get(c), (int, float)) else str(row.get(c, ""))
+                for c in columns
+            ]
+        )
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _command() -> click.Command:
+    """student-train's own options, each of which may be repeated."""
+    options: list[click.Parameter] = []
+    for parameter in student_train.params:
+        assert isinstance(parameter, click.Option) and parameter.name
+        if parameter.name == "resume":
+            continue
+        repeatable = parameter.name not in SINGLE
+        options.append(
+            click.Option(
+                parameter.opts,
+                type=parameter.type,
+                required=parameter.required,
+                multiple=repeatable,
+                help=parameter.help,
+            )
+        )
+    return click.Command("student-sweep", params=options, callback=sweep, help=sweep.__doc__)
+
+
+main = _command()

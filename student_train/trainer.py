@@ -1,0 +1,252 @@
+"""The one training loop: store -> batches -> losses -> student."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+from transformers import BertForMaskedLM
+
+from store import FeatureStore
+from student_train.batches import Collator
+from student_train.checkpoint import load_checkpoint, save_checkpoint
+from student_train.data import prefetched, split_blocks, student_batches
+from student_train.evaluate import evaluate
+from student_train.options import TrainOptions
+from student_train.schedule import Schedule
+from student_train.student import Distiller
+
+BETAS, EPSILON = (0.9, 0.98), 1e-6  # as DistilBERT was trained (Sanh et al. 2019)
+
+
+class Stopped(Exception):
+    """Training was asked to stop by a signal, and has saved itself at `step`."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped and saved at step {step}")
+        self.step = step
+
+
+@dataclass
+class Trained:
+    """A finished run: the student, its last validation and what it cost."""
+
+    student: BertForMaskedLM
+    validation: dict[str, float]
+    steps: int
+    tokens: int
+    seconds: float
+
+
+def train(
+    store: FeatureStore,
+    student: BertForMaskedLM,
+    collator: Collator,
+    options: TrainOptions,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    on_step: Callable[[int, dict[str, float]], object] | None = None,
+) -> Trained:
+    """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`, `features` and `meta`).
+
+    With `out`, metrics and checkpoints are written there; `resume` goes on from the newest checkpoint, along the
+    very same loss curve: batches, masks and dropout are functions of (seed, step). `on_step` is told the step and
+    its losses. Raises Stopped after SIGINT or SIGTERM.
+    """
+    run = _Run(store, student, collator, options, out)
+    if resume and out is not None:
+        run.load()
+    begun, tokens = time.perf_counter(), 0
+    with (
+        _signals() as stop,
+        tqdm(
+            total=run.steps, initial=run.step, desc="train", unit="step", disable=None
+        ) as progress,
+    ):
+        for tokens_now, found in run.losses():
+            tokens += tokens_now
+            progress.update()
+            progress.set_postfix(loss=f"{found['loss']:.3f}", refresh=False)
+            if on_step:
+                on_step(run.step, found)
+            run.record(found)
+            if run.step % run.eval_every == 0 and run.step < run.steps:
+                run.validate()
+            if out is not None and (stop.is_set or run.step % run.checkpoint_every == 0):
+                run.save()
+            if stop.is_set:
+                raise Stopped(run.step)
+    validation = run.validate()
+    run.close()
+    return Trained(student, validation, run.step, tokens, time.perf_counter() - begun)
+
+
+class _Run:
+    """The state of one training, that a checkpoint holds, and the steps over it."""
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        student: BertForMaskedLM,
+        collator: Collator,
+        options: TrainOptions,
+        out: Path | None,
+    ) -> None:
+        self.store, self.collator, self.options, self.out = store, collator, options, out
+        self.device = torch.device(options.device)
+        torch.manual_seed(options.seed)
+        self.distiller = Distiller(
+            student, options, store.features.hidden, store.features.width
+        ).to(self.device)
+        self.train_blocks, self.valid_blocks = split_blocks(store, options.held_out)
+        self.steps = options.steps or self._steps_of(options.epochs or 1)
+        self.eval_every = options.eval_every or max(1, self.steps // 10)
+        self.checkpoint_every = options.checkpoint_every or self.eval_every
+        self.optimizer = self._optimizer()
+        self.schedule = Schedule(options.schedule, self.steps, round(self.steps * options.warmup))
+        self.step = 0
+        self.board = SummaryWriter(str(out / "tensorboard")) if out is not None else None
+
+    def _steps_of(self, epochs: float) -> int:
+        batches = self.store.batch_count(
+            self.options.seed, 0, self.options.batch_tokens, blocks=self.train_blocks
+        )
+        return max(1, round(epochs * batches / self.options.accumulate))
+
+    def _optimizer(self) -> torch.optim.AdamW:
+        decayed = [p for p in self.distiller.parameters() if p.requires_grad and p.dim() > 1]
+        plain = [p for p in self.distiller.parameters() if p.requires_grad and p.dim() <= 1]
+        groups = [
+            {"params": decayed, "weight_decay": self.options.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.options.lr, betas=BETAS, eps=EPSILON)
+
+    def losses(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Take the steps that are left; for each, its tokens and its losses."""
+        options = self.options
+        batches = prefetched(
+            student_batches(
+                self.store,
+                self.collator,
+                self.train_blocks,
+                seed=options.seed,
+                batch_tokens=options.batch_tokens,
+                view=options.view,
+                first=self.step * options.accumulate,
+            )
+        )
+        self.distiller.train()
+        try:
+            while self.step < self.steps:
+                # Dropout as a function of (seed, step): a resumed run draws what an undisturbed one would.
+                torch.manual_seed(
+                    int(np.random.SeedSequence([options.seed, self.step]).generate_state(1)[0])
+                )
+                rate = options.lr * self.schedule.factor(self.step)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                tokens, found = 0, {}
+                for _ in range(options.accumulate):
+                    batch = next(batches).to(self.device)
+                    tokens += batch.tokens
+                    parts = self.forward(batch)
+                    loss = sum(options.loss[name] * value for name, value in parts.items())
+                    (loss / options.accumulate).backward()
+                    for name, value in {**parts, "loss": loss}.items():
+                        found[name] = (
+                            found.get(name, 0.0) + float(value.detach()) / options.accumulate
+                        )
+                torch.nn.utils.clip_grad_norm_(self.distiller.parameters(), options.clip)
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+                self.step += 1
+                yield tokens, {**found, "lr": rate, "tokens": tokens}
+        finally:
+            batches.close()
+
+    def forward(self, batch: Any) -> dict[str, torch.Tensor]:
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.options.precision == "bf16"
+        ):
+            return self.distiller(batch)
+
+    def validate(self) -> dict[str, float]:
+        found = evaluate(
+            self.distiller, self.store, self.collator, self.valid_blocks, self.options, self.forward
+        )
+        if "valid_loss" in found:
+            self.schedule.validated(found["valid_loss"])
+        self.record(found)
+        return found
+
+    def record(self, values: dict[str, float]) -> None:
+        if self.out is None or self.board is None:
+            return
+        with (self.out / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": self.step, **values}) + "\n")
+        for name, value in values.items():
+            self.board.add_scalar(name, value, self.step)
+
+    def save(self) -> None:
+        assert self.out is not None
+        state = {
+            "distiller": self.distiller.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": vars(self.schedule),
+        }
+        save_checkpoint(self.out / "checkpoints", self.step, state)
+
+    def load(self) -> None:
+        assert self.out is not None
+        state = load_checkpoint(self.out / "checkpoints")
+        if state is not None:
+            self.distiller.load_state_dict(state["distiller"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.schedule = Schedule(**state["schedule"])
+            self.step = state["step"]
+        metrics = self.out / "metrics.jsonl"
+        if metrics.exists():  # rows that a killed run wrote after its last checkpoint come again
+            rows = [line for line in metrics.read_text().splitlines() if line.endswith("}")]
+            metrics.write_text(
+                "".join(f"{line}\n" for line in rows if json.loads(line)["step"] <= self.step)
+            )
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+
+
+class _Stop:
+    is_set = False
+
+
+@contextmanager
+def _signals() -> Iterator[_Stop]:
+    """While open, the first SIGINT or SIGTERM asks for a clean stop after the step; a second one interrupts."""
+    stop = _Stop()
+
+    def ask(number: int, _frame: Any) -> None:
+        stop.is_set = True
+        signal.signal(number, signal.SIG_DFL)
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever runs us there handles signals
+        before = {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

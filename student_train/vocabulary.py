@@ -1,0 +1,145 @@
+"""The student's vocabulary: WordPiece trained on the store's own text, a tokenizer folder, or the teacher's."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from store import FeatureStore
+from store.errors import UserError
+
+SPECIALS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
+
+def vocabulary_size(word: str) -> int | None:
+    """Number of pieces that `5k` or `5000` asks for; None where the word is no number."""
+    found = re.fullmatch(r"(\d+)(k?)", word.lower())
+    return int(found[1]) * (1000 if found[2] else 1) if found else None
+
+
+def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast:
+    """The tokenizer that `--vocab` asks for.
+
+    Raises UserError if the size is impossible for the store's text, or the folder holds no fast tokenizer.
+    """
+    size = vocabulary_size(word)
+    if size is not None:
+        return train_wordpiece(store.texts(), size, store.tokenizer().normalizer)
+    if word == "teacher":
+        return teacher_tokenizer(store)
+    if not Path(word).is_dir():
+        raise UserError(
+            f"--vocab {word}: expected a size (5k, 8000), a folder with a tokenizer, or teacher"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(word)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--vocab {word}: no tokenizer can be loaded from it: {str(error).splitlines()[0]}"
+        ) from error
+    if not tokenizer.is_fast or tokenizer.mask_token_id is None:
+        raise UserError(
+            f"--vocab {word}: a fast tokenizer with a mask token is needed (tokenizer.json)"
+        )
+    return tokenizer
+
+
+def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
+    """The teacher's own tokenizer, from the store alone."""
+    settings: dict[str, Any] = json.loads(store.teacher_file("tokenizer_config.json"))
+    names = [name for name in (*SPECIALS, "bos_token", "eos_token") if name in settings]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=store.tokenizer(),
+        model_max_length=settings["model_max_length"],
+        **{name: settings[name] for name in names},
+    )
+    if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
+        raise UserError(
+            "--vocab teacher: the teacher's tokenizer has no mask or padding token; give a size such as 5k"
+        )
+    return tokenizer
+
+
+def train_wordpiece(
+    texts: Iterable[str], size: int, teacher_normalizer: Any
+) -> PreTrainedTokenizerFast:
+    """WordPiece of exactly `size` pieces that folds case and accents as the teacher does and knows every character.
+
+    Raises UserError if `size` cannot hold the single characters of the text, or the text has fewer pieces to give.
+    """
+    lower, strip = _folding(teacher_normalizer)
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=strip)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    words = _count_words(texts, tokenizer)
+    characters = {c for word in words for c in word}
+    inside = {c for word in words for c in word[1:]}
+    needed = len(SPECIALS) + len(characters) + len(inside)
+    if size < needed:
+        raise UserError(
+            f"--vocab {size}: the text has {len(characters)} different characters, and with those inside words and the "
+            f"special tokens they need {needed} pieces; ask for more"
+        )
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        special_tokens=list(SPECIALS.values()),
+        initial_alphabet=sorted(characters),
+        min_frequency=2,
+        show_progress=False,
+    )
+    # Sorted words, each as often as it occurs: what is learnt does not hang on the order of the text.
+    repeated = (
+        word for word, count in sorted(words.items()) for word in [word] * min(count, 10_000)
+    )
+    tokenizer.train_from_iterator(repeated, trainer)
+    got = tokenizer.get_vocab_size()
+    if got < size:
+        raise UserError(
+            f"--vocab {size}: the text of the store gives only {got} pieces; ask for at most {got}"
+        )
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIALS.values()}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **SPECIALS)
+
+
+def _folding(normalizer: Any) -> tuple[bool, bool]:
+    """Whether the teacher lower-cases and whether it drops accents, seen from what its normalizer does."""
+    if normalizer is None:
+        return False, False
+    folded = [unicodedata.normalize("NFC", normalizer.normalize_str(c).strip("▁ ")) for c in "Aé"]
+    return folded[0] == "a", folded[1] == "e"
+
+
+def _count_words(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
+    words: Counter[str] = Counter()
+    for text in texts:
+        normal = tokenizer.normalizer.normalize_str(text)
+        words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
+    return words

@@ -1,0 +1,114 @@
+"""`teacher-dump`: run the teacher once and keep what it knew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from store.console import command_errors
+from teacher_dump.options import DumpOptions
+
+HELP = """Run a teacher once over a corpus and write what it knew about every token into a store.
+
+A dump that was stopped continues where it was: type the same command again.
+"""
+
+
+@click.command(
+    help=HELP, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
+@click.option(
+    "--model", required=True, help="Teacher: model id, folder, or an alias (rubert-base, minilm)."
+)
+@click.option(
+    "--corpus",
+    multiple=True,
+    help="Text: .txt (a document a line), .jsonl/.csv/.tsv/.parquet, token/tag .tsv, a folder, hf:NAME[@CONFIG][:SPLIT], "
+    "or python-docs. Repeatable. Default: the alias's own corpus, else python-docs (embedded).",
+)
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="The store: NAME.zarr or NAME.h5."
+)
+@click.option(
+    "--text-column", help="Column with the text in .jsonl/.csv/.tsv/.parquet and hf: sources."
+)
+@click.option(
+    "--head",
+    type=click.Choice(["auto", "mlm", "none"]),
+    default="auto",
+    help="LM head to read logits from; auto takes what the checkpoint has.",
+)
+@click.option("--logits", default="topk:64", help="topk:K | sample:DRAWS | head | none.")
+@click.option(
+    "--hidden",
+    default="mean",
+    help="mean | groups:N | layer:I (0 = embeddings) | none; a comma list for several.",
+)
+@click.option("--attention", default="mean", help="mean | groups:N | none.")
+@click.option(
+    "--views",
+    default=1,
+    help="Forward passes over each sequence; view 0 is plain, the others have words masked.",
+)
+@click.option("--mask-prob", default=0.15, help="Share of words masked in views 1, 2, ...")
+@click.option("--seed", default=0, help="Seed of masks and draws.")
+@click.option(
+    "--codec",
+    type=click.Choice(["default", "exact", "small"]),
+    default="default",
+    help="Precision of what is kept.",
+)
+@click.option(
+    "--max-length",
+    type=int,
+    help="Longest window in tokens, special ones included.  [default: 256 or the teacher's own limit]",
+)
+@click.option("--stride", default=0, help="Tokens by which windows of one document overlap.")
+@click.option(
+    "--batch-tokens",
+    default=8192,
+    help="Tokens of a teacher batch, padding included: bounds memory.",
+)
+@click.option("--device", default="auto", help="auto | cpu | cuda | cuda:N.")
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "bf16", "fp32"]),
+    default="auto",
+    help="auto: bf16 on a GPU, else fp32.",
+)
+@click.option("--limit", type=int, help="Stop after this many tokens of the corpus.")
+@click.option(
+    "--weights/--no-weights",
+    default=True,
+    help="Keep the encoder's weights (fp16), from which students start.",
+)
+@command_errors
+def main(**arguments: Any) -> None:
+    from teacher_dump.dump import dump  # torch and transformers load only for work, not for --help
+
+    corpus = tuple(word for value in arguments.pop("corpus") for word in value.split(",") if word)
+    options = DumpOptions(corpus=corpus, **arguments).resolved()
+    click.echo(describe(options, bool(corpus)))
+    done = dump(options, say=click.echo)
+    resumed = f" ({done.resumed_parts} were there from before)" if done.resumed_parts else ""
+    click.echo(
+        f"{options.out}: {done.tokens:,} tokens in {done.sequences:,} sequences of {done.documents:,} documents, "
+        f"{done.parts} parts{resumed}; {done.empty_lines:,} empty lines skipped"
+    )
+    click.echo(f"next: student-train --store {options.out} --vocab 5k")
+
+
+def describe(options: DumpOptions, corpus_was_given: bool) -> str:
+    """The settings of a dump, one line each, as they are printed at its start."""
+    source = "" if corpus_was_given else " (no --corpus given: the default)"
+    rows = {
+        "teacher": options.model,
+        "corpus": ", ".join(options.corpus) + source,
+        "features": f"logits {options.logits}, hidden {options.hidden}, attention {options.attention}, {options.views} view(s)",
+        "codec": options.codec,
+        "device": f"{options.device}, {options.precision}, {options.batch_tokens} tokens a batch, seed {options.seed}",
+        "out": str(options.out),
+    }
+    return "\n".join(f"{name:9} {value}" for name, value in rows.items())

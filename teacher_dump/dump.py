@@ -1,0 +1,226 @@
+"""The batch job: corpus -> windows -> teacher -> store, one sealed part after the other."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from store import Features, StoreWriter
+from store.errors import UserError
+from teacher_dump.batches import length_batches, padded
+from teacher_dump.corpus import Corpus
+from teacher_dump.options import DEFAULT_MAX_LENGTH, DumpOptions, check_options, parse_logits
+from teacher_dump.parts import write_part
+from teacher_dump.teacher import Teacher, load_teacher
+from teacher_dump.windows import Window, iter_windows
+
+CALIBRATION_TOKENS = 1 << 14
+
+
+@dataclass(frozen=True)
+class DumpSummary:
+    """What a finished dump reports."""
+
+    documents: int
+    empty_lines: int
+    without_tokens: int
+    sequences: int
+    tokens: int
+    parts: int
+    resumed_parts: int
+
+
+def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None) -> DumpSummary:
+    """Run the teacher once over the corpus and write the store; continues a dump that was stopped.
+
+    `say` is told, in a line each, what a user should know before the work starts.
+    Raises UserError for bad input; then nothing that existed before is changed.
+    """
+    options = options.resolved()
+    check_options(options)
+    corpus = Corpus.open(list(options.corpus), text_column=options.text_column)
+    teacher = load_teacher(
+        options.model,
+        head="none" if options.logits == "none" else options.head,
+        hidden=options.hidden,
+        attention=options.attention,
+        device=options.device,
+        precision=options.precision,
+    )
+    max_length = _max_length(options.max_length, teacher)
+    features = _features(options, teacher, max_length)
+    counters: Counter[str] = Counter()
+    windows = iter_windows(corpus, teacher.tokenizer, max_length, options.stride, counters)
+    parts = _parts(windows, options.part_tokens, options.limit)
+    first = next(parts, None)
+    if first is None:
+        raise UserError(
+            f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
+        )
+    if options.logits != "none" and not features.logits:
+        say(
+            f"{teacher.name} has no masked-LM head: the store gets hidden states and attention maps only"
+        )
+    files = teacher.files()
+    writer = StoreWriter.create_or_resume(
+        options.out,
+        identity=_identity(options, teacher, corpus, files, max_length),
+        features=features,
+        calibration=_calibration(options, teacher, first),
+        files=files,
+        weights=teacher.weights() if options.weights else {},
+        head=teacher.head_arrays() if features.logits and features.logits.tier == "head" else None,
+        software=software(),
+    )
+    resumed = len(writer.published)
+    sequences = tokens = number = 0
+    with tqdm(
+        unit="tok", unit_scale=True, desc="dump", disable=None, total=options.limit
+    ) as progress:
+        for number, part in enumerate(itertools.chain([first], parts)):
+            if number not in writer.published:
+                write_part(
+                    writer, number, part, sequences, teacher, features, options, progress.update
+                )
+            else:
+                progress.update(sum(len(w.ids) for w in part))
+            sequences += len(part)
+            tokens += sum(len(w.ids) for w in part)
+    writer.seal()
+    return DumpSummary(
+        corpus.documents,
+        corpus.empty_lines,
+        counters["no_tokens"],
+        sequences,
+        tokens,
+        number + 1,
+        resumed,
+    )
+
+
+def software() -> dict[str, str]:
+    """Versions of everything that shapes the numbers in a store."""
+    names = ("teachonce", "torch", "transformers", "tokenizers", "numpy", "zarr", "h5py")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def _max_length(asked: int | None, teacher: Teacher) -> int:
+    limit = teacher.max_length()
+    if asked is not None and limit is not None and asked > limit:
+        raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
+    return asked or min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH)
+
+
+def _features(options: DumpOptions, teacher: Teacher, max_length: int) -> Features:
+    if options.views > 1 and teacher.tokenizer.mask_token_id is None:
+        raise UserError(
+            f"--views {options.views}: the teacher's tokenizer has no mask token; use --views 1"
+        )
+    logits = None
+    if teacher.decoder:
+        logits = parse_logits(options.logits, teacher.decoder.weight.shape[1], teacher.vocabulary)
+    if not (logits or teacher.hidden.groups or teacher.attention.groups):
+        raise UserError(
+            "the checkpoint has no LM head and neither --hidden nor --attention was asked for: nothing to dump"
+        )
+    return Features(
+        views=options.views,
+        max_length=max_length,
+        width=teacher.width,
+        vocabulary=teacher.vocabulary,
+        codec=options.codec,
+        hidden=tuple(teacher.hidden.groups),
+        attention=tuple(teacher.attention.groups),
+        logits=logits,
+    )
+
+
+def _identity(
+    options: DumpOptions, teacher: Teacher, corpus: Corpus, files: dict[str, bytes], max_length: int
+) -> dict[str, Any]:
+    kept = (
+        "seed",
+        "views",
+        "mask_prob",
+        "stride",
+        "batch_tokens",
+        "part_tokens",
+        "precision",
+        "limit",
+        "weights",
+    )
+    arguments = {name: getattr(options, name) for name in kept}
+    return {
+        "teacher": {
+            "id": teacher.name,
+            "revision": getattr(teacher.config, "_commit_hash", None),
+            "architecture": type(teacher.model).__name__,
+            "weights_hash": teacher.weights_hash(),
+            "config_hash": hashlib.sha256(files["config.json"]).hexdigest(),
+        },
+        "tokenizer_hash": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
+        "corpus": corpus.identity(),
+        "arguments": {
+            **arguments,
+            "max_length": max_length,
+            "device": torch.device(options.device).type,
+        },
+    }
+
+
+def _parts(
+    windows: Iterator[Window], part_tokens: int, limit: int | None
+) -> Iterator[list[Window]]:
+    """Consecutive windows in groups of at least `part_tokens` tokens (the last may be smaller)."""
+    part: list[Window] = []
+    filled = total = 0
+    for window in windows:
+        if limit is not None and total + len(window.ids) > limit and total:
+            break
+        part.append(window)
+        filled += len(window.ids)
+        total += len(window.ids)
+        if filled >= part_tokens:
+            yield part
+            part, filled = [], 0
+    if part:
+        yield part
+
+
+def _calibration(
+    options: DumpOptions, teacher: Teacher, windows: list[Window]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """That of the unfinished store, else a new one."""
+    if StoreWriter.peek(options.out):
+        return StoreWriter.calibration(options.out)
+    return _calibrate(teacher, windows, options.batch_tokens)
+
+
+def _calibrate(
+    teacher: Teacher, windows: list[Window], batch_tokens: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Mean and deviation of every channel over windows spread evenly through the first part."""
+    step = max(1, sum(len(w.ids) for w in windows) // CALIBRATION_TOKENS)
+    rows = [w.ids for w in windows[::step]]
+    states: dict[str, list[np.ndarray]] = {name: [] for name in teacher.hidden.groups}
+    for batch in length_batches([len(row) for row in rows], batch_tokens):
+        ids, present = padded([rows[i] for i in batch], teacher.tokenizer.pad_token_id or 0)
+        for name, values in teacher.run(ids, present).hidden.items():
+            states[name].append(values.cpu().numpy()[present])
+    statistics = {}
+    for name, parts in states.items():
+        joined = np.concatenate(parts).astype(np.float64)
+        deviation = joined.std(axis=0)
+        deviation[deviation == 0] = 1.0
+        statistics[name] = (joined.mean(axis=0).astype(np.float32), deviation.astype(np.float32))
+    return statistics

@@ -1,0 +1,118 @@
+"""What leaves the LM head: K best log-probabilities, random draws, or the head's input. Never the whole vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from store.errors import UserError
+
+CHUNK_ELEMENTS = 1 << 25  # logits that exist at once: 128 MB in float32, whatever the batch
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The last step of an LM head: logits [N,V] = values [N,D] @ weight.T + bias."""
+
+    weight: torch.Tensor  # [V,D]
+    bias: torch.Tensor | None  # [V]
+
+    def logits(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Float32 logits of a few rows of `values` [N,D] at a time, with the rows they belong to."""
+        rows = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
+        for begin in range(0, len(values), rows):
+            part = slice(begin, begin + rows)
+            yield part, nn.functional.linear(values[part], self.weight, self.bias).float()
+
+
+def split_decoder(model: nn.Module, vocabulary: int) -> Decoder:
+    """Take the decoder off a masked-LM model: afterwards the model's `logits` are the decoder's input.
+
+    Raises UserError if the model has no linear decoder over its `vocabulary`.
+    """
+    found = [
+        (name, m)
+        for name, m in model.named_modules()
+        if isinstance(m, nn.Linear) and m.out_features == vocabulary
+    ]
+    if found:
+        name, linear = found[-1]
+        _replace(model, name, nn.Identity())
+        return Decoder(
+            linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        )
+    for (
+        name,
+        module,
+    ) in model.named_modules():  # DeBERTa multiplies by the embeddings without a decoder of its own
+        bias = getattr(module, "bias", None)
+        if (
+            isinstance(bias, nn.Parameter)
+            and bias.shape == (vocabulary,)
+            and hasattr(module, "LayerNorm")
+        ):
+            _replace(model, name, _WithoutDecoder(module))
+            return Decoder(model.get_input_embeddings().weight.detach(), bias.detach())
+    raise UserError(
+        f"{type(model).__name__} has no linear layer over its {vocabulary} tokens: use --head none"
+    )
+
+
+class _WithoutDecoder(nn.Module):
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.steps = nn.Sequential(head.dense, head.transform_act_fn, head.LayerNorm)
+
+    def forward(self, hidden: torch.Tensor, _embeddings: nn.Module) -> torch.Tensor:
+        return self.steps(hidden)
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def top_logits(
+    decoder: Decoder, values: torch.Tensor, k: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """ids [N,K], log-probabilities [N,K] (best first), log of the mass left over [N], log-partition [N]."""
+    kept: list[tuple[torch.Tensor, ...]] = []
+    for _, logits in decoder.logits(values):
+        log_partition = logits.logsumexp(-1)
+        best, ids = logits.topk(k, dim=-1)
+        # Summed over the others, not 1 - sum(kept): that difference is all rounding when the teacher is sure.
+        rest = logits.scatter_(-1, ids, -torch.inf).logsumexp(-1) - log_partition
+        kept.append((ids.int(), best - log_partition[:, None], rest, log_partition))
+    ids, logprobs, rest, log_partition = (
+        torch.cat(part).cpu().numpy() for part in zip(*kept, strict=True)
+    )
+    return ids, logprobs, rest, log_partition
+
+
+def sampled_logits(
+    decoder: Decoder, values: torch.Tensor, uniform: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids [N,draws] drawn from the teacher's distribution by inverse transform of `uniform` [N,draws], and
+    the log-partition [N]. Counts of draws are an unbiased estimate of the probabilities (random-sampling
+    distillation, ACL 2025).
+    """
+    draws: list[torch.Tensor] = []
+    partitions: list[torch.Tensor] = []
+    for rows, logits in decoder.logits(values):
+        log_partition = logits.logsumexp(-1)
+        cumulative = (logits - log_partition[:, None]).double().exp_().cumsum(-1)
+        chance = torch.from_numpy(uniform[rows]).to(cumulative) * cumulative[:, -1:]
+        draws.append(
+            torch.searchsorted(cumulative, chance, right=True).clamp_(max=logits.shape[-1] - 1)
+        )
+        partitions.append(log_partition)
+    return torch.cat(draws).cpu().numpy(), torch.cat(partitions).cpu().numpy()
+
+
+def log_partitions(decoder: Decoder, values: torch.Tensor) -> np.ndarray:
+    """log sum exp of the logits [N] of `values` [N,D]."""
+    return torch.cat([logits.logsumexp(-1) for _, logits in decoder.logits(values)]).cpu().numpy()

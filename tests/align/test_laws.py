@@ -1,0 +1,192 @@
+"""The laws of an alignment, for every pair of tokenizer kinds over odd texts."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from align import FlatText, align_match, align_reduce, align_span
+from tests.align.support import (
+    KINDS,
+    PAIRS,
+    TEXTS,
+    check_runs,
+    encode,
+    pairs,
+    reference_span,
+    same_arrays,
+    solid_characters,
+    vocabulary_map,
+)
+
+few = settings(max_examples=60, deadline=None)
+
+
+@few
+@given(TEXTS)
+def test_span_is_its_definition_and_keeps_the_laws(texts: list[str]) -> None:
+    text = FlatText.of(texts)
+    tokens = {kind: encode(kind, texts) for kind in KINDS}
+    for teacher, student in PAIRS:
+        found = align_span(text, tokens[teacher], tokens[student])
+        assert pairs(found) == reference_span(texts, tokens[teacher], tokens[student])
+        check_runs(texts, tokens[teacher], tokens[student], found)
+        swapped = align_span(text, tokens[student], tokens[teacher])
+        assert same_arrays(found.swap(), swapped)
+
+
+@few
+@given(TEXTS)
+def test_a_tokenization_aligned_with_itself_is_the_identity(texts: list[str]) -> None:
+    text = FlatText.of(texts)
+    for kind in KINDS:
+        tokens = encode(kind, texts)
+        found = align_span(text, tokens, tokens)
+        assert np.array_equal(found.teacher, found.student)
+        covering = ~tokens.special & (tokens.offsets[:, 0] < tokens.offsets[:, 1])
+        inside = np.zeros(len(tokens.ids), bool)
+        for first, last in found.teacher:
+            inside[first:last] = True
+        assert inside[covering].all() and not inside[tokens.special].any()
+        shares = tokens.offsets[1:, 0] < tokens.offsets[:-1, 1]
+        for first, last in found.teacher:  # a run is longer only where tokens share a character
+            assert shares[first : last - 1].all()
+        matched = align_match(text, tokens, tokens, vocabulary_map(kind, kind))
+        singles = found.teacher[:, 1] - found.teacher[:, 0] == 1
+        assert np.array_equal(matched.teacher, found.teacher[singles])
+        assert np.array_equal(matched.student, matched.teacher)
+        reduced = align_reduce(tokens, vocabulary_map(kind, kind))
+        assert np.array_equal(reduced.tokens.ids, tokens.ids)
+        assert np.array_equal(reduced.alignment.teacher, reduced.alignment.student)
+
+
+@few
+@given(TEXTS)
+def test_match_keeps_the_single_pairs_of_span_that_are_one_piece(texts: list[str]) -> None:
+    text = FlatText.of(texts)
+    tokens = {kind: encode(kind, texts) for kind in KINDS}
+    for teacher, student in PAIRS:
+        match = vocabulary_map(teacher, student).match
+        span = pairs(align_span(text, tokens[teacher], tokens[student]))
+        expected = [
+            ((t, t_end), (s, s_end))
+            for (t, t_end), (s, s_end) in span
+            if t_end - t == s_end - s == 1
+            and match[tokens[teacher].ids[t]] == tokens[student].ids[s]
+        ]
+        found = align_match(
+            text, tokens[teacher], tokens[student], vocabulary_map(teacher, student)
+        )
+        assert pairs(found) == expected
+
+
+@few
+@given(TEXTS)
+def test_match_of_two_byte_level_vocabularies_swaps(texts: list[str]) -> None:
+    text = FlatText.of(texts)
+    sides = encode("bpe", texts), encode("bpe-untrimmed", texts)
+    found = align_match(text, *sides, vocabulary_map("bpe", "bpe-untrimmed"))
+    swapped = align_match(text, *sides[::-1], vocabulary_map("bpe-untrimmed", "bpe"))
+    assert same_arrays(found.swap(), swapped)
+
+
+@few
+@given(TEXTS, st.sampled_from(PAIRS), st.integers(2, 9))
+def test_a_shorter_student_is_aligned_up_to_its_cut(
+    texts: list[str], kinds: tuple[str, str], max_length: int
+) -> None:
+    text = FlatText.of(texts)
+    teacher = encode(kinds[0], texts)
+    whole, cut = encode(kinds[1], texts), encode(kinds[1], texts, max_length)
+    everything = pairs(align_span(text, teacher, whole))
+    found = align_span(text, teacher, cut)
+    check_runs(texts, teacher, cut, found)
+    for sequence in range(len(texts)):
+        kept = int(cut.start[sequence + 1] - cut.start[sequence])
+        shift = int(cut.start[sequence] - whole.start[sequence])
+        begin, limit = int(whole.start[sequence]), int(whole.start[sequence]) + kept
+        before = [
+            (t, (first + shift, last + shift))
+            for t, (first, last) in everything
+            if begin <= first and last <= limit
+        ]
+        here = [(t, s) for t, s in pairs(found) if teacher.sequence_of(t[0]) == sequence]
+        assert here[: len(before)] == before
+        # at most one more: a character of several tokens of which the cut leaves some
+        assert len(here) <= len(before) + 1
+
+
+@few
+@given(TEXTS, st.sampled_from(PAIRS), st.one_of(st.none(), st.integers(1, 12)))
+def test_reduce_is_its_definition(
+    texts: list[str], kinds: tuple[str, str], max_length: int | None
+) -> None:
+    teacher, vocabulary = encode(kinds[0], texts), vocabulary_map(*kinds)
+    found = align_reduce(teacher, vocabulary, max_length)
+    ids: list[int] = []
+    start, runs = [0], []
+    for sequence in range(len(texts)):
+        tokens = list(range(int(teacher.start[sequence]), int(teacher.start[sequence + 1])))
+        split = {token: vocabulary.split(int(teacher.ids[token])).tolist() for token in tokens}
+        if max_length is not None and sum(map(len, split.values())) > max_length:
+            kept, room = [], max_length - 1  # the last token, sep, is one piece
+            for token in tokens[:-1]:
+                room -= len(split[token])
+                if room < 0:
+                    break
+                kept.append(token)
+            tokens = [*kept, tokens[-1]]
+        for token in tokens:
+            if split[token] and not teacher.special[token]:
+                runs.append(((token, token + 1), (len(ids), len(ids) + len(split[token]))))
+            ids += split[token]
+        start.append(len(ids))
+        assert max_length is None or start[-1] - start[-2] <= max_length
+    assert found.tokens.ids.tolist() == ids and found.tokens.start.tolist() == start
+    assert pairs(found.alignment) == runs
+    for (token, _), (first, last) in runs:
+        assert (found.tokens.offsets[first:last] == teacher.offsets[token]).all()
+        assert (found.unknown[first:last] == vocabulary.unknown[teacher.ids[token]]).all()
+
+
+@few
+@given(TEXTS, st.sampled_from(PAIRS), st.floats(-100, 100))
+def test_pooling_a_constant_gives_the_constant(
+    texts: list[str], kinds: tuple[str, str], constant: float
+) -> None:
+    text, teacher, student = FlatText.of(texts), encode(kinds[0], texts), encode(kinds[1], texts)
+    vocabulary = vocabulary_map(*kinds)
+    reduced = align_reduce(teacher, vocabulary)
+    for found, length in (
+        (align_span(text, teacher, student), len(student.ids)),
+        (align_match(text, teacher, student, vocabulary), len(student.ids)),
+        (reduced.alignment, len(reduced.tokens.ids)),
+    ):
+        for runs, count in ((found.teacher, len(teacher.ids)), (found.student, length)):
+            values = np.append(np.full(count, constant), np.nan)  # NaN behind the last token
+            pooled = [values[first:last].mean() for first, last in runs]
+            assert np.allclose(pooled, constant)
+
+
+@few
+@given(TEXTS)
+def test_untrimmed_offsets_align_like_trimmed_ones(texts: list[str]) -> None:
+    text = FlatText.of(texts)
+    trimmed, untrimmed = encode("bpe", texts), encode("bpe-untrimmed", texts)
+    assert np.array_equal(trimmed.ids, untrimmed.ids)
+    for other in ("wordpiece", "wordpiece-lower"):
+        student = encode(other, texts)
+        # blanks alone pair with nothing here: WordPiece never covers them
+        solid = [
+            [
+                pair
+                for pair in pairs(align_span(text, side, student))
+                if solid_characters(
+                    texts[side.sequence_of(pair[0][0])],
+                    [tuple(map(int, row)) for row in untrimmed.offsets[slice(*pair[0])]],
+                )
+            ]
+            for side in (trimmed, untrimmed)
+        ]
+        assert solid[0] == solid[1]

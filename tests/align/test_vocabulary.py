@@ -1,0 +1,308 @@
+"""What pieces stand for, and the maps between vocabularies of every kind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, normalizers
+
+from align import AlignmentError, Vocabulary, VocabularyMap
+from align.normalisers import normaliser_of
+from tests.align.support import FRAGMENTS, KINDS, PAIRS, tokenizer, vocabulary, vocabulary_map
+
+
+def of(
+    kind: str, pieces: list[str], added: tuple[str, ...] = (), parts: Any = None, **model: Any
+) -> Vocabulary:
+    """A vocabulary of these pieces; of added tokens those in brackets are special."""
+    vocab: Any = {piece: number for number, piece in enumerate(pieces)}
+    if kind == "Unigram":
+        vocab = [[piece, 0.0] for piece in pieces]
+    entries = [
+        {"id": vocab[t] if t in vocab else len(pieces) + n, "content": t, "special": t[0] in "[<"}
+        for n, t in enumerate(added)
+    ]
+    content = {"added_tokens": entries, "model": {"type": kind, "vocab": vocab, **model}}
+    return Vocabulary.from_tokenizer_json(json.dumps(content | (parts or {})))
+
+
+def wordpiece(*pieces: str, lowercase: bool | None = None) -> Vocabulary:
+    parts: dict[str, Any] = {"pre_tokenizer": {"type": "BertPreTokenizer"}}
+    if lowercase is not None:
+        parts["normalizer"] = {"type": "BertNormalizer", "lowercase": lowercase}
+    return of("WordPiece", list(pieces), ("[UNK]",), parts, unk_token="[UNK]")
+
+
+def byte_level(*pieces: str) -> Vocabulary:
+    return of("BPE", list(pieces), parts={"pre_tokenizer": {"type": "ByteLevel"}}, merges=[])
+
+
+def metaspace(*pieces: str, **model: Any) -> Vocabulary:
+    parts = {"pre_tokenizer": {"type": "Metaspace", "replacement": "▁"}}
+    return of("Unigram", list(pieces), ("<unk>",), parts, **model)
+
+
+def suffixed(*pieces: str) -> Vocabulary:
+    return of("BPE", list(pieces), ("<unk>",), merges=[], end_of_word_suffix="</w>")
+
+
+def matches(teacher: Vocabulary, student: Vocabulary) -> dict[str, str]:
+    found = VocabularyMap.between(teacher, student)
+    return {
+        token: student.tokens[found.match[number]]
+        for number, token in enumerate(teacher.tokens)
+        if found.match[number] >= 0 and not teacher.special[number]
+    }
+
+
+def splits(teacher: Vocabulary, student: Vocabulary) -> dict[str, list[str]]:
+    found = VocabularyMap.between(teacher, student)
+    return {
+        token: [student.tokens[i] for i in found.split(number)] + ["?"] * int(found.unknown[number])
+        for number, token in enumerate(teacher.tokens)
+        if not teacher.special[number]
+    }
+
+
+def test_pieces_without_their_marks() -> None:
+    def read(vocabulary: Vocabulary) -> list[tuple[bytes, bool]]:
+        return [(piece.text, piece.begins) for piece in vocabulary.pieces]
+
+    assert read(wordpiece("story", "##ry", "##"))[:3] == [
+        (b"story", True),
+        (b"ry", False),
+        (b"##", True),
+    ]
+    assert read(byte_level("Ġstory", "story", "Ġ", "Ġdéj".replace("é", "Ã©"), "Ã", "Ċ")) == [
+        (b"story", True),
+        (b"story", False),
+        (b"", True),
+        ("déj".encode(), True),
+        (b"\xc3", False),
+        (b"\n", False),
+    ]
+    assert read(metaspace("▁story", "ry", "▁", "<0xC3>", byte_fallback=True))[:4] == [
+        (b"story", True),
+        (b"ry", False),
+        (b"", True),
+        (b"\xc3", False),
+    ]
+
+
+def test_same_pieces_across_marks() -> None:
+    pieces = wordpiece("story", "##ry", "ry", ".", "##.", "猫")
+    blanks = byte_level("Ġstory", "story", "ry", ".", "Ġ.", "çĮ«")
+    assert matches(pieces, blanks) == {
+        "story": "Ġstory", "##ry": "ry", ".": ".", "##.": ".", "猫": "çĮ«",
+    }  # fmt: skip
+    # to WordPiece punctuation is a word of its own, whatever comes before it
+    assert matches(blanks, pieces) == {
+        "Ġstory": "story", "ry": "##ry", ".": ".", "Ġ.": ".", "çĮ«": "猫",
+    }  # fmt: skip
+    assert matches(metaspace("▁story", "ry", "▁ry", "▁"), byte_level("Ġstory", "ry", "Ġ")) == {
+        "▁story": "Ġstory", "ry": "ry", "▁": "Ġ",
+    }  # fmt: skip
+    assert matches(suffixed("story</w>", "sto", "."), pieces) == {"story</w>": "story", ".": "."}
+    assert matches(pieces, suffixed("story</w>", "story", "ry</w>")) == {
+        "story": "story</w>", "##ry": "ry</w>", "ry": "ry</w>",
+    }  # fmt: skip
+
+
+def test_split_is_greedy_and_respects_the_start_of_words() -> None:
+    teacher = wordpiece("story", "##story", "unstory.x", "зок")
+    student = wordpiece("sto", "##ry", "##sto", "st", "##o", "s", "un", ".", "x", "##x")
+    assert splits(teacher, student) == {
+        "story": ["sto", "##ry"],
+        "##story": ["##sto", "##ry"],
+        "unstory.x": ["un", "##sto", "##ry", ".", "x"],
+        "зок": ["[UNK]", "?"],
+    }
+    assert splits(teacher, byte_level("Ġsto", "sto", "ry", "Ġ", "un", ".", "x", "Ð", "·")) == {
+        "story": ["Ġsto", "ry"],
+        "##story": ["sto", "ry"],
+        "unstory.x": ["Ġ", "un", "sto", "ry", ".", "x"],
+        "зок": ["?"],
+    }
+    assert splits(teacher, suffixed("sto", "ry", "ry</w>", "r", "un", ".", "x</w>")) == {
+        "story": ["sto", "ry</w>"],
+        "##story": ["sto", "ry</w>"],
+        "unstory.x": ["un", "sto", "ry", ".", "x</w>"],
+        "зок": ["<unk>", "?"],
+    }
+    # no piece with a blank before it: the blank is left out
+    assert splits(wordpiece("story"), byte_level("sto", "ry"))["story"] == ["sto", "ry"]
+
+
+def test_bytes_that_are_no_characters() -> None:
+    teacher = byte_level("Ã", "ĠÃ", "é", "Ã©")
+    assert splits(teacher, byte_level("Ġ", "Ã", "©")) == {
+        "Ã": ["Ã"], "ĠÃ": ["Ġ", "Ã"], "é": ["?"], "Ã©": ["Ã", "©"],
+    }  # fmt: skip
+    assert splits(teacher, wordpiece("é", "##é", "Ã"))["Ã"] == ["[UNK]", "?"]
+    assert splits(teacher, wordpiece("é", "##é"))["Ã©"] == ["##é"]
+    fallback = metaspace("▁", "<0xC3>", "<0xA9>", "<0xE9>", byte_fallback=True)
+    assert splits(teacher, fallback) == {
+        "Ã": ["<0xC3>"], "ĠÃ": ["▁", "<0xC3>"], "é": ["<0xE9>"], "Ã©": ["<0xC3>", "<0xA9>"],
+    }  # fmt: skip
+
+
+def test_the_students_normaliser_reads_the_teachers_piece() -> None:
+    teacher = byte_level("ĠStory", "É".replace("É", "Ãī"), "ĠâĢĭ", "Ċ")
+    student = wordpiece("story", "e", "##e", lowercase=True)
+    assert splits(teacher, student) == {
+        "ĠStory": ["story"], "Ãī": ["##e"], "ĠâĢĭ": [], "Ċ": [],
+    }  # fmt: skip
+    assert matches(teacher, student) == {"ĠStory": "story", "Ãī": "##e"}
+    assert matches(teacher, wordpiece("story", lowercase=False)) == {}
+
+
+def test_special_tokens_by_role_and_by_name() -> None:
+    teacher, student = vocabulary("wordpiece"), vocabulary("unigram")
+    assert set(teacher.roles) == {"cls", "sep", "mask", "pad", "unk"}
+    found = vocabulary_map("wordpiece", "unigram")
+    names = {
+        "[CLS]": "<s>",
+        "[SEP]": "</s>",
+        "[MASK]": "<mask>",
+        "[PAD]": "<pad>",
+        "[UNK]": "<unk>",
+    }
+    for own, other in names.items():
+        number = teacher.tokens.index(own)
+        assert student.tokens[found.match[number]] == other
+        assert found.split(number).tolist() == [student.tokens.index(other)]
+        assert not found.unknown[number]
+    extra = of("WordPiece", ["a", "[unk]", "[x]"], ("[unk]", "[x]", "[y]"), unk_token="[unk]")
+    other = of("WordPiece", ["[x]", "[unk]"], ("[x]", "[unk]"), unk_token="[unk]")
+    assert VocabularyMap.between(extra, other).match.tolist() == [-1, 1, 0, -1]
+    assert VocabularyMap.between(extra, other).unknown.tolist() == [True, False, False, True]
+
+
+def test_roles_from_an_older_post_processor() -> None:
+    parts = {"post_processor": {"type": "BertProcessing", "sep": ["(s)", 1], "cls": ["(c)", 0]}}
+    found = of("WordPiece", ["(c)", "(s)", "a"], ("[MASK]",), parts, unk_token="?")
+    assert found.roles == {"cls": 0, "sep": 1, "mask": 3}
+    assert found.special.tolist() == [True, True, False, True]
+
+
+def test_added_words_are_literal_text() -> None:
+    teacher = of("WordPiece", ["a"], ("C++", "[UNK]"), unk_token="[UNK]")
+    assert splits(teacher, byte_level("C", "+", "Ġ"))["C++"] == ["C", "+", "+"]
+    assert matches(teacher, wordpiece("C++")) == {"C++": "C++"}
+
+
+def test_a_file_without_types_is_read() -> None:
+    content = json.loads(tokenizer("wordpiece").to_str())
+    del content["model"]["type"]
+    assert (
+        Vocabulary.from_tokenizer_json(json.dumps(content)).tokens == vocabulary("wordpiece").tokens
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not the file of a tokenizer"),
+        ("[]", "not the file of a tokenizer"),
+        ('{"version": "1.0"}', "not the file of a tokenizer .*model"),
+        ('{"model": {"type": "Magic", "vocab": {}}}', "model: the type 'Magic' is not known"),
+        (
+            '{"normalizer": {"type": "Odd"}, "model": {"type": "BPE", "vocab": {}}}',
+            "normalizer: the type 'Odd' is not known",
+        ),
+    ],
+)
+def test_other_files_are_refused(text: str, message: str) -> None:
+    with pytest.raises(AlignmentError, match=message):
+        Vocabulary.from_tokenizer_json(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_maps_to_itself_by_identity(kind: str) -> None:
+    found = vocabulary_map(kind, kind)
+    everything = list(range(len(vocabulary(kind))))
+    assert found.match.tolist() == found.split_ids.tolist() == everything
+    assert not found.unknown.any()
+
+
+@pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
+def test_a_split_spells_the_teachers_piece(kinds: tuple[str, str]) -> None:
+    teacher, student = map(vocabulary, kinds)
+    found, normalise = vocabulary_map(*kinds), normaliser_of(student.normaliser)
+    for number, piece in enumerate(teacher.pieces):
+        if teacher.special[number] or found.unknown[number]:
+            continue
+        spelled = b"".join(student.pieces[i].text for i in found.split(number))
+        try:
+            expected = normalise(piece.text.decode()).encode()
+        except UnicodeDecodeError:
+            expected = piece.text
+        assert b"".join(spelled.split()) == b"".join(expected.split())
+
+
+@pytest.mark.parametrize("teacher", KINDS)
+@pytest.mark.parametrize("student", ["wordpiece", "wordpiece-lower"])
+def test_words_split_as_wordpiece_itself_splits_them(teacher: str, student: str) -> None:
+    found, built = vocabulary_map(teacher, student), tokenizer(student)
+    compared = 0
+    for number, piece in enumerate(vocabulary(teacher).pieces):
+        text = piece.text.decode(errors="replace")
+        if vocabulary(teacher).special[number] or not (piece.begins and text.isalpha()):
+            continue
+        expected = built.encode(text, add_special_tokens=False).ids
+        assert found.split(number).tolist() == expected
+        compared += 1
+    assert compared > 50
+
+
+NORMALISERS = {
+    "bert": normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=False),
+    "bert-cased": normalizers.BertNormalizer(lowercase=False, handle_chinese_chars=False),
+    "bert-accents": normalizers.BertNormalizer(
+        lowercase=True, strip_accents=False, handle_chinese_chars=False
+    ),
+    "bert-raw": normalizers.BertNormalizer(
+        clean_text=False, lowercase=False, strip_accents=True, handle_chinese_chars=False
+    ),
+    "albert": normalizers.Sequence(
+        [
+            normalizers.Replace("``", '"'),
+            normalizers.NFKD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+        ]
+    ),
+    "electra": normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+    "regex": normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex("[éa]+"), "o")]),
+    "nfkc": normalizers.NFKC(),
+}
+WRITTEN = st.lists(st.sampled_from([*FRAGMENTS, "``", "ÀÉ", "ΑΣ", "Å"]), max_size=8).map("".join)
+
+
+@pytest.mark.parametrize("name", NORMALISERS)
+@given(text=WRITTEN)
+@settings(max_examples=80, deadline=None)
+def test_normalisers_do_what_tokenizers_does(name: str, text: str) -> None:
+    holder = Tokenizer.from_str('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    holder.normalizer = NORMALISERS[name]
+    ours = normaliser_of(json.loads(holder.to_str())["normalizer"])
+    assert ours(text) == NORMALISERS[name].normalize_str(text)
+
+
+def test_normalisers_of_marks_and_compiled_tables() -> None:
+    marks = {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            {"type": "Strip", "strip_left": True, "strip_right": True},
+        ],
+    }
+    assert normaliser_of(marks)(" a b ") == " a b "
+    assert normaliser_of({"type": "Precompiled"})("ﬁ\u0007\n½") == "fi 1⁄2"
+    with pytest.raises(AlignmentError, match=r"cannot read the expression '\\\\p"):
+        normaliser_of({"type": "Replace", "pattern": {"Regex": "\\p{L}"}, "content": ""})

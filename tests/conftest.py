@@ -1,0 +1,185 @@
+"""Shared fixtures: real tokenizers trained here and small real teachers with a masked-LM head.
+
+Nothing is downloaded. Heavy imports stay inside the fixtures, so that the tests of `store` and
+`align` start fast.
+
+- `make_tokenizer(kind)`: kind in TOKENIZER_KINDS -> PreTrainedTokenizerFast
+- `tiny_teacher(kind)`: kind in TEACHER_KINDS -> Path of a transformers folder (float32)
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.texts import SENTENCES
+
+TOKENIZER_KINDS = ("wordpiece", "wordpiece-lower", "bpe", "unigram")
+TEACHER_KINDS = ("bert", "roberta", "deberta", "electra", "xlmr", "distilbert", "modernbert")
+TOKENIZER_OF = {
+    "bert": "wordpiece",
+    "roberta": "bpe",
+    "deberta": "unigram",
+    "electra": "wordpiece-lower",
+    "xlmr": "unigram",
+    "distilbert": "wordpiece",
+    "modernbert": "bpe",
+}
+MAX_LENGTH = 128
+VOCABULARY = 600
+
+
+def _backend(kind: str, specials: dict[str, str]) -> Any:
+    """A trained `tokenizers.Tokenizer` that adds its cls and sep to every text."""
+    from tokenizers import (
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
+
+    unk = specials["unk_token"]
+    common: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "special_tokens": list(specials.values()),
+        "show_progress": False,
+    }
+    if kind.startswith("wordpiece"):
+        backend = Tokenizer(models.WordPiece(unk_token=unk))
+        backend.normalizer = normalizers.BertNormalizer(lowercase=kind == "wordpiece-lower")
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(**common)
+    elif kind == "bpe":
+        backend = Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
+    elif kind == "unigram":
+        backend = Tokenizer(models.Unigram())
+        backend.normalizer = normalizers.NFKC()
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+        backend.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(unk_token=unk, **common)
+    else:
+        raise ValueError(f"tokenizer kind {kind!r}: expected one of {TOKENIZER_KINDS}")
+    backend.train_from_iterator(SENTENCES, trainer)
+    cls, sep = specials["cls_token"], specials["sep_token"]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B {sep}",
+        special_tokens=[(token, backend.token_to_id(token)) for token in (cls, sep)],
+    )
+    return backend
+
+
+@cache
+def _tokenizer(kind: str) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    if kind.startswith("wordpiece"):
+        names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    else:
+        names = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    specials = dict(zip(roles, names, strict=True))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_backend(kind, specials), model_max_length=MAX_LENGTH, **specials
+    )
+
+
+def _model(kind: str, tokenizer: Any) -> Any:
+    """A random model of 4 layers, 32 wide, 4 heads, with its masked-LM head."""
+    import torch
+    import transformers
+
+    common: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.cls_token_id,
+        "eos_token_id": tokenizer.sep_token_id,
+        "cls_token_id": tokenizer.cls_token_id,
+        "sep_token_id": tokenizer.sep_token_id,
+        "initializer_range": 0.2,  # wide enough that logits and maps are far from uniform
+    }
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": MAX_LENGTH,
+    }
+    shifted = {**sizes, "max_position_embeddings": MAX_LENGTH + tokenizer.pad_token_id + 1}
+    settings: dict[str, tuple[str, dict[str, Any]]] = {
+        "bert": ("Bert", sizes),
+        "roberta": ("Roberta", {**shifted, "type_vocab_size": 1}),
+        "xlmr": ("XLMRoberta", {**shifted, "type_vocab_size": 1}),
+        "electra": ("Electra", {**sizes, "embedding_size": 16}),
+        "deberta": (
+            "DebertaV2",
+            {
+                **sizes,
+                "relative_attention": True,
+                "pos_att_type": ["p2c", "c2p"],
+                "position_buckets": 16,
+                "share_att_key": True,
+                "norm_rel_ebd": "layer_norm",
+            },
+        ),
+        "distilbert": (
+            "DistilBert",
+            {
+                "dim": 32,
+                "n_layers": 4,
+                "n_heads": 4,
+                "hidden_dim": 64,
+                "max_position_embeddings": MAX_LENGTH,
+            },
+        ),
+        "modernbert": (
+            "ModernBert",
+            {**sizes, "local_attention": 16, "global_attn_every_n_layers": 2},
+        ),
+    }
+    if kind not in settings:
+        raise ValueError(f"teacher kind {kind!r}: expected one of {TEACHER_KINDS}")
+    prefix, own = settings[kind]
+    config = getattr(transformers, f"{prefix}Config")(**common, **own)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(TEACHER_KINDS.index(kind))
+        model = getattr(transformers, f"{prefix}ForMaskedLM")(config)
+    return model.float().eval()
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer() -> Callable[[str], Any]:
+    """`make_tokenizer(kind)` -> a PreTrainedTokenizerFast, shared by the session."""
+    return _tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`tiny_teacher(kind)` -> folder of a random teacher and its tokenizer, saved once."""
+    root = tmp_path_factory.mktemp("teachers")
+
+    @cache
+    def saved(kind: str) -> Path:
+        tokenizer = _tokenizer(TOKENIZER_OF[kind])
+        _model(kind, tokenizer).save_pretrained(root / kind)
+        tokenizer.save_pretrained(root / kind)
+        return root / kind
+
+    return saved

@@ -1,0 +1,92 @@
+"""The `downstream` command: it does the job, and a mistake is one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from downstream.cli import main
+from tests.downstream.test_tagging import write_tagged
+from tests.texts import SENTENCES
+
+Teacher = Callable[[str], Path]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(SENTENCES * 3), encoding="utf-8")
+    return path
+
+
+def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
+    result = run(
+        *("--task", "mlm", "--model", tiny_teacher("distilbert"), "--train", text),
+        *("--out", tmp_path / "out", "--steps", 2, "--batch-tokens", 256, "--max-length", 64),
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["tokens"] == 2 * 256
+
+
+def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        tagged = write_tagged(tmp_path / name, 8, 0).read_text()
+        (tmp_path / name).write_text(tagged.replace("\tNOUN", "\tB-X").replace("\tDET", "\tO"))
+        for tag in ("ADJ", "VERB"):
+            renamed = (tmp_path / name).read_text().replace(f"\t{tag}", "\tI-X")
+            (tmp_path / name).write_text(renamed)
+    result = run(
+        *("--task", "ner", "--model", tiny_teacher("electra"), "--train", tmp_path / "train"),
+        *("--dev", tmp_path / "dev", "--out", tmp_path / "out", "--seeds", 1, "--epochs", 1),
+    )
+    assert result.exit_code == 0, result.output
+    assert "entity F1" in result.output and "±" in result.output
+    assert "dev" in json.loads((tmp_path / "out" / "scores.json").read_text())["mean"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--steps", 1, "--epochs", 1), "contradict"),
+        (("--batch-size", 1, "--batch-tokens", 99), "contradict"),
+        (("--vocab", "5k"), "a checkpoint brings its own"),
+        (("--seeds", 2), "does not take --seeds"),
+        (("--max-length", 4000), "at most 128 tokens"),
+        (("--resume",), "no checkpoint to continue from"),
+    ],
+)
+def test_mlm_mistakes(
+    arguments: tuple[object, ...], message: str, text: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    required = ("--task", "mlm", "--model", tiny_teacher("bert"), "--train", text)
+    result = run(*required, "--out", tmp_path / "out", *arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_exists_is_left_alone(
+    text: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    required = ("--task", "mlm", "--model", tiny_teacher("bert"), "--train", text)
+    result = run(*required, "--out", text)
+    assert result.exit_code == 1 and "exists already" in result.output
+    assert text.read_text(encoding="utf-8").startswith(SENTENCES[0])
+
+
+def test_tags_that_are_no_entities_are_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    tagged = write_tagged(tmp_path / "train", 3, 0)
+    required = ("--task", "ner", "--model", tiny_teacher("bert"), "--train", tagged)
+    result = run(*required, "--dev", tagged, "--out", tmp_path / "out")
+    assert result.exit_code == 1 and "--task pos" in result.output
+    result = run(*required, "--out", tmp_path / "out")
+    assert result.exit_code == 1 and "needs --dev" in result.output

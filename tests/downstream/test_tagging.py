@@ -1,0 +1,134 @@
+"""Tagging: words and their first pieces, scores by hand, a tagger and a probe that learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from downstream.probe import linear_probe
+from downstream.tagging import IGNORED, TaggingSettings, encode, fine_tune, score_words
+from downstream.words import Sentence, first_pieces, read_tagged
+from store.errors import UserError
+from tests.conftest import TOKENIZER_KINDS
+from tests.texts import SENTENCES
+
+TAGS = {"the": "DET", "old": "ADJ", "lamp": "NOUN", "stairs": "NOUN", "light": "VERB"}
+
+
+def write_tagged(path: Path, sentences: int, seed: int) -> Path:
+    """Sentences of six words each, every word with the tag of TAGS."""
+    words = np.random.default_rng(seed).choice(list(TAGS), (sentences, 6))
+    rows = ("\n".join(f"{word}\t{TAGS[word]}" for word in row) for row in words)
+    path.write_text("\n\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_first_piece_covers_the_first_character(
+    kind: str, make_tokenizer: Callable[[str], Any]
+) -> None:
+    tokenizer = make_tokenizer(kind)
+    for text in SENTENCES:
+        words = text.split()
+        ids, first = first_pieces(tokenizer, words, 128)
+        joined = " ".join(words)
+        spans = tokenizer(joined, return_offsets_mapping=True)["offset_mapping"]
+        assert len(spans) == len(ids) and len(first) == len(words)
+        begin = 0
+        for word, position in zip(words, first, strict=True):
+            assert position > 0
+            assert spans[position][0] <= begin < spans[position][1]
+            begin += len(word) + 1
+
+
+def test_words_that_are_cut_off_have_no_piece(make_tokenizer: Callable[[str], Any]) -> None:
+    ids, first = first_pieces(make_tokenizer("wordpiece"), ["lamp"] * 20, 8)
+    assert len(ids) == 8
+    kept = [position for position in first if position >= 0]
+    assert 0 < len(kept) < 7 and set(first[len(kept) :]) == {-1}
+
+
+def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    sentence = Sentence(("Donaudampfschifffahrt", "lamp", "?"), ("X", "NOUN", "unseen"))
+    (row,) = encode(tokenizer, [sentence], ["NOUN", "X"], 64)
+    first = row["first"]
+    assert first[1] - first[0] > 1
+    assert [row["labels"][position] for position in first] == [1, 0, IGNORED]
+    assert sum(label != IGNORED for label in row["labels"]) == 2
+
+
+def test_scores_by_hand() -> None:
+    sentences = [Sentence(("a", "b", "c"), ("N", "V", "N")), Sentence(("d",), ("N",))]
+    encoded = [{"first": [1, 2, -1]}, {"first": [1]}]  # the third word was cut off
+    logits = np.zeros((2, 4, 2))
+    logits[0, 1, 0] = logits[0, 2, 1] = logits[1, 1, 1] = 1  # N, V; V
+    score = score_words("pos", sentences, encoded, logits, ["N", "V"])
+    assert score.accuracy == pytest.approx(2 / 4)
+    # N: precision 1, recall 1/3, F1 1/2; V: precision 1/2, recall 1, F1 2/3
+    assert score.primary == pytest.approx((1 / 2 + 2 / 3) / 2)
+
+
+def test_entities_count_whole() -> None:
+    tags = ["B-PER", "I-PER", "O"]
+    sentences = [Sentence(tuple("abcd"), ("B-PER", "I-PER", "O", "B-PER"))]
+    encoded = [{"first": [0, 1, 2, 3]}]
+    logits = np.eye(3)[[[0, 2, 2, 0]]]  # the first entity is cut short, the second is right
+    score = score_words("ner", sentences, encoded, logits, tags)
+    assert score.accuracy == pytest.approx(3 / 4)
+    assert score.primary == pytest.approx(1 / 2)
+
+
+def test_fine_tuning_learns_and_reports_every_seed(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
+    files = [write_tagged(tmp_path / name, 60, seed) for seed, name in enumerate("abc")]
+    settings = TaggingSettings(epochs=6, batch_size=4, lr=5e-3, seeds=2)
+    result = fine_tune("pos", str(tiny_teacher("bert")), *files, settings, say=lambda _: None)
+    assert [run["seed"] for run in result["seeds"]] == [0, 1]
+    scores = [run["test"]["primary"] for run in result["seeds"]]
+    assert min(scores) > 0.9
+    assert result["mean"]["test"]["primary"] == pytest.approx(np.mean(scores))
+    assert result["deviation"]["test"]["primary"] == pytest.approx(np.std(scores, ddof=1))
+
+
+def test_probe_reads_off_what_the_words_say(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
+    train, dev = (write_tagged(tmp_path / name, 40, seed) for seed, name in enumerate("ab"))
+    result = linear_probe(str(tiny_teacher("roberta")), train, dev)
+    assert result["accuracy"] > 0.9 and result["lost"] == 0
+    shuffled = tmp_path / "shuffled"
+    lines = dev.read_text().split("\n")
+    tags = [line.split("\t")[1] for line in lines if line]
+    np.random.default_rng(0).shuffle(tags)
+    shuffled.write_text(
+        "\n".join(line and f"{line.split(chr(9))[0]}\t{tags.pop()}" for line in lines)
+    )
+    assert linear_probe(str(tiny_teacher("roberta")), train, shuffled)["accuracy"] < 0.6
+
+
+def test_tagged_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "tags.tsv"
+    path.write_bytes(b"a\tX\r\nb c\tY\r\n\r\n\n\nd\tX")
+    assert read_tagged(path) == [Sentence(("a", "b c"), ("X", "Y")), Sentence(("d",), ("X",))]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\tX\nb\n", "line 2"),
+        (b"a\tX\tY\n", "line 1"),
+        (b"\n\n", "no sentence"),
+        (b"\xff\xfe\tX\n", "not UTF-8"),
+    ],
+)
+def test_wrong_tagged_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "tags.tsv"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_tagged(path)

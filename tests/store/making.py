@@ -1,0 +1,178 @@
+"""Stores of random but realistic data, and the values that went into them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from store import Features, LogitsSpec, StoreWriter
+
+TEXT = "the story of a Нева river, ξένος and 東京 was told; no один knows 🙂 why it ended so"
+WORDS = TEXT.split(" ")
+IDENTITY = {
+    "teacher": {"id": "tiny", "revision": "1", "weights_hash": "ab"},
+    "corpus": {"hash": "c"},
+}
+SOFTWARE = {"teachonce": "0.1"}
+
+
+def features_of(
+    codec: str = "default", tier: str | None = "topk", views: int = 2, size: int | None = None
+) -> Features:
+    sizes = {"topk": 5, "sample": 12, "head": 20}
+    logits = None if tier is None else LogitsSpec(tier, size or sizes[tier])
+    return Features(
+        views=views, max_length=64, width=37, vocabulary=1000, codec=codec,
+        hidden=("mean", "groups2.1"), attention=("mean",), logits=logits,
+    )  # fmt: skip
+
+
+@dataclass
+class Part:
+    """Everything that is put into one part."""
+
+    texts: list[str]
+    token_counts: np.ndarray
+    document: np.ndarray
+    token_ids: np.ndarray
+    offsets: np.ndarray
+    special: np.ndarray
+    spans: dict[int, list[np.ndarray]]
+    hidden: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
+    logits: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    attention: dict[tuple[int, str], list[np.ndarray]] = field(default_factory=dict)
+
+
+def _tokens(text: str, rng: np.random.Generator) -> tuple[list[int], list[tuple[int, int]]]:
+    ids, spans, place = [2], [(0, 0)], 0
+    for word in text.split(" "):
+        cut = min(len(word), 4)
+        for begin, end in ((0, cut), (cut, len(word))):
+            if begin < end:
+                ids.append(int(rng.integers(10, 1000)))
+                spans.append((place + begin, place + end))
+        place += len(word) + 1
+    return [*ids, 3], [*spans, (0, 0)]
+
+
+def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
+    rng = np.random.default_rng(seed)
+    texts = [" ".join(rng.choice(WORDS, rng.integers(1, 20))) for _ in range(sequences)]
+    tokens = [_tokens(text, rng) for text in texts]
+    counts = np.array([len(ids) for ids, _ in tokens])
+    total = int(counts.sum())
+    ids = np.concatenate([ids for ids, _ in tokens])
+    offsets = np.concatenate([spans for _, spans in tokens]).astype(np.int32)
+    spans = {}
+    for view in range(1, features.views):
+        spans[view] = [_mask(text, rng) for text in texts]
+    part = Part(
+        texts, counts, np.arange(sequences) // 2, ids, offsets, (ids < 10), spans
+    )
+    for view in range(features.views):
+        for name in features.hidden:
+            states = rng.normal(size=(total, features.width)) * channel_scale(features.width)
+            states[rng.random(total) < 0.01] *= 6
+            part.hidden[view, name] = states.astype(np.float32)
+        if features.logits:
+            part.logits[view] = _logits(features, total, rng)
+        for name in features.attention:
+            part.attention[view, name] = [
+                rng.dirichlet(np.full(n, 0.3), size=n).astype(np.float32) for n in counts
+            ]
+    return part
+
+
+def channel_scale(width: int) -> np.ndarray:
+    scale = np.linspace(0.5, 2, width)
+    scale[3] = 40
+    return scale
+
+
+def _mask(text: str, rng: np.random.Generator) -> np.ndarray:
+    rows, place = [], 0
+    for word in text.split(" "):
+        if rng.random() < 0.3:
+            rows.append((place, place + len(word), int(rng.integers(0, 3))))
+        place += len(word) + 1
+    return np.array(rows, np.int32).reshape(-1, 3)
+
+
+def _logits(features: Features, tokens: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    assert features.logits
+    tier, size = features.logits.tier, features.logits.size
+    raw = rng.normal(size=(tokens, features.vocabulary)) * 3
+    partition = np.log(np.exp(raw).sum(axis=1)).astype(np.float32)
+    if tier == "topk":
+        ids = np.argsort(-raw, axis=1)[:, :size]
+        logs = (np.take_along_axis(raw, ids, axis=1) - partition[:, None]).astype(np.float32)
+        rest = np.log1p(-np.exp(logs).sum(axis=1)).astype(np.float32)
+        return {"ids": ids, "logprobs": logs, "rest": rest, "log_partition": partition}
+    if tier == "sample":
+        draws = rng.zipf(1.5, size=(tokens, size)) % features.vocabulary
+        return {"draws": draws, "log_partition": partition}
+    values = rng.normal(size=(tokens, size)).astype(np.float32)
+    return {"values": values, "log_partition": partition}
+
+
+def calibration_of(features: Features) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    scale = channel_scale(features.width).astype(np.float32)
+    return {name: (np.linspace(-1, 1, features.width).astype(np.float32), scale)
+            for name in features.hidden}  # fmt: skip
+
+
+def begin(path: Path, features: Features, **changes: Any) -> StoreWriter:
+    head = None
+    if features.logits and features.logits.tier == "head":
+        rng = np.random.default_rng(9)
+        size = (features.vocabulary, features.logits.size)
+        head = (rng.normal(size=size), np.zeros(features.vocabulary))
+    arguments: dict[str, Any] = {
+        "identity": IDENTITY,
+        "features": features,
+        "calibration": calibration_of(features),
+        "files": {"tokenizer.json": b'{"a": 1}', "config.json": b"{}"},
+        "weights": {"embeddings.word_embeddings.weight": np.eye(8, 4), "pooler.bias": np.ones(4)},
+        "head": head,
+        "software": SOFTWARE,
+    }
+    return StoreWriter.create_or_resume(path, **(arguments | changes))
+
+
+def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> None:
+    """Put the rows in a random order, in a few pieces, as batches sorted by length do."""
+    features, rng = writer.features, np.random.default_rng(seed)
+    w = writer.part(number, part.token_counts)
+    zeros = np.zeros(len(part.texts), np.int64)
+    w.set_sequences(
+        part.texts, part.document, zeros + 7, zeros > 0, part.token_ids, part.offsets, part.special
+    )
+    for view, spans in part.spans.items():
+        w.set_masks(view, spans)
+    for rows in np.array_split(rng.permutation(len(part.token_ids)), 3):
+        for (view, name), states in part.hidden.items():
+            w.put_hidden(view, name, rows, states[rows])
+        for view, logits in part.logits.items():
+            assert features.logits
+            taken = {name: array[rows] for name, array in logits.items()}
+            put = {"topk": w.put_topk, "sample": w.put_samples, "head": w.put_head}
+            put[features.logits.tier](view, rows, **taken)
+    for (view, name), maps in part.attention.items():
+        for sequence in rng.permutation(len(maps)):
+            w.put_attention(view, name, int(sequence), maps[sequence])
+    w.publish()
+
+
+def make_store(
+    path: Path, features: Features, parts: int = 3, sequences: int = 12, **changes: Any
+) -> list[Part]:
+    """A sealed store; returns what went in."""
+    writer = begin(path, features, **changes)
+    made = [make_part(features, seed, sequences) for seed in range(parts)]
+    for number, part in enumerate(made):
+        put_part(writer, number, part)
+    writer.seal()
+    return made
