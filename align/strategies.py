@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from align.alignment import Alignment, AlignmentError, Booleans
+from align.alignment import Alignment, AlignmentError, Booleans, Integers
 from align.mapping import VocabularyMap
 from align.text import FlatText, Tokens
 
@@ -76,29 +76,32 @@ def _outside(text: FlatText, tokens: Tokens, side: str, token: int) -> Alignment
 def _trim(text: FlatText, begin: Index, end: Index) -> None:
     """Take blanks off both edges of each span, in place; a span of blanks only stays as it is."""
     filled = np.flatnonzero(~text.space)
-    edge = np.flatnonzero(text.space[begin] | text.space[end - 1])
-    low = np.searchsorted(filled, begin[edge])
-    high = np.searchsorted(filled, end[edge])
-    inside = high > low
-    edge = edge[inside]
-    begin[edge] = filled[low[inside]]
-    end[edge] = filled[high[inside] - 1] + 1
+    before = np.zeros(len(text.space) + 1, np.int64)  # filled characters before each one
+    np.cumsum(~text.space, out=before[1:])
+    low, high = before[begin], before[end]
+    some = np.flatnonzero(high > low)
+    begin[some] = filled[low[some]]
+    end[some] = filled[high[some] - 1] + 1
 
 
-def _runs(spans: _Spans, group: Index) -> tuple[Index, Index]:
-    """Group number [n] and first-and-last-plus-one flat token [n, 2] of each run of one side."""
+def _runs(spans: _Spans, group: Index) -> tuple[Index, Index, Index]:
+    """The runs of one side: group number, first token and last token plus one, each [n]."""
     of_token = group[spans.begin]
     head = np.ones(len(of_token), bool)
     np.not_equal(of_token[1:], of_token[:-1], out=head[1:])
     first = np.flatnonzero(head)
     last = np.append(first[1:], len(of_token))[: len(first)] - 1
-    return of_token[first], np.stack((spans.token[first], spans.token[last] + 1), axis=1)
+    return of_token[first], spans.token[first], spans.token[last] + 1
 
 
-def _holds_special(tokens: Tokens, runs: Index) -> Booleans:
+def _holds_special(tokens: Tokens, first: Index, end: Index) -> Booleans:
     before = np.zeros(len(tokens.ids) + 1, np.int64)
     np.cumsum(tokens.special, out=before[1:])
-    return before[runs[:, 1]] > before[runs[:, 0]]
+    return before[end] > before[first]
+
+
+def _pairs(first: Integers, end: Integers) -> NDArray[np.int32]:
+    return np.stack((first.astype(np.int32), end.astype(np.int32)), axis=1)
 
 
 def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
@@ -127,16 +130,17 @@ def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
     group = np.cumsum(cut)
     bad = np.zeros(group[-1] + 1, bool)
     bad[group[np.flatnonzero((covered[0] != covered[1])[:-1] & text.solid)]] = True
-    (teacher_group, teacher_runs), (student_group, student_runs) = (
-        _runs(spans, group) for spans in sides
-    )
+    (t_group, t_first, t_end), (s_group, s_first, s_end) = (_runs(side, group) for side in sides)
     run_of = np.full(len(bad), -1, np.int64)
-    run_of[student_group] = np.arange(len(student_group))
+    run_of[s_group] = np.arange(len(s_group))
     run_of[bad] = -1
-    partner = run_of[teacher_group]
-    teacher_runs, student_runs = teacher_runs[partner >= 0], student_runs[partner[partner >= 0]]
-    keep = ~(_holds_special(teacher, teacher_runs) | _holds_special(student, student_runs))
-    return Alignment(teacher_runs[keep].astype(np.int32), student_runs[keep].astype(np.int32))
+    partner = run_of[t_group]
+    kept = np.flatnonzero(partner >= 0)
+    t_first, t_end = t_first[kept], t_end[kept]
+    s_first, s_end = s_first[partner[kept]], s_end[partner[kept]]
+    special = _holds_special(teacher, t_first, t_end) | _holds_special(student, s_first, s_end)
+    pure = np.flatnonzero(~special)
+    return Alignment(_pairs(t_first[pure], t_end[pure]), _pairs(s_first[pure], s_end[pure]))
 
 
 def align_match(
@@ -154,7 +158,8 @@ def align_match(
     t, s = pairs.teacher[:, 0], pairs.student[:, 0]
     keep = (pairs.teacher[:, 1] - t == 1) & (pairs.student[:, 1] - s == 1)
     keep &= vocabulary.match[teacher.ids[t]] == student.ids[s]
-    return Alignment(pairs.teacher[keep], pairs.student[keep])
+    t, s = t[keep], s[keep]
+    return Alignment(_pairs(t, t + 1), _pairs(s, s + 1))
 
 
 def align_reduce(
@@ -185,12 +190,8 @@ def align_reduce(
         teacher.special[token],
         bounds[teacher.start],
     )
-    source = np.flatnonzero((counts > 0) & ~teacher.special).astype(np.int32)
-    ends = bounds.astype(np.int32)
-    alignment = Alignment(
-        np.stack((source, source + np.int32(1)), axis=1),
-        np.stack((ends[source], ends[source + 1]), axis=1),
-    )
+    source = np.flatnonzero((counts > 0) & ~teacher.special)
+    alignment = Alignment(_pairs(source, source + 1), _pairs(bounds[source], bounds[source + 1]))
     return Reduced(pieces, vocabulary.unknown[teacher.ids][token], alignment)
 
 

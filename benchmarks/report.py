@@ -1,4 +1,5 @@
-"""What every benchmark says beside its figures: hardware, versions, settings; and where the figures go."""
+"""What every benchmark says beside its figures: hardware, versions, settings; and where the figures
+go."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def hardware() -> str:
         f"{name} {version(name)}"
         for name in ("torch", "transformers", "tokenizers", "zarr", "h5py")
     )
-    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GB{device}; Python {platform.python_version()}, {versions}"
+    return (
+        f"{model}, {os.cpu_count()} cores, {memory:.0f} GB{device}; Python"
+        f" {platform.python_version()}, {versions}"
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

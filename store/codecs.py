@@ -191,7 +191,8 @@ def encode_attention(codec: str, probabilities: Floats) -> Array:
     """Probabilities in 0..1 -> float32 (exact) or uint8 square-root codes."""
     if codec == "exact":
         return probabilities
-    return np.rint(np.sqrt(np.clip(probabilities, 0, 1)) * 255).astype(np.uint8)
+    codes: Array = np.rint(np.sqrt(np.clip(probabilities, 0, 1)) * 255).astype(np.uint8)
+    return codes
 
 
 def decode_attention(codes: Array) -> Floats:

@@ -63,8 +63,8 @@ def _open(source: Source, allow_partial: bool) -> FeatureStore:
         manifest = unsealed_manifest(source, attributes, features)
     else:
         raise StoreError(
-            f"{source.path}: is still being written; let teacher-dump finish it (start it again with "
-            "the same arguments), or open it with allow_partial=True"
+            f"{source.path}: is still being written; let teacher-dump finish it (start it again "
+            "with the same arguments), or open it with allow_partial=True"
         )
     return FeatureStore(source, attributes, features, manifest)
 

@@ -1,4 +1,5 @@
-"""From a batch of the store to what a student step needs: tokenised, masked, aligned, pooled on the teacher's side."""
+"""From a batch of the store to what a student step needs: tokenised, masked, aligned, pooled on the
+teacher's side."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Teacher's targets for G aligned runs of the student's flat tokens. What no loss asks for is empty."""
+    """Teacher's targets for G aligned runs of the student's flat tokens.
+
+    What no loss asks for is empty.
+    """
 
     inputs: Inputs | None  # a second input (reduce); None: the runs are of the masked native input
     runs: Runs
@@ -62,7 +66,10 @@ class Distillation:
 
 @dataclass(frozen=True)
 class StudentBatch:
-    """One step's data. `masked` are flat token numbers of `labels`; `characters` is the text that they cover."""
+    """One step's data.
+
+    `masked` are flat token numbers of `labels`; `characters` is the text that they cover.
+    """
 
     inputs: Inputs
     masked: Tensor  # int64 [M]
@@ -152,7 +159,8 @@ class Collator:
         )
 
     def __call__(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
-        """`key` seeds the masks; in view 0 they are drawn anew, in other views they are the teacher's."""
+        """`key` seeds the masks; in view 0 they are drawn anew, in other views they are the
+        teacher's."""
         native = self.tokenize(batch.texts)
         if view:
             read = self.masker.stored(native, batch.spans, batch.spans_start, key)
@@ -191,12 +199,16 @@ class Collator:
         return Distillation(
             inputs=inputs,
             runs=Runs.of(alignment.student),
-            normalised={n: self._pooled(h.normalised(), teacher_runs) for n, h in hidden}
-            if self.wants_normalised
-            else {},
-            states={n: self._pooled(h.states(), teacher_runs) for n, h in hidden}
-            if self.wants_states
-            else {},
+            normalised=(
+                {n: self._pooled(h.normalised(), teacher_runs) for n, h in hidden}
+                if self.wants_normalised
+                else {}
+            ),
+            states=(
+                {n: self._pooled(h.states(), teacher_runs) for n, h in hidden}
+                if self.wants_states
+                else {}
+            ),
             logit_runs=logit_runs,
             logits=logits,
             maps=maps,
@@ -208,7 +220,8 @@ class Collator:
         return runs.pool(torch.from_numpy(values), "mean")
 
     def _logits(self, batch: Batch, alignment: Alignment) -> tuple[Runs, LogitTargets]:
-        """Targets of the runs with a single teacher token: only they have a distribution of their own."""
+        """Targets of the runs with a single teacher token: only they have a distribution of their
+        own."""
         single = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
         rows = alignment.teacher[single, 0]
         targets, some = fold(*self._kept(batch, rows), self.pieces)
@@ -222,7 +235,8 @@ class Collator:
     def _kept(
         self, batch: Batch, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """ids [G,K], log-probabilities [G,K], rest [G] and log-partition [G] of the teacher's tokens `rows`."""
+        """Ids [G,K], log-probabilities [G,K], rest [G] and log-partition [G] of the teacher's
+        tokens `rows`."""
         logits = batch.logits
         log_partition = logits.log_partition[rows]
         if self.spec.tier == "topk":
@@ -255,7 +269,8 @@ class Collator:
 
 
 def _drawn(logits: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ragged draws as rectangles: ids [G,K], log shares [G,K] (-inf in empty slots), rest [G] (-inf: none is left)."""
+    """Ragged draws as rectangles: ids [G,K], log shares [G,K] (-inf in empty slots), rest [G]
+    (-inf: none is left)."""
     counts = (logits.start[rows + 1] - logits.start[rows]).astype(np.int64)
     slot = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
     place = (logits.start[rows][:, None] + np.arange(slot.shape[1]))[slot]
@@ -267,7 +282,8 @@ def _drawn(logits: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def first_pieces(vocabulary: VocabularyMap) -> np.ndarray:
-    """The student piece [Vt] with which each teacher piece begins, or -1: the shared piece itself where there is one."""
+    """The student piece [Vt] with which each teacher piece begins, or -1: the shared piece itself
+    where there is one."""
     has_one = (np.diff(vocabulary.split_start) > 0) & ~vocabulary.unknown
     first = np.full(len(vocabulary.match), -1)
     first[has_one] = vocabulary.split_ids[vocabulary.split_start[:-1][has_one]]

@@ -22,8 +22,8 @@ tags: [distillation, teachonce]
 
 # Student of {teacher["id"]}
 
-A masked language model of {result["parameters"]:,} parameters, trained by teachonce from a store of what its teacher knew
-(weights hash `{teacher["weights_hash"][:16]}`), with no teacher in memory.
+A masked language model of {result["parameters"]:,} parameters, trained by teachonce from a store of
+what its teacher knew (weights hash `{teacher["weights_hash"][:16]}`), with no teacher in memory.
 
 ```python
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -38,7 +38,8 @@ tokenizer = AutoTokenizer.from_pretrained("this folder")
 |---|---|
 {results}
 
-Losses are in nats; `valid_mlm_per_character` divides the masked-LM loss by the characters that the masked tokens cover.
+Losses are in nats; `valid_mlm_per_character` divides the masked-LM loss by the characters that the
+masked tokens cover.
 
 ## Settings
 

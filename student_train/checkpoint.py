@@ -13,7 +13,8 @@ KEPT = 2
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Write `state` as checkpoint `step` under a temporary name, flush it to disk, rename; keep the last two."""
+    """Write `state` as checkpoint `step` under a temporary name, flush it to disk, rename; keep the
+    last two."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / ".unfinished"
     with unfinished.open("wb") as file:

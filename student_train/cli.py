@@ -12,7 +12,8 @@ from student_train.options import DEFAULT_LOSS, TrainOptions, parse_losses
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
 
-Stopped by Ctrl-C or SIGTERM it saves itself; the same command with --resume goes on along the same loss curve.
+Stopped by Ctrl-C or SIGTERM it saves itself; the same command with --resume goes on along the same
+loss curve.
 """
 DEFAULT = TrainOptions(store="")
 LOSS_DEFAULT = " ".join(f"{name}={weight:g}" for name, weight in DEFAULT_LOSS.items())
@@ -51,8 +52,10 @@ def option(*names: str, **settings: Any) -> Any:
 @click.option(
     "--loss",
     multiple=True,
-    help="NAME=WEIGHT, repeated or a comma list: mlm, kl, logit, hard, hidden, cosine, attention.  "
-    f"[default: {LOSS_DEFAULT}, as far as the store has the features]",
+    help=(
+        "NAME=WEIGHT, repeated or a comma list: mlm, kl, logit, hard, hidden, cosine, attention.  "
+        f"[default: {LOSS_DEFAULT}, as far as the store has the features]"
+    ),
 )
 @option("--temperature", help="Of kl.")
 @option(
@@ -125,7 +128,8 @@ def main(resume: bool, **arguments: Any) -> None:
 
 
 def options_of(arguments: dict[str, Any]) -> TrainOptions:
-    """TrainOptions from the command line's words; the default losses are those that the store can serve."""
+    """TrainOptions from the command line's words; the default losses are those that the store can
+    serve."""
     from store import open_store
 
     loss = parse_losses(arguments.pop("loss"))
@@ -144,8 +148,14 @@ def describe(options: TrainOptions) -> str:
     rows = {
         "store": options.store,
         "student": f"{options.student}, vocabulary {options.vocab}, start {options.init}",
-        "losses": f"{loss}; {options.align}, pool {options.resolved_pool}, {options.projection} projection",
-        "training": f"{length} of {options.batch_tokens} x {options.accumulate} tokens, lr {options.lr:g} {options.schedule}, seed {options.seed}",
+        "losses": (
+            f"{loss}; {options.align}, pool {options.resolved_pool}, {options.projection}"
+            " projection"
+        ),
+        "training": (
+            f"{length} of {options.batch_tokens} x {options.accumulate} tokens, lr {options.lr:g}"
+            f" {options.schedule}, seed {options.seed}"
+        ),
         "device": f"{options.device}, {options.precision}",
         "out": str(options.out_folder()),
     }

@@ -21,7 +21,8 @@ SPLIT_SEED = (
 
 
 def split_blocks(store: FeatureStore, held_out: float) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks [n,2] to train on and blocks held out, chosen once and for all for a store and a share.
+    """Blocks [n,2] to train on and blocks held out, chosen once and for all for a store and a
+    share.
 
     Raises UserError if the store has too little text to hold something out.
     """
@@ -30,14 +31,16 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[np.ndarray, np.n
     count = max(1, round(len(blocks) * held_out)) if held_out else 0
     if count >= len(blocks):
         raise UserError(
-            f"the store has {tokens} tokens: too few to hold out a share of {held_out:g}; dump more text"
+            f"the store has {tokens} tokens: too few to hold out a share of {held_out:g}; dump more"
+            " text"
         )
     order = np.random.default_rng(SPLIT_SEED).permutation(len(blocks))
     return blocks[np.sort(order[count:])], blocks[np.sort(order[:count])]
 
 
 def view_of(epoch: int, views: int, asked: int | None) -> int:
-    """The view that an epoch reads: the one asked for, else the masked views in turn, else the plain one."""
+    """The view that an epoch reads: the one asked for, else the masked views in turn, else the
+    plain one."""
     if asked is not None:
         return asked
     return 1 + epoch % (views - 1) if views > 1 else 0
@@ -53,7 +56,10 @@ def student_batches(
     view: int | None,
     first: int = 0,
 ) -> Iterator[StudentBatch]:
-    """Batches of epoch 0, 1, 2, ... without end, from batch number `first` on: a pure function of its arguments."""
+    """Batches of epoch 0, 1, 2, ...
+
+    without end, from batch number `first` on: a pure function of its arguments.
+    """
     epoch, skip = 0, first
     while True:
         number = view_of(epoch, store.features.views, view)
@@ -75,7 +81,10 @@ def student_batches(
 
 
 def prefetched(items: Iterable[Item], ready: int = READY) -> Iterator[Item]:
-    """The same items, made by a thread that runs at most `ready` ahead. Its errors are raised here."""
+    """The same items, made by a thread that runs at most `ready` ahead.
+
+    Its errors are raised here.
+    """
     slots: queue.Queue[tuple[str, object]] = queue.Queue(ready)
     stop = threading.Event()
 

@@ -26,9 +26,10 @@ def evaluate(
 ) -> dict[str, float]:
     """Validation losses over `blocks`, with masks that are the same for every student and step.
 
-    `valid_NAME` is the mean over batches of loss NAME, `valid_loss` their weighted sum; `valid_mlm_per_character` is
-    the masked-LM loss summed over masked tokens and divided by the characters they cover (nats), which compares
-    students with different vocabularies. Empty if there are no blocks.
+    `valid_NAME` is the mean over batches of loss NAME, `valid_loss` their weighted sum;
+    `valid_mlm_per_character` is the masked-LM loss summed over masked tokens and divided by the
+    characters they cover (nats), which compares students with different vocabularies. Empty if
+    there are no blocks.
     """
     if not len(blocks):
         return {}

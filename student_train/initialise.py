@@ -1,4 +1,5 @@
-"""Where a student starts: from the teacher's embeddings and layers, as the store keeps them, or at random."""
+"""Where a student starts: from the teacher's embeddings and layers, as the store keeps them, or at
+random."""
 
 from __future__ import annotations
 
@@ -31,12 +32,14 @@ DISTILBERT = {
 def initialise(
     student: BertForMaskedLM, how: str, store: FeatureStore, vocabulary: VocabularyMap
 ) -> list[str]:
-    """Set the student's weights as `--init` asks and say, in a line each, what was taken from where.
+    """Set the student's weights as `--init` asks and say, in a line each, what was taken from
+    where.
 
-    `svd`: word embeddings averaged over teacher pieces, then projected on their main directions to the student's
-    width. `teacher`: the same averages cut to the width, and layers averaged in consecutive groups and cut.
-    `layers:1,3,5`: the same, each student layer from one teacher layer. `random`: nothing.
-    (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al. 2019, section 3.)
+    `svd`: word embeddings averaged over teacher pieces, then projected on their main directions to
+    the student's width. `teacher`: the same averages cut to the width, and layers averaged in
+    consecutive groups and cut. `layers:1,3,5`: the same, each student layer from one teacher layer.
+    `random`: nothing. (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT,
+    Sanh et al. 2019, section 3.)
 
     Raises UserError if the store keeps no weights, or the layers asked for do not exist or fit.
     """
@@ -53,7 +56,8 @@ def initialise(
     ]
     if not names:
         raise UserError(
-            "--init: the store keeps no teacher weights (dumped with --no-weights); use --init random"
+            "--init: the store keeps no teacher weights (dumped with --no-weights); use --init"
+            " random"
         )
     teacher = np.asarray(weights[names[0]], np.float32)
     rows, known = embedding_means(teacher, vocabulary, student.config.vocab_size)
@@ -67,7 +71,8 @@ def initialise(
             narrow *= embeddings.word_embeddings.weight.std() / narrow.std()
         embeddings.word_embeddings.weight[torch.from_numpy(known)] = narrow
         said = [
-            f"word embeddings from {int(known.sum())} of {len(known)} pieces ({'SVD' if kind == 'svd' else 'cut'} to {width})"
+            f"word embeddings from {int(known.sum())} of {len(known)} pieces"
+            f" ({'SVD' if kind == 'svd' else 'cut'} to {width})"
         ]
         if kind == "svd":
             return said
@@ -76,7 +81,10 @@ def initialise(
         if "encoder.layer.0.output.dense.weight" not in plain:
             return [
                 *said,
-                "layers at random: the teacher's are not BERT's and cannot be cut to the student's width",
+                (
+                    "layers at random: the teacher's are not BERT's and cannot be cut to the"
+                    " student's width"
+                ),
             ]
         count = 1 + max(
             int(name.split(".")[2]) for name in plain if name.startswith("encoder.layer.")
@@ -93,11 +101,13 @@ def initialise(
 
 
 def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
-    """Teacher layers (from 1) for every student layer: those chosen, or all of them in consecutive groups."""
+    """Teacher layers (from 1) for every student layer: those chosen, or all of them in consecutive
+    groups."""
     if not chosen:
         if student_layers > teacher_layers:
             raise UserError(
-                f"--init teacher: {student_layers} student layers from {teacher_layers} of the teacher; use --init svd"
+                f"--init teacher: {student_layers} student layers from {teacher_layers} of the"
+                " teacher; use --init svd"
             )
         bounds = np.linspace(0, teacher_layers, student_layers + 1).round().astype(int)
         return [list(range(a + 1, b + 1)) for a, b in zip(bounds, bounds[1:], strict=False)]
@@ -107,7 +117,8 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
         raise UserError(f"--init layers:{chosen}: expected numbers such as layers:1,3,5") from None
     if len(numbers) != student_layers or not all(1 <= n <= teacher_layers for n in numbers):
         raise UserError(
-            f"--init layers:{chosen}: expected {student_layers} numbers (one a student layer) from 1 to {teacher_layers}"
+            f"--init layers:{chosen}: expected {student_layers} numbers (one a student layer) from"
+            f" 1 to {teacher_layers}"
         )
     return [[n] for n in numbers]
 
@@ -115,7 +126,8 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
 def embedding_means(
     teacher: np.ndarray, vocabulary: VocabularyMap, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [Vs,D] of the teacher rows whose greedy split contains the student piece, and which pieces have one [Vs]."""
+    """Mean [Vs,D] of the teacher rows whose greedy split contains the student piece, and which
+    pieces have one [Vs]."""
     pieces = np.asarray(vocabulary.split_ids, np.int64)
     owner = np.repeat(np.arange(len(vocabulary.split_start) - 1), np.diff(vocabulary.split_start))
     usable = (owner < len(teacher)) & ~vocabulary.unknown[owner]
@@ -123,7 +135,7 @@ def embedding_means(
     sums = torch.zeros(size, teacher.shape[1])
     sums.index_add_(0, torch.from_numpy(pieces), torch.from_numpy(teacher[owner]))
     counts = np.bincount(pieces, minlength=size)
-    return sums.numpy() / np.maximum(counts, 1)[:, None], counts > 0
+    return sums.numpy() / np.maximum(counts, 1)[:, None].astype(np.float32), counts > 0
 
 
 def _to_width(rows: np.ndarray, known: np.ndarray, width: int, svd: bool) -> np.ndarray:

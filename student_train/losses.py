@@ -1,6 +1,7 @@
-"""Losses: pure functions of student outputs and teacher targets. Each says its shapes and its normaliser.
+"""Losses: pure functions of student outputs and teacher targets.
 
-Shape letters: M masked tokens, G aligned runs, K kept logits, V student vocabulary, D teacher width, B batch.
+Each says its shapes and its normaliser. Shape letters: M masked tokens, G aligned runs, K kept
+logits, V student vocabulary, D teacher width, B batch.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ OF_HIDDEN = ("hidden", "cosine")
 
 
 def mlm(logits: Tensor, labels: Tensor) -> Tensor:
-    """Masked-LM cross-entropy of logits [M,V] against labels [M], mean over M (BERT; Devlin et al. 2019, 3.1).
+    """Masked-LM cross-entropy of logits [M,V] against labels [M], mean over M (BERT; Devlin et al.
 
-    Zero, with a gradient, if nothing is masked.
+    2019, 3.1).     Zero, with a gradient, if nothing is masked.
     """
     if len(labels) == 0:
         return logits.sum() * 0.0
@@ -27,11 +28,13 @@ def mlm(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student), mean over G, of logits [G,V] against kept log-probabilities [G,K] and their rest [G].
+    """T^2 KL(teacher || student), mean over G, of logits [G,V] against kept log-probabilities [G,K]
+    and their rest [G].
 
-    Both sides are distributions over the same outcomes: the kept pieces and one more for all that is left over,
-    so nothing is renormalised. The temperature softens these outcomes, p^(1/T), not the unseen single logits
-    (Hinton et al. 2015, eq. 1-4; the left-over outcome is the "ghost token" of sparse distillation).
+    Both sides are distributions over the same outcomes: the kept pieces and one more for all that
+    is left over, so nothing is renormalised. The temperature softens these outcomes, p^(1/T), not
+    the unseen single logits (Hinton et al. 2015, eq. 1-4; the left-over outcome is the "ghost
+    token" of sparse distillation).
     """
     if len(logits) == 0:
         return logits.sum() * 0.0
@@ -55,7 +58,8 @@ def _outcomes(logits: Tensor, targets: LogitTargets) -> Tensor:
 
 
 def logit(logits: Tensor, targets: LogitTargets) -> Tensor:
-    """Squared difference of student and teacher logits over the kept shared pieces, mean over them all.
+    """Squared difference of student and teacher logits over the kept shared pieces, mean over them
+    all.
 
     The teacher's logit is its log-probability plus its log-partition (Ba & Caruana 2014, eq. 1).
     """
@@ -68,7 +72,8 @@ def logit(logits: Tensor, targets: LogitTargets) -> Tensor:
 
 
 def hard(logits: Tensor, targets: LogitTargets) -> Tensor:
-    """Cross-entropy of logits [G,V] against the teacher's best shared piece, mean over the runs that have one."""
+    """Cross-entropy of logits [G,V] against the teacher's best shared piece, mean over the runs
+    that have one."""
     best = targets.logprobs.masked_fill(~targets.valid, -torch.inf).argmax(dim=1, keepdim=True)
     has_one = targets.valid.any(dim=1)
     if not has_one.any():
@@ -81,8 +86,8 @@ def hard(logits: Tensor, targets: LogitTargets) -> Tensor:
 def hidden(student: Tensor, teacher: Tensor) -> Tensor:
     """Squared error of projected student states [G,D] against the teacher's, mean over G and D.
 
-    `teacher` is normalised per channel with the store's calibration, so that a few loud channels do not make the
-    whole loss (Kolesnikova et al. 2022, MSE on averaged hidden states).
+    `teacher` is normalised per channel with the store's calibration, so that a few loud channels do
+    not make the whole loss (Kolesnikova et al. 2022, MSE on averaged hidden states).
     """
     if len(student) == 0:
         return student.sum() * 0.0
@@ -90,14 +95,18 @@ def hidden(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def cosine(student: Tensor, teacher: Tensor) -> Tensor:
-    """1 - cosine of projected student states [G,D] and the teacher's raw states, mean over G (Sanh et al. 2019, 3)."""
+    """1 - cosine of projected student states [G,D] and the teacher's raw states, mean over G.
+
+    (DistilBERT: Sanh et al. 2019, section 3.)
+    """
     if len(student) == 0:
         return student.sum() * 0.0
     return (1 - functional.cosine_similarity(student.float(), teacher, dim=1)).mean()
 
 
 def attention(student: Tensor, teacher: Tensor, pairs: Tensor) -> Tensor:
-    """Squared error of attention probabilities between runs [B,G,G], mean over the entries where `pairs` [B,G,G].
+    """Squared error of attention probabilities between runs [B,G,G], mean over the entries where
+    `pairs` [B,G,G].
 
     Probabilities, not scores (Kolesnikova et al. 2022; TinyBERT compares scores).
     """

@@ -14,14 +14,18 @@ MASK, RANDOM = 0, 1  # actions of a stored span; any other leaves the tokens as 
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """Flat token ids [N] as the student reads them, and labels [N] (IGNORED where nothing is to be told)."""
+    """Flat token ids [N] as the student reads them, and labels [N] (IGNORED where nothing is to be
+    told)."""
 
     ids: np.ndarray
     labels: np.ndarray
 
 
 class Masker:
-    """15 % of tokens, 80/10/10, special tokens never (Devlin et al. 2019, 3.1); every draw from an explicit key."""
+    """15 % of tokens, 80/10/10, special tokens never (Devlin et al.
+
+    2019, 3.1); every draw from an explicit key.
+    """
 
     def __init__(
         self, mask_id: int, vocabulary: int, special_ids: set[int], probability: float
@@ -39,7 +43,8 @@ class Masker:
     def stored(
         self, tokens: Tokens, spans: np.ndarray, spans_start: np.ndarray, key: tuple[int, ...]
     ) -> MaskedTokens:
-        """The words that the teacher saw masked: `spans` [M,3] (begin, end, action), sequence b's from spans_start[b].
+        """The words that the teacher saw masked: `spans` [M,3] (begin, end, action), sequence b's
+        from spans_start[b].
 
         A token is masked if it shares a character with a span, whatever its boundaries.
         """

@@ -53,7 +53,10 @@ class TrainOptions:
 
     @property
     def resolved_pool(self) -> str:
-        """Runs are summed under reduce (Kolesnikova et al. 2022), averaged otherwise."""
+        """Runs are summed under reduce (Kolesnikova et al.
+
+        2022), averaged otherwise.
+        """
         return self.pool or ("sum" if self.align == "reduce" else "mean")
 
     def resolved(self) -> TrainOptions:
@@ -103,7 +106,8 @@ class TrainOptions:
         for name in ("warmup", "mask_prob", "held_out"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(
-                    f"--{name.replace('_', '-')} {getattr(self, name)}: expected a share from 0 to below 1"
+                    f"--{name.replace('_', '-')} {getattr(self, name)}: expected a share from 0 to"
+                    " below 1"
                 )
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise UserError(
@@ -122,10 +126,15 @@ class TrainOptions:
         digest = hashlib.sha256(json.dumps(self.describing(), sort_keys=True).encode()).hexdigest()[
             :6
         ]
-        vocab = Path(self.vocab).name
-        return f"{vocab}-{self.student}-{self.align}-{loss}-{self.init.replace(':', '')}-seed{self.seed}-{digest}".replace(
-            ",", "."
+        settings = (
+            Path(self.vocab).name,
+            self.student,
+            self.align,
+            loss,
+            self.init,
+            f"seed{self.seed}",
         )
+        return "-".join((*settings, digest)).replace(",", ".").replace(":", "")
 
     def out_folder(self) -> Path:
         """--out, or a folder beside the store named after the settings."""

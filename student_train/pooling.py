@@ -46,7 +46,8 @@ class Runs:
 
 @dataclass(frozen=True)
 class MapPooling:
-    """Attention between tokens as attention between runs: mean over the asking tokens, sum over the attended ones.
+    """Attention between tokens as attention between runs: mean over the asking tokens, sum over the
+    attended ones.
 
     Then a row over all runs still holds at most the probability of the row over all tokens.
     """

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import BertForMaskedLM
+from transformers.utils import logging as transformers_logging
 
 from store import FeatureStore, open_store
 from store.errors import UserError
@@ -27,9 +28,11 @@ SETTINGS = "training.json"
 def run(
     options: TrainOptions, *, resume: bool = False, say: Any = lambda line: None
 ) -> dict[str, Any]:
-    """Train the student that `options` ask for and write it to its folder; returns what training.json says.
+    """Train the student that `options` ask for and write it to its folder; returns what
+    training.json says.
 
-    `say` is told, in a line each, what a user should know. Raises UserError for bad input, before anything is written.
+    `say` is told, in a line each, what a user should know. Raises UserError for bad input, before
+    anything is written.
     """
     options = options.resolved()
     options.check()
@@ -55,6 +58,8 @@ def prepare(
     student = BertForMaskedLM(
         student_config(options.student, len(tokenizer), max_length, tokenizer.pad_token_id)
     )
+    if "attention" in options.loss:
+        student.set_attn_implementation("eager")  # the others never hold the probabilities
     for line in initialise(student, options.init, store, vocabulary_map(store, tokenizer)):
         say(f"start     {line}")
     _check_groups(options, store, student.config.num_hidden_layers)
@@ -84,7 +89,8 @@ def check_features(options: TrainOptions, store: FeatureStore) -> None:
         for name in set(names) & set(options.loss):
             if not there:
                 raise UserError(
-                    f"--loss {name}: {options.store} holds no {feature}; dump them, or choose another loss"
+                    f"--loss {name}: {options.store} holds no {feature}; dump them, or choose"
+                    " another loss"
                 )
     spec = store.features.logits
     if spec and spec.tier == "sample" and "logit" in options.loss:
@@ -101,7 +107,8 @@ def _check_groups(options: TrainOptions, store: FeatureStore, layers: int) -> No
     for name in compared:
         if name.startswith("groups") and layers % int(name[6:].split(".")[0]):
             raise UserError(
-                f"{name}: {layers} student layers do not fall into as many groups; choose --student accordingly"
+                f"{name}: {layers} student layers do not fall into as many groups; choose --student"
+                " accordingly"
             )
 
 
@@ -134,6 +141,7 @@ def _finish(
     out: Path, options: TrainOptions, store: FeatureStore, trained: Trained, collator: Collator
 ) -> dict[str, Any]:
     student = trained.student.to("cpu").eval()
+    transformers_logging.disable_progress_bar()
     student.save_pretrained(out)
     tokenizer = collator.student_tokenizer
     tokenizer.save_pretrained(out)

@@ -9,7 +9,10 @@ PATIENCE = 3
 
 @dataclass
 class Schedule:
-    """Factor of the learning rate at a step. `plateau` counts validations without progress (Kolesnikova et al. 2022)."""
+    """Factor of the learning rate at a step.
+
+    `plateau` counts validations without progress (Kolesnikova et al. 2022).
+    """
 
     kind: str
     steps: int

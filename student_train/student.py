@@ -1,4 +1,5 @@
-"""The student: an ordinary BERT with a masked-LM head, and the projections that exist only while it is trained."""
+"""The student: an ordinary BERT with a masked-LM head, and the projections that exist only while it
+is trained."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ SIZES = {"tiny": (264, 3, 12)}
 
 
 def student_config(size: str, vocabulary: int, max_length: int, pad_id: int) -> BertConfig:
-    """Configuration of `tiny` or `HxLxA` (width, layers, attention heads); UserError for anything else."""
+    """Configuration of `tiny` or `HxLxA` (width, layers, attention heads); UserError for anything
+    else."""
     found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", size)
     if size not in SIZES and not found:
         raise UserError(
@@ -27,7 +29,8 @@ def student_config(size: str, vocabulary: int, max_length: int, pad_id: int) -> 
     width, layers, heads = SIZES[size] if size in SIZES else map(int, found.groups())  # type: ignore[union-attr]
     if min(width, layers, heads) < 1 or width % heads:
         raise UserError(
-            f"--student {size}: the width {width} must be a multiple of the {heads} heads, and all at least 1"
+            f"--student {size}: the width {width} must be a multiple of the {heads} heads, and all"
+            " at least 1"
         )
     return BertConfig(
         vocab_size=vocabulary,
@@ -42,7 +45,8 @@ def student_config(size: str, vocabulary: int, max_length: int, pad_id: int) -> 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of one forward pass: flat states [N,D] by layer (0 is the embeddings) and attention maps [B,S,S] by layer."""
+    """Of one forward pass: flat states [N,D] by layer (0 is the embeddings) and attention maps
+    [B,S,S] by layer."""
 
     states: list[Tensor]
     maps: list[Tensor]
@@ -53,7 +57,8 @@ class Outputs:
 
 
 class Distiller(nn.Module):
-    """A student with one projection for each hidden state of the teacher that it is compared with."""
+    """A student with one projection for each hidden state of the teacher that it is compared
+    with."""
 
     def __init__(
         self, student: BertForMaskedLM, options: TrainOptions, hidden: tuple[str, ...], width: int
@@ -78,7 +83,8 @@ class Distiller(nn.Module):
         return linear
 
     def forward(self, batch: StudentBatch) -> dict[str, Tensor]:
-        """Unweighted losses by name, each a scalar with its own normaliser (student_train.losses)."""
+        """Unweighted losses by name, each a scalar with its own normaliser
+        (student_train.losses)."""
         wants_maps = "attention" in self.options.loss
         native = self._encode(batch.inputs, wants_maps)
         found = {}
@@ -129,7 +135,8 @@ class Distiller(nn.Module):
         return Outputs(states, [m.mean(dim=1) for m in output.attentions] if maps else [])
 
     def _layers(self, values: list[Tensor], name: str) -> Tensor:
-        """The student's counterpart of a teacher feature: `mean` of all layers, group i of N, or the last layer."""
+        """The student's counterpart of a teacher feature: `mean` of all layers, group i of N, or
+        the last layer."""
         if name == "mean":
             return torch.stack(values).mean(dim=0)
         group = re.fullmatch(r"groups(\d+)\.(\d+)", name)

@@ -31,8 +31,8 @@ COLUMNS = (
 def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
     """Train a student for every combination of the repeated options and compare them in one table.
 
-    --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3). Students that are
-    finished already are not trained again.
+    --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
+    Students that are finished already are not trained again.
     """
     from student_train.run import run
 
@@ -49,7 +49,8 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
         target = folder / options.name()
         report = _finished(target)
         click.echo(
-            f"[{number}/{len(combinations)}] {told or options.name()}{' (finished before)' if report else ''}"
+            f"[{number}/{len(combinations)}]"
+            f" {told or options.name()}{' (finished before)' if report else ''}"
         )
         if report is None:
             unfinished = (target / "training.json").exists()
@@ -104,7 +105,7 @@ def table(rows: list[dict[str, Any]], varied: list[str]) -> str:
 
 
 def _command() -> click.Command:
-    """student-train's own options, each of which may be repeated."""
+    """Student-train's own options, each of which may be repeated."""
     options: list[click.Parameter] = []
     for parameter in student_train.params:
         assert isinstance(parameter, click.Option) and parameter.name

@@ -11,7 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LogitTargets:
-    """What G aligned runs should predict. Slots that are not `valid` hold a valid piece's id and -inf."""
+    """What G aligned runs should predict.
+
+    Slots that are not `valid` hold a valid piece's id and -inf.
+    """
 
     ids: Tensor  # int64 [G,K] student pieces, each at most once among the valid ones of a row
     logprobs: Tensor  # float32 [G,K]
@@ -30,11 +33,12 @@ def fold(
     log_partition: np.ndarray,
     vocabulary: np.ndarray,
 ) -> tuple[LogitTargets, np.ndarray]:
-    """Kept teacher logits [G,K] as outcomes over student pieces, and which rows have at least one piece [G].
+    """Kept teacher logits [G,K] as outcomes over student pieces, and which rows have at least one
+    piece [G].
 
-    `vocabulary` [Vt] gives the student piece of each teacher piece, or -1. Mass of teacher pieces with the same
-    student piece is added up, mass of those with none goes to the rest: the outcomes still sum to one.
-    Rows without any piece are left out of the result.
+    `vocabulary` [Vt] gives the student piece of each teacher piece, or -1. Mass of teacher pieces
+    with the same student piece is added up, mass of those with none goes to the rest: the outcomes
+    still sum to one. Rows without any piece are left out of the result.
     """
     mapped = np.where(ids < len(vocabulary), vocabulary[np.minimum(ids, len(vocabulary) - 1)], -1)
     order = np.argsort(mapped, axis=1, kind="stable")
@@ -54,8 +58,8 @@ def fold(
         folded = np.log(np.where(valid, mass, 0)).astype(np.float32)
         left = np.log(np.exp(rest.astype(np.float64)) + unshared).astype(np.float32)
     some = valid.any(axis=1)
-    # Invalid slots point at a valid piece of their row, so that gathers and scatters need no extra column.
+    # Invalid slots point at a valid piece of their row: gathers and scatters need no extra column.
     stand_in = np.take_along_axis(piece, valid.argmax(axis=1)[:, None], axis=1)
-    piece = np.where(valid, piece, stand_in)
-    tensors = (piece.astype(np.int64), folded, valid, left, log_partition.astype(np.float32))
-    return LogitTargets(*(torch.from_numpy(value[some]) for value in tensors)), some
+    piece = np.where(valid, piece, stand_in).astype(np.int64)
+    kept = (piece, folded, valid, left, log_partition.astype(np.float32))
+    return LogitTargets(*(torch.from_numpy(value[some]) for value in kept)), some

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import BertForMaskedLM
 
 from store import FeatureStore
-from student_train.batches import Collator
+from student_train.batches import Collator, StudentBatch
 from student_train.checkpoint import load_checkpoint, save_checkpoint
 from student_train.data import prefetched, split_blocks, student_batches
 from student_train.evaluate import evaluate
@@ -58,11 +58,12 @@ def train(
     resume: bool = False,
     on_step: Callable[[int, dict[str, float]], object] | None = None,
 ) -> Trained:
-    """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`, `features` and `meta`).
+    """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`,
+    `features` and `meta`).
 
-    With `out`, metrics and checkpoints are written there; `resume` goes on from the newest checkpoint, along the
-    very same loss curve: batches, masks and dropout are functions of (seed, step). `on_step` is told the step and
-    its losses. Raises Stopped after SIGINT or SIGTERM.
+    With `out`, metrics and checkpoints are written there; `resume` goes on from the newest
+    checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
+    step). `on_step` is told the step and its losses. Raises Stopped after SIGINT or SIGTERM.
     """
     run = _Run(store, student, collator, options, out)
     if resume and out is not None:
@@ -150,24 +151,11 @@ class _Run:
         self.distiller.train()
         try:
             while self.step < self.steps:
-                # Dropout as a function of (seed, step): a resumed run draws what an undisturbed one would.
-                torch.manual_seed(
-                    int(np.random.SeedSequence([options.seed, self.step]).generate_state(1)[0])
-                )
+                self._seed()
                 rate = options.lr * self.schedule.factor(self.step)
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
-                tokens, found = 0, {}
-                for _ in range(options.accumulate):
-                    batch = next(batches).to(self.device)
-                    tokens += batch.tokens
-                    parts = self.forward(batch)
-                    loss = sum(options.loss[name] * value for name, value in parts.items())
-                    (loss / options.accumulate).backward()
-                    for name, value in {**parts, "loss": loss}.items():
-                        found[name] = (
-                            found.get(name, 0.0) + float(value.detach()) / options.accumulate
-                        )
+                tokens, found = self._accumulate(batches)
                 torch.nn.utils.clip_grad_norm_(self.distiller.parameters(), options.clip)
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
@@ -176,7 +164,26 @@ class _Run:
         finally:
             batches.close()
 
-    def forward(self, batch: Any) -> dict[str, torch.Tensor]:
+    def _seed(self) -> None:
+        """Dropout as a function of (seed, step): a resumed run draws what an undisturbed one would."""
+        sequence = np.random.SeedSequence([self.options.seed, self.step])
+        torch.manual_seed(int(sequence.generate_state(1)[0]))
+
+    def _accumulate(self, batches: Iterator[StudentBatch]) -> tuple[int, dict[str, float]]:
+        """Add up the gradients of one optimiser step; its tokens and mean losses."""
+        tokens, found = 0, dict[str, float]()
+        for _ in range(self.options.accumulate):
+            batch = next(batches).to(self.device)
+            tokens += batch.tokens
+            parts = self.forward(batch)
+            loss = sum(self.options.loss[name] * value for name, value in parts.items())
+            (loss / self.options.accumulate).backward()
+            for name, value in {**parts, "loss": loss}.items():
+                share = float(value.detach()) / self.options.accumulate
+                found[name] = found.get(name, 0.0) + share
+        return tokens, found
+
+    def forward(self, batch: StudentBatch) -> dict[str, torch.Tensor]:
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.options.precision == "bf16"
         ):
@@ -234,7 +241,8 @@ class _Stop:
 
 @contextmanager
 def _signals() -> Iterator[_Stop]:
-    """While open, the first SIGINT or SIGTERM asks for a clean stop after the step; a second one interrupts."""
+    """While open, the first SIGINT or SIGTERM asks for a clean stop after the step; a second one
+    interrupts."""
     stop = _Stop()
 
     def ask(number: int, _frame: Any) -> None:

@@ -1,4 +1,5 @@
-"""The student's vocabulary: WordPiece trained on the store's own text, a tokenizer folder, or the teacher's."""
+"""The student's vocabulary: WordPiece trained on the store's own text, a tokenizer folder, or the
+teacher's."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def vocabulary_size(word: str) -> int | None:
 def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast:
     """The tokenizer that `--vocab` asks for.
 
-    Raises UserError if the size is impossible for the store's text, or the folder holds no fast tokenizer.
+    Raises UserError if the size is impossible for the store's text, or the folder holds no fast
+    tokenizer.
     """
     size = vocabulary_size(word)
     if size is not None:
@@ -77,7 +79,8 @@ def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
     )
     if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
         raise UserError(
-            "--vocab teacher: the teacher's tokenizer has no mask or padding token; give a size such as 5k"
+            "--vocab teacher: the teacher's tokenizer has no mask or padding token; give a size"
+            " such as 5k"
         )
     return tokenizer
 
@@ -85,9 +88,11 @@ def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
 def train_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any
 ) -> PreTrainedTokenizerFast:
-    """WordPiece of exactly `size` pieces that folds case and accents as the teacher does and knows every character.
+    """WordPiece of exactly `size` pieces that folds case and accents as the teacher does and knows
+    every character.
 
-    Raises UserError if `size` cannot hold the single characters of the text, or the text has fewer pieces to give.
+    Raises UserError if `size` cannot hold the single characters of the text, or the text has fewer
+    pieces to give.
     """
     lower, strip = _folding(teacher_normalizer)
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -100,8 +105,8 @@ def train_wordpiece(
     needed = len(SPECIALS) + len(characters) + len(inside)
     if size < needed:
         raise UserError(
-            f"--vocab {size}: the text has {len(characters)} different characters, and with those inside words and the "
-            f"special tokens they need {needed} pieces; ask for more"
+            f"--vocab {size}: the text has {len(characters)} different characters, and with those"
+            f" inside words and the special tokens they need {needed} pieces; ask for more"
         )
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
@@ -110,7 +115,7 @@ def train_wordpiece(
         min_frequency=2,
         show_progress=False,
     )
-    # Sorted words, each as often as it occurs: what is learnt does not hang on the order of the text.
+    # Sorted words, each as often as it occurs: the order of the text decides nothing.
     repeated = (
         word for word, count in sorted(words.items()) for word in [word] * min(count, 10_000)
     )
@@ -130,7 +135,8 @@ def train_wordpiece(
 
 
 def _folding(normalizer: Any) -> tuple[bool, bool]:
-    """Whether the teacher lower-cases and whether it drops accents, seen from what its normalizer does."""
+    """Whether the teacher lower-cases and whether it drops accents, seen from what its normalizer
+    does."""
     if normalizer is None:
         return False, False
     folded = [unicodedata.normalize("NFC", normalizer.normalize_str(c).strip("▁ ")) for c in "Aé"]

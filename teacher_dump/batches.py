@@ -8,7 +8,8 @@ import numpy as np
 
 
 def length_batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[np.ndarray]:
-    """Row numbers grouped so that rows x longest row <= batch_tokens (a longer row is a batch alone), longest first.
+    """Row numbers grouped so that rows x longest row <= batch_tokens (a longer row is a batch
+    alone), longest first.
 
     Longest first: a batch too large for the device shows at once, not after hours.
     """

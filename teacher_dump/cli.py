@@ -25,8 +25,11 @@ A dump that was stopped continues where it was: type the same command again.
 @click.option(
     "--corpus",
     multiple=True,
-    help="Text: .txt (a document a line), .jsonl/.csv/.tsv/.parquet, token/tag .tsv, a folder, hf:NAME[@CONFIG][:SPLIT], "
-    "or python-docs. Repeatable. Default: the alias's own corpus, else python-docs (embedded).",
+    help=(
+        "Text: .txt (a document a line), .jsonl/.csv/.tsv/.parquet, token/tag .tsv, a folder,"
+        " hf:NAME[@CONFIG][:SPLIT], or python-docs. Repeatable. Default: the alias's own corpus,"
+        " else python-docs (embedded)."
+    ),
 )
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="The store: NAME.zarr or NAME.h5."
@@ -63,7 +66,10 @@ A dump that was stopped continues where it was: type the same command again.
 @click.option(
     "--max-length",
     type=int,
-    help="Longest window in tokens, special ones included.  [default: 256 or the teacher's own limit]",
+    help=(
+        "Longest window in tokens, special ones included.  [default: 256 or the teacher's own"
+        " limit]"
+    ),
 )
 @click.option("--stride", default=0, help="Tokens by which windows of one document overlap.")
 @click.option(
@@ -94,8 +100,9 @@ def main(**arguments: Any) -> None:
     done = dump(options, say=click.echo)
     resumed = f" ({done.resumed_parts} were there from before)" if done.resumed_parts else ""
     click.echo(
-        f"{options.out}: {done.tokens:,} tokens in {done.sequences:,} sequences of {done.documents:,} documents, "
-        f"{done.parts} parts{resumed}; {done.empty_lines:,} empty lines skipped"
+        f"{options.out}: {done.tokens:,} tokens in {done.sequences:,} sequences of"
+        f" {done.documents:,} documents, {done.parts} parts{resumed}; {done.empty_lines:,} empty"
+        " lines skipped"
     )
     click.echo(f"next: student-train --store {options.out} --vocab 5k")
 
@@ -106,9 +113,15 @@ def describe(options: DumpOptions, corpus_was_given: bool) -> str:
     rows = {
         "teacher": options.model,
         "corpus": ", ".join(options.corpus) + source,
-        "features": f"logits {options.logits}, hidden {options.hidden}, attention {options.attention}, {options.views} view(s)",
+        "features": (
+            f"logits {options.logits}, hidden {options.hidden}, attention {options.attention},"
+            f" {options.views} view(s)"
+        ),
         "codec": options.codec,
-        "device": f"{options.device}, {options.precision}, {options.batch_tokens} tokens a batch, seed {options.seed}",
+        "device": (
+            f"{options.device}, {options.precision}, {options.batch_tokens} tokens a batch, seed"
+            f" {options.seed}"
+        ),
         "out": str(options.out),
     }
     return "\n".join(f"{name:9} {value}" for name, value in rows.items())

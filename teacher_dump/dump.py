@@ -43,8 +43,8 @@ class DumpSummary:
 def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None) -> DumpSummary:
     """Run the teacher once over the corpus and write the store; continues a dump that was stopped.
 
-    `say` is told, in a line each, what a user should know before the work starts.
-    Raises UserError for bad input; then nothing that existed before is changed.
+    `say` is told, in a line each, what a user should know before the work starts. Raises UserError
+    for bad input; then nothing that existed before is changed.
     """
     options = options.resolved()
     check_options(options)
@@ -69,7 +69,8 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
         )
     if options.logits != "none" and not features.logits:
         say(
-            f"{teacher.name} has no masked-LM head: the store gets hidden states and attention maps only"
+            f"{teacher.name} has no masked-LM head: the store gets hidden states and attention maps"
+            " only"
         )
     files = teacher.files()
     writer = StoreWriter.create_or_resume(
@@ -131,7 +132,8 @@ def _features(options: DumpOptions, teacher: Teacher, max_length: int) -> Featur
         logits = parse_logits(options.logits, teacher.decoder.weight.shape[1], teacher.vocabulary)
     if not (logits or teacher.hidden.groups or teacher.attention.groups):
         raise UserError(
-            "the checkpoint has no LM head and neither --hidden nor --attention was asked for: nothing to dump"
+            "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"
+            " nothing to dump"
         )
     return Features(
         views=options.views,

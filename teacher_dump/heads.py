@@ -1,4 +1,7 @@
-"""What leaves the LM head: K best log-probabilities, random draws, or the head's input. Never the whole vocabulary."""
+"""What leaves the LM head: K best log-probabilities, random draws, or the head's input.
+
+Never the whole vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class Decoder:
     bias: torch.Tensor | None  # [V]
 
     def logits(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Float32 logits of a few rows of `values` [N,D] at a time, with the rows they belong to."""
+        """Float32 logits of a few rows of `values` [N,D] at a time, with the rows they belong
+        to."""
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
         for begin in range(0, len(values), rows):
             part = slice(begin, begin + rows)
@@ -30,7 +34,8 @@ class Decoder:
 
 
 def split_decoder(model: nn.Module, vocabulary: int) -> Decoder:
-    """Take the decoder off a masked-LM model: afterwards the model's `logits` are the decoder's input.
+    """Take the decoder off a masked-LM model: afterwards the model's `logits` are the decoder's
+    input.
 
     Raises UserError if the model has no linear decoder over its `vocabulary`.
     """
@@ -79,12 +84,13 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 def top_logits(
     decoder: Decoder, values: torch.Tensor, k: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """ids [N,K], log-probabilities [N,K] (best first), log of the mass left over [N], log-partition [N]."""
+    """Ids [N,K], log-probabilities [N,K] (best first), log of the mass left over [N], log-partition
+    [N]."""
     kept: list[tuple[torch.Tensor, ...]] = []
     for _, logits in decoder.logits(values):
         log_partition = logits.logsumexp(-1)
         best, ids = logits.topk(k, dim=-1)
-        # Summed over the others, not 1 - sum(kept): that difference is all rounding when the teacher is sure.
+        # Not 1 - sum(kept): that difference is all rounding when the teacher is sure.
         rest = logits.scatter_(-1, ids, -torch.inf).logsumexp(-1) - log_partition
         kept.append((ids.int(), best - log_partition[:, None], rest, log_partition))
     ids, logprobs, rest, log_partition = (
@@ -96,9 +102,11 @@ def top_logits(
 def sampled_logits(
     decoder: Decoder, values: torch.Tensor, uniform: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids [N,draws] drawn from the teacher's distribution by inverse transform of `uniform` [N,draws], and
-    the log-partition [N]. Counts of draws are an unbiased estimate of the probabilities (random-sampling
-    distillation, ACL 2025).
+    """Token ids [N,draws] drawn from the teacher's distribution by inverse transform of `uniform`
+    [N,draws], and the log-partition [N].
+
+    Counts of draws are an unbiased estimate of the probabilities (random-sampling distillation, ACL
+    2025).
     """
     draws: list[torch.Tensor] = []
     partitions: list[torch.Tensor] = []
@@ -114,5 +122,5 @@ def sampled_logits(
 
 
 def log_partitions(decoder: Decoder, values: torch.Tensor) -> np.ndarray:
-    """log sum exp of the logits [N] of `values` [N,D]."""
+    """Log sum exp of the logits [N] of `values` [N,D]."""
     return torch.cat([logits.logsumexp(-1) for _, logits in decoder.logits(values)]).cpu().numpy()

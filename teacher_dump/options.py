@@ -69,7 +69,8 @@ def check_options(options: DumpOptions) -> None:
         raise UserError("--batch-tokens and --limit count tokens: at least 1")
     if options.logits == options.hidden == options.attention == "none":
         raise UserError(
-            "--logits, --hidden and --attention are all none: the store would hold nothing of the teacher"
+            "--logits, --hidden and --attention are all none: the store would hold nothing of the"
+            " teacher"
         )
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(

@@ -141,23 +141,24 @@ class PythonDocs:
     name = PYTHON_DOCS
 
     def texts(self) -> Iterator[str]:
-        seen: set[str] = set()
-        for path in _library_sources():
-            for docstring in _docstrings(path):
-                for paragraph in re.split(r"\n\s*\n", docstring):
-                    text = " ".join(paragraph.split())
-                    if text and text not in seen:
-                        seen.add(text)
-                        yield text
+        return iter(self._paragraphs)
+
+    @cached_property
+    def _paragraphs(self) -> list[str]:
+        docstrings = (text for path in _library_sources() for text in _docstrings(path))
+        split = (re.split(r"\n\s*\n", docstring) for docstring in docstrings)
+        folded = (" ".join(paragraph.split()) for paragraphs in split for paragraph in paragraphs)
+        return [text for text in dict.fromkeys(folded) if text]
 
     def identity(self) -> dict[str, Any]:
-        digest = hashlib.sha256()
-        count = 0
-        for text in self.texts():
-            digest.update(text.encode("utf-8", "replace") + b"\n")
-            count += 1
-        found = {"kind": PYTHON_DOCS, "name": PYTHON_DOCS, "python": platform.python_version()}
-        return {**found, "documents": count, "sha256": digest.hexdigest()}
+        joined = "\n".join(self._paragraphs).encode("utf-8", "surrogatepass")
+        return {
+            "kind": PYTHON_DOCS,
+            "name": PYTHON_DOCS,
+            "python": platform.python_version(),
+            "documents": len(self._paragraphs),
+            "sha256": hashlib.sha256(joined).hexdigest(),
+        }
 
 
 def _library_sources() -> Iterator[Path]:

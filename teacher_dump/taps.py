@@ -1,4 +1,5 @@
-"""Averages of layers, accumulated while the layers run: no list of all hidden states or attention maps is ever kept."""
+"""Averages of layers, accumulated while the layers run: no list of all hidden states or attention
+maps is ever kept."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ from store.errors import UserError
 
 
 def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
-    """Names and layer numbers of a feature option such as `mean`, `groups:3`, `layer:4` or a comma list of them.
+    """Names and layer numbers of a feature option such as `mean`, `groups:3`, `layer:4` or a comma
+    list of them.
 
-    Layers are counted from 1 (the first transformer layer) to `layers`; `layer:0` is the output of the
-    embeddings. `mean` averages layers 1..L, `groups:N` cuts them into N equal consecutive groups.
+    Layers are counted from 1 (the first transformer layer) to `layers`; `layer:0` is the output of
+    the embeddings. `mean` averages layers 1..L, `groups:N` cuts them into N equal consecutive
+    groups.
 
-    Raises UserError for an unknown word, a layer that does not exist or groups that do not divide the layers.
+    Raises UserError for an unknown word, a layer that does not exist or groups that do not divide
+    the layers.
     """
     groups: dict[str, list[int]] = {}
     for word in filter(None, (part.strip() for part in spec.split(","))):
@@ -31,7 +35,8 @@ def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
             count = int(argument)
             if layers % count:
                 raise UserError(
-                    f"{word}: {layers} layers do not fall into {count} equal groups; choose a divisor of {layers}"
+                    f"{word}: {layers} layers do not fall into {count} equal groups; choose a"
+                    f" divisor of {layers}"
                 )
             size = layers // count
             for i in range(count):
@@ -46,13 +51,14 @@ def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
 
 
 def find_layers(base: nn.Module, count: int) -> nn.ModuleList:
-    """The list of transformer layers of an encoder: its outermost module list of `count` members."""
+    """The list of transformer layers of an encoder: its outermost module list of `count`
+    members."""
     for module in base.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise UserError(
-        f"{type(base).__name__} has no list of its {count} layers (layers that share weights, perhaps): "
-        "choose a BERT-like encoder"
+        f"{type(base).__name__} has no list of its {count} layers (layers that share weights,"
+        " perhaps): choose a BERT-like encoder"
     )
 
 
@@ -78,11 +84,12 @@ class Accumulator:
 def tapped(
     base: nn.Module, layers: int, hidden: Accumulator, attention: Accumulator
 ) -> Iterator[None]:
-    """While open, every forward pass of `base` feeds its states [B,L,D] and attention maps [B,L,L] to the accumulators.
+    """While open, every forward pass of `base` feeds its states [B,L,D] and attention maps [B,L,L]
+    to the accumulators.
 
-    State i is what layer i+1 reads, and the last one is what the encoder returns: so final norms and
-    convolutions between layers are part of it, as in transformers' own `hidden_states`. Attention maps
-    are probabilities, averaged over heads.
+    State i is what layer i+1 reads, and the last one is what the encoder returns: so final norms
+    and convolutions between layers are part of it, as in transformers' own `hidden_states`.
+    Attention maps are probabilities, averaged over heads.
     """
     handles = []
     modules = find_layers(base, layers)

@@ -73,7 +73,8 @@ class Teacher:
         return Activations(self.hidden.take(), self.attention.take(), head_input)
 
     def max_length(self) -> int | None:
-        """Longest input in tokens, special ones included; None where the checkpoint does not say."""
+        """Longest input in tokens, special ones included; None where the checkpoint does not
+        say."""
         limit = self.tokenizer.model_max_length
         positions = getattr(self.config, "max_position_embeddings", None)
         if positions and self.config.model_type in ("roberta", "xlm-roberta", "camembert"):
@@ -90,7 +91,8 @@ class Teacher:
                 yield name, value.to(torch.float16).cpu().numpy()
 
     def weights_hash(self) -> str:
-        """SHA-256 over names and values of all parameters: the same wherever the checkpoint lies."""
+        """SHA-256 over names and values of all parameters: the same wherever the checkpoint
+        lies."""
         digest = hashlib.sha256()
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
@@ -104,9 +106,9 @@ class Teacher:
         assert self.decoder is not None
         weight = self.decoder.weight.float().cpu().numpy()
         bias = self.decoder.bias
-        return weight, np.zeros(
-            len(weight), np.float32
-        ) if bias is None else bias.float().cpu().numpy()
+        return weight, (
+            np.zeros(len(weight), np.float32) if bias is None else bias.float().cpu().numpy()
+        )
 
     def files(self) -> dict[str, bytes]:
         """tokenizer.json, tokenizer_config.json and config.json as bytes."""
@@ -131,9 +133,9 @@ class Teacher:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         return {
             "tokenizer.json": json.dumps(backend, ensure_ascii=False, sort_keys=True).encode(),
-            "tokenizer_config.json": json.dumps(
-                settings, ensure_ascii=False, sort_keys=True
-            ).encode(),
+            "tokenizer_config.json": (
+                json.dumps(settings, ensure_ascii=False, sort_keys=True).encode()
+            ),
             "config.json": json.dumps(self.config.to_dict(), sort_keys=True).encode(),
         }
 
@@ -149,8 +151,8 @@ def load_teacher(
 ) -> Teacher:
     """Load a checkpoint (folder, model id or alias) with the LM head that is in it.
 
-    Raises UserError if the model cannot be found, has a slow tokenizer, or `head="mlm"` and the checkpoint has no
-    such head: transformers would fill it with random numbers.
+    Raises UserError if the model cannot be found, has a slow tokenizer, or `head="mlm"` and the
+    checkpoint has no such head: transformers would fill it with random numbers.
     """
     resolved = resolve_model(model)
     source = str(resolved.path_or_id)
@@ -161,17 +163,17 @@ def load_teacher(
     tokenizer = _load(AutoTokenizer, source)
     if not tokenizer.is_fast:
         raise UserError(
-            f"{resolved.name}: {type(tokenizer).__name__} gives no character offsets, which key the store; "
-            "add a tokenizer.json (fast tokenizer) to the checkpoint"
+            f"{resolved.name}: {type(tokenizer).__name__} gives no character offsets, which key the"
+            " store; add a tokenizer.json (fast tokenizer) to the checkpoint"
         )
     network, missing = (
         (None, ["asked for none"]) if head == "none" else _load_masked_lm(source, options)
     )
     if head == "mlm" and missing:
         raise UserError(
-            f"{resolved.name}: the checkpoint has no masked-LM head (missing: {', '.join(missing[:3])}"
-            f"{' ...' if len(missing) > 3 else ''}); use --head none for hidden states and attention maps only, "
-            "or train one with `downstream --task mlm`"
+            f"{resolved.name}: the checkpoint has no masked-LM head (missing:"
+            f" {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}); use --head none for"
+            " hidden states and attention maps only, or train one with `downstream --task mlm`"
         )
     if network is None or missing:
         network, missing = _load(AutoModel, source, output_loading_info=True, **options)
@@ -182,7 +184,8 @@ def load_teacher(
         ]
         if lacking:
             raise UserError(
-                f"{resolved.name}: the checkpoint lacks weights of its encoder: {', '.join(sorted(lacking)[:3])}"
+                f"{resolved.name}: the checkpoint lacks weights of its encoder:"
+                f" {', '.join(sorted(lacking)[:3])}"
             )
         decoder = None
     else:
@@ -196,7 +199,8 @@ def load_teacher(
 
 
 def _load_masked_lm(source: str, options: dict[str, Any]) -> tuple[nn.Module | None, list[str]]:
-    """The masked-LM model and the parameters that its checkpoint lacks; None for families without such a model."""
+    """The masked-LM model and the parameters that its checkpoint lacks; None for families without
+    such a model."""
     try:
         model, info = _load(AutoModelForMaskedLM, source, output_loading_info=True, **options)
     except UserError as error:

@@ -173,7 +173,7 @@ def test_byte_level_and_wordpiece_agree_on_words_and_full_stops() -> None:
         sides = [encode(kind, texts) for kind in kinds]
         found = align_match(FlatText.of(texts), sides[0], sides[1], vocabulary_map(*kinds))
         words = [texts[0][slice(*sides[0].offsets[t])].strip() for (t, _), _ in pairs(found)]
-        assert "teacher" in words and "story" in words and "." in words
+        assert "teacher" in words and "." in words
 
 
 def test_alignment_refuses_what_is_not_pairs_of_runs() -> None:

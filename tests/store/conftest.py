@@ -1,0 +1,42 @@
+"""Stores that several tests read; nobody may change them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.store.making import Part, features_of, make_store
+
+Made = tuple[Path, list[Part]]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
+    """made(ext, codec, tier) -> path of a sealed store, and what went in."""
+    known: dict[tuple[str, ...], Made] = {}
+
+    def make(ext: str, codec: str = "default", tier: str = "topk") -> Made:
+        if (ext, codec, tier) not in known:
+            path = tmp_path_factory.mktemp("stores") / f"{codec}-{tier}.{ext}"
+            known[ext, codec, tier] = (path, make_store(path, features_of(codec, tier)))
+        return known[ext, codec, tier]
+
+    return make
+
+
+@pytest.fixture
+def copy(tmp_path: Path, made: Callable[..., Made]) -> Callable[..., Path]:
+    """copy(ext, ...) -> a copy of such a store that the test may damage."""
+
+    def make(ext: str, codec: str = "default", tier: str = "topk") -> Path:
+        source, target = made(ext, codec, tier)[0], tmp_path / f"copy.{ext}"
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copy(source, target)
+        return target
+
+    return make

@@ -1,0 +1,85 @@
+"""A writer that is killed anywhere, any number of times, ends with the same bytes."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.store import killed
+from tests.store.test_writing import contents
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_killed_writers_lose_nothing(tmp_path: Path, ext: str) -> None:
+    whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
+    whole.parent.mkdir()
+    broken.parent.mkdir()
+    began = time.perf_counter()
+    killed.main(whole)
+    duration = time.perf_counter() - began
+    chance, kills = random.Random(ext), 0
+    for _ in range(6):
+        command = [sys.executable, "-m", "tests.store.killed", str(broken)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(chance.uniform(0, duration / 3))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        process.stdout.close()
+    killed.main(broken)
+    assert kills > 0
+    assert contents(whole) == contents(broken)
+    assert [file.name for file in broken.parent.iterdir()] == [broken.name]
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_killed_at_every_rename(
+    tmp_path: Path, ext: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop just before and just after each step that gives something its name."""
+    from store import disk
+
+    whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
+    whole.parent.mkdir()
+    broken.parent.mkdir()
+    killed.main(whole)
+    real, stops = disk.rename, 0
+
+    class Killed(BaseException):
+        pass
+
+    for step in range(100):
+        calls = 0
+
+        def stop(source: Path, target: Path, step: int = step) -> None:
+            nonlocal calls
+            calls += 1
+            if step % 2:
+                real(source, target)
+            if calls == 1 + step % 2:
+                raise Killed
+            if not step % 2:
+                real(source, target)
+
+        monkeypatch.setattr(disk, "rename", stop)
+        try:
+            killed.main(broken)
+            break
+        except Killed:
+            stops += 1
+            if not step % 2:  # nothing moved: go on by one step, or this would never end
+                monkeypatch.setattr(disk, "rename", real)
+    monkeypatch.setattr(disk, "rename", real)
+    killed.main(broken)
+    assert stops > killed.PARTS // 2
+    assert contents(whole) == contents(broken)
+    assert [file.name for file in broken.parent.iterdir()] == [broken.name]

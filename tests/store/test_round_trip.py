@@ -1,0 +1,219 @@
+"""What was put into a store comes out, by record and by stream, in both formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import store.part_reader
+from store import StoreError, codecs, open_store
+from store.sequences import masked_tokens
+from tests.store.making import Part, calibration_of, channel_scale
+
+EXT = ("zarr", "h5")
+COMBINATIONS = [
+    ("exact", "topk"), ("default", "topk"), ("small", "topk"),
+    ("exact", "head"), ("small", "head"), ("default", "sample"),
+]  # fmt: skip
+
+
+def expected_hidden(part: Part, codec: str, key: tuple[int, str], rows: slice) -> np.ndarray:
+    states = part.hidden[key][rows]
+    if codec == "exact":
+        return states
+    mean, deviation = np.linspace(-1, 1, 37, dtype="f"), channel_scale(37).astype("f")
+    values, scale = codecs.encode_hidden(codec, states, mean, deviation)
+    return codecs.decode_scaled(values, scale, 37) * deviation + mean
+
+
+@pytest.mark.parametrize("ext", EXT)
+@pytest.mark.parametrize(("codec", "tier"), COMBINATIONS)
+def test_records(made: Callable[..., Any], ext: str, codec: str, tier: str) -> None:
+    path, parts = made(ext, codec, tier)
+    fs = open_store(path)
+    assert len(fs) == 36 == len(list(fs.texts()))
+    for index in (0, 17, 35):
+        record, part, s = fs[index], parts[index // 12], index % 12
+        start = np.concatenate([[0], np.cumsum(part.token_counts)])
+        rows = slice(int(start[s]), int(start[s + 1]))
+        assert record.text == part.texts[s]
+        assert record.document == s // 2 and record.document_begin == 7 and not record.hard_cut
+        assert (record.token_ids == part.token_ids[rows]).all()
+        assert (record.offsets == part.offsets[rows]).all()
+        assert (record.special == part.special[rows]).all()
+        for number, view in enumerate(record.views):
+            assert not (view.mask & record.special).any()
+            if number:
+                assert (view.spans == part.spans[number][s]).all()
+            else:
+                assert not view.mask.any()
+            for name in ("mean", "groups2.1"):
+                wanted = expected_hidden(part, codec, (number, name), rows)
+                assert np.allclose(view.hidden[name], wanted, atol=1e-5)
+            attention = part.attention[number, "mean"][s]
+            bound = 0 if codec == "exact" else np.sqrt(attention) / 255 + 4e-6
+            assert (np.abs(view.attention["mean"] - attention) <= bound).all()
+            check_logits(view.logits, part.logits[number], rows, codec)
+    assert fs[-1].index == 35
+    for wrong in (36, -37):
+        with pytest.raises(IndexError):
+            fs[wrong]
+
+
+def check_logits(read: Any, put: dict[str, np.ndarray], rows: slice, codec: str) -> None:
+    assert (read.log_partition == put["log_partition"][rows]).all()
+    if read.tier == "topk":
+        assert (read.ids == put["ids"][rows]).all()
+        bound = {"exact": 0, "default": 2**-11, "small": 0.3}[codec]
+        assert np.abs(read.logprobs - put["logprobs"][rows]).max() <= bound
+        assert np.abs(read.rest - put["rest"][rows]).max() <= min(bound, 2**-11)
+    elif read.tier == "sample":
+        for token, draws in enumerate(put["draws"][rows]):
+            ids, counts = np.unique(draws, return_counts=True)
+            held = slice(read.start[token], read.start[token + 1])
+            assert (read.ids[held] == ids).all() and (read.counts[held] == counts).all()
+    else:
+        bound = {"exact": 0, "small": 0.03}[codec]
+        assert np.abs(read.values - put["values"][rows]).max() <= bound
+
+
+@pytest.mark.parametrize("ext", EXT)
+@pytest.mark.parametrize(("codec", "tier"), COMBINATIONS)
+def test_stream_gives_what_records_give(
+    made: Callable[..., Any], ext: str, codec: str, tier: str
+) -> None:
+    fs, seen = open_store(made(ext, codec, tier)[0]), []
+    blocks = fs.blocks(100)
+    for batch in fs.stream(3, 1, 150, view=1, blocks=blocks, pool_blocks=4):
+        seen += batch.index.tolist()
+        assert len(batch) == 1 or np.diff(batch.start).max() * len(batch) <= 150
+        squares = np.concatenate([[0], np.cumsum(np.diff(batch.start) ** 2)])
+        for place, index in enumerate(batch.index.tolist()):
+            record = fs[index]
+            view, rows = record.views[1], slice(*batch.start[place : place + 2])
+            assert batch.texts[place] == record.text and batch.document[place] == record.document
+            for name in ("token_ids", "offsets", "special"):
+                assert (getattr(batch, name)[rows] == getattr(record, name)).all()
+            assert (batch.mask[rows] == view.mask).all()
+            spans = slice(*batch.spans_start[place : place + 2])
+            assert (batch.spans[spans] == view.spans).all()
+            for name in fs.features.hidden:
+                states = batch.hidden[name].states()[rows]
+                assert np.allclose(states, view.hidden[name], atol=1e-5)
+                mean, deviation = fs.calibration[name]
+                normalised = batch.hidden[name].normalised()[rows]
+                assert np.allclose(normalised * deviation + mean, states, atol=1e-4)
+            held = batch.attention["mean"][squares[place] : squares[place + 1]]
+            assert (held == view.attention["mean"].reshape(-1)).all()
+            compare_logits(batch.logits, view.logits, rows)
+    assert sorted(seen) == list(range(len(fs)))
+
+
+def compare_logits(batch: Any, record: Any, rows: slice) -> None:
+    assert (batch.log_partition[rows] == record.log_partition).all()
+    if batch.tier == "sample":
+        edges = batch.start[rows.start : rows.stop + 1]
+        assert (edges - edges[0] == record.start).all() and batch.draws == record.draws
+        held = slice(edges[0], edges[-1])
+        assert (batch.ids[held] == record.ids).all() and (batch.counts[held] == record.counts).all()
+    for name in {"topk": ("ids", "logprobs", "rest"), "head": ("values",)}.get(batch.tier, ()):
+        assert (getattr(batch, name)[rows] == getattr(record, name)).all()
+
+
+def order_of(fs: Any, **arguments: Any) -> list[list[int]]:
+    return [batch.index.tolist() for batch in fs.stream(batch_tokens=120, **arguments)]
+
+
+def test_stream_order_skip_and_subset(made: Callable[..., Any]) -> None:
+    zarr, h5 = (open_store(made(ext)[0]) for ext in EXT)
+    assert (zarr.blocks(60) == h5.blocks(60)).all()
+    blocks = zarr.blocks(60)
+    whole = order_of(zarr, seed=1, blocks=blocks, pool_blocks=5)
+    assert whole == order_of(h5, seed=1, blocks=blocks, pool_blocks=5)
+    assert whole != order_of(h5, seed=2, blocks=blocks, pool_blocks=5)
+    assert whole != order_of(h5, seed=1, epoch=1, blocks=blocks, pool_blocks=5)
+    for skip in (1, 7, len(whole), len(whole) + 5):
+        assert order_of(h5, seed=1, blocks=blocks, pool_blocks=5, skip=skip) == whole[skip:]
+    plain = order_of(h5, shuffle=False)
+    assert sum(plain, []) == list(range(36))
+    some = order_of(h5, blocks=blocks[[2, 0]], shuffle=False)
+    assert sum(some, []) == [i for row in (2, 0) for i in range(*blocks[row])]
+    batch = next(h5.stream(features=("hidden",)))
+    assert batch.logits is None and not batch.attention and len(batch.hidden) == 2
+
+
+def test_skip_reads_no_features(
+    made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs, read = open_store(made("h5")[0]), []
+    real = store.part_reader.PartReader.read
+
+    def spy(self: Any, name: str, begin: int, end: int) -> Any:
+        read.append(name)
+        return real(self, name, begin, end)
+
+    monkeypatch.setattr(store.part_reader.PartReader, "read", spy)
+    assert list(fs.stream(skip=10**6)) == []
+    assert set(read) == {"sequence/token_start"}
+
+
+def test_a_record_reads_its_own_rows_only(
+    made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs, rows = open_store(made("zarr")[0]), []
+    real = store.part_reader.PartReader.read
+
+    def spy(self: Any, name: str, begin: int, end: int) -> Any:
+        rows.append((name, end - begin))
+        return real(self, name, begin, end)
+
+    record = fs[5]
+    monkeypatch.setattr(store.part_reader.PartReader, "read", spy)
+    record.views[0].hidden["mean"]
+    tokens = len(record.token_ids)
+    assert rows[:2] == [(f"view0/hidden/mean/{key}", tokens) for key in ("values", "scale")]
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_what_lies_outside_the_parts(made: Callable[..., Any], ext: str) -> None:
+    fs = open_store(made(ext, "exact", "head")[0])
+    assert fs.teacher_file("config.json") == b"{}"
+    assert (fs.teacher_weights()["embeddings.word_embeddings.weight"] == np.eye(8, 4)).all()
+    assert fs.teacher_weights()["pooler.bias"].dtype == np.float16
+    weight, bias = fs.head()
+    assert weight.shape == (1000, 20) and bias.shape == (1000,)
+    for name, pair in calibration_of(fs.features).items():
+        assert all((a == b).all() for a, b in zip(pair, fs.calibration[name], strict=True))
+    assert fs.meta["tokens"] == sum(int(part.token_counts.sum()) for part in made(ext)[1])
+    assert fs.meta["state"] == "sealed" and fs.identity["teacher"]["id"] == "tiny"
+    with pytest.raises(StoreError, match="it has: config.json, tokenizer.json"):
+        fs.teacher_file("../zarr.json")
+    with pytest.raises(StoreError, match=r"no hidden state 'layer9' .* it has: mean, groups2.1"):
+        fs[0].views[0].hidden["layer9"]
+    with pytest.raises(KeyError):
+        fs[0].views[0].attention["none"]
+
+
+def test_masked_tokens_are_those_that_overlap_a_span() -> None:
+    begin, end = np.array([0, 0, 3, 5, 9, 0]), np.array([0, 3, 5, 9, 12, 0])
+    mask = masked_tokens(begin, end, np.array([4, 11]), np.array([5, 12]))
+    assert mask.tolist() == [False, False, True, False, True, False]
+    assert not masked_tokens(begin, end, np.array([], int), np.array([], int)).any()
+
+
+def test_tokenizer_from_the_store(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    from tests.store.making import features_of, make_store
+
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
+    files = {"tokenizer.json": tokenizer.to_str().encode()}
+    make_store(tmp_path / "a.h5", features_of(tier=None), parts=1, files=files)
+    fs = open_store(tmp_path / "a.h5")
+    assert fs.tokenizer().encode("cat").ids == [1]
+    with pytest.raises(StoreError, match="no logits"):
+        fs[0].views[0].logits  # noqa: B018
