@@ -57,9 +57,7 @@ class _Spans:
         shift = np.repeat(text.start[:-1], counts)[token]
         begin, end = begin[token] + shift, end[token] + shift
         _trim(text, begin, end)
-        # Runs must be contiguous: a token that steps back in the text shares a run with those
-        # before it.
-        begin = np.minimum.accumulate(begin[::-1])[::-1]
+        # Runs must be contiguous: a token that steps back in the text reaches over those before it.
         return cls(token, begin, np.maximum.accumulate(end))
 
 

@@ -143,13 +143,17 @@ class Vocabulary:
         Raises AlignmentError when it is not one, or its normaliser is not known.
         """
         try:
-            settings = json.loads(text)
-            model = settings["model"]
-            vocabulary = _numbered(model)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            return cls._read(json.loads(text))
+        except AlignmentError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise AlignmentError(
                 f"tokenizer.json: not the file of a tokenizer ({type(error).__name__}: {error})"
             ) from None
+
+    @classmethod
+    def _read(cls, settings: dict[str, Any]) -> Vocabulary:
+        vocabulary = _numbered(settings["model"])
         added = {entry["id"]: entry for entry in settings.get("added_tokens") or ()}
         tokens = [""] * (max([*vocabulary, *added], default=-1) + 1)
         special = np.zeros(len(tokens), bool)

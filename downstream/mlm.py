@@ -20,14 +20,14 @@ from transformers import (
 )
 
 from downstream.mlm_trainer import BatchMasking, MlmTrainer, Rows, masked_batches
-from downstream.scratch import PREFIX, Shape, random_bert, train_tokenizer
+from downstream.scratch import PREFIX, Shape, random_bert, start_from_frequencies, train_tokenizer
 from downstream.text import blocks, hold_out, read_lines
 from store.errors import UserError
 from teacher_dump.models import resolve_model
 
 EVAL_SEED = 0
 EVAL_MASK_PROB = 0.15  # whatever the training masks, so that held-out figures compare
-EVAL_TOKENS = 65_536
+EVAL_TOKENS = 32_768
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
     model, tokenizer = _load(settings, train, say)
     length = _length(settings.max_length, model, tokenizer)
     rows = blocks(tokenizer, train, length, "training text")
+    if settings.model.startswith(PREFIX):
+        start_from_frequencies(model, rows)
     dev_rows = blocks(tokenizer, held_out, length, "held-out text")
     dev_rows = dev_rows[: max(1, EVAL_TOKENS // length)]
     say(

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from store.errors import UserError
 
 PREFIX = "scratch:"
@@ -79,3 +82,16 @@ def random_bert(shape: Shape, tokenizer: Any, max_length: int) -> Any:
     with torch.no_grad():
         table.copy_(waves[:, : shape.width] * (config.initializer_range * math.sqrt(2)))
     return model
+
+
+def start_from_frequencies(model: Any, rows: npt.NDArray[np.int32]) -> None:
+    """Set the decoder's bias to the log of each token's share of the blocks [n, S], plus one each.
+
+    The best guess without a context is what the first hundreds of steps would learn.
+    """
+    import torch
+
+    bias = model.cls.predictions.bias
+    counts = np.bincount(rows.ravel(), minlength=len(bias)) + 1.0
+    with torch.no_grad():
+        bias.copy_(torch.from_numpy(np.log(counts / counts.sum())))

@@ -85,13 +85,7 @@ class PartWriter:
             len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(seen)
         ):
             raise StoreError(f"{self._where}: rows of {name} must lie in 0..{len(seen) - 1}")
-        once = np.zeros(len(seen), np.int64) if len(numbers) * 8 > len(seen) else None
-        repeated = (
-            len(np.unique(numbers)) < len(numbers)
-            if once is None
-            else bool((np.bincount(numbers, minlength=len(seen)) > 1).any())
-        )
-        if repeated or seen[numbers].any():
+        if seen[numbers].any() or len(np.unique(numbers)) < len(numbers):
             raise StoreError(f"{self._where}: internal error: rows of {name} were put twice")
         seen[numbers] = True
         return numbers
@@ -150,7 +144,8 @@ class PartWriter:
         if codec != "exact":
             mean, deviation = self._calibration[name]
             limit = codecs.HALF_MAX * (127 if codec == "default" else 7)
-            far = np.abs((values - mean) / deviation) >= limit
+            with np.errstate(over="ignore"):
+                far = np.abs((values - mean) / deviation) >= limit
             self._check(path, numbers, far, f"is more than {limit:.3g} deviations away")
         encoded = codecs.encode_hidden(codec, values, *self._calibration[name])
         for key, array in zip(("values", "scale"), encoded, strict=False):

@@ -78,9 +78,7 @@ class Pool:
             for name in names:
                 self._fill(self.token, name, part.read(name, left, right), rows, buffers)
             squares = [int(part.square_start[edge]) for edge in (first, last)]
-            place = slice(
-                int(self.square_start[done]), int(self.square_start[done + end - begin])
-            )
+            place = slice(int(self.square_start[done]), int(self.square_start[done + end - begin]))
             for name in maps:
                 codes = part.read(f"view{view}/attention/{name}/values", *squares)
                 self._fill(self.attention, name, codes, place, buffers)

@@ -39,8 +39,7 @@ def recode_part(
     for view in range(old.views):
         for name in old.hidden:
             same = all(
-                np.array_equal(a, b)
-                for a, b in zip(calibration[name], target[name], strict=True)
+                np.array_equal(a, b) for a, b in zip(calibration[name], target[name], strict=True)
             )
             if old.codec == new.codec and (same or old.codec == "exact"):
                 continue

@@ -82,9 +82,7 @@ def encode_sequences(
     }
 
 
-def encode_masks(
-    spans: Sequence[ArrayLike], texts: Sequence[str], where: str
-) -> dict[str, Array]:
+def encode_masks(spans: Sequence[ArrayLike], texts: Sequence[str], where: str) -> dict[str, Array]:
     """start, begin, end, action of the masked words. Raises StoreError naming the sequence."""
     if len(spans) != len(texts):
         raise StoreError(f"{where}: masks of {len(spans)} sequences, expected {len(texts)}")

@@ -106,9 +106,7 @@ def stream(
     rows = store.blocks() if blocks is None else store.check_blocks(blocks)
     if shuffle:
         rows = rows[order.order_blocks(store.part_of(rows[:, 0]), seed, epoch)]
-    return _batches(
-        store, seed, epoch, batch_tokens, view, rows, kinds, shuffle, pool_blocks, skip
-    )
+    return _batches(store, seed, epoch, batch_tokens, view, rows, kinds, shuffle, pool_blocks, skip)
 
 
 def _batches(

@@ -290,5 +290,3 @@ def _create(
     recorder.sink.attributes("", attributes | {"arrays": recorder.entries})
     recorder.sink.close()
     staging.begin()
-
-

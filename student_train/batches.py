@@ -104,7 +104,6 @@ class Collator:
         teacher_tokenizer_json: str,
         *,
         align: str,
-        pool: str,
         loss_names: Iterable[str],
         mask_probability: float,
         max_length: int,
@@ -123,7 +122,7 @@ class Collator:
             set(student_tokenizer.all_special_ids),
             mask_probability,
         )
-        self.align, self.pool, self.max_length = align, pool, max_length
+        self.align, self.max_length = align, max_length
         self.vocabulary = VocabularyMap.between(
             Vocabulary.from_tokenizer_json(teacher_tokenizer_json),
             Vocabulary.from_tokenizer_json(self.tokenizer.to_str()),

@@ -4,14 +4,13 @@ random."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import BertForMaskedLM
 
-from align import Vocabulary, VocabularyMap
+from align import VocabularyMap
 from store import FeatureStore
 from store.errors import UserError
 
@@ -183,11 +182,3 @@ def _copy_block(parameter: nn.Parameter, values: np.ndarray) -> None:
     """The leading block that both shapes have."""
     block = tuple(slice(0, min(a, b)) for a, b in zip(parameter.shape, values.shape, strict=True))
     parameter[block] = torch.from_numpy(values[block]).to(parameter.dtype)
-
-
-def vocabulary_map(store: FeatureStore, tokenizer: Any) -> VocabularyMap:
-    """From the teacher's vocabulary to the student's."""
-    return VocabularyMap.between(
-        Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
-        Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
-    )

@@ -16,7 +16,7 @@ from student_train import losses
 from student_train.batches import Collator
 from student_train.card import model_card
 from student_train.checkpoint import remove_checkpoints
-from student_train.initialise import initialise, vocabulary_map
+from student_train.initialise import initialise
 from student_train.options import TrainOptions
 from student_train.student import student_config
 from student_train.trainer import Trained, train
@@ -52,30 +52,34 @@ def prepare(
 ) -> tuple[BertForMaskedLM, Collator]:
     """The student at its start and the collator that feeds it."""
     tokenizer = student_tokenizer(options.vocab, store)
-    max_length = options.max_length or min(512, 2 * store.features.max_length)
-    tokenizer.model_max_length = max_length
+    tokenizer.model_max_length = options.max_length or min(512, 2 * store.features.max_length)
     torch.manual_seed(options.seed)
-    student = BertForMaskedLM(
-        student_config(options.student, len(tokenizer), max_length, tokenizer.pad_token_id)
+    config = student_config(
+        options.student, len(tokenizer), tokenizer.model_max_length, tokenizer.pad_token_id
     )
+    student = BertForMaskedLM(config)
     if "attention" in options.loss:
         student.set_attn_implementation("eager")  # the others never hold the probabilities
-    for line in initialise(student, options.init, store, vocabulary_map(store, tokenizer)):
+    collator = make_collator(options, store, tokenizer)
+    for line in initialise(student, options.init, store, collator.vocabulary):
         say(f"start     {line}")
     _check_groups(options, store, student.config.num_hidden_layers)
+    return student, collator
+
+
+def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) -> Collator:
+    """What turns batches of `store` into batches for a student with `tokenizer` and its losses."""
     spec = store.features.logits
-    collator = Collator(
+    return Collator(
         tokenizer,
         store.teacher_file("tokenizer.json").decode(),
         align=options.align,
-        pool=options.resolved_pool,
         loss_names=options.loss,
         mask_probability=options.mask_prob,
-        max_length=max_length,
+        max_length=tokenizer.model_max_length,
         logits=spec,
         head=store.head() if spec and spec.tier == "head" else None,
     )
-    return student, collator
 
 
 def check_features(options: TrainOptions, store: FeatureStore) -> None:

@@ -86,14 +86,14 @@ class Distiller(nn.Module):
         """Unweighted losses by name, each a scalar with its own normaliser
         (student_train.losses)."""
         wants_maps = "attention" in self.options.loss
-        native = self._encode(batch.inputs, wants_maps)
+        native = self.encode(batch.inputs, wants_maps)
         found = {}
         if "mlm" in self.options.loss:
             found["mlm"] = losses.mlm(self.logits(native.last[batch.masked]), batch.labels)
         wanted = batch.distillation
         if wanted is None:
             return found
-        read = native if wanted.inputs is None else self._encode(wanted.inputs, wants_maps)
+        read = native if wanted.inputs is None else self.encode(wanted.inputs, wants_maps)
         pool = self.options.resolved_pool
         for loss, targets in (("hidden", wanted.normalised), ("cosine", wanted.states)):
             for name, target in targets.items():
@@ -124,7 +124,8 @@ class Distiller(nn.Module):
         """LM-head logits [M,V] of flat states [M,D]."""
         return self.student.cls(states)
 
-    def _encode(self, inputs: Inputs, maps: bool) -> Outputs:
+    def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
+        """One forward pass of the student; attention maps only where asked for."""
         output = self.student.bert(
             input_ids=inputs.ids,
             attention_mask=inputs.present.long(),

@@ -165,7 +165,7 @@ class _Run:
             batches.close()
 
     def _seed(self) -> None:
-        """Dropout as a function of (seed, step): a resumed run draws what an undisturbed one would."""
+        """Dropout is a function of (seed, step), so that a resumed run draws the same."""
         sequence = np.random.SeedSequence([self.options.seed, self.step])
         torch.manual_seed(int(sequence.generate_state(1)[0]))
 

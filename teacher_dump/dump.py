@@ -49,6 +49,7 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
     options = options.resolved()
     check_options(options)
     corpus = Corpus.open(list(options.corpus), text_column=options.text_column)
+    corpus.check()  # a bad line far down is told now, not after hours
     teacher = load_teacher(
         options.model,
         head="none" if options.logits == "none" else options.head,

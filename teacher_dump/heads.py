@@ -88,11 +88,17 @@ def top_logits(
     [N]."""
     kept: list[tuple[torch.Tensor, ...]] = []
     for _, logits in decoder.logits(values):
-        log_partition = logits.logsumexp(-1)
         best, ids = logits.topk(k, dim=-1)
-        # Not 1 - sum(kept): that difference is all rounding when the teacher is sure.
-        rest = logits.scatter_(-1, ids, -torch.inf).logsumexp(-1) - log_partition
-        kept.append((ids.int(), best - log_partition[:, None], rest, log_partition))
+        highest = best[:, :1]
+        masses = logits.sub_(highest).exp_()
+        # In float64 the kept masses come off the total without rounding: a teacher may be sure.
+        total = masses.sum(-1, dtype=torch.float64)
+        left = total - masses.gather(-1, ids).sum(-1, dtype=torch.float64)
+        log_total = total.log().float()
+        rest = left.clamp_(min=0).log().float() - log_total
+        kept.append(
+            (ids.int(), best - highest - log_total[:, None], rest, highest[:, 0] + log_total)
+        )
     ids, logprobs, rest, log_partition = (
         torch.cat(part).cpu().numpy() for part in zip(*kept, strict=True)
     )

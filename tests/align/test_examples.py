@@ -98,6 +98,10 @@ def test_story() -> None:
             id="a dropped variation selector",
         ),
         pytest.param(
+            "a\ufffdb", [(0, 2), (2, 3)], [(0, 1), (2, 3)], [((0, 1), (0, 1)), ((1, 2), (1, 2))],
+            id="a dropped replacement character",
+        ),
+        pytest.param(
             "a#b c", [(0, 2), (2, 3), (4, 5)], [(0, 1), (2, 3), (4, 5)],
             [((1, 2), (1, 2)), ((2, 3), (2, 3))],
             id="a dropped letter or sign costs its run only",
@@ -114,6 +118,11 @@ def test_story() -> None:
             "abc", [(0, 2), (1, 2), (0, 1), (2, 3)], [(0, 1), (1, 2), (2, 3)],
             [((0, 3), (0, 2)), ((3, 4), (2, 3))],
             id="tokens out of order share a run",
+        ),
+        pytest.param(
+            "abc", [(1, 2), (0, 1), (2, 3)], [(0, 1), (1, 2), (2, 3)],
+            [((0, 2), (0, 2)), ((2, 3), (2, 3))],
+            id="two tokens exchanged share a run",
         ),
         pytest.param("", [], [], [], id="no text"),
         pytest.param("abc", [(0, 3)], [], [], id="no student token"),

@@ -6,13 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, normalizers
 
 from align import AlignmentError, Vocabulary, VocabularyMap
 from align.normalisers import normaliser_of
-from tests.align.support import FRAGMENTS, KINDS, PAIRS, tokenizer, vocabulary, vocabulary_map
+from tests.align.support import KINDS, PAIRS, tokenizer, vocabulary, vocabulary_map
 
 
 def of(
@@ -101,6 +98,8 @@ def test_same_pieces_across_marks() -> None:
     assert matches(blanks, pieces) == {
         "Ġstory": "story", "ry": "##ry", ".": ".", "Ġ.": ".", "çĮ«": "猫",
     }  # fmt: skip
+    assert matches(byte_level("."), wordpiece("##.", ".")) == {".": "."}
+    assert matches(byte_level("A"), metaspace("<0x41>", "A", byte_fallback=True)) == {"A": "A"}
     assert matches(metaspace("▁story", "ry", "▁ry", "▁"), byte_level("Ġstory", "ry", "Ġ")) == {
         "▁story": "Ġstory", "ry": "ry", "▁": "Ġ",
     }  # fmt: skip
@@ -156,6 +155,9 @@ def test_the_students_normaliser_reads_the_teachers_piece() -> None:
     }  # fmt: skip
     assert matches(teacher, student) == {"ĠStory": "story", "Ãī": "##e"}
     assert matches(teacher, wordpiece("story", lowercase=False)) == {}
+    # a capital in a lower-casing vocabulary is a piece that never occurs
+    lower = wordpiece("Story", "story", lowercase=True)
+    assert matches(wordpiece("Story"), lower) == {"Story": "story"}
 
 
 def test_special_tokens_by_role_and_by_name() -> None:
@@ -180,8 +182,22 @@ def test_special_tokens_by_role_and_by_name() -> None:
     assert VocabularyMap.between(extra, other).unknown.tolist() == [True, False, False, True]
 
 
-def test_roles_from_an_older_post_processor() -> None:
-    parts = {"post_processor": {"type": "BertProcessing", "sep": ["(s)", 1], "cls": ["(c)", 0]}}
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {"type": "BertProcessing", "sep": ["(s)", 1], "cls": ["(c)", 0]},
+        {
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "(c)", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "(s)", "type_id": 0}},
+            ],
+        },
+    ],
+)
+def test_roles_from_the_post_processor(processor: dict[str, Any]) -> None:
+    parts = {"post_processor": {"type": "Sequence", "processors": [processor]}}
     found = of("WordPiece", ["(c)", "(s)", "a"], ("[MASK]",), parts, unk_token="?")
     assert found.roles == {"cls": 0, "sep": 1, "mask": 3}
     assert found.special.tolist() == [True, True, False, True]
@@ -207,6 +223,7 @@ def test_a_file_without_types_is_read() -> None:
         ("{", "not the file of a tokenizer"),
         ("[]", "not the file of a tokenizer"),
         ('{"version": "1.0"}', "not the file of a tokenizer .*model"),
+        ('{"model": {"type": "Unigram", "vocab": [], "unk_id": 3}}', "not the file .*IndexError"),
         ('{"model": {"type": "Magic", "vocab": {}}}', "model: the type 'Magic' is not known"),
         (
             '{"normalizer": {"type": "Odd"}, "model": {"type": "BPE", "vocab": {}}}',
@@ -255,52 +272,3 @@ def test_words_split_as_wordpiece_itself_splits_them(teacher: str, student: str)
         assert found.split(number).tolist() == expected
         compared += 1
     assert compared > 20
-
-
-NORMALISERS = {
-    "bert": normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=False),
-    "bert-cased": normalizers.BertNormalizer(lowercase=False, handle_chinese_chars=False),
-    "bert-accents": normalizers.BertNormalizer(
-        lowercase=True, strip_accents=False, handle_chinese_chars=False
-    ),
-    "bert-raw": normalizers.BertNormalizer(
-        clean_text=False, lowercase=False, strip_accents=True, handle_chinese_chars=False
-    ),
-    "albert": normalizers.Sequence(
-        [
-            normalizers.Replace("``", '"'),
-            normalizers.NFKD(),
-            normalizers.StripAccents(),
-            normalizers.Lowercase(),
-        ]
-    ),
-    "electra": normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
-    "regex": normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex("[éa]+"), "o")]),
-    "nfkc": normalizers.NFKC(),
-}
-WRITTEN = st.lists(st.sampled_from([*FRAGMENTS, "``", "ÀÉ", "ΑΣ", "Å"]), max_size=8).map("".join)
-
-
-@pytest.mark.parametrize("name", NORMALISERS)
-@given(text=WRITTEN)
-@settings(max_examples=80, deadline=None)
-def test_normalisers_do_what_tokenizers_does(name: str, text: str) -> None:
-    holder = Tokenizer.from_str('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
-    holder.normalizer = NORMALISERS[name]
-    ours = normaliser_of(json.loads(holder.to_str())["normalizer"])
-    assert ours(text) == NORMALISERS[name].normalize_str(text)
-
-
-def test_normalisers_of_marks_and_compiled_tables() -> None:
-    marks = {
-        "type": "Sequence",
-        "normalizers": [
-            {"type": "Prepend", "prepend": "▁"},
-            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-            {"type": "Strip", "strip_left": True, "strip_right": True},
-        ],
-    }
-    assert normaliser_of(marks)(" a b ") == " a b "
-    assert normaliser_of({"type": "Precompiled"})("ﬁ\u0007\n½") == "fi 1⁄2"
-    with pytest.raises(AlignmentError, match=r"cannot read the expression '\\\\p"):
-        normaliser_of({"type": "Replace", "pattern": {"Regex": "\\p{L}"}, "content": ""})

@@ -69,9 +69,7 @@ def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
     spans = {}
     for view in range(1, features.views):
         spans[view] = [_mask(text, rng) for text in texts]
-    part = Part(
-        texts, counts, np.arange(sequences) // 2, ids, offsets, (ids < 10), spans
-    )
+    part = Part(texts, counts, np.arange(sequences) // 2, ids, offsets, (ids < 10), spans)
     for view in range(features.views):
         for name in features.hidden:
             states = rng.normal(size=(total, features.width)) * channel_scale(features.width)

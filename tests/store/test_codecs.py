@@ -12,9 +12,8 @@ from store import codecs
 law = settings(max_examples=60, deadline=None)
 floats = st.floats(-1e5, 1e5, width=32)
 matrix = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=70), elements=floats)
-logs = arrays(
-    np.float32, st.integers(1, 50), elements=st.one_of(st.floats(-200, 0, width=32), st.just(-np.inf))
-)  # fmt: skip
+log = st.one_of(st.floats(-200, 0, width=32), st.just(-np.inf))
+logs = arrays(np.float32, st.integers(1, 50), elements=log)
 
 
 def _bound(peak: np.ndarray, levels: int) -> np.ndarray:

@@ -146,9 +146,7 @@ def test_stream_order_skip_and_subset(made: Callable[..., Any]) -> None:
     assert batch.logits is None and not batch.attention and len(batch.hidden) == 2
 
 
-def test_skip_reads_no_features(
-    made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skip_reads_no_features(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     fs, read = open_store(made("h5")[0]), []
     real = store.part_reader.PartReader.read
 

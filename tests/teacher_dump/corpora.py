@@ -1,4 +1,4 @@
-"""Helpers of the corpus tests: texts in every format, what is read from them and what is refused."""
+"""Helpers of the corpus tests: texts in every format, what is read from them, what is refused."""
 
 from __future__ import annotations
 

@@ -1,0 +1,202 @@
+"""The commands: info, verify, convert, merge, show."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer, models
+
+from store import open_store
+from store.cli import main
+from tests.store.making import IDENTITY, begin, features_of, make_part, make_store, put_part
+
+Made = Callable[..., Any]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: object) -> str:
+    """The one line of a command that fails."""
+    result = run(*arguments)
+    assert result.exit_code == 1, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    line = result.output.strip().splitlines()[-1]
+    assert line.startswith("Error: ")
+    return line
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_info(made: Made, ext: str) -> None:
+    path, parts = made(ext)
+    tokens = sum(int(part.token_counts.sum()) for part in parts)
+    text = run("info", path).output
+    assert f"36 sequences, {tokens:,} tokens, 3 parts" in text and "topk:5" in text
+    about = json.loads(run("info", path, "--json").output)
+    assert about["tokens"] == tokens and about["teacher_weights"] == 2
+    assert about["bytes_per_token_encoded"]["view0/hidden/mean"] == 39
+    assert "no such file" in refused("info", "none.h5")
+
+
+def test_info_of_an_unfinished_store(tmp_path: Path) -> None:
+    features = features_of(tier=None)
+    put_part(begin(tmp_path / "a.h5", features), 0, make_part(features, 0))
+    assert "still being written" in refused("info", tmp_path / "a.h5")
+    assert "(version 1, writing)" in run("info", "--partial", tmp_path / "a.h5").output
+
+
+def test_verify(made: Made, copy: Callable[..., Path]) -> None:
+    result = run("verify", made("h5")[0])
+    assert result.exit_code == 0 and "sound: 3 parts" in result.output
+    path = copy("zarr")
+    shard = path / "parts/2/token/end/c/0"
+    shard.write_bytes(bytes(len(shard.read_bytes())))
+    assert "damaged: 1 problem" in refused("verify", path)
+    assert "part 2: array token/end cannot be read" in run("verify", path).output
+
+
+@pytest.mark.parametrize(("one", "other"), [("zarr", "h5"), ("h5", "zarr")])
+def test_convert_between_formats(made: Made, tmp_path: Path, one: str, other: str) -> None:
+    source, target = made(one)[0], tmp_path / f"b.{other}"
+    assert run("convert", source, target).exit_code == 0
+    first, second = open_store(source), open_store(target)
+    assert first.identity == second.identity and first.features == second.features
+    for a, b in zip(first.manifest.parts, second.manifest.parts, strict=True):
+        assert a.counts == b.counts and a.number == b.number
+        assert [e.sha256 for e in a.arrays.values()] == [e.sha256 for e in b.arrays.values()]
+    assert run("verify", target).exit_code == 0
+    assert "exists already" in refused("convert", source, target)
+
+
+@pytest.mark.parametrize("tier", ("topk", "head"))
+@pytest.mark.parametrize("codec", ("default", "small"))
+def test_recoding_equals_writing_with_the_codec(
+    made: Made, tmp_path: Path, tier: str, codec: str
+) -> None:
+    source, target = made("h5", "exact", tier)[0], tmp_path / "b.h5"
+    assert run("convert", source, target, "--codec", codec).exit_code == 0
+    recoded, direct = open_store(target), open_store(made("h5", codec, tier)[0])
+    assert recoded.manifest.parts == direct.manifest.parts
+    assert "cannot become 'exact'" in refused("convert", target, "c.h5", "--codec", "exact")
+
+
+def test_recoding_in_two_steps_adds_the_errors(made: Made, tmp_path: Path) -> None:
+    source, _ = made("h5", "default")
+    run("convert", source, tmp_path / "b.h5", "--codec", "small")
+    before, after = open_store(source)[5].views[0], open_store(tmp_path / "b.h5")[5].views[0]
+    assert (before.attention["mean"] == after.attention["mean"]).all()
+    assert (before.logits.ids == after.logits.ids).all()
+    mean, deviation = open_store(source).calibration["mean"]
+    peak = np.abs((before.hidden["mean"] - mean) / deviation).max(axis=1, keepdims=True)
+    change = np.abs(before.hidden["mean"] - after.hidden["mean"]) / deviation
+    assert change.max() > 0 and (change <= 1.002 * peak / 14).all()
+
+
+def test_a_stopped_conversion_goes_on(made: Made, tmp_path: Path) -> None:
+    from store.convert import convert
+
+    source, target = made("zarr")[0], tmp_path / "b.h5"
+
+    def stop(items: list[Any]) -> Any:
+        yield items[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, target, progress=stop)
+    assert len(open_store(target, allow_partial=True)) == 12
+    convert(source, target)
+    assert len(open_store(target)) == 36
+
+
+def stores_to_merge(folder: Path, codec: str, change: bool) -> tuple[Path, Path]:
+    features = dataclasses.replace(features_of(codec), attention=())
+    paths = folder / "1.h5", folder / "2.zarr"
+    for number, path in enumerate(paths):
+        identity = IDENTITY | {"corpus": {"hash": str(number)}}
+        calibration = {
+            name: (np.full(37, number * change, "f"), np.ones(37, "f")) for name in features.hidden
+        }
+        make_store(path, features, parts=2, identity=identity, calibration=calibration)
+    return paths
+
+
+def test_merge(tmp_path: Path) -> None:
+    paths = stores_to_merge(tmp_path, "default", change=False)
+    target = tmp_path / "all.zarr"
+    assert run("merge", *paths, target).exit_code == 0
+    fs, both = open_store(target), [open_store(path) for path in paths]
+    assert fs.identity["corpus"] == {"merged": [{"hash": "0"}, {"hash": "1"}]}
+    assert len(fs) == 48 and list(fs.texts()) == list(both[0].texts()) + list(both[1].texts())
+    documents = [record.document for record in fs]
+    assert len(set(documents)) == 12
+    assert min(documents[24:]) == max(documents[:24]) + 1
+    read, put = fs[30].views[1].hidden["mean"], both[1][6].views[1].hidden["mean"]
+    assert (read == put).all()
+    assert run("verify", target).exit_code == 0
+
+
+def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
+    one, two = stores_to_merge(tmp_path, "default", change=True)
+    target = tmp_path / "all.h5"
+    assert "its calibration is not that of" in refused("merge", one, two, target)
+    assert "features are not those of" in refused("merge", one, made("h5")[0], target)
+    assert "at least two stores" in refused("merge", one, target)
+    other = tmp_path / "3.h5"
+    make_store(other, features_of(), parts=1, identity={"teacher": "x"})
+    assert "teacher is not that of" in refused("merge", one, other, target)
+    assert not target.exists()
+    assert run("merge", "--recode", one, two, target).exit_code == 0
+    fs, second = open_store(target), open_store(two)
+    read, put = fs[30].views[0].hidden["mean"], second[6].views[0].hidden["mean"]
+    assert np.abs(read - put).max() <= 1.001 * (np.abs(read).max() + 1) / 127
+    assert np.abs(read - put).max() > 0
+
+
+def test_merge_of_exact_stores_keeps_every_value(tmp_path: Path) -> None:
+    one, two = stores_to_merge(tmp_path, "exact", change=True)
+    assert run("merge", one, two, tmp_path / "all.h5").exit_code == 0
+    fs, second = open_store(tmp_path / "all.h5"), open_store(two)
+    read, put = fs[30].views[0].hidden["mean"], second[6].views[0].hidden["mean"]
+    assert (read == put).all()
+
+
+@pytest.mark.parametrize("tier", ("topk", "sample", "head"))
+def test_show(tmp_path: Path, tier: str) -> None:
+    features = features_of(tier=tier)
+    vocabulary = {"[UNK]": 0} | {f"piece{n}": n for n in range(1, 1000)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    files = {"tokenizer.json": tokenizer.to_str().encode()}
+    parts = make_store(tmp_path / "a.h5", features, parts=1, files=files)
+    result = CliRunner().invoke(
+        main, ["show", str(tmp_path / "a.h5"), "2", "--view", "1"], env={"COLUMNS": "200"}
+    )
+    assert result.exit_code == 0, result.output
+    assert parts[0].texts[2] in result.output.replace("\n", "")
+    record = open_store(tmp_path / "a.h5")[2]
+    lines = [line for line in result.output.splitlines() if "piece" in line and "text" not in line]
+    assert len(lines) == len(record.token_ids)
+    for line, token, mask in zip(lines, record.token_ids, record.views[1].mask, strict=True):
+        assert f" piece{token} " in line and (" x " in line) == mask
+    assert "no sequence 99" in refused("show", tmp_path / "a.h5", 99)
+    assert "no view 5" in refused("show", tmp_path / "a.h5", 0, "--view", 5)
+
+
+def test_help_needs_no_heavy_import() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, store.cli, store.console\n"
+        "print([m for m in ('torch', 'transformers', 'tokenizers', 'rich') if m in sys.modules])"
+    )
+    root = Path(__file__).parents[2]
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr

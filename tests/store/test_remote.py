@@ -1,0 +1,84 @@
+"""Zarr stores are read where they lie: over s3:// from a real server, and from memory://."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from store import StoreError, open_store
+from store.verify import verify
+
+Made = Callable[..., Any]
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """An S3-speaking server on loopback."""
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+def upload(store: Path, fs: Any, target: str) -> None:
+    """Copy a store's files to another file system."""
+    for file in store.rglob("*"):
+        if file.is_file():
+            fs.pipe_file(f"{target}/{file.relative_to(store)}", file.read_bytes())
+
+
+def test_reading_over_s3(made: Made, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    boto3 = pytest.importorskip("boto3")
+    for key, value in KEYS.items():
+        monkeypatch.setenv(key, value)
+    for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+    options = {"endpoint_url": server, "client_kwargs": {"region_name": "us-east-1"}}
+    path, parts = made("zarr")
+    client = boto3.client("s3", endpoint_url=server, region_name="us-east-1")
+    client.create_bucket(Bucket="bucket")
+    for file in path.rglob("*"):
+        if file.is_file():
+            key = f"dumps/a.zarr/{file.relative_to(path)}"
+            client.put_object(Bucket="bucket", Key=key, Body=file.read_bytes())
+    fs = open_store("s3://bucket/dumps/a.zarr", storage_options=options)
+    local = open_store(path)
+    assert fs.meta == local.meta
+    assert fs[17].text == parts[1].texts[5]
+    hidden = fs[17].views[1].hidden["mean"]
+    assert (hidden == local[17].views[1].hidden["mean"]).all()
+    arguments: dict[str, Any] = {"batch_tokens": 500, "seed": 1, "features": ("logits",)}
+    batches = list(fs.stream(**arguments))
+    assert [b.index.tolist() for b in batches] == [
+        b.index.tolist() for b in local.stream(**arguments)
+    ]
+    with pytest.raises(StoreError, match="no Zarr store"):
+        open_store("s3://bucket/dumps/b.zarr", storage_options=options)
+
+
+def test_reading_and_verifying_from_memory(made: Made) -> None:
+    path, parts = made("zarr")
+    memory = fsspec.filesystem("memory")
+    upload(path, memory, "/held/a.zarr")
+    try:
+        fs = open_store("memory://held/a.zarr")
+        assert [text for part in parts for text in part.texts] == list(fs.texts())
+        assert verify("memory://held/a.zarr").problems == []
+        memory.rm("/held/a.zarr/parts/1/token/id/c/0")
+        found = "\n".join(verify("memory://held/a.zarr").problems)
+        assert "part 1: array token/id cannot be read" in found
+    finally:
+        memory.rm("/held", recursive=True)
+
+
+def test_unknown_addresses() -> None:
+    with pytest.raises(StoreError, match="cannot be opened"):
+        open_store("nowhere://a/b.zarr")
