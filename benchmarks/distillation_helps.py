@@ -3,7 +3,7 @@
     python -m benchmarks.distillation_helps --store en.zarr --work /tmp/arms
     python -m benchmarks.distillation_helps --store en.zarr --work /tmp/arms --report
 
-The store needs two views (view 1 masked), hidden states and logits. Each arm and seed is one student;
+The store needs two views (view 1 masked), hidden states and logits. Each arm and seed is a student;
 those that are finished in --work are not trained again: the work can be stopped and cut in pieces.
 """
 
@@ -45,7 +45,8 @@ ARMS: Mapping[str, dict[str, Any]] = {
     "span kl hidden": {"loss": "mlm=1,kl=1,hidden=3", "view": 1},
     "match kl hidden": {"loss": "mlm=1,kl=1,hidden=3", "view": 1, "align": "match"},
     "reduce kl hidden": {"loss": "mlm=1,kl=1,hidden=3", "align": "reduce"},
-    "span kl plain view": {"loss": "mlm=1,kl=1"},
+    "span kl masked": {"loss": "mlm=1,kl=1", "view": 1, "targets": "masked"},
+    "span kl masked hidden": {"loss": "mlm=1,kl=1,hidden=3", "view": 1, "targets": "masked"},
     "random start mlm": {"loss": "mlm=1", "init": "random"},
     "random start span hidden": {"loss": "mlm=1,hidden=3", "init": "random"},
     "cut start mlm": {"loss": "mlm=1", "init": "teacher"},

@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 
 from store import disk
-from store.hdf5_tree import Hdf5Sink, Hdf5Source, create_group
+from store.hdf5_tree import Hdf5Sink, Hdf5Source, append_digest, create_group
 from store.layout import ArraySpec
 from store.tree import Array, Sink, Source
 
@@ -74,6 +74,7 @@ class Hdf5Staging:
             with h5py.File(self.parts / f"{number}.h5", "r") as part:
                 part.copy(f"parts/{number}", sink.file["parts"])
         sink.close()
+        append_digest(self._new)
         disk.rename(self._new, self.path)
         self.clean()
 

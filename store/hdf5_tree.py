@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -20,6 +21,7 @@ from store.tree import Array, Slices
 
 TOKEN_ROWS = 1024
 CHUNK_BYTES = 2**18
+DIGEST_BYTES = 32
 
 
 def create_file(path: Path) -> h5py.File:
@@ -30,6 +32,28 @@ def create_file(path: Path) -> h5py.File:
     access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
     name = os.fsencode(path)
     return h5py.File(h5py.h5f.create(name, h5py.h5f.ACC_TRUNC, created, access))
+
+
+def file_digest(path: Path, size: int) -> bytes:
+    """SHA-256 of the first `size` bytes of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (data := file.read(min(size, 2**24))):
+            digest.update(data)
+            size -= len(data)
+    return digest.digest()
+
+
+def append_digest(path: Path) -> None:
+    """End a finished file with the SHA-256 of all of it.
+
+    HDF5 ignores what follows its end, and checksums all but the gaps between its objects.
+    """
+    digest = file_digest(path, path.stat().st_size)
+    with path.open("ab") as file:
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def create_group(file: h5py.File, name: str) -> h5py.Group:
@@ -209,7 +233,14 @@ class Hdf5Source:
             return [f"the tree of groups cannot be read ({error})"]
         expected = set(arrays)
         problems = [f"missing array {name}" for name in sorted(expected - found)]
-        return problems + [f"extra array {name}" for name in sorted(found - expected)]
+        problems += [f"extra array {name}" for name in sorted(found - expected)]
+        path = Path(self.path)
+        end = path.stat().st_size - DIGEST_BYTES
+        with path.open("rb") as file:
+            file.seek(end)
+            if file.read() != file_digest(path, end):
+                problems.append("the bytes of the file do not match the SHA-256 at its end")
+        return problems
 
     def damaged_chunks(self, name: str) -> list[int]:
         dataset, bad = self.dataset(name), []

@@ -124,6 +124,7 @@ class StoreWriter:
         When resuming, what was stored at the beginning (calibration, files, weights) stays.
         Raises UserError if the path is taken, or by a dump with other arguments.
         """
+        StoreWriter.check(path)
         staging = staging_of(path)
         attributes = {
             "format": FORMAT,
@@ -139,10 +140,6 @@ class StoreWriter:
             with _writing(str(path)):
                 _create(staging, attributes, calibration, files or {}, weights or {}, head)
             stored = StoreWriter._stored(staging) or attributes
-        elif stored["state"] == "sealed":
-            if isinstance(staging, Hdf5Staging):
-                staging.clean()
-            raise UserError(f"{path}: exists already and is finished; give another name")
         else:
             differ = [
                 line
@@ -155,6 +152,18 @@ class StoreWriter:
                     "use the same arguments to go on, or give another name"
                 )
         return StoreWriter(staging, stored)
+
+    @staticmethod
+    def check(path: str | Path) -> None:
+        """UserError unless a store can be begun, or gone on with, at `path`."""
+        staging = staging_of(path)
+        stored = StoreWriter._stored(staging)
+        if stored is None and not staging.path.parent.is_dir():
+            raise UserError(f"{path}: folder {staging.path.parent} does not exist; make it")
+        if stored is not None and stored["state"] == "sealed":
+            if isinstance(staging, Hdf5Staging):
+                staging.clean()
+            raise UserError(f"{path}: exists already and is finished; give another name")
 
     @staticmethod
     def _stored(staging: Staging) -> dict[str, Any] | None:
@@ -273,8 +282,6 @@ def _create(
     checked = _check_calibration(calibration, features)
     if (head is None) == bool(features.logits and features.logits.tier == "head"):
         raise StoreError("head (weight, bias) belongs to logits of tier head, and to no other")
-    if not staging.path.parent.is_dir():
-        raise UserError(f"{staging.path}: folder {staging.path.parent} does not exist; make it")
     recorder = _Recorder(staging.create())
     for name, pair in checked.items():
         for key, array in zip(("mean", "deviation"), pair, strict=True):

@@ -105,6 +105,7 @@ class Collator:
         *,
         align: str,
         loss_names: Iterable[str],
+        masked_only: bool,
         mask_probability: float,
         max_length: int,
         logits: LogitsSpec | None,
@@ -135,7 +136,7 @@ class Collator:
         self.wants_logits = bool(names & set(losses.OF_LOGITS))
         self.wants_maps = "attention" in names
         self.wants_teacher = bool(names - {"mlm"})
-        self.spec, self.head = logits, head
+        self.masked_only, self.spec, self.head = masked_only, logits, head
 
     def features(self) -> list[str]:
         """The groups of the store that have to be read."""
@@ -172,10 +173,12 @@ class Collator:
             labels=torch.from_numpy(read.labels[masked]),
             characters=int((native.offsets[masked, 1] - native.offsets[masked, 0]).sum()),
             tokens=len(native.ids),
-            distillation=self._distillation(batch, native) if self.wants_teacher else None,
+            distillation=self._distillation(batch, native, read.labels)
+            if self.wants_teacher
+            else None,
         )
 
-    def _distillation(self, batch: Batch, native: Tokens) -> Distillation:
+    def _distillation(self, batch: Batch, native: Tokens, labels: np.ndarray) -> Distillation:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         student, inputs = native, None
         if self.align == "reduce":
@@ -194,7 +197,9 @@ class Collator:
         maps, map_pooling = (
             self._maps(batch, alignment, student.start) if self.wants_maps else ({}, None)
         )
-        logit_runs, logits = self._logits(batch, alignment) if self.wants_logits else (None, None)
+        logit_runs, logits = (
+            self._logits(batch, alignment, labels) if self.wants_logits else (None, None)
+        )
         return Distillation(
             inputs=inputs,
             runs=Runs.of(alignment.student),
@@ -218,16 +223,17 @@ class Collator:
     def _pooled(values: np.ndarray, runs: Runs) -> Tensor:
         return runs.pool(torch.from_numpy(values), "mean")
 
-    def _logits(self, batch: Batch, alignment: Alignment) -> tuple[Runs, LogitTargets]:
-        """Targets of the runs with a single teacher token: only they have a distribution of their
-        own."""
-        single = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
-        rows = alignment.teacher[single, 0]
+    def _logits(
+        self, batch: Batch, alignment: Alignment, labels: np.ndarray
+    ) -> tuple[Runs, LogitTargets]:
+        """Targets of the runs with a single teacher token: only they have a distribution."""
+        chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
+        if self.masked_only:
+            chosen &= labels[alignment.student[:, 0]] != IGNORED
+        rows = alignment.teacher[chosen, 0]
         targets, some = fold(*self._kept(batch, rows), self.pieces)
-        student = alignment.student[single][some]
-        if (
-            self.align == "span"
-        ):  # the distribution is over the first piece of the word, which the first token predicts
+        student = alignment.student[chosen][some]
+        if self.align == "span":  # the first token predicts the first piece, the target's meaning
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
         return Runs.of(student), targets
 

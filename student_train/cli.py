@@ -59,6 +59,11 @@ def option(*names: str, **settings: Any) -> Any:
 )
 @option("--temperature", help="Of kl.")
 @option(
+    "--targets",
+    type=click.Choice(["all", "masked"]),
+    help="Tokens whose teacher logits are learnt: all, or those masked for the student.",
+)
+@option(
     "--projection",
     type=click.Choice(["trainable", "frozen"]),
     help="From the student's width to the teacher's.",
@@ -98,7 +103,7 @@ def option(*names: str, **settings: Any) -> Any:
 @option(
     "--precision",
     type=click.Choice(["auto", "bf16", "fp32"]),
-    help="auto: bf16 on a GPU that has it, else fp32.",
+    help="auto: bf16 where the hardware multiplies it, else fp32.",
 )
 @click.option("--resume", is_flag=True, help="Go on with a stopped training.")
 @command_errors
@@ -144,7 +149,7 @@ def options_of(arguments: dict[str, Any]) -> TrainOptions:
 def describe(options: TrainOptions) -> str:
     """The settings of a training, as they are printed at its start."""
     loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
-    length = f"{options.steps} steps" if options.steps else f"{options.epochs:g} epochs"
+    length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
     rows = {
         "store": options.store,
         "student": f"{options.student}, vocabulary {options.vocab}, start {options.init}",

@@ -9,10 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from store.errors import UserError
-from student_train import losses
 
 ALIGNMENTS = ("span", "match", "reduce")
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 3.0}
@@ -30,6 +27,7 @@ class TrainOptions:
     pool: str | None = None
     loss: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_LOSS))
     temperature: float = 2.0
+    targets: str = "all"
     projection: str = "trainable"
     init: str = "svd"
     view: int | None = None
@@ -61,24 +59,23 @@ class TrainOptions:
 
     def resolved(self) -> TrainOptions:
         """The same options with what depends on the machine decided."""
+        import torch  # here and not above: --help must not wait for it
+
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         precision = self.precision
         if precision == "auto":
-            precision = (
-                "bf16" if device.startswith("cuda") and torch.cuda.is_bf16_supported() else "fp32"
-            )
-        epochs = self.epochs if self.steps is None else None
-        return replace(
-            self,
-            device=device,
-            precision=precision,
-            epochs=3.0 if self.steps is None and epochs is None else epochs,
-        )
+            precision = "bf16" if _multiplies_bf16(device) else "fp32"
+        epochs = 3.0 if self.steps is None and self.epochs is None else self.epochs
+        return replace(self, device=device, precision=precision, epochs=epochs)
 
     def check(self) -> None:
         """Refuse, in one line, what cannot work whatever the store is."""
+        import torch
+
+        from student_train import losses
+
         if self.steps is not None and self.epochs is not None:
             raise UserError("--steps and --epochs contradict each other: give one")
         if not self.loss or not all(weight > 0 for weight in self.loss.values()):
@@ -88,6 +85,11 @@ class TrainOptions:
                 raise UserError(f"--loss {name}: unknown; there are {', '.join(losses.NAMES)}")
         if self.align not in ALIGNMENTS:
             raise UserError(f"--align {self.align}: expected one of {', '.join(ALIGNMENTS)}")
+        if self.targets == "masked" and self.align == "reduce":
+            raise UserError(
+                "--targets masked: under --align reduce the distilled input has no masked tokens;"
+                " use all"
+            )
         positive = (
             "batch_tokens",
             "accumulate",
@@ -101,7 +103,7 @@ class TrainOptions:
         )
         for name in positive:
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise UserError(f"--{name.replace('_', '-')} {value}: expected more than 0")
         for name in ("warmup", "mask_prob", "held_out"):
             if not 0 <= getattr(self, name) < 1:
@@ -109,9 +111,21 @@ class TrainOptions:
                     f"--{name.replace('_', '-')} {getattr(self, name)}: expected a share from 0 to"
                     " below 1"
                 )
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
+        if not self.weight_decay >= 0 or self.seed < 0:
             raise UserError(
-                f"--device {self.device}: no CUDA device on this machine; use --device cpu"
+                f"--weight-decay {self.weight_decay:g}, --seed {self.seed}: neither may be below 0"
+            )
+        if self.max_length is not None and self.max_length < 3:
+            raise UserError(
+                f"--max-length {self.max_length}: at least 3, two special tokens and one of text"
+            )
+        kind, _, number = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or not (number or "0").isdigit():
+            raise UserError(f"--device {self.device}: expected auto, cpu, cuda or cuda:N")
+        devices = torch.cuda.device_count()
+        if kind == "cuda" and int(number or 0) >= devices:
+            raise UserError(
+                f"--device {self.device}: this machine has {devices} CUDA devices; use --device cpu"
             )
 
     def describing(self) -> dict[str, Any]:
@@ -142,6 +156,16 @@ class TrainOptions:
             return self.out
         store = Path(self.store)
         return store.parent / f"{store.stem}-students" / self.name()
+
+
+def _multiplies_bf16(device: str) -> bool:
+    """Whether the hardware does it, rather than emulate it slowly."""
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def parse_losses(words: tuple[str, ...]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from student_train import losses
 from student_train.batches import Collator
 from student_train.card import model_card
 from student_train.checkpoint import remove_checkpoints
+from student_train.data import split_blocks
 from student_train.initialise import initialise
 from student_train.options import TrainOptions
 from student_train.student import student_config
@@ -40,11 +41,18 @@ def run(
     check_features(options, store)
     out = options.out_folder()
     _prepare(out, options, resume)
+    split_blocks(store, options.held_out)  # refuses a store that is too small for it
     student, collator = prepare(options, store, say)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / SETTINGS).write_text(json.dumps({"settings": options.describing()}, indent=1))
-    trained = train(store, student, collator, options, out, resume=resume)
-    return _finish(out, options, store, trained, collator)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / SETTINGS).write_text(json.dumps({"settings": options.describing()}, indent=1))
+        trained = train(store, student, collator, options, out, resume=resume)
+        return _finish(out, options, store, trained, collator)
+    except OSError as error:
+        raise UserError(
+            f"{out}: cannot be written ({error.strerror or error}); make room and go on with"
+            " --resume, or give another --out"
+        ) from error
 
 
 def prepare(
@@ -75,6 +83,7 @@ def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) ->
         store.teacher_file("tokenizer.json").decode(),
         align=options.align,
         loss_names=options.loss,
+        masked_only=options.targets == "masked",
         mask_probability=options.mask_prob,
         max_length=tokenizer.model_max_length,
         logits=spec,

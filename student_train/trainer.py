@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from student_train.schedule import Schedule
 from student_train.student import Distiller
 
 BETAS, EPSILON = (0.9, 0.98), 1e-6  # as DistilBERT was trained (Sanh et al. 2019)
+METRICS = "metrics.jsonl"
 
 
 class Stopped(Exception):
@@ -201,7 +203,7 @@ class _Run:
     def record(self, values: dict[str, float]) -> None:
         if self.out is None or self.board is None:
             return
-        with (self.out / "metrics.jsonl").open("a") as file:
+        with (self.out / METRICS).open("a") as file:
             file.write(json.dumps({"step": self.step, **values}) + "\n")
         for name, value in values.items():
             self.board.add_scalar(name, value, self.step)
@@ -212,23 +214,21 @@ class _Run:
             "distiller": self.distiller.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": vars(self.schedule),
+            "metrics": (self.out / METRICS).stat().st_size,
         }
         save_checkpoint(self.out / "checkpoints", self.step, state)
 
     def load(self) -> None:
         assert self.out is not None
-        state = load_checkpoint(self.out / "checkpoints")
+        state, written = load_checkpoint(self.out / "checkpoints"), 0
         if state is not None:
             self.distiller.load_state_dict(state["distiller"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.schedule = Schedule(**state["schedule"])
-            self.step = state["step"]
-        metrics = self.out / "metrics.jsonl"
-        if metrics.exists():  # rows that a killed run wrote after its last checkpoint come again
-            rows = [line for line in metrics.read_text().splitlines() if line.endswith("}")]
-            metrics.write_text(
-                "".join(f"{line}\n" for line in rows if json.loads(line)["step"] <= self.step)
-            )
+            self.step, written = state["step"], state["metrics"]
+        metrics = self.out / METRICS
+        if metrics.exists() and metrics.stat().st_size > written:
+            os.truncate(metrics, written)  # what was written after that checkpoint comes again
 
     def close(self) -> None:
         if self.board is not None:

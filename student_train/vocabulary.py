@@ -32,6 +32,7 @@ SPECIALS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+PRIVATE = 0xF0000  # code points that no text uses; there are more than Unicode has letters
 
 
 def vocabulary_size(word: str) -> int | None:
@@ -108,23 +109,16 @@ def train_wordpiece(
             f"--vocab {size}: the text has {len(characters)} different characters, and with those"
             f" inside words and the special tokens they need {needed} pieces; ask for more"
         )
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size,
-        special_tokens=list(SPECIALS.values()),
-        initial_alphabet=sorted(characters),
-        min_frequency=2,
-        show_progress=False,
-    )
-    # Sorted words, each as often as it occurs: the order of the text decides nothing.
-    repeated = (
-        word for word, count in sorted(words.items()) for word in [word] * min(count, 10_000)
-    )
-    tokenizer.train_from_iterator(repeated, trainer)
-    got = tokenizer.get_vocab_size()
-    if got < size:
+    letters = [*sorted(characters), *(f"##{c}" for c in sorted(inside))]
+    pieces = [*SPECIALS.values(), *_merged(words, letters, size - len(SPECIALS))]
+    if len(pieces) < size:
         raise UserError(
-            f"--vocab {size}: the text of the store gives only {got} pieces; ask for at most {got}"
+            f"--vocab {size}: the text of the store gives only {len(pieces)} pieces; ask for at"
+            f" most {len(pieces)}"
         )
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer.model = models.WordPiece(vocabulary, unk_token="[UNK]")
+    tokenizer.add_special_tokens(list(SPECIALS.values()))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIALS.values()}
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -132,6 +126,33 @@ def train_wordpiece(
         special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **SPECIALS)
+
+
+def _merged(words: Counter[str], letters: list[str], size: int) -> list[str]:
+    """At most `size` pieces of the words: the letters, then what byte-pair merges make of them.
+
+    The trainer of WordPiece itself numbers the letters inside words by a hash table that is random
+    in every process, and breaks ties by these numbers: other runs, other pieces. So every letter,
+    first or inside (`##`), becomes a character of its own before a trainer sees it.
+    """
+    code = {letter: chr(PRIVATE + i) for i, letter in enumerate(letters)}
+    coded = (
+        (code[word[0]] + "".join(code[f"##{c}"] for c in word[1:]), count)
+        for word, count in sorted(words.items())
+    )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.train_from_iterator(
+        (word for word, count in coded for word in [word] * min(count, 10_000)),
+        trainers.BpeTrainer(
+            vocab_size=size,
+            initial_alphabet=list(code.values()),
+            min_frequency=2,
+            show_progress=False,
+        ),
+    )
+    ids = tokenizer.get_vocab()
+    runs = ([letters[ord(c) - PRIVATE] for c in run] for run in sorted(ids, key=ids.__getitem__))
+    return [run[0] + "".join(c[2:] for c in run[1:]) for run in runs]
 
 
 def _folding(normalizer: Any) -> tuple[bool, bool]:

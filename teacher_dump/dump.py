@@ -48,6 +48,7 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
     """
     options = options.resolved()
     check_options(options)
+    StoreWriter.check(options.out)
     corpus = Corpus.open(list(options.corpus), text_column=options.text_column)
     corpus.check()  # a bad line far down is told now, not after hours
     teacher = load_teacher(
@@ -120,7 +121,7 @@ def _max_length(asked: int | None, teacher: Teacher) -> int:
     limit = teacher.max_length()
     if asked is not None and limit is not None and asked > limit:
         raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
-    return asked or min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH)
+    return min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH) if asked is None else asked
 
 
 def _features(options: DumpOptions, teacher: Teacher, max_length: int) -> Features:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from store import LogitsSpec
 from store.errors import UserError
 from teacher_dump.models import resolve_model
@@ -45,6 +43,8 @@ class DumpOptions:
 
     def resolved(self) -> DumpOptions:
         """The same options with every `auto` decided for this machine."""
+        import torch  # here and not above: --help must not wait for it
+
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,6 +59,8 @@ class DumpOptions:
 
 def check_options(options: DumpOptions) -> None:
     """Refuse, in one line, what cannot work whatever the teacher is."""
+    import torch
+
     if options.views < 1:
         raise UserError(f"--views {options.views}: view 0 is the plain text, so at least 1")
     if not 0 < options.mask_prob < 1:
@@ -72,9 +74,17 @@ def check_options(options: DumpOptions) -> None:
             "--logits, --hidden and --attention are all none: the store would hold nothing of the"
             " teacher"
         )
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
+    if options.head == "mlm" and options.logits == "none":
+        raise UserError("--head mlm and --logits none contradict each other: leave one out")
+    if options.seed < 0:
+        raise UserError(f"--seed {options.seed}: expected 0 or more")
+    kind, _, number = options.device.partition(":")
+    if kind not in ("cpu", "cuda") or not (number or "0").isdigit():
+        raise UserError(f"--device {options.device}: expected auto, cpu, cuda or cuda:N")
+    devices = torch.cuda.device_count()
+    if kind == "cuda" and int(number or 0) >= devices:
         raise UserError(
-            f"--device {options.device}: no CUDA device on this machine; use --device cpu"
+            f"--device {options.device}: this machine has {devices} CUDA devices; use --device cpu"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -55,6 +56,8 @@ class Teacher:
         self.vocabulary = int(self.config.vocab_size)
         self.hidden = Accumulator(layer_groups(hidden, self.layers))
         self.attention = Accumulator(layer_groups(attention, self.layers))
+        if "layer0" in self.attention.groups:
+            raise UserError("--attention layer:0: the embeddings attend to nothing; count from 1")
         self.device = next(model.parameters()).device
         # Some families return maps only when asked; the others would keep all of them if asked.
         asks = "output_attentions" in inspect.signature(self.base.forward).parameters
@@ -216,7 +219,7 @@ def _load(factory: Any, source: str, **options: Any) -> Any:
     transformers_logging.disable_progress_bar()
     try:
         return factory.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{source}: cannot be loaded: {line}") from error
     finally:

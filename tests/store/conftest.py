@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,17 @@ import pytest
 from tests.store.making import Part, features_of, make_store
 
 Made = tuple[Path, list[Part]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """No test can pull the plug, and waiting for the disk is most of the time of small stores.
+
+    Writers in processes of their own (those that are killed) do wait for it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from store import UserError
 from tests.store.making import begin, make_part, put_part
 from tests.store.test_writing import SMALL
 
-PARTS = 6
+PARTS = 4
 
 
 def main(path: Path) -> None:

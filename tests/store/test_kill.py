@@ -26,7 +26,7 @@ def test_killed_writers_lose_nothing(tmp_path: Path, ext: str) -> None:
     killed.main(whole)
     duration = time.perf_counter() - began
     chance, kills = random.Random(ext), 0
-    for _ in range(6):
+    for _ in range(5):
         command = [sys.executable, "-m", "tests.store.killed", str(broken)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None

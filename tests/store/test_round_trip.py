@@ -138,6 +138,10 @@ def test_stream_order_skip_and_subset(made: Callable[..., Any]) -> None:
     assert whole != order_of(h5, seed=1, epoch=1, blocks=blocks, pool_blocks=5)
     for skip in (1, 7, len(whole), len(whole) + 5):
         assert order_of(h5, seed=1, blocks=blocks, pool_blocks=5, skip=skip) == whole[skip:]
+    for pool_blocks in (1, 5):
+        held = order_of(h5, seed=1, blocks=blocks, pool_blocks=pool_blocks)
+        count = h5.batch_count(1, 0, 120, blocks=blocks, pool_blocks=pool_blocks)
+        assert count == len(held)
     plain = order_of(h5, shuffle=False)
     assert sum(plain, []) == list(range(36))
     some = order_of(h5, blocks=blocks[[2, 0]], shuffle=False)

@@ -1,0 +1,301 @@
+"""`make demo`: dump the embedded teacher, train a student with what it knew and one without,
+compare.
+
+The two students are equal in all but the loss: size, vocabulary, start, text, masks, seed, steps.
+They are compared with the teacher, and with the start that both have, on paragraphs of the corpus
+that come after the dumped ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from store.console import command_errors
+from store.errors import UserError
+
+if TYPE_CHECKING:
+    from benchmarks.demo_measure import Encoded
+    from store import FeatureStore
+    from student_train.options import TrainOptions
+
+STUDENTS = ("distilled", "MLM only")
+SHORTEST, LONGEST = 40, 400  # characters of a held-out paragraph
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the demo runs; the tests run the same with less."""
+
+    out: Path = Path("demo-output")
+    model: str = "minilm"
+    corpus: str = "python-docs"
+    tokens: int = 130_000
+    max_length: int = 128
+    vocab: str = "5k"
+    student: str = "128x2x4"
+    steps: int = 600
+    batch_tokens: int = 1024
+    lr: float = 2e-3
+    sentences: int = 300
+    seed: int = 0
+
+    @property
+    def store(self) -> Path:
+        return self.out / "store.zarr"
+
+    @property
+    def picture(self) -> Path:
+        return self.out / "demo.png"
+
+    def folder(self, name: str) -> Path:
+        """Where the student called `name` goes."""
+        return self.out / name.lower().replace(" ", "-")
+
+    def training(self, name: str) -> TrainOptions:
+        """The options of the student called `name`."""
+        from student_train.options import DEFAULT_LOSS, TrainOptions
+
+        return TrainOptions(
+            store=str(self.store),
+            out=self.folder(name),
+            loss=DEFAULT_LOSS if name == "distilled" else {"mlm": 1.0},
+            vocab=self.vocab,
+            student=self.student,
+            steps=self.steps,
+            batch_tokens=self.batch_tokens,
+            lr=self.lr,
+            seed=self.seed,
+            device="cpu",
+        )
+
+
+@dataclass(frozen=True)
+class Model:
+    """One row of the comparison. `agreement` is the rank correlation with the teacher's
+    similarities."""
+
+    name: str
+    parameters: int
+    megabytes: float
+    sentences_per_second: float
+    similarities: np.ndarray
+    agreement: float
+    mlm: float | None = None  # held-out masked-LM loss, nats a token
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is printed and drawn; `curves` holds the rows of each student's metrics.jsonl."""
+
+    models: list[Model]  # the teacher first
+    curves: dict[str, list[dict[str, float]]]
+    sentences: int
+
+
+def demo(settings: Settings) -> Comparison:
+    """Dump, train, compare, draw; whatever an earlier demo left in the folder goes first.
+
+    Raises UserError if the corpus is too small for these settings.
+    """
+    _clear(settings)
+    _dump(settings)
+    reports = {name: _train(settings, name) for name in STUDENTS}
+    comparison = compare(settings, reports)
+    from benchmarks.demo_plot import draw
+
+    draw(comparison, settings.picture)
+    return comparison
+
+
+def _clear(settings: Settings) -> None:
+    settings.out.mkdir(parents=True, exist_ok=True)
+    for folder in (settings.store, *map(settings.folder, STUDENTS)):
+        shutil.rmtree(folder, ignore_errors=True)
+    settings.picture.unlink(missing_ok=True)
+
+
+def _dump(settings: Settings) -> None:
+    from teacher_dump.dump import dump
+    from teacher_dump.options import DumpOptions
+
+    _say(f"1. the teacher {settings.model} reads {settings.tokens:,} tokens of {settings.corpus}")
+    options = DumpOptions(
+        model=settings.model,
+        corpus=(settings.corpus,),
+        out=settings.store,
+        hidden="mean",
+        attention="none",
+        logits="none",
+        max_length=settings.max_length,
+        limit=settings.tokens,
+        seed=settings.seed,
+        device="cpu",
+    )
+    done = dump(options)
+    size = sum(p.stat().st_size for p in settings.store.rglob("*") if p.is_file())
+    _say(
+        f"   {settings.store}: {done.tokens:,} tokens of {done.sequences:,} sequences,"
+        f" {size / 1e6:.0f} MB with the teacher's weights"
+    )
+
+
+def _train(settings: Settings, name: str) -> dict[str, Any]:
+    from student_train.run import run
+
+    options = settings.training(name)
+    loss = " + ".join(f"{weight:g} {part}" for part, weight in options.loss.items())
+    _say(
+        f"{2 + STUDENTS.index(name)}. student {name}: {options.student}, vocabulary"
+        f" {options.vocab}, loss {loss}"
+    )
+    result: dict[str, Any] = run(options)["result"]
+    return result
+
+
+def compare(settings: Settings, reports: dict[str, dict[str, Any]]) -> Comparison:
+    """Teacher, the students' common start and both students on text that none of them has seen."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    from store import open_store
+    from student_train.evaluate import size_of
+    from student_train.run import prepare
+    from teacher_dump.teacher import load_teacher
+
+    store = open_store(settings.store)
+    texts = held_out_texts(store, settings.corpus, settings.sentences)
+    _say(f"{2 + len(STUDENTS)}. {len(texts)} paragraphs that were not dumped, one CPU run for each")
+    teacher = load_teacher(settings.model, head="none", hidden="none", attention="none")
+    start, collator = prepare(settings.training("distilled"), store)
+    encoders = {
+        "teacher": (teacher.model, teacher.base, teacher.tokenizer),
+        "before training": (start, start.bert, collator.student_tokenizer),
+    }
+    for name in STUDENTS:
+        student = AutoModelForMaskedLM.from_pretrained(settings.folder(name))
+        tokenizer = AutoTokenizer.from_pretrained(settings.folder(name))
+        encoders[name] = (student, student.bert, tokenizer)
+
+    from benchmarks.demo_measure import encode, similarities, spearman
+
+    models: list[Model] = []
+    for name, (whole, encoder, tokenizer) in encoders.items():
+        found: Encoded = encode(encoder.eval(), tokenizer, texts, settings.max_length, name)
+        pairs = similarities(found.vectors)
+        models.append(
+            Model(
+                name,
+                **size_of(whole),
+                sentences_per_second=found.sentences_per_second,
+                similarities=pairs,
+                agreement=spearman(models[0].similarities, pairs) if models else 1.0,
+                mlm=reports[name]["valid_mlm"] if name in reports else None,
+            )
+        )
+    curves = {name: _rows(settings.folder(name) / "metrics.jsonl") for name in STUDENTS}
+    return Comparison(models, curves, len(texts))
+
+
+def held_out_texts(store: FeatureStore, corpus: str, count: int) -> list[str]:
+    """`count` documents spread evenly over the part of the corpus after the last dumped one.
+
+    Raises UserError if there are fewer than three.
+    """
+    from teacher_dump.corpus import Corpus
+
+    last = store[-1].document
+    unseen = [
+        document.text
+        for document in Corpus.open([corpus])
+        if document.number > last and SHORTEST <= len(document.text) <= LONGEST
+    ]
+    if len(unseen) < 3:
+        raise UserError(
+            f"{corpus}: nothing is left to compare on after the {last + 1} dumped documents; dump"
+            " less with --tokens"
+        )
+    chosen = np.linspace(0, len(unseen) - 1, min(count, len(unseen))).astype(int)
+    return [unseen[i] for i in chosen]
+
+
+def _rows(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _say(line: str) -> None:
+    click.secho(line, bold=not line.startswith(" "))
+
+
+def show(comparison: Comparison) -> None:
+    """The comparison as a table in the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    teacher = comparison.models[0]
+    table = Table(title="held-out text, CPU")
+    table.add_column("model")
+    for head in ("parameters", "MB", "sentences/s", "MLM loss", "similarities as the teacher's"):
+        table.add_column(head, justify="right")
+    for model in comparison.models:
+        faster = model.sentences_per_second / teacher.sentences_per_second
+        smaller = teacher.parameters / model.parameters
+        table.add_row(
+            model.name,
+            f"{model.parameters / 1e6:.1f}M" + (f" (1/{smaller:.0f})" if smaller > 1 else ""),
+            f"{model.megabytes:.1f}",
+            f"{model.sentences_per_second:,.0f}" + (f" (x{faster:.0f})" if smaller > 1 else ""),
+            "" if model.mlm is None else f"{model.mlm:.2f}",
+            f"{model.agreement:.2f}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(legend(comparison.sentences), highlight=False)
+
+
+def legend(sentences: int) -> str:
+    """What was compared, in words."""
+    pairs = sentences * (sentences - 1) // 2
+    return (
+        f"Similarities: Spearman between the teacher's and the model's cosines of all {pairs:,}"
+        f" pairs of {sentences} paragraphs that were not dumped. A paragraph's vector is the mean"
+        " over layers and tokens, less the mean of all paragraphs; the same for every model."
+        " MLM loss: nats a masked token, on the held-out part of the store. Before training: word"
+        " embeddings from the teacher's by SVD, layers at random; both students start there."
+    )
+
+
+def _offline_without_hub() -> None:
+    """Where the hub cannot be reached, say so to its client, which would try for half a minute at
+    each look-up."""
+    try:
+        socket.create_connection(("huggingface.co", 443), timeout=3).close()
+    except OSError:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--out", type=click.Path(path_type=Path), default=Settings.out, help="The folder.")
+@click.option("--tokens", default=Settings.tokens, help="Tokens that the teacher reads.")
+@click.option("--steps", default=Settings.steps, help="Training steps of each student.")
+@command_errors
+def main(**arguments: Any) -> None:
+    """Dump the embedded teacher, train two students, print and draw the comparison."""
+    begun = time.perf_counter()
+    _offline_without_hub()
+    settings = Settings(**arguments)
+    comparison = demo(settings)
+    show(comparison)
+    click.echo(f"{time.perf_counter() - begun:.0f} s; the picture: {settings.picture}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Helpers of the end-to-end tests: a corpus, a dump, commands as a user types them."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.testing import CliRunner, Result
+
+from teacher_dump.dump import dump
+from teacher_dump.options import DumpOptions
+from tests.texts import ENGLISH, FRENCH, GERMAN, RUSSIAN, SLOVAK
+
+ROOT = Path(__file__).parents[2]
+LATIN_AND_CYRILLIC = ENGLISH + RUSSIAN + SLOVAK + GERMAN + FRENCH
+STUDENT = ("--student", "32x2x4", "--batch-tokens", "512", "--device", "cpu")
+
+
+def write_corpus(
+    path: Path, documents: int = 60, sentences: Sequence[str] = LATIN_AND_CYRILLIC
+) -> Path:
+    """Documents of one to three of the sentences, one a line."""
+    chance = random.Random(documents)
+    lines = (" ".join(chance.sample(sentences, chance.randint(1, 3))) for _ in range(documents))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def dump_options(model: Path, corpus: Path, out: Path, **changes: Any) -> DumpOptions:
+    small: dict[str, Any] = {
+        "logits": "topk:8",
+        "part_tokens": 2000,
+        "batch_tokens": 512,
+        "device": "cpu",
+        "precision": "fp32",
+    }
+    return DumpOptions(model=str(model), corpus=(str(corpus),), out=out, **{**small, **changes})
+
+
+def dumped(model: Path, corpus: Path, out: Path, **changes: Any) -> Path:
+    """A sealed store of several parts."""
+    dump(dump_options(model, corpus, out, **changes))
+    return out
+
+
+def invoke(command: click.Command, *words: str | Path | int) -> Result:
+    """The command with these words, in this process; anything but an orderly exit is raised."""
+    result = CliRunner().invoke(command, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def ok(command: click.Command, *words: str | Path | int) -> str:
+    """What a command that must succeed prints."""
+    result = invoke(command, *words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(command: click.Command, *words: str | Path | int) -> str:
+    """The one error line of a command that must fail."""
+    result = invoke(command, *words)
+    assert result.exit_code in (1, 2), result.output
+    lines = [line for line in result.stderr.splitlines() if line and not _is_usage(line)]
+    assert len(lines) == 1 and lines[0].startswith("Error: "), result.stderr
+    return lines[0]
+
+
+def _is_usage(line: str) -> bool:
+    return line.startswith(("Usage: ", "Try '"))
+
+
+def start(module: str, *words: str | Path | int) -> subprocess.Popen[str]:
+    """The `main` of a module in a process of its own: one thread, no network, errors piped."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from {module} import main; main()", *map(str, words)],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder with its bytes."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

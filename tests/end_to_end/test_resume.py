@@ -1,0 +1,170 @@
+"""Killed anywhere and started again, a dump and a training end as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from store import open_store
+from store.errors import UserError
+from store.verify import verify
+from student_train.cli import main as student_train
+from student_train.vocabulary import student_tokenizer
+from teacher_dump.dump import dump
+from tests.end_to_end import dumping
+from tests.end_to_end.support import STUDENT, dumped, ok, refused, start, tree, write_corpus
+
+STEPS = 150
+SETTINGS = (
+    *("--vocab", "500", *STUDENT, "--steps", STEPS, "--held-out", "0.1"),
+    *("--loss", "mlm=1,hidden=1,kl=1", "--align", "reduce", "--schedule", "plateau"),
+    *("--eval-every", "20", "--checkpoint-every", "10"),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def store(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
+) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    corpus = write_corpus(folder / "corpus.txt", 60)
+    return dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", attention="none")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(store: Path) -> Path:
+    torch.set_num_threads(1)
+    out = store.parent / "undisturbed"
+    ok(student_train, "--store", store, "--out", out, *SETTINGS)
+    return out
+
+
+def training(store: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    return start("student_train.cli", "--store", store, "--out", out, *SETTINGS, *more)
+
+
+def stop_at(process: subprocess.Popen[str], out: Path, step: int, number: int) -> str:
+    """Send the signal once the metrics tell of the step; what the process said on stderr."""
+    wait_for(process, lambda: step <= last_step(out))
+    process.send_signal(number)
+    return process.communicate(timeout=60)[1]
+
+
+def wait_for(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    while not reached():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+
+
+def last_step(out: Path) -> int:
+    metrics = out / "metrics.jsonl"
+    rows = metrics.read_text().splitlines() if metrics.exists() else []
+    whole = [row for row in rows if row.endswith("}")]
+    return int(json.loads(whole[-1])["step"]) if whole else 0
+
+
+def assert_same_student(out: Path, undisturbed: Path) -> None:
+    assert (out / "metrics.jsonl").read_text() == (undisturbed / "metrics.jsonl").read_text()
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (out / name).read_bytes() == (undisturbed / name).read_bytes(), name
+    assert not (out / "checkpoints").exists()
+
+
+def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
+    out, chance = tmp_path / "student", random.Random(1)
+    killed = training(store, out)
+    stop_at(killed, out, chance.randrange(15, 100), signal.SIGKILL)
+    assert killed.returncode == -signal.SIGKILL
+    line = refused(student_train, "--store", store, "--out", out, *SETTINGS)
+    assert "exists already" in line and "--resume" in line
+    line = refused(student_train, "--store", store, "--out", out, *SETTINGS, "--lr=9", "--resume")
+    assert "lr was 0.001 and is 9.0" in line
+    ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
+    assert_same_student(out, undisturbed)
+    line = refused(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
+    assert "finished" in line
+
+
+def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
+    out = tmp_path / "student"
+    stopped = training(store, out)
+    said = stop_at(stopped, out, 42, signal.SIGTERM)
+    assert stopped.returncode == 1
+    errors = [line for line in said.splitlines() if line.startswith("Error")]
+    assert len(errors) == 1 and "saved at step" in errors[0] and "--resume" in errors[0]
+    assert "Traceback" not in said
+    newest = sorted((out / "checkpoints").glob("step-*.pt"))[-1]
+    assert f"step {int(newest.stem[5:])};" in errors[0]
+    os.truncate(newest, newest.stat().st_size // 2)
+    ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
+    assert_same_student(out, undisturbed)
+
+
+def test_killed_after_the_last_step(tmp_path: Path, store: Path, undisturbed: Path) -> None:
+    """The student's folder is not yet written, but its last checkpoint and metrics are."""
+    out = tmp_path / "student"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("student_train.run._finish", lambda *_: 1 / 0)
+        ok(student_train, "--store", store, "--out", out, *SETTINGS)
+    assert last_step(out) == STEPS
+    ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
+    assert_same_student(out, undisturbed)
+
+
+def test_one_vocabulary_for_one_text(store: Path) -> None:
+    """A resumed training makes its vocabulary again, and must get the same."""
+    found = {student_tokenizer("450", open_store(store)).backend_tokenizer.to_str() for _ in "abc"}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("ext", ["zarr", "h5"])
+def test_killed_dump(tmp_path: Path, tiny_teacher: Callable[[str], Path], ext: str) -> None:
+    corpus, model = write_corpus(tmp_path / "corpus.txt", 120), tiny_teacher("bert")
+    (tmp_path / "whole").mkdir()
+    whole, broken = tmp_path / "whole" / f"store.{ext}", tmp_path / f"store.{ext}"
+    parts = broken / "parts" if ext == "zarr" else tmp_path / "store.h5.parts"
+    for number in range(2):
+        process = start("tests.end_to_end.dumping", model, corpus, broken)
+        before = published(parts)
+        wait_for(process, lambda before=before: published(parts) > before)  # type: ignore[misc]
+        time.sleep(random.Random(number).uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    left = tree(tmp_path)
+    with pytest.raises(UserError, match=r"identity\.arguments\.seed is '0' in the store and '1'"):
+        dump(dumping.options(model, corpus, broken, seed=1))
+    assert tree(tmp_path) == left
+
+    done = dump(dumping.options(model, corpus, broken))
+    assert 0 < done.resumed_parts < done.parts
+    dump(dumping.options(model, corpus, whole))
+    resumed, undisturbed = open_store(broken), open_store(whole)
+    assert resumed.manifest == undisturbed.manifest  # it has a SHA-256 of every array
+    assert verify(str(broken)).problems == []
+    if ext == "zarr":
+        assert tree(parts) == tree(whole / "parts")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["corpus.txt", "whole", broken.name])
+
+
+def published(parts: Path) -> int:
+    names = [path.stem for path in parts.iterdir()] if parts.exists() else []
+    return sum(name.isdecimal() for name in names)

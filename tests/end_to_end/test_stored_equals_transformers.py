@@ -1,0 +1,253 @@
+"""What a store holds is what plain transformers computes, within the error that each codec states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from store import FeatureStore, Record, open_store
+from teacher_dump.masking import masked_input, word_spans
+from tests.end_to_end.support import dumped, write_corpus
+from tests.texts import SENTENCES
+
+SEED = 3
+CASES = [
+    ("exact", "zarr", "bert"),
+    ("exact", "h5", "xlmr"),
+    ("default", "zarr", "modernbert"),
+    ("default", "h5", "bert"),
+    ("small", "zarr", "roberta"),
+    ("small", "h5", "electra"),
+]
+Expected = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Plain:
+    """The teacher as anybody would run it: one sequence at a time, every state kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForMaskedLM.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+
+    def __call__(self, ids: np.ndarray) -> Expected:
+        with torch.no_grad():
+            output = self.model(
+                torch.from_numpy(np.asarray(ids, np.int64))[None],
+                output_hidden_states=True,
+                output_attentions=True,
+            )
+        states = torch.stack(output.hidden_states[1:])[:, 0]
+        maps = torch.stack(output.attentions)[:, 0].mean(dim=1)
+        half = len(states) // 2
+        return {
+            "mean": states.mean(0).numpy(),
+            "groups2.0": states[:half].mean(0).numpy(),
+            "groups2.1": states[half:].mean(0).numpy(),
+            "attention": maps.mean(0).numpy(),
+            "logits": output.logits[0].numpy(),
+            "logprobs": output.logits[0].double().log_softmax(-1).numpy(),
+        }
+
+    def masked(self, record: Record) -> np.ndarray:
+        """What the teacher read in view 1, told from the stored spans alone; random words, whose
+        ids no store keeps, come from the rule that drew them."""
+        view = record.views[1]
+        ids = np.array(record.token_ids, np.int64)
+        drawn = masked_input(
+            ids,
+            record.offsets,
+            record.special,
+            view.spans,
+            self.tokenizer.mask_token_id,
+            self.model.config.vocab_size,
+            self.tokenizer.all_special_ids,
+            (SEED, 1, record.index),
+        )[0]
+        for token, (begin, end) in enumerate(record.offsets):
+            if record.special[token]:
+                continue
+            for first, last, action in view.spans:
+                if begin < last and first < end:
+                    ids[token] = (self.tokenizer.mask_token_id, drawn[token], ids[token])[action]
+                    break
+        return ids
+
+
+def sampled(store: FeatureStore, count: int = 6) -> list[Record]:
+    chosen = np.random.default_rng(0).choice(len(store), count - 2, replace=False)
+    return [store[int(index)] for index in (0, len(store) - 1, *chosen)]
+
+
+@pytest.mark.parametrize(("codec", "ext", "kind"), CASES)
+def test_features(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], codec: str, ext: str, kind: str
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 40, SENTENCES)
+    store = open_store(
+        dumped(
+            tiny_teacher(kind),
+            corpus,
+            tmp_path / f"store.{ext}",
+            codec=codec,
+            views=2,
+            seed=SEED,
+            hidden="mean,groups:2",
+            max_length=48,
+        )
+    )
+    assert store.meta["parts"] > 1
+    plain = Plain(tiny_teacher(kind))
+    for record in sampled(store):
+        check_tokens(plain, record)
+        check_mask(record)
+        for view, ids in enumerate((record.token_ids, plain.masked(record))):
+            check_states(store, record, view, plain(ids), codec)
+            check_logits(record.views[view].logits, plain(ids), codec)
+
+
+def check_tokens(plain: Plain, record: Record) -> None:
+    again = plain.tokenizer(
+        record.text, return_offsets_mapping=True, return_special_tokens_mask=True
+    )
+    special = np.array(again["special_tokens_mask"], bool)
+    np.testing.assert_array_equal(record.token_ids, again["input_ids"])
+    np.testing.assert_array_equal(record.special, special)
+    np.testing.assert_array_equal(
+        record.offsets, np.array(again["offset_mapping"]) * ~special[:, None]
+    )
+
+
+def check_mask(record: Record) -> None:
+    """Whole words, and just the tokens that share a character with one."""
+    assert not record.views[0].mask.any() and len(record.views[0].spans) == 0
+    spans, mask = record.views[1].spans, record.views[1].mask
+    words = {tuple(word) for word in word_spans(record.text).tolist()}
+    assert len(spans) > 0 and {tuple(span) for span in spans[:, :2].tolist()} <= words
+    hidden = {place for begin, end, _ in spans for place in range(begin, end)}
+    touched = [bool(hidden & set(range(begin, end))) for begin, end in record.offsets]
+    np.testing.assert_array_equal(mask, touched & ~record.special)
+
+
+def check_states(
+    store: FeatureStore, record: Record, view: int, want: Expected, codec: str
+) -> None:
+    got = record.views[view]
+    for name in ("mean", "groups2.0", "groups2.1"):
+        error = np.linalg.norm(got.hidden[name] - want[name]) / np.linalg.norm(want[name])
+        if codec == "small":
+            check_int4(store, name, got.hidden[name], want[name])
+        else:
+            assert error <= (1e-5 if codec == "exact" else 0.01), name
+    error = np.abs(got.attention["mean"] - want["attention"]).max()
+    assert error <= (1e-5 if codec == "exact" else 0.005)
+
+
+def check_int4(store: FeatureStore, name: str, got: np.ndarray, want: np.ndarray) -> None:
+    """FORMAT.md: at most 1.001/14 of the largest value of 32 channels, in normalised units."""
+    mean, deviation = store.calibration[name]
+    normal = (want - mean) / deviation
+    largest = np.abs(normal).max(axis=1, keepdims=True)  # these teachers are 32 wide: one group
+    assert normal.shape[1] == 32
+    assert (np.abs((got - mean) / deviation - normal) <= 1.001 * largest / 14 + 1e-4).all()
+
+
+def check_logits(got: Any, want: Expected, codec: str) -> None:
+    best = np.argsort(-want["logprobs"], axis=1)[:, :8]
+    np.testing.assert_array_equal(got.ids, best)
+    logprobs = np.take_along_axis(want["logprobs"], best, axis=1)
+    left = want["logprobs"].copy()
+    np.put_along_axis(left, best, -np.inf, axis=1)
+    allowed = {
+        "exact": 1e-4,
+        "default": 2.0**-11 + 1e-4,
+        "small": np.sqrt(-logprobs) / 32 + 2.0**-12 + 1e-4,
+    }[codec]
+    assert (np.abs(got.logprobs - logprobs) <= allowed).all()
+    fixed = 1e-4 if codec == "exact" else 2.0**-11 + 1e-4
+    assert np.abs(got.rest - np.logaddexp.reduce(left, axis=1)).max() <= fixed
+    np.testing.assert_allclose(
+        got.log_partition, np.logaddexp.reduce(want["logits"], axis=1), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_draws(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 30)
+    stores = [
+        open_store(
+            dumped(
+                tiny_teacher("bert"),
+                corpus,
+                tmp_path / f"{name}.zarr",
+                logits="sample:50",
+                hidden="none",
+                attention="none",
+                batch_tokens=batch_tokens,
+            )
+        )
+        for name, batch_tokens in (("a", 128), ("b", 128), ("c", 2048))
+    ]
+    plain = Plain(tiny_teacher("bert"))
+    drawn = [np.concatenate([counts_of(record) for record in store]) for store in stores]
+    assert (drawn[0].sum(axis=1) == 50).all()
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    # Another batch changes the last bit of a logit, and so a draw that fell on a boundary.
+    assert np.abs(drawn[0] - drawn[2]).sum() <= 0.002 * drawn[0].sum()
+    chance = np.concatenate([np.exp(plain(record.token_ids)["logprobs"]) for record in stores[0]])
+    error = (drawn[0] - 50 * chance).sum(axis=0)
+    spread = np.sqrt((50 * chance * (1 - chance)).sum(axis=0))
+    assert (np.abs(error) <= 5 * spread).all()
+
+
+def counts_of(record: Record) -> np.ndarray:
+    """Dense counts [T,V] of the draws of each token."""
+    logits = record.views[0].logits
+    assert logits.draws == 50
+    counts = np.zeros((len(record.token_ids), record.features.vocabulary))
+    token = np.repeat(np.arange(len(counts)), np.diff(logits.start))
+    np.add.at(counts, (token, logits.ids), logits.counts)
+    return counts
+
+
+@pytest.mark.parametrize(("codec", "kind"), [("exact", "deberta"), ("default", "electra")])
+def test_logits_of_a_slice_from_the_head(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], codec: str, kind: str
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 20)
+    store = open_store(
+        dumped(
+            tiny_teacher(kind),
+            corpus,
+            tmp_path / "store.h5",
+            logits="head",
+            hidden="none",
+            codec=codec,
+        )
+    )
+    plain, (weight, bias) = Plain(tiny_teacher(kind)), store.head()
+    pieces = np.arange(5, store.features.vocabulary, 7)
+    for record in sampled(store):
+        logits = record.views[0].logits
+        want = plain(record.token_ids)["logits"]
+        got = logits.values @ weight[pieces].T + bias[pieces]
+        size = np.abs(logits.values) @ np.abs(weight[pieces]).T + np.abs(bias[pieces])
+        relative = 1e-5 if codec == "exact" else 2.0**-11
+        assert (np.abs(got - want[:, pieces]) <= relative * size + 1e-5).all()
+        np.testing.assert_allclose(
+            logits.log_partition, np.logaddexp.reduce(want, axis=1), rtol=1e-5, atol=1e-5
+        )
