@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from store import FeatureStore, open_store
 from store.console import command_errors
 from store.errors import UserError
 
 if TYPE_CHECKING:
     from benchmarks.demo_measure import Encoded
-    from store import FeatureStore
     from student_train.options import TrainOptions
 
-STUDENTS = ("distilled", "MLM only")
+STUDENTS = {"distilled": {"mlm": 1.0, "hidden": 10.0}, "MLM only": {"mlm": 1.0}}
 SHORTEST, LONGEST = 40, 400  # characters of a held-out paragraph
 
 
@@ -43,8 +43,8 @@ class Settings:
     max_length: int = 128
     vocab: str = "5k"
     student: str = "128x2x4"
-    steps: int = 600
-    batch_tokens: int = 1024
+    steps: int = 1200
+    batch_tokens: int = 512
     lr: float = 2e-3
     sentences: int = 300
     seed: int = 0
@@ -63,12 +63,12 @@ class Settings:
 
     def training(self, name: str) -> TrainOptions:
         """The options of the student called `name`."""
-        from student_train.options import DEFAULT_LOSS, TrainOptions
+        from student_train.options import TrainOptions
 
         return TrainOptions(
             store=str(self.store),
             out=self.folder(name),
-            loss=DEFAULT_LOSS if name == "distilled" else {"mlm": 1.0},
+            loss=STUDENTS[name],
             vocab=self.vocab,
             student=self.student,
             steps=self.steps,
@@ -107,12 +107,13 @@ def demo(settings: Settings) -> Comparison:
 
     Raises UserError if the corpus is too small for these settings.
     """
+    from benchmarks.demo_report import draw
+
     _clear(settings)
     _dump(settings)
+    texts = held_out_texts(open_store(settings.store), settings.corpus, settings.sentences)
     reports = {name: _train(settings, name) for name in STUDENTS}
-    comparison = compare(settings, reports)
-    from benchmarks.demo_plot import draw
-
+    comparison = compare(settings, texts, reports)
     draw(comparison, settings.picture)
     return comparison
 
@@ -155,27 +156,25 @@ def _train(settings: Settings, name: str) -> dict[str, Any]:
     options = settings.training(name)
     loss = " + ".join(f"{weight:g} {part}" for part, weight in options.loss.items())
     _say(
-        f"{2 + STUDENTS.index(name)}. student {name}: {options.student}, vocabulary"
+        f"{2 + list(STUDENTS).index(name)}. student {name}: {options.student}, vocabulary"
         f" {options.vocab}, loss {loss}"
     )
     result: dict[str, Any] = run(options)["result"]
     return result
 
 
-def compare(settings: Settings, reports: dict[str, dict[str, Any]]) -> Comparison:
+def compare(settings: Settings, texts: list[str], reports: dict[str, dict[str, Any]]) -> Comparison:
     """Teacher, the students' common start and both students on text that none of them has seen."""
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    from store import open_store
+    from benchmarks.demo_measure import encode, similarities, spearman
     from student_train.evaluate import size_of
     from student_train.run import prepare
     from teacher_dump.teacher import load_teacher
 
-    store = open_store(settings.store)
-    texts = held_out_texts(store, settings.corpus, settings.sentences)
-    _say(f"{2 + len(STUDENTS)}. {len(texts)} paragraphs that were not dumped, one CPU run for each")
+    _say(f"{2 + len(STUDENTS)}. all of them read {len(texts)} paragraphs that were not dumped")
     teacher = load_teacher(settings.model, head="none", hidden="none", attention="none")
-    start, collator = prepare(settings.training("distilled"), store)
+    start, collator = prepare(settings.training("distilled"), open_store(settings.store))
     encoders = {
         "teacher": (teacher.model, teacher.base, teacher.tokenizer),
         "before training": (start, start.bert, collator.student_tokenizer),
@@ -184,8 +183,6 @@ def compare(settings: Settings, reports: dict[str, dict[str, Any]]) -> Compariso
         student = AutoModelForMaskedLM.from_pretrained(settings.folder(name))
         tokenizer = AutoTokenizer.from_pretrained(settings.folder(name))
         encoders[name] = (student, student.bert, tokenizer)
-
-    from benchmarks.demo_measure import encode, similarities, spearman
 
     models: list[Model] = []
     for name, (whole, encoder, tokenizer) in encoders.items():
@@ -235,44 +232,6 @@ def _say(line: str) -> None:
     click.secho(line, bold=not line.startswith(" "))
 
 
-def show(comparison: Comparison) -> None:
-    """The comparison as a table in the terminal."""
-    from rich.console import Console
-    from rich.table import Table
-
-    teacher = comparison.models[0]
-    table = Table(title="held-out text, CPU")
-    table.add_column("model")
-    for head in ("parameters", "MB", "sentences/s", "MLM loss", "similarities as the teacher's"):
-        table.add_column(head, justify="right")
-    for model in comparison.models:
-        faster = model.sentences_per_second / teacher.sentences_per_second
-        smaller = teacher.parameters / model.parameters
-        table.add_row(
-            model.name,
-            f"{model.parameters / 1e6:.1f}M" + (f" (1/{smaller:.0f})" if smaller > 1 else ""),
-            f"{model.megabytes:.1f}",
-            f"{model.sentences_per_second:,.0f}" + (f" (x{faster:.0f})" if smaller > 1 else ""),
-            "" if model.mlm is None else f"{model.mlm:.2f}",
-            f"{model.agreement:.2f}",
-        )
-    console = Console()
-    console.print(table)
-    console.print(legend(comparison.sentences), highlight=False)
-
-
-def legend(sentences: int) -> str:
-    """What was compared, in words."""
-    pairs = sentences * (sentences - 1) // 2
-    return (
-        f"Similarities: Spearman between the teacher's and the model's cosines of all {pairs:,}"
-        f" pairs of {sentences} paragraphs that were not dumped. A paragraph's vector is the mean"
-        " over layers and tokens, less the mean of all paragraphs; the same for every model."
-        " MLM loss: nats a masked token, on the held-out part of the store. Before training: word"
-        " embeddings from the teacher's by SVD, layers at random; both students start there."
-    )
-
-
 def _offline_without_hub() -> None:
     """Where the hub cannot be reached, say so to its client, which would try for half a minute at
     each look-up."""
@@ -283,7 +242,12 @@ def _offline_without_hub() -> None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option("--out", type=click.Path(path_type=Path), default=Settings.out, help="The folder.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Settings.out,
+    help="The folder.",
+)
 @click.option("--tokens", default=Settings.tokens, help="Tokens that the teacher reads.")
 @click.option("--steps", default=Settings.steps, help="Training steps of each student.")
 @command_errors
@@ -291,6 +255,8 @@ def main(**arguments: Any) -> None:
     """Dump the embedded teacher, train two students, print and draw the comparison."""
     begun = time.perf_counter()
     _offline_without_hub()
+    from benchmarks.demo_report import show
+
     settings = Settings(**arguments)
     comparison = demo(settings)
     show(comparison)

@@ -242,12 +242,14 @@ class Collator:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Ids [G,K], log-probabilities [G,K], rest [G] and log-partition [G] of the teacher's
         tokens `rows`."""
-        logits = batch.logits
+        logits, spec = batch.logits, self.spec
+        assert logits is not None and spec is not None
         log_partition = logits.log_partition[rows]
-        if self.spec.tier == "topk":
+        if spec.tier == "topk":
             return logits.ids[rows], logits.logprobs[rows], logits.rest[rows], log_partition
-        if self.spec.tier == "sample":
+        if spec.tier == "sample":
             return *_drawn(logits, rows), log_partition
+        assert self.head is not None
         weight, bias = self.head
         shared = np.flatnonzero(self.pieces >= 0)
         values = torch.from_numpy(logits.values[rows]) @ torch.from_numpy(weight[shared]).T

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -80,7 +80,7 @@ def student_batches(
         epoch += 1
 
 
-def prefetched(items: Iterable[Item], ready: int = READY) -> Iterator[Item]:
+def prefetched(items: Iterable[Item], ready: int = READY) -> Generator[Item]:
     """The same items, made by a thread that runs at most `ready` ahead.
 
     Its errors are raised here.

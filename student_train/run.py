@@ -153,7 +153,8 @@ def _prepare(out: Path, options: TrainOptions, resume: bool) -> None:
 def _finish(
     out: Path, options: TrainOptions, store: FeatureStore, trained: Trained, collator: Collator
 ) -> dict[str, Any]:
-    student = trained.student.to("cpu").eval()
+    student = trained.student.eval()
+    student.cpu()
     transformers_logging.disable_progress_bar()
     student.save_pretrained(out)
     tokenizer = collator.student_tokenizer

@@ -57,7 +57,7 @@ def fold(
     with np.errstate(divide="ignore"):
         folded = np.log(np.where(valid, mass, 0)).astype(np.float32)
         left = np.log(np.exp(rest.astype(np.float64)) + unshared).astype(np.float32)
-    some = valid.any(axis=1)
+    some = np.asarray(valid.any(axis=1))
     # Invalid slots point at a valid piece of their row: gathers and scatters need no extra column.
     stand_in = np.take_along_axis(piece, valid.argmax(axis=1)[:, None], axis=1)
     piece = np.where(valid, piece, stand_in).astype(np.int64)

@@ -178,7 +178,7 @@ class _Run:
             batch = next(batches).to(self.device)
             tokens += batch.tokens
             parts = self.forward(batch)
-            loss = sum(self.options.loss[name] * value for name, value in parts.items())
+            loss = torch.stack([self.options.loss[k] * v for k, v in parts.items()]).sum()
             (loss / self.options.accumulate).backward()
             for name, value in {**parts, "loss": loss}.items():
                 share = float(value.detach()) / self.options.accumulate

@@ -57,7 +57,7 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
             f"--vocab {word}: expected a size (5k, 8000), a folder with a tokenizer, or teacher"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(word)
+        tokenizer: Any = AutoTokenizer.from_pretrained(word)
     except (OSError, ValueError) as error:
         raise UserError(
             f"--vocab {word}: no tokenizer can be loaded from it: {str(error).splitlines()[0]}"

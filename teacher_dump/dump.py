@@ -60,9 +60,9 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
         precision=options.precision,
     )
     max_length = _max_length(options.max_length, teacher)
-    features = _features(options, teacher, max_length)
     counters: Counter[str] = Counter()
     windows = iter_windows(corpus, teacher.tokenizer, max_length, options.stride, counters)
+    features = _features(options, teacher, max_length)
     parts = _parts(windows, options.part_tokens, options.limit)
     first = next(parts, None)
     if first is None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from store.errors import UserError
 
@@ -33,7 +35,7 @@ class Decoder:
             yield part, nn.functional.linear(values[part], self.weight, self.bias).float()
 
 
-def split_decoder(model: nn.Module, vocabulary: int) -> Decoder:
+def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
     """Take the decoder off a masked-LM model: afterwards the model's `logits` are the decoder's
     input.
 
@@ -61,14 +63,15 @@ def split_decoder(model: nn.Module, vocabulary: int) -> Decoder:
             and hasattr(module, "LayerNorm")
         ):
             _replace(model, name, _WithoutDecoder(module))
-            return Decoder(model.get_input_embeddings().weight.detach(), bias.detach())
+            embeddings: Any = model.get_input_embeddings()
+            return Decoder(embeddings.weight.detach(), bias.detach())
     raise UserError(
         f"{type(model).__name__} has no linear layer over its {vocabulary} tokens: use --head none"
     )
 
 
 class _WithoutDecoder(nn.Module):
-    def __init__(self, head: nn.Module) -> None:
+    def __init__(self, head: Any) -> None:
         super().__init__()
         self.steps = nn.Sequential(head.dense, head.transform_act_fn, head.LayerNorm)
 
@@ -99,10 +102,8 @@ def top_logits(
         kept.append(
             (ids.int(), best - highest - log_total[:, None], rest, highest[:, 0] + log_total)
         )
-    ids, logprobs, rest, log_partition = (
-        torch.cat(part).cpu().numpy() for part in zip(*kept, strict=True)
-    )
-    return ids, logprobs, rest, log_partition
+    joined = [torch.cat(part).cpu().numpy() for part in zip(*kept, strict=True)]
+    return joined[0], joined[1], joined[2], joined[3]
 
 
 def sampled_logits(

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import nn
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from store.errors import UserError
@@ -42,7 +41,7 @@ class Teacher:
     def __init__(
         self,
         name: str,
-        model: nn.Module,
+        model: PreTrainedModel,
         tokenizer: Any,
         decoder: Decoder | None,
         hidden: str,
@@ -50,7 +49,7 @@ class Teacher:
     ) -> None:
         self.name, self.model, self.tokenizer, self.decoder = name, model, tokenizer, decoder
         self.config = model.config
-        self.base = getattr(model, "base_model", model)
+        self.base: Any = model.base_model
         self.layers = int(self.config.num_hidden_layers)
         self.width = int(self.config.hidden_size)
         self.vocabulary = int(self.config.vocab_size)
@@ -201,7 +200,9 @@ def load_teacher(
     return Teacher(resolved.name, network, tokenizer, decoder, hidden, attention)
 
 
-def _load_masked_lm(source: str, options: dict[str, Any]) -> tuple[nn.Module | None, list[str]]:
+def _load_masked_lm(
+    source: str, options: dict[str, Any]
+) -> tuple[PreTrainedModel | None, list[str]]:
     """The masked-LM model and the parameters that its checkpoint lacks; None for families without
     such a model."""
     try:

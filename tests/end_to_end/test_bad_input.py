@@ -398,9 +398,7 @@ STORES = {
 
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
 @pytest.mark.parametrize("spoil", STORES, ids=lambda spoil: spoil.__name__)
-def test_store(
-    tmp_path: Path, store: Path, spoil: Callable[[Path], None], ext: str
-) -> None:
+def test_store(tmp_path: Path, store: Path, spoil: Callable[[Path], None], ext: str) -> None:
     copy = tmp_path / f"copy.{ext}"
     ok(feature_store, "convert", store, copy)
     spoil(copy)

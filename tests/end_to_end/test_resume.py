@@ -24,7 +24,7 @@ from teacher_dump.dump import dump
 from tests.end_to_end import dumping
 from tests.end_to_end.support import STUDENT, dumped, ok, refused, start, tree, write_corpus
 
-STEPS = 150
+STEPS = 90
 SETTINGS = (
     *("--vocab", "500", *STUDENT, "--steps", STEPS, "--held-out", "0.1"),
     *("--loss", "mlm=1,hidden=1,kl=1", "--align", "reduce", "--schedule", "plateau"),
@@ -41,9 +41,7 @@ def one_thread() -> Any:
 
 
 @pytest.fixture(scope="module")
-def store(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
-) -> Path:
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
     folder = tmp_path_factory.mktemp("resume")
     corpus = write_corpus(folder / "corpus.txt", 60)
     return dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", attention="none")
@@ -91,7 +89,7 @@ def assert_same_student(out: Path, undisturbed: Path) -> None:
 def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     out, chance = tmp_path / "student", random.Random(1)
     killed = training(store, out)
-    stop_at(killed, out, chance.randrange(15, 100), signal.SIGKILL)
+    stop_at(killed, out, chance.randrange(15, 60), signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     line = refused(student_train, "--store", store, "--out", out, *SETTINGS)
     assert "exists already" in line and "--resume" in line
@@ -162,7 +160,9 @@ def test_killed_dump(tmp_path: Path, tiny_teacher: Callable[[str], Path], ext: s
     assert verify(str(broken)).problems == []
     if ext == "zarr":
         assert tree(parts) == tree(whole / "parts")
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["corpus.txt", "whole", broken.name])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        ["corpus.txt", "whole", broken.name]
+    )
 
 
 def published(parts: Path) -> int:

@@ -109,7 +109,9 @@ def stores(
     }
 
 
-def curve(store: FeatureStore, source: Any, align: str, view: int) -> tuple[Curve, dict[str, float]]:
+def curve(
+    store: FeatureStore, source: Any, align: str, view: int
+) -> tuple[Curve, dict[str, float]]:
     options = TrainOptions(
         store=store.path,
         vocab="500",

@@ -1,4 +1,4 @@
-"""The picture of the demo."""
+"""What the demo shows: a table in the terminal and a picture."""
 
 from __future__ import annotations
 
@@ -20,6 +20,44 @@ COLOURS = {
 }
 SMOOTHED = 25  # steps over which the drawn training loss is averaged
 INK, FAINT = "#22252b", "#e3e5e9"
+
+
+def show(comparison: Comparison) -> None:
+    """The comparison as a table in the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    teacher = comparison.models[0]
+    table = Table(title="held-out text, CPU")
+    table.add_column("model")
+    for head in ("parameters", "MB", "sentences/s", "MLM loss", "similarities as the teacher's"):
+        table.add_column(head, justify="right")
+    for model in comparison.models:
+        faster = model.sentences_per_second / teacher.sentences_per_second
+        smaller = teacher.parameters / model.parameters
+        table.add_row(
+            model.name,
+            f"{model.parameters / 1e6:.1f}M" + (f" (1/{smaller:.0f})" if smaller > 1 else ""),
+            f"{model.megabytes:.1f}",
+            f"{model.sentences_per_second:,.0f}" + (f" (x{faster:.0f})" if smaller > 1 else ""),
+            "" if model.mlm is None else f"{model.mlm:.2f}",
+            f"{model.agreement:.2f}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(legend(comparison.sentences), highlight=False)
+
+
+def legend(sentences: int) -> str:
+    """What was compared, in words."""
+    pairs = sentences * (sentences - 1) // 2
+    return (
+        f"Similarities: Spearman between the teacher's and the model's cosines of all {pairs:,}"
+        f" pairs of {sentences} paragraphs that were not dumped. A paragraph's vector is the mean"
+        " over layers and tokens, less the mean of all paragraphs; the same for every model."
+        " MLM loss: nats a masked token, on the held-out part of the store. Before training: word"
+        " embeddings from the teacher's by SVD, layers at random; both students start there."
+    )
 
 
 def draw(comparison: Comparison, path: Path) -> None:

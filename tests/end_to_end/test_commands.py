@@ -1,0 +1,130 @@
+"""The commands as users type them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store import open_store
+from store.cli import main as feature_store
+from student_train.cli import main as student_train
+from student_train.sweep import main as student_sweep
+from teacher_dump.cli import main as teacher_dump
+from tests.end_to_end.support import ROOT, STUDENT, dumped, ok, write_corpus
+
+DUMP_OPTIONS = (
+    "--model --corpus --out --head --logits --hidden --attention --views --mask-prob --seed"
+    " --codec --max-length --stride --batch-tokens --device --precision --limit --text-column"
+)
+TRAIN_OPTIONS = (
+    "--store --vocab --out --student --align --loss --projection --init --steps --epochs"
+    " --batch-tokens --lr --seed --accumulate --clip --schedule --device --precision"
+)
+STORE_COMMANDS = "info verify convert merge show"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+    folder = tmp_path_factory.mktemp("commands")
+    corpus = write_corpus(folder / "corpus.txt")
+    return dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", attention="none")
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("teacher_dump.cli", DUMP_OPTIONS),
+        ("student_train.cli", TRAIN_OPTIONS + " --resume"),
+        ("student_train.sweep", TRAIN_OPTIONS),
+        ("store.cli", STORE_COMMANDS),
+    ],
+)
+def test_help_lists_every_option_and_loads_no_torch(module: str, expected: str) -> None:
+    program = (
+        "import atexit, sys\n"
+        f"from {module} import main\n"
+        "atexit.register(lambda: print({'torch', 'transformers'} & set(sys.modules)))\n"
+        "main(['--help'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("set()\n")
+    words = done.stdout.replace(",", " ").split()
+    assert [name for name in expected.split() if name not in words] == []
+
+
+def test_dump_without_a_corpus_takes_the_docs_of_python_and_says_so(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    out = tmp_path / "store.zarr"
+    said = ok(teacher_dump, "--model", tiny_teacher("bert"), "--out", out, "--limit", "1500")
+    assert "python-docs (no --corpus given: the default)" in said
+    assert "logits topk:64, hidden mean, attention mean, 1 view(s)" in said
+    assert f"next: student-train --store {out} --vocab 5k" in said
+    store = open_store(out)
+    assert 1000 < store.meta["tokens"] <= 1500
+    assert store.identity["corpus"]["sources"][0]["kind"] == "python-docs"
+    assert store.features.codec == "default" and store.features.hidden == ("mean",)
+
+
+def test_student_without_out_goes_beside_the_store(store: Path) -> None:
+    said = ok(student_train, "--store", store, "--vocab", "450", "--steps", "2", *STUDENT)
+    (folder,) = (store.parent / "store-students").iterdir()
+    assert f"out       {folder}" in said and f"student in {folder}" in said
+    assert folder.name.startswith("450-32x2x4-span-mlm1+hidden3-svd-seed0-")
+    for word in ("vocabulary 450", "start svd", "1 mlm + 3 hidden", "2 steps", "lr 0.001"):
+        assert word in said
+    files = {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "tokenizer.json", "README.md", "metrics.jsonl"} <= files
+
+
+def test_sweep(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    words = ("--store", store, "--out", out, *STUDENT, "--steps", "2", "--eval-every", "2")
+    words += ("--vocab", "450", "--vocab", "500", "--loss", "mlm=1", "--loss", "mlm=1,kl=1")
+    said = ok(student_sweep, *words)
+    rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| ")]
+    assert rows[0][:2] == ["| vocab", "loss"] and len(rows) == 2 + 4
+    assert sorted(tuple(row[:2]) for row in rows[2:]) == sorted(
+        (f"| {vocab}", loss) for vocab in (450, 500) for loss in ("mlm=1", "mlm=1,kl=1")
+    )
+    assert len(json.loads((out / "sweep.json").read_text())) == 4
+    weights = {path: path.stat().st_mtime_ns for path in out.glob("*/model.safetensors")}
+    assert len(weights) == 4
+
+    again = ok(student_sweep, *words)
+    assert again.count("finished before") == 4
+    assert [line for line in again.splitlines() if line.startswith("| ")] == [
+        line for line in said.splitlines() if line.startswith("| ")
+    ]
+    assert weights == {path: path.stat().st_mtime_ns for path in weights}
+
+
+def test_feature_store(store: Path, tmp_path: Path) -> None:
+    told = ok(feature_store, "info", store)
+    fs = open_store(store)
+    for word in ("bert", f"{fs.meta['tokens']:,}", "topk", "mean", "default"):
+        assert word in told
+    assert json.loads(ok(feature_store, "info", store, "--json"))
+    assert "sound" in ok(feature_store, "verify", store)
+    shown = ok(feature_store, "show", store, "3")
+    assert fs[3].text.split()[0] in shown and "sequence 3" in shown
+
+    ok(feature_store, "convert", store, tmp_path / "copy.h5")
+    ok(feature_store, "convert", tmp_path / "copy.h5", tmp_path / "small.zarr", "--codec", "small")
+    assert "sound" in ok(feature_store, "verify", tmp_path / "small.zarr")
+    copy = open_store(tmp_path / "copy.h5")
+    assert list(copy.texts()) == list(fs.texts()) and copy.identity == fs.identity
+    for name, states in fs[3].views[0].hidden.items():
+        assert (copy[3].views[0].hidden[name] == states).all()
+    ok(
+        student_train,
+        *("--store", tmp_path / "small.zarr", "--vocab", "450", "--steps", "2"),
+        *("--out", tmp_path / "student", *STUDENT),
+    )

@@ -1,0 +1,98 @@
+"""Students are made from the store alone: the teacher's folder is deleted, and there is no network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+from store import open_store
+from student_train.cli import main as student_train
+from tests.end_to_end.support import STUDENT, dumped, ok, start, write_corpus
+
+TEXT = "The old lighthouse keeper {} the stairs every evening."
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+    folder = tmp_path_factory.mktemp("gone")
+    teacher = Path(shutil.copytree(tiny_teacher("distilbert"), folder / "teacher"))
+    out = dumped(teacher, write_corpus(folder / "corpus.txt"), folder / "store.h5", max_length=64)
+    shutil.rmtree(teacher)
+    (folder / "corpus.txt").unlink()
+    return out
+
+
+def check_student(out: Path, vocabulary: int) -> None:
+    """An ordinary transformers folder."""
+    model = AutoModelForMaskedLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert model.config.vocab_size == len(tokenizer) == vocabulary
+    assert not list(out.glob("**/*.pt"))
+    fill = pipeline("fill-mask", model=str(out))
+    found = fill(TEXT.format(tokenizer.mask_token))
+    assert len(found) == 5 and all(0 < guess["score"] <= 1 for guess in found)
+    card = (out / "README.md").read_text()
+    assert "pipeline_tag: fill-mask" in card and "valid_mlm" in card
+
+
+def test_as_a_user_would(tmp_path: Path, store: Path) -> None:
+    process = start(
+        "student_train.cli",
+        *("--store", store, "--vocab", 400, "--out", tmp_path / "student", *STUDENT),
+        *("--steps", 3, "--loss", "mlm=1,kl=1,hidden=1,attention=1"),
+    )
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    check_student(tmp_path / "student", 400)
+
+
+@pytest.mark.parametrize("init", ["teacher", "layers:2,4", "svd", "random"])
+def test_initialisation(tmp_path: Path, store: Path, init: str) -> None:
+    """So little a rate that what is saved is where the student started."""
+    out = tmp_path / "student"
+    said = ok(
+        student_train,
+        *("--store", store, "--vocab", "teacher", "--init", init, "--out", out, *STUDENT),
+        *("--steps", "1", "--lr", "1e-12"),
+    )
+    model = AutoModelForMaskedLM.from_pretrained(out)
+    weights = open_store(store).teacher_weights()
+    words = model.get_input_embeddings().weight.detach().numpy()
+    taught = np.asarray(weights["embeddings.word_embeddings.weight"], np.float32)
+    check_student(out, len(taught))
+    first = model.bert.encoder.layer[0].output.dense.weight.detach().numpy()
+    layers = [
+        np.asarray(weights[f"transformer.layer.{i}.ffn.lin2.weight"], np.float32) for i in range(4)
+    ]
+    start = {"teacher": (layers[0] + layers[1]) / 2, "layers:2,4": layers[1]}
+    if init in start:
+        np.testing.assert_allclose(words, taught, atol=1e-4)
+        np.testing.assert_allclose(first[:, : start[init].shape[1]], start[init], atol=1e-4)
+        assert "cut to 32" in said
+    elif init == "svd":  # a rotation: what pieces have to do with one another is kept
+        ours, theirs = ((rows @ rows.T).ravel() for rows in (words, taught))
+        assert np.corrcoef(ours, theirs)[0, 1] > 0.999 and "SVD to 32" in said
+    else:
+        assert abs(np.corrcoef(words.ravel(), taught.ravel())[0, 1]) < 0.1
+        assert "random weights" in said
+
+
+def test_vocabulary_of_a_folder(
+    tmp_path: Path, store: Path, make_tokenizer: Callable[[str], object]
+) -> None:
+    """Byte-level pieces against the teacher's WordPiece."""
+    tokenizer = make_tokenizer("bpe")
+    tokenizer.save_pretrained(tmp_path / "bpe")  # type: ignore[attr-defined]
+    for align in ("span", "match", "reduce"):
+        out = tmp_path / align
+        ok(
+            student_train,
+            *("--store", store, "--vocab", tmp_path / "bpe", "--out", out, *STUDENT),
+            *("--align", align, "--steps", "2", "--loss", "mlm,kl,hidden"),
+        )
+        check_student(out, len(tokenizer))  # type: ignore[arg-type]
