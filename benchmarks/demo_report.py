@@ -28,9 +28,9 @@ def show(comparison: Comparison) -> None:
     from rich.table import Table
 
     teacher = comparison.models[0]
-    table = Table(title="held-out text, CPU")
-    table.add_column("model")
-    for head in ("parameters", "MB", "sentences/s", "MLM loss", "similarities as the teacher's"):
+    table = Table(title="held-out text, CPU, speed from text to vector")
+    table.add_column("model", no_wrap=True)
+    for head in ("parameters", "MB", "sentences/s", "MLM loss", "Spearman"):
         table.add_column(head, justify="right")
     for model in comparison.models:
         faster = model.sentences_per_second / teacher.sentences_per_second
@@ -52,7 +52,7 @@ def legend(sentences: int) -> str:
     """What was compared, in words."""
     pairs = sentences * (sentences - 1) // 2
     return (
-        f"Similarities: Spearman between the teacher's and the model's cosines of all {pairs:,}"
+        f"Spearman: between the teacher's and the model's cosines of all {pairs:,}"
         f" pairs of {sentences} paragraphs that were not dumped. A paragraph's vector is the mean"
         " over layers and tokens, less the mean of all paragraphs; the same for every model."
         " MLM loss: nats a masked token, on the held-out part of the store. Before training: word"
@@ -62,31 +62,28 @@ def legend(sentences: int) -> str:
 
 def draw(comparison: Comparison, path: Path) -> None:
     """Loss curves, agreement with the teacher, size and speed, as a PNG."""
-    figure = Figure(figsize=(13, 8.2), dpi=110, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
+    figure = Figure(figsize=(13, 8.4), dpi=110, layout="constrained")
     figure.suptitle(
         "One teacher pass, two students: what the stored knowledge adds", fontsize=17, color=INK
     )
-    grid = figure.add_gridspec(2, 12, height_ratios=[1.1, 1])
-    _losses(figure.add_subplot(grid[0, :7]), comparison)
-    _agreement(figure.add_subplot(grid[0, 7:]), comparison)
-    by_name = {model.name: model for model in comparison.models}
-    for place, name in ((grid[1, :4], "distilled"), (grid[1, 4:8], "MLM only")):
-        _pairs(figure.add_subplot(place), by_name["teacher"], by_name[name])
-    cost = grid[1, 8:].subgridspec(2, 1)
-    students = [by_name["teacher"], by_name["distilled"]]
-    _bars(
-        figure.add_subplot(cost[0]),
-        "Size: MB in float32",
-        students,
-        [m.megabytes for m in students],
-    )
-    _bars(
-        figure.add_subplot(cost[1]),
-        "Speed: sentences/s on this CPU",
-        students,
-        [m.sentences_per_second for m in students],
-    )
+    teacher, start, distilled, plain = comparison.models
+    rows = figure.add_gridspec(2, 1, height_ratios=[1.1, 1], hspace=0.08)
+    top = rows[0].subgridspec(1, 2, width_ratios=[1.35, 1], wspace=0.06)
+    _losses(figure.add_subplot(top[0]), comparison)
+    _agreement(figure.add_subplot(top[1]), [start, plain, distilled], comparison.sentences)
+    bottom = rows[1].subgridspec(1, 3, wspace=0.06)
+    _pairs(figure.add_subplot(bottom[0]), teacher, distilled)
+    _pairs(figure.add_subplot(bottom[1]), teacher, plain)
+    cost = bottom[2].subgridspec(2, 1, hspace=0.12)
+    for place, title, values in (
+        (cost[0], "Size: MB in float32", [m.megabytes for m in (teacher, distilled)]),
+        (
+            cost[1],
+            "Speed: sentences/s, CPU",
+            [m.sentences_per_second for m in (teacher, distilled)],
+        ),
+    ):
+        _cost(figure.add_subplot(place), title, [teacher, distilled], values)
     FigureCanvasAgg(figure).print_png(path)
 
 
@@ -115,19 +112,17 @@ def _losses(axes: Any, comparison: Comparison) -> None:
             va="center",
         )
     axes.margins(x=0.02)
-    axes.set_xlim(right=axes.get_xlim()[1] * 1.2)
+    axes.set_xlim(right=1.25 * max(row["step"] for row in rows))
     axes.grid(axis="y", color=FAINT)
     axes.set_xlabel("training step", fontsize=10)
     _style(axes, "Masked-LM loss, nats a token: held-out (points), training (pale)")
 
 
-def _agreement(axes: Any, comparison: Comparison) -> None:
-    models = comparison.models[1:][::-1]
-    _draw_bars(axes, models, [model.agreement for model in models], "{:.2f}")
+def _agreement(axes: Any, models: list[Model], sentences: int) -> None:
+    _bars(axes, models, [model.name for model in models], [m.agreement for m in models], "{:.2f}")
     axes.set_xlim(min(0, *(model.agreement for model in models)), 1)
     axes.set_xlabel("Spearman with the teacher (1 = the same order)", fontsize=10)
-    count = comparison.sentences
-    _style(axes, f"Similarities of {count * (count - 1) // 2:,} pairs of unseen paragraphs")
+    _style(axes, f"Similarities of {sentences * (sentences - 1) // 2:,} pairs of unseen paragraphs")
 
 
 def _pairs(axes: Any, teacher: Model, student: Model) -> None:
@@ -151,17 +146,15 @@ def _shades(colour: str) -> Any:
     return LinearSegmentedColormap.from_list(colour, ["#f1f2f4", colour])
 
 
-def _bars(axes: Any, title: str, models: list[Model], values: list[float]) -> None:
-    _draw_bars(axes, models[::-1], values[::-1], "{:,.0f}")
-    ratio = max(values) / min(values)
+def _cost(axes: Any, title: str, models: list[Model], values: list[float]) -> None:
+    _bars(axes, models, ["teacher", "student"], values, "{:,.0f}")
+    axes.set_xlim(0, 1.2 * max(values))
     axes.set_xticks([])
-    _style(axes, f"{title} (ratio {ratio:.0f})")
+    _style(axes, f"{title} (ratio {max(values) / min(values):.0f})")
     axes.spines["bottom"].set_visible(False)
 
 
-def _draw_bars(axes: Any, models: list[Model], values: list[float], told: str) -> None:
-    names = ["student" if model.name == "distilled" and len(models) == 2 else model.name
-             for model in models]  # fmt: skip
+def _bars(axes: Any, models: list[Model], names: list[str], values: list[float], told: str) -> None:
     bars = axes.barh(names, values, color=[COLOURS[model.name] for model in models], height=0.62)
-    axes.bar_label(bars, [f" {told.format(value)}" for value in values], fontsize=10.5, color=INK)
-    axes.margins(x=0.18)
+    axes.bar_label(bars, [f" {told.format(value)}" for value in values], fontsize=11, color=INK)
+    axes.invert_yaxis()

@@ -154,6 +154,8 @@ class TrainOptions:
         """--out, or a folder beside the store named after the settings."""
         if self.out is not None:
             return self.out
+        if "://" in self.store:
+            raise UserError(f"{self.store} is not on this machine: give --out, too")
         store = Path(self.store)
         return store.parent / f"{store.stem}-students" / self.name()
 

@@ -20,6 +20,7 @@ from store.cli import main as feature_store
 from store.errors import UserError
 from store.writer import StoreWriter
 from student_train.cli import main as student_train
+from student_train.sweep import main as student_sweep
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.dump import dump
 from tests.end_to_end.support import (
@@ -487,3 +488,15 @@ def test_full_disk(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch)
         says(refused(student_train, *words), "student", "No space left on device", "--resume")
     assert [path.name for path in (out / "checkpoints").glob("*.pt")] == ["step-000000001.pt"]
     ok(student_train, *words, "--resume")
+
+
+def test_sweep(tmp_path: Path, store: Path) -> None:
+    words = ("--store", store, "--out", tmp_path / "sweep", *STUDENT, "--steps", "2")
+    says(refused(student_sweep, *words, "--vocab", "500", "--vocab", "3"), "--vocab 3", "ask for")
+    says(refused(student_sweep, *words, "--loss", "mlm", "--loss", "wishful"), "wishful")
+    says(refused(student_sweep, *words[2:], "--store", tmp_path / "nowhere.h5"), "nowhere.h5")
+
+
+def test_address_without_out() -> None:
+    line = refused(student_train, "--store", "memory://store.zarr", "--loss", "mlm", "--steps", "2")
+    says(line, "memory://store.zarr", "--out")

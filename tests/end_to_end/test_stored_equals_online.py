@@ -1,4 +1,4 @@
-"""The same trainer, fed from the store and fed by the teacher on the fly, follows the same curve."""
+"""The same trainer, fed from the store or by the teacher on the fly, follows the same curve."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def curve(
     return steps, done.validation
 
 
-@pytest.mark.parametrize(("align", "view"), [("span", 0), ("span", 1), ("match", 0), ("reduce", 1)])
+@pytest.mark.parametrize(("align", "view"), [("span", 1), ("match", 0), ("reduce", 0)])
 def test_same_losses(
     stores: dict[str, Path], tiny_teacher: Callable[[str], Path], align: str, view: int
 ) -> None:

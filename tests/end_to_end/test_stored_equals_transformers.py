@@ -1,4 +1,4 @@
-"""What a store holds is what plain transformers computes, within the error that each codec states."""
+"""A store holds what plain transformers computes, within the error that each codec states."""
 
 from __future__ import annotations
 

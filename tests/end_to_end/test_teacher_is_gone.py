@@ -1,4 +1,4 @@
-"""Students are made from the store alone: the teacher's folder is deleted, and there is no network."""
+"""Students are made from the store alone: the teacher's folder is deleted, the network off."""
 
 from __future__ import annotations
 

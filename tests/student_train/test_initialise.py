@@ -1,0 +1,107 @@
+"""Where a student starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertForMaskedLM
+
+from align import Vocabulary, VocabularyMap
+from store.errors import UserError
+from student_train.initialise import embedding_means, initialise, layer_groups
+from student_train.student import student_config
+from student_train.vocabulary import student_tokenizer
+
+
+def vocabulary_map(store, tokenizer):
+    return VocabularyMap.between(
+        Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
+        Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
+    )
+
+
+@pytest.fixture(scope="module")
+def started(store):
+    tokenizer = student_tokenizer("400", store)
+    found = vocabulary_map(store, tokenizer)
+
+    def start(how, size="16x2x2"):
+        torch.manual_seed(0)
+        config = student_config(size, len(tokenizer), 64, tokenizer.pad_token_id)
+        student = BertForMaskedLM(config)
+        return student, initialise(student, how, store, found), found
+
+    return start
+
+
+def test_a_piece_is_the_mean_of_the_teacher_rows_whose_split_holds_it(started, store):
+    _, _, found = started("random")
+    teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
+    rows, known = embedding_means(teacher, found, 400)
+    assert known.mean() > 0.5
+    for piece in np.flatnonzero(known)[::37]:
+        owners = [
+            t for t in range(len(teacher)) if piece in found.split(t) and not found.unknown[t]
+        ]
+        times = [(found.split(t) == piece).sum() for t in owners]
+        np.testing.assert_allclose(
+            rows[piece], np.average(teacher[owners], axis=0, weights=times), atol=1e-5
+        )
+
+
+def test_cut_start_takes_leading_blocks_of_averaged_layers(started, store):
+    student, said, found = started("teacher")
+    weights = store.teacher_weights()
+    name = "attention.self.query.weight"
+    mean = np.mean(
+        [np.asarray(weights[f"encoder.layer.{i}.{name}"], np.float32) for i in (0, 1)], axis=0
+    )
+    own = student.bert.encoder.layer[0].get_parameter(name).detach().numpy()
+    np.testing.assert_allclose(own, mean[:16, :16], atol=1e-6)
+    positions = np.asarray(weights["embeddings.position_embeddings.weight"], np.float32)
+    np.testing.assert_allclose(
+        student.bert.embeddings.position_embeddings.weight.detach(), positions[:64, :16], atol=1e-6
+    )
+    assert "1+2, 3+4 of 4" in said[-1]
+
+
+def test_chosen_layers(started, store):
+    student, _, _ = started("layers:2,4")
+    name = "output.dense.bias"
+    wanted = np.asarray(store.teacher_weights()[f"encoder.layer.3.{name}"], np.float32)[:16]
+    own = student.bert.encoder.layer[1].get_parameter(name).detach().numpy()
+    np.testing.assert_allclose(own, wanted, atol=1e-6)
+
+
+def test_svd_keeps_the_angles_between_pieces(started, store):
+    student, _, found = started("svd", "32x1x2")  # as wide as the teacher: nothing is lost
+    teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
+    rows, known = embedding_means(teacher, found, 400)
+    known &= np.linalg.norm(rows, axis=1) > 0  # the row of the padding is zero
+    own = student.bert.embeddings.word_embeddings.weight.detach().numpy()[known]
+    cosines = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in (rows[known], own)]
+    np.testing.assert_allclose(cosines[0] @ cosines[0].T, cosines[1] @ cosines[1].T, atol=1e-4)
+
+
+def test_random_changes_nothing(started):
+    torch.manual_seed(0)
+    student, said, _ = started("random")
+    assert said == ["random weights"]
+    assert student.bert.embeddings.word_embeddings.weight.std().item() == pytest.approx(
+        0.02, rel=0.1
+    )
+
+
+def test_layer_groups():
+    assert layer_groups("", 6, 3) == [[1, 2], [3, 4], [5, 6]]
+    assert layer_groups("", 4, 3) == [[1], [2, 3], [4]]
+    assert layer_groups("1,5,12", 12, 3) == [[1], [5], [12]]
+    for chosen, teacher, student in [("1,2", 4, 3), ("1,9", 4, 2), ("a,b", 4, 2), ("", 2, 3)]:
+        with pytest.raises(UserError, match="--init"):
+            layer_groups(chosen, teacher, student)
+
+
+def test_unknown_words_are_refused(started):
+    with pytest.raises(UserError, match="--init sideways"):
+        started("sideways")

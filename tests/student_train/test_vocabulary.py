@@ -1,0 +1,66 @@
+"""The student's vocabulary, trained on the text of a store."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import normalizers
+
+from store.errors import UserError
+from student_train.vocabulary import student_tokenizer, train_wordpiece, vocabulary_size
+from tests.texts import ENGLISH, RUSSIAN, SENTENCES, SLOVAK
+
+
+def test_size_words():
+    assert vocabulary_size("5k") == 5000
+    assert vocabulary_size("30K") == 30_000
+    assert vocabulary_size("812") == 812
+    assert vocabulary_size("teacher") is vocabulary_size("./folder") is None
+
+
+def test_every_character_of_the_corpus_is_known(store):
+    tokenizer = student_tokenizer("500", store)
+    assert len(tokenizer) == 500
+    for text in store.texts():
+        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"], text
+
+
+def test_training_does_not_depend_on_the_order_of_the_text():
+    texts = ENGLISH + RUSSIAN + SLOVAK
+    one = train_wordpiece(texts, 350, None).get_vocab()
+    assert train_wordpiece(reversed(texts), 350, None).get_vocab() == one
+
+
+@pytest.mark.parametrize("size", [3, 60, 100_000])
+def test_impossible_sizes_are_refused(size):
+    with pytest.raises(UserError, match=f"--vocab {size}"):
+        train_wordpiece(SENTENCES, size, None)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "same", "different"),
+    [
+        (None, [], ["Aa", "éе"]),
+        (normalizers.BertNormalizer(lowercase=True), ["Éé", "Ee", "éE"], []),
+        (normalizers.BertNormalizer(lowercase=True, strip_accents=False), ["Éé"], ["ée"]),
+        (normalizers.NFKC(), [], ["Ee", "ée"]),
+    ],
+)
+def test_case_and_accents_are_folded_as_the_teacher_does(normalizer, same, different):
+    texts = [*ENGLISH, *SLOVAK, "A a E e É é е " * 3]
+    tokenizer = train_wordpiece(texts, 200, normalizer)
+    for pair, equal in [(p, True) for p in same] + [(p, False) for p in different]:
+        first, second = (tokenizer(c)["input_ids"] for c in pair)
+        assert (first == second) == equal, pair
+
+
+def test_the_teachers_own_tokenizer_comes_from_the_store(store):
+    tokenizer = student_tokenizer("teacher", store)
+    record = store[3]
+    assert tokenizer(record.text)["input_ids"] == record.token_ids.tolist()
+
+
+def test_a_folder_without_a_tokenizer_is_refused(store, tmp_path):
+    with pytest.raises(UserError, match="no tokenizer can be loaded"):
+        student_tokenizer(str(tmp_path), store)
+    with pytest.raises(UserError, match="expected a size"):
+        student_tokenizer(str(tmp_path / "nowhere"), store)
