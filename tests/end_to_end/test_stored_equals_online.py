@@ -20,8 +20,8 @@ from tests.end_to_end.support import dumped, write_corpus
 
 STEPS, KEPT = 50, 8
 LOSSES = {"mlm": 1.0, "kl": 1.0, "logit": 0.1, "hidden": 3.0, "cosine": 1.0, "attention": 10.0}
-EXACT = {"rel": 1e-5, "abs": 1e-9}
-DEFAULT = {"rel": 1e-3, "abs": 1e-5}  # measured: 1e-4, and 3e-6 of attention losses near 1e-4
+EXACT = 1e-5
+DEFAULT = {"attention": 5e-2, "valid_attention": 5e-2}  # a small loss, of maps in 8 bits
 Curve = list[dict[str, float]]
 
 
@@ -76,12 +76,12 @@ STANDING_STILL = {"batch_tokens": 512, "lr": 1e-12}
 
 
 @pytest.mark.parametrize(
-    ("align", "view", "batches"),
+    ("align", "view", "batches", "bound"),
     [
-        ("span", 1, ONE_BY_ONE),
-        ("match", 0, ONE_BY_ONE),
-        ("reduce", 0, ONE_BY_ONE),
-        ("span", 0, STANDING_STILL),
+        ("span", 1, ONE_BY_ONE, 1e-2),
+        ("match", 0, ONE_BY_ONE, 1e-2),
+        ("reduce", 0, ONE_BY_ONE, 1e-2),
+        ("span", 0, STANDING_STILL, 1e-3),
     ],
 )
 def test_same_losses(
@@ -90,20 +90,23 @@ def test_same_losses(
     align: str,
     view: int,
     batches: dict[str, Any],
+    bound: float,
 ) -> None:
+    """`bound` is the relative error allowed to codec default; `exact` has EXACT."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         exact, default = (open_store(stores[codec]) for codec in ("exact", "default"))
         teacher = load_teacher(str(tiny_teacher("bert")), hidden="mean,groups:2", attention="mean")
         online, online_end = curve(exact, OnlineTeacher(exact, teacher), align, view, **batches)
-        for store, bound in ((exact, EXACT), (default, DEFAULT)):
+        for store, bounds, others in ((exact, {}, EXACT), (default, DEFAULT, bound)):
             assert len(split_blocks(store, 0.1)[1]) > 0
             stored, stored_end = curve(store, store, align, view, **batches)
             for ours, theirs in zip([*stored, stored_end], [*online, online_end], strict=True):
                 assert ours.keys() == theirs.keys() and len(ours) > len(LOSSES)
                 for name, value in theirs.items():
-                    assert ours[name] == pytest.approx(value, **bound), name
+                    wanted = pytest.approx(value, rel=bounds.get(name, others), abs=others / 100)
+                    assert ours[name] == wanted, name
         if batches is ONE_BY_ONE:
             first, last = (sum(step["loss"] for step in part) for part in (online[:9], online[-9:]))
             assert last < first
