@@ -168,7 +168,6 @@ def compare(settings: Settings, texts: list[str], reports: dict[str, dict[str, A
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     from benchmarks.demo_measure import encode, similarities, spearman
-    from student_train.evaluate import size_of
     from student_train.run import prepare
     from teacher_dump.teacher import load_teacher
 
@@ -187,12 +186,13 @@ def compare(settings: Settings, texts: list[str], reports: dict[str, dict[str, A
     models: list[Model] = []
     for name, (whole, encoder, tokenizer) in encoders.items():
         found: Encoded = encode(encoder.eval(), tokenizer, texts, settings.max_length, name)
-        pairs, size = similarities(found.vectors), size_of(whole)
+        pairs = similarities(found.vectors)
+        parameters = sum(p.numel() for p in whole.parameters())
         models.append(
             Model(
                 name,
-                parameters=int(size["parameters"]),
-                megabytes=size["megabytes"],
+                parameters=parameters,
+                megabytes=parameters * 4 / 1e6,
                 sentences_per_second=found.sentences_per_second,
                 similarities=pairs,
                 agreement=spearman(models[0].similarities, pairs) if models else 1.0,

@@ -23,11 +23,11 @@ from align import (
 )
 from store import Batch, LogitsSpec
 from student_train import losses
-from student_train.masking import IGNORED, Masker
+from student_train.masking import IGNORED, MaskedTokens, Masker
 from student_train.pooling import MapPooling, Runs
 from student_train.targets import LogitTargets, fold
 
-HEAD_KEPT = 64  # logits kept of a slice that is exact: the rest is exact too, as one outcome
+HEAD_KEPT = 64  # logits kept of the shared slice; the others join the rest
 
 
 @dataclass(frozen=True)
@@ -173,18 +173,23 @@ class Collator:
             labels=torch.from_numpy(read.labels[masked]),
             characters=int((native.offsets[masked, 1] - native.offsets[masked, 0]).sum()),
             tokens=len(native.ids),
-            distillation=self._distillation(batch, native, read.labels)
-            if self.wants_teacher
-            else None,
+            distillation=(
+                self._distillation(batch, native, read, view, key) if self.wants_teacher else None
+            ),
         )
 
-    def _distillation(self, batch: Batch, native: Tokens, labels: np.ndarray) -> Distillation:
+    def _distillation(
+        self, batch: Batch, native: Tokens, read: MaskedTokens, view: int, key: tuple[int, ...]
+    ) -> Distillation:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         student, inputs = native, None
         if self.align == "reduce":
             reduced = align_reduce(teacher, self.vocabulary, self.max_length)
             student, alignment = reduced.tokens, reduced.alignment
-            inputs = Inputs.of(student.ids, student.start, self.padding)
+            ids = student.ids
+            if view:  # what the teacher saw masked, the student sees masked
+                ids = self.masker.stored(student, batch.spans, batch.spans_start, key).ids
+            inputs = Inputs.of(ids, student.start, self.padding)
         else:
             text = FlatText.of(batch.texts)
             alignment = (
@@ -198,7 +203,7 @@ class Collator:
             self._maps(batch, alignment, student.start) if self.wants_maps else ({}, None)
         )
         logit_runs, logits = (
-            self._logits(batch, alignment, labels) if self.wants_logits else (None, None)
+            self._logits(batch, alignment, read.labels) if self.wants_logits else (None, None)
         )
         return Distillation(
             inputs=inputs,

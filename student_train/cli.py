@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from store.console import command_errors
-from student_train.options import DEFAULT_LOSS, TrainOptions, parse_losses
+from student_train.options import ALIGNMENTS, DEFAULT_LOSS, TrainOptions, parse_losses
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
 
@@ -41,7 +41,7 @@ def option(*names: str, **settings: Any) -> Any:
 @option("--student", help="tiny (264x3x12) or HxLxA: width x layers x heads.")
 @option(
     "--align",
-    type=click.Choice(["span", "match", "reduce"]),
+    type=click.Choice(ALIGNMENTS),
     help="How teacher tokens meet the student's.",
 )
 @option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -67,9 +66,3 @@ def evaluate(
     if characters:
         result["valid_mlm_per_character"] = nats / characters
     return result
-
-
-def size_of(model: Any) -> dict[str, float]:
-    """Parameters of a model and megabytes they take in float32."""
-    parameters = sum(p.numel() for p in model.parameters())
-    return {"parameters": parameters, "megabytes": parameters * 4 / 1e6}

@@ -40,14 +40,16 @@ def run(
     store = open_store(options.store)
     check_features(options, store)
     out = options.out_folder()
-    _prepare(out, options, resume)
+    origin = {"identity": store.identity, "features": store.features.to_json()}
+    _prepare(out, options, origin, resume)
     split_blocks(store, options.held_out)  # refuses a store that is too small for it
     student, collator = prepare(options, store, say)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / SETTINGS).write_text(json.dumps({"settings": options.describing()}, indent=1))
+        begun = {"settings": options.describing(), "store": origin}
+        (out / SETTINGS).write_text(json.dumps(begun, indent=1))
         trained = train(store, student, collator, options, out, resume=resume)
-        return _finish(out, options, store, trained, collator)
+        return _finish(out, begun, trained, collator)
     except OSError as error:
         raise UserError(
             f"{out}: cannot be written ({error.strerror or error}); make room and go on with"
@@ -125,7 +127,7 @@ def _check_groups(options: TrainOptions, store: FeatureStore, layers: int) -> No
             )
 
 
-def _prepare(out: Path, options: TrainOptions, resume: bool) -> None:
+def _prepare(out: Path, options: TrainOptions, origin: dict[str, Any], resume: bool) -> None:
     """Refuse an output that is in the way, or a `--resume` with other settings."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         if resume:
@@ -141,7 +143,10 @@ def _prepare(out: Path, options: TrainOptions, resume: bool) -> None:
         ) from None
     if "result" in before:
         raise UserError(f"{out}: this student is finished; nothing to resume")
+    if before["store"] != json.loads(json.dumps(origin)):
+        raise UserError(f"{out}: cannot resume: {options.store} is not the store it was begun with")
     now = json.loads(json.dumps(options.describing()))
+    del now["store"]  # where it lies now is no matter
     differing = sorted(key for key in now if now[key] != before["settings"].get(key))
     if differing:
         told = ", ".join(
@@ -151,25 +156,21 @@ def _prepare(out: Path, options: TrainOptions, resume: bool) -> None:
 
 
 def _finish(
-    out: Path, options: TrainOptions, store: FeatureStore, trained: Trained, collator: Collator
+    out: Path, begun: dict[str, Any], trained: Trained, collator: Collator
 ) -> dict[str, Any]:
     student = trained.student.eval()
     student.cpu()
     transformers_logging.disable_progress_bar()
     student.save_pretrained(out)
-    tokenizer = collator.student_tokenizer
-    tokenizer.save_pretrained(out)
-    report = {
-        "settings": options.describing(),
-        "store": {"identity": store.identity, "features": store.features.to_json()},
-        "result": {
-            **trained.validation,
-            "steps": trained.steps,
-            "tokens": trained.tokens,
-            "seconds": round(trained.seconds, 1),
-            "parameters": student.num_parameters(),
-        },
+    collator.student_tokenizer.save_pretrained(out)
+    result = {
+        **trained.validation,
+        "steps": trained.steps,
+        "tokens": trained.tokens,
+        "seconds": round(trained.seconds, 1),
+        "parameters": student.num_parameters(),
     }
+    report = {**begun, "result": result}
     (out / "README.md").write_text(model_card(report))
     (out / SETTINGS).write_text(json.dumps(report, indent=1))
     remove_checkpoints(out / "checkpoints")

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,9 @@ def train(
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
     step). `on_step` is told the step and its losses. Raises Stopped after SIGINT or SIGTERM.
     """
-    run = _Run(store, student, collator, options, out)
-    if resume and out is not None:
-        run.load()
     begun, tokens = time.perf_counter(), 0
     with (
+        closing(_Run(store, student, collator, options, out, resume)) as run,
         _signals() as stop,
         tqdm(
             total=run.steps, initial=run.step, desc="train", unit="step", disable=None
@@ -90,8 +88,7 @@ def train(
                 run.save()
             if stop.is_set:
                 raise Stopped(run.step)
-    validation = run.validate()
-    run.close()
+        validation = run.validate()
     return Trained(student, validation, run.step, tokens, time.perf_counter() - begun)
 
 
@@ -105,6 +102,7 @@ class _Run:
         collator: Collator,
         options: TrainOptions,
         out: Path | None,
+        resume: bool,
     ) -> None:
         self.store, self.collator, self.options, self.out = store, collator, options, out
         self.device = torch.device(options.device)
@@ -119,7 +117,11 @@ class _Run:
         self.optimizer = self._optimizer()
         self.schedule = Schedule(options.schedule, self.steps, round(self.steps * options.warmup))
         self.step = 0
-        self.board = SummaryWriter(str(out / "tensorboard")) if out is not None else None
+        if out is not None and resume:
+            self.load()
+        # What a killed run showed after its last checkpoint comes again.
+        purge = self.step + 1 if resume else None
+        self.board = SummaryWriter(str(out / "tensorboard"), purge_step=purge) if out else None
 
     def _steps_of(self, epochs: float) -> int:
         batches = self.store.batch_count(
