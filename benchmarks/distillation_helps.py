@@ -37,6 +37,8 @@ EVAL_TOKENS = 4096
 ARMS: Mapping[str, dict[str, Any]] = {
     "mlm": {"loss": "mlm=1"},
     "span hidden": {"loss": "mlm=1,hidden=3"},
+    "span hidden x10": {"loss": "mlm=1,hidden=10"},
+    "span hidden x30": {"loss": "mlm=1,hidden=30"},
     "match hidden": {"loss": "mlm=1,hidden=3", "align": "match"},
     "reduce hidden": {"loss": "mlm=1,hidden=3", "align": "reduce"},
     "span kl": {"loss": "mlm=1,kl=1", "view": 1},
@@ -69,7 +71,7 @@ def agreement(distiller: Distiller, store: FeatureStore, collator: Any, blocks: 
     for number, raw in enumerate(
         store.stream(0, 0, EVAL_TOKENS, view=1, blocks=blocks, features=["logits"], shuffle=False)
     ):
-        batch = collator(raw, 1, (0, 0, number, 1))
+        batch = collator(raw, 1, (0, 0, number, 1)).to(distiller.student.device)
         wanted = batch.distillation
         hidden = torch.isin(wanted.logit_runs.member, batch.masked)
         states = distiller.encode(batch.inputs).last[wanted.logit_runs.member[hidden]]
@@ -89,7 +91,13 @@ def judge(
     scores = {}
     for view, loss in ((0, {"mlm": 1.0}), (1, {"kl": 1.0})):
         judging = replace(
-            options, align="span", pool=None, loss=loss, view=view, batch_tokens=EVAL_TOKENS
+            options,
+            align="span",
+            targets="all",
+            pool=None,
+            loss=loss,
+            view=view,
+            batch_tokens=EVAL_TOKENS,
         )
         distiller = Distiller(student, judging, (), store.features.width).eval()
         collator = make_collator(judging, store, tokenizer)
@@ -135,7 +143,7 @@ def one_student(arm: str, seed: int, base: TrainOptions, store: FeatureStore, wo
     folder.mkdir(parents=True, exist_ok=True)
     found = judge(folder, trained.student.eval(), collator.student_tokenizer, options, store)
     found |= {"tokens": trained.tokens, "seconds": trained.seconds}
-    scores.write_text(json.dumps(found))
+    scores.write_text(json.dumps({**found, "settings": options.describing()}))
     print(f"{arm} seed {seed}: {time.perf_counter() - began:.0f} s {json.dumps(found)}", flush=True)
 
 

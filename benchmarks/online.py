@@ -29,6 +29,7 @@ class OnlineTeacher:
         self.store, self.teacher = store, teacher
         self.features, self.meta = store.features, store.meta
         self.blocks, self.batch_count = store.blocks, store.batch_count
+        self.seed = store.identity["arguments"]["seed"]
         self.one_at_a_time = Lock()  # training reads ahead in a thread, validation does not
 
     def stream(self, *order: Any, features: Any = None, **settings: Any) -> Iterator[Batch]:
@@ -74,7 +75,7 @@ class OnlineTeacher:
             batch.special[tokens],
             batch.spans[batch.spans_start[i] : batch.spans_start[i + 1]],
             self.teacher.tokenizer.mask_token_id,
-            self.teacher.vocabulary,
+            len(self.teacher.tokenizer),
             self.teacher.tokenizer.all_special_ids,
-            (0, view, int(batch.index[i])),
+            (self.seed, view, int(batch.index[i])),
         )[0]

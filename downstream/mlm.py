@@ -23,7 +23,7 @@ from downstream.mlm_trainer import BatchMasking, MlmTrainer, Rows, masked_batche
 from downstream.scratch import PREFIX, Shape, random_bert, start_from_frequencies, train_tokenizer
 from downstream.text import blocks, hold_out, read_lines
 from store.errors import UserError
-from teacher_dump.models import resolve_model
+from teacher_dump.models import DAMAGED, first_position, resolve_model
 
 EVAL_SEED = 0
 EVAL_MASK_PROB = 0.15  # whatever the training masks, so that held-out figures compare
@@ -185,7 +185,7 @@ def load_with_head(source: str, say: Callable[[str], None] = print) -> Any:
         model, report = AutoModelForMaskedLM.from_pretrained(
             source, dtype=torch.float32, output_loading_info=True
         )
-    except (OSError, ValueError) as error:
+    except DAMAGED as error:
         raise UserError(
             f"model {source}: no masked LM can be made of it: {str(error).splitlines()[0]}"
         ) from None
@@ -207,8 +207,7 @@ def load_with_head(source: str, say: Callable[[str], None] = print) -> Any:
 
 def _length(asked: int, model: Any, tokenizer: Any) -> int:
     positions = getattr(model.config, "max_position_embeddings", None) or asked
-    if model.config.model_type in ("roberta", "xlm-roberta", "camembert"):
-        positions -= model.config.pad_token_id + 1  # their positions begin after the padding's
+    positions -= first_position(model.config)
     limit = min(positions, tokenizer.model_max_length)
     if asked > limit:
         raise UserError(

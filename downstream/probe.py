@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from downstream.words import Sentence, first_pieces, read_tagged
 from store.errors import UserError
-from teacher_dump.models import resolve_model
+from teacher_dump.models import DAMAGED, resolve_model
 
 
 def linear_probe(
@@ -45,7 +45,7 @@ def linear_probe(
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         encoder = AutoModel.from_pretrained(source, dtype=torch.float32).eval()
-    except (OSError, ValueError) as error:
+    except DAMAGED as error:
         raise UserError(f"model {source}: cannot be loaded: {str(error).splitlines()[0]}") from None
 
     def features(sentences: Sequence[Sentence]) -> tuple[npt.NDArray[np.float32], list[str]]:

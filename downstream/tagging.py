@@ -22,7 +22,7 @@ from transformers import (
 
 from downstream.words import Sentence, first_pieces, read_tagged
 from store.errors import UserError
-from teacher_dump.models import resolve_model
+from teacher_dump.models import DAMAGED, resolve_model
 
 IGNORED = -100
 
@@ -169,7 +169,7 @@ def load_tagger(source: str, tags: Sequence[str]) -> tuple[Any, Any]:
             ignore_mismatched_sizes=True,  # a checkpoint that is a tagger of other tags
             output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except DAMAGED as error:
         raise UserError(
             f"model {source}: no tagger can be made of it: {str(error).splitlines()[0]}"
         ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,6 +100,7 @@ class FeatureStore(Sequence[Record]):
         }
         self.calibration: Calibration = {name: self._calibration(name) for name in features.hidden}
         self._parts: OrderedDict[int, PartReader] = OrderedDict()
+        self._opening = Lock()  # training reads ahead in a thread while it validates in another
         self._lengths: dict[int, Array] = {}
 
     def _calibration(self, name: str) -> tuple[Floats, Floats]:
@@ -127,13 +129,14 @@ class FeatureStore(Sequence[Record]):
 
     def part(self, place: int) -> PartReader:
         """The part at a place (not its number), opened; a few are kept open."""
-        if place in self._parts:
-            self._parts.move_to_end(place)
-        else:
-            self._parts[place] = PartReader(self.source, self.manifest.parts[place], self.features)
+        with self._opening:
+            part = self._parts.pop(place, None)
+            if part is None:
+                part = PartReader(self.source, self.manifest.parts[place], self.features)
+            self._parts[place] = part
             if len(self._parts) > OPEN_PARTS:
                 self._parts.popitem(last=False)
-        return self._parts[place]
+            return part
 
     def part_of(self, index: ArrayLike) -> Array:
         """Places of the parts of sequences."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from align import (
     Alignment,
+    AlignmentError,
     FlatText,
     Tokens,
     Vocabulary,
@@ -21,13 +22,12 @@ from align import (
     align_reduce,
     align_span,
 )
-from store import Batch, LogitsSpec
+from store import Batch
+from store.errors import UserError
 from student_train import losses
 from student_train.masking import IGNORED, MaskedTokens, Masker
 from student_train.pooling import MapPooling, Runs
-from student_train.targets import LogitTargets, fold
-
-HEAD_KEPT = 64  # logits kept of the shared slice; the others join the rest
+from student_train.targets import LogitTargets, TargetReader, first_pieces
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class Collator:
     """Turns store batches into student batches for one vocabulary, alignment and set of losses.
 
     `head` (weight [V,D], bias [V]) is needed for logit losses from the `head` tier.
+    Raises UserError for a tokenizer that `align` cannot read.
     """
 
     def __init__(
@@ -108,7 +109,6 @@ class Collator:
         masked_only: bool,
         mask_probability: float,
         max_length: int,
-        logits: LogitsSpec | None,
         head: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         names = set(loss_names)
@@ -124,19 +124,15 @@ class Collator:
             mask_probability,
         )
         self.align, self.max_length = align, max_length
-        self.vocabulary = VocabularyMap.between(
-            Vocabulary.from_tokenizer_json(teacher_tokenizer_json),
-            Vocabulary.from_tokenizer_json(self.tokenizer.to_str()),
-        )
-        self.pieces = self.vocabulary.match
-        if align == "span":
-            self.pieces = first_pieces(self.vocabulary)
+        self.vocabulary = _vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
+        pieces = first_pieces(self.vocabulary) if align == "span" else self.vocabulary.match
+        self.targets = TargetReader(pieces, head)
         self.wants_normalised = "hidden" in names
         self.wants_states = "cosine" in names
         self.wants_logits = bool(names & set(losses.OF_LOGITS))
         self.wants_maps = "attention" in names
         self.wants_teacher = bool(names - {"mlm"})
-        self.masked_only, self.spec, self.head = masked_only, logits, head
+        self.masked_only = masked_only
 
     def features(self) -> list[str]:
         """The groups of the store that have to be read."""
@@ -236,34 +232,12 @@ class Collator:
         if self.masked_only:
             chosen &= labels[alignment.student[:, 0]] != IGNORED
         rows = alignment.teacher[chosen, 0]
-        targets, some = fold(*self._kept(batch, rows), self.pieces)
+        assert batch.logits is not None
+        targets, some = self.targets.of(batch.logits, rows)
         student = alignment.student[chosen][some]
         if self.align == "span":  # the first token predicts the first piece, the target's meaning
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
         return Runs.of(student), targets
-
-    def _kept(
-        self, batch: Batch, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Ids [G,K], log-probabilities [G,K], rest [G] and log-partition [G] of the teacher's
-        tokens `rows`."""
-        logits, spec = batch.logits, self.spec
-        assert logits is not None and spec is not None
-        log_partition = logits.log_partition[rows]
-        if spec.tier == "topk":
-            return logits.ids[rows], logits.logprobs[rows], logits.rest[rows], log_partition
-        if spec.tier == "sample":
-            return *_drawn(logits, rows), log_partition
-        assert self.head is not None
-        weight, bias = self.head
-        shared = np.flatnonzero(self.pieces >= 0)
-        values = torch.from_numpy(logits.values[rows]) @ torch.from_numpy(weight[shared]).T
-        logprobs = (
-            values + torch.from_numpy(bias[shared]) - torch.from_numpy(log_partition)[:, None]
-        )
-        best, place = logprobs.topk(min(HEAD_KEPT, len(shared)), dim=1)
-        rest = torch.log1p(-best.double().exp().sum(1).clamp(max=1 - 1e-9)).float()
-        return shared[place.numpy()], best.numpy(), rest.numpy(), log_partition
 
     def _maps(
         self, batch: Batch, alignment: Alignment, student_start: np.ndarray
@@ -280,23 +254,12 @@ class Collator:
         return pooled, MapPooling.of(alignment.student, student_start)
 
 
-def _drawn(logits: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ragged draws as rectangles: ids [G,K], log shares [G,K] (-inf in empty slots), rest [G]
-    (-inf: none is left)."""
-    counts = (logits.start[rows + 1] - logits.start[rows]).astype(np.int64)
-    slot = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
-    place = (logits.start[rows][:, None] + np.arange(slot.shape[1]))[slot]
-    ids = np.zeros(slot.shape, np.int64)
-    share = np.zeros(slot.shape)
-    ids[slot], share[slot] = logits.ids[place], logits.counts[place] / logits.draws
-    with np.errstate(divide="ignore"):
-        return ids, np.log(share), np.full(len(rows), -np.inf)
-
-
-def first_pieces(vocabulary: VocabularyMap) -> np.ndarray:
-    """The student piece [Vt] with which each teacher piece begins, or -1: the shared piece itself
-    where there is one."""
-    has_one = (np.diff(vocabulary.split_start) > 0) & ~vocabulary.unknown
-    first = np.full(len(vocabulary.match), -1)
-    first[has_one] = vocabulary.split_ids[vocabulary.split_start[:-1][has_one]]
-    return first
+def _vocabulary_map(teacher: str, student: str) -> VocabularyMap:
+    try:
+        return VocabularyMap.between(
+            Vocabulary.from_tokenizer_json(teacher), Vocabulary.from_tokenizer_json(student)
+        )
+    except AlignmentError as error:
+        raise UserError(
+            f"the tokenizers of teacher and student cannot be aligned: {error}"
+        ) from error

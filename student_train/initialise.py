@@ -3,7 +3,9 @@ random."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,9 +66,7 @@ def initialise(
     embeddings = student.bert.embeddings
     with torch.no_grad():
         narrow = torch.from_numpy(_to_width(rows, known, width, kind == "svd")[known])
-        if (
-            kind == "svd"
-        ):  # the other parameters are random: known and unknown pieces must enter them alike
+        if kind == "svd":  # the rest is random: known and unknown pieces must enter it alike
             narrow *= embeddings.word_embeddings.weight.std() / narrow.std()
         embeddings.word_embeddings.weight[torch.from_numpy(known)] = narrow
         said = [
@@ -76,15 +76,14 @@ def initialise(
         if kind == "svd":
             return said
         plain = {_bert_name(name): name for name in weights}
-        _copy_around_words(embeddings, weights, plain)
-        if "encoder.layer.0.output.dense.weight" not in plain:
-            return [
-                *said,
-                (
-                    "layers at random: the teacher's are not BERT's and cannot be cut to the"
-                    " student's width"
-                ),
-            ]
+        first = first_position(json.loads(store.teacher_file("config.json")))
+        _copy_around_words(embeddings, weights, plain, first)
+        parameters = (name for name, _ in student.bert.encoder.layer[0].named_parameters())
+        if not all(f"encoder.layer.0.{name}" in plain for name in parameters):
+            other = "the teacher's layers are not BERT's, so a student's cannot be cut out of them"
+            if chosen:
+                raise UserError(f"--init {how}: {other}; use --init teacher or svd")
+            return [*said, f"layers at random: {other}"]
         count = 1 + max(
             int(name.split(".")[2]) for name in plain if name.startswith("encoder.layer.")
         )
@@ -142,8 +141,9 @@ def _to_width(rows: np.ndarray, known: np.ndarray, width: int, svd: bool) -> np.
         rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
     if not svd:
         return rows[:, :width]
-    _, _, directions = np.linalg.svd(rows[known], full_matrices=False)
-    return rows @ directions[:width].T
+    # Of the Gram matrix: D directions, however few pieces are known.
+    _, directions = np.linalg.eigh(rows[known].T @ rows[known])
+    return rows @ directions[:, ::-1][:, :width]
 
 
 def _bert_name(name: str) -> str:
@@ -156,14 +156,23 @@ def _bert_name(name: str) -> str:
     return name
 
 
+def first_position(config: Mapping[str, Any]) -> int:
+    """Row of the teacher's position embeddings that its first token takes: RoBERTa and its kin
+    begin behind the row of the padding."""
+    shifted = config["model_type"] in ("roberta", "xlm-roberta", "camembert")
+    return int(config["pad_token_id"]) + 1 if shifted else 0
+
+
 def _copy_around_words(
-    embeddings: nn.Module, weights: Mapping[str, np.ndarray], plain: Mapping[str, str]
+    embeddings: nn.Module, weights: Mapping[str, np.ndarray], plain: Mapping[str, str], first: int
 ) -> None:
     """Positions, types and the norm of the embeddings, where the teacher has them."""
     for name, parameter in embeddings.named_parameters():
         found = plain.get(f"embeddings.{name}")
         if found and not name.startswith("word_embeddings"):
-            _copy_block(parameter, np.asarray(weights[found], np.float32))
+            values = np.asarray(weights[found], np.float32)
+            begin = first if name.startswith("position_embeddings") else 0
+            _copy_block(parameter, values[begin:])
 
 
 def _copy_layer(

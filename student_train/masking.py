@@ -76,5 +76,5 @@ def covering_spans(tokens: Tokens, spans: np.ndarray, spans_start: np.ndarray) -
     begin, end = spans[:, 0] + base, spans[:, 1] + base
     low, high = tokens.offsets[:, 0] + sequence * stretch, tokens.offsets[:, 1] + sequence * stretch
     found = np.minimum(np.searchsorted(end, low, side="right"), len(spans) - 1)
-    overlaps = (begin[found] < high) & (end[found] > low)
+    overlaps = (begin[found] < high) & (end[found] > low) & (low < high)
     return np.where(overlaps, found, -1)

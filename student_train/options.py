@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -78,7 +79,7 @@ class TrainOptions:
 
         if self.steps is not None and self.epochs is not None:
             raise UserError("--steps and --epochs contradict each other: give one")
-        if not self.loss or not all(weight > 0 for weight in self.loss.values()):
+        if not self.loss or not all(0 < weight < math.inf for weight in self.loss.values()):
             raise UserError("--loss: at least one loss, each with a weight above 0")
         for name in self.loss:
             if name not in losses.NAMES:
@@ -87,9 +88,13 @@ class TrainOptions:
             raise UserError(f"--align {self.align}: expected one of {', '.join(ALIGNMENTS)}")
         if self.targets == "masked" and self.align == "reduce":
             raise UserError(
-                "--targets masked: under --align reduce the distilled input has no masked tokens;"
-                " use all"
+                "--targets masked and --align reduce: only the student's own tokens are masked;"
+                " use --targets all"
             )
+        if self.schedule == "plateau" and not self.held_out:
+            raise UserError("--schedule plateau and --held-out 0: nothing to validate on")
+        if not self.mask_prob and ("mlm" in self.loss or self.targets == "masked"):
+            raise UserError("--mask-prob 0: nothing would be masked for --loss mlm to learn")
         positive = (
             "batch_tokens",
             "accumulate",
@@ -131,7 +136,9 @@ class TrainOptions:
     def describing(self) -> dict[str, Any]:
         """All that shapes the student, as JSON: where it goes and on what it runs left out."""
         values = asdict(self)
-        del values["out"], values["eval_every"], values["checkpoint_every"]
+        del values["out"], values["device"], values["checkpoint_every"]
+        if self.schedule != "plateau":  # only there do validations decide anything
+            del values["eval_every"]
         return {**values, "loss": dict(self.loss), "pool": self.resolved_pool}
 
     def name(self) -> str:

@@ -30,9 +30,6 @@ class Runs:
         )
         return cls(torch.from_numpy(member), torch.from_numpy(segment), torch.from_numpy(lengths))
 
-    def to(self, device: torch.device) -> Runs:
-        return Runs(*(value.to(device, non_blocking=True) for value in vars(self).values()))
-
     def pool(self, values: Tensor, how: str) -> Tensor:
         """Sum or mean [G,D] of flat token values [N,D] over each run."""
         chosen = (
@@ -73,9 +70,6 @@ class MapPooling:
         total = attended.sum(axis=2, keepdims=True)
         asking = attended / np.maximum(total, 1)
         return cls(*map(torch.from_numpy, (asking, attended, total[:, :, 0] > 0)))
-
-    def to(self, device: torch.device) -> MapPooling:
-        return MapPooling(*(value.to(device, non_blocking=True) for value in vars(self).values()))
 
     def pool(self, maps: Tensor) -> Tensor:
         """Maps [B,L,L] between tokens as maps [B,G,G] between runs."""

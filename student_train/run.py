@@ -36,13 +36,11 @@ def run(
     anything is written.
     """
     options = options.resolved()
-    options.check()
     store = open_store(options.store)
-    check_features(options, store)
+    check(options, store)
     out = options.out_folder()
     origin = {"identity": store.identity, "features": store.features.to_json()}
     _prepare(out, options, origin, resume)
-    split_blocks(store, options.held_out)  # refuses a store that is too small for it
     student, collator = prepare(options, store, say)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -73,7 +71,6 @@ def prepare(
     collator = make_collator(options, store, tokenizer)
     for line in initialise(student, options.init, store, collator.vocabulary):
         say(f"start     {line}")
-    _check_groups(options, store, student.config.num_hidden_layers)
     return student, collator
 
 
@@ -88,13 +85,20 @@ def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) ->
         masked_only=options.targets == "masked",
         mask_probability=options.mask_prob,
         max_length=tokenizer.model_max_length,
-        logits=spec,
         head=store.head() if spec and spec.tier == "head" else None,
     )
 
 
-def check_features(options: TrainOptions, store: FeatureStore) -> None:
-    """Refuse a loss that the store has no features for, or a view that it does not have."""
+def check(options: TrainOptions, store: FeatureStore) -> None:
+    """Refuse, in one line, all that can be seen to be wrong before any work is done."""
+    options.check()
+    student_layers = student_config(options.student, 1, 1, 0).num_hidden_layers
+    _check_features(options, store)
+    _check_groups(options, store, student_layers)
+    split_blocks(store, options.held_out)
+
+
+def _check_features(options: TrainOptions, store: FeatureStore) -> None:
     has = {
         "logits": (bool(store.features.logits), losses.OF_LOGITS),
         "hidden states": (bool(store.features.hidden), losses.OF_HIDDEN),

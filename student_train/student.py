@@ -79,7 +79,7 @@ class Distiller(nn.Module):
     def _projection(self, own: int, width: int) -> nn.Linear:
         linear = nn.Linear(own, width)
         if self.options.projection == "frozen":
-            nn.init.kaiming_normal_(linear.weight, nonlinearity="linear")
+            nn.init.kaiming_normal_(linear.weight)  # He et al. 2015, as in the published code
             nn.init.zeros_(linear.bias)
             linear.requires_grad_(False)
         return linear

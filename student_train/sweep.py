@@ -35,9 +35,14 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
     --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
     Students that are finished already are not trained again.
     """
-    from student_train.run import run
+    from store import open_store
+    from student_train.run import check, run
+    from student_train.trainer import Stopped
 
+    if out is None and "://" in store:
+        raise UserError(f"{store} is not on this machine: give --out, too")
     folder = out or Path(store).parent / f"{Path(store).stem}-sweep"
+    source = open_store(store)
     varied = [name for name, values in repeated.items() if len(values) > 1]
     names = [name for name, values in repeated.items() if values]
     rows, planned = [], []
@@ -45,7 +50,7 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
         arguments = dict(zip(names, values, strict=True))
         arguments["loss"] = (arguments["loss"],) if "loss" in arguments else ()
         options = options_of({"store": store, "out": None, **arguments})
-        options.check()  # all of them before the first is trained
+        check(options, source)  # all of them before the first is trained
         planned.append((arguments, options))
     for number, (arguments, options) in enumerate(planned, 1):
         told = ", ".join(f"{name} {arguments[name]}" for name in varied)
@@ -57,7 +62,10 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
         )
         if report is None:
             unfinished = (target / "training.json").exists()
-            report = run(replace(options, out=target), resume=unfinished, say=click.echo)
+            try:
+                report = run(replace(options, out=target), resume=unfinished, say=click.echo)
+            except Stopped as stop:
+                raise UserError(f"{stop}; the same command goes on") from None
         rows.append(
             {
                 **{name: _told(arguments[name]) for name in varied},

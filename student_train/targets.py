@@ -8,6 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from align import VocabularyMap
+from store import Logits
+
+HEAD_KEPT = 64  # logits kept of the slice that the head tier gives; the others join the rest
+
 
 @dataclass(frozen=True)
 class LogitTargets:
@@ -21,9 +26,6 @@ class LogitTargets:
     valid: Tensor  # bool [G,K]
     rest: Tensor  # float32 [G] log of the probability of everything else
     log_partition: Tensor  # float32 [G] of the teacher's logits
-
-    def to(self, device: torch.device) -> LogitTargets:
-        return LogitTargets(*(value.to(device, non_blocking=True) for value in vars(self).values()))
 
 
 def fold(
@@ -63,3 +65,61 @@ def fold(
     piece = np.where(valid, piece, stand_in).astype(np.int64)
     kept = (piece, folded, valid, left, log_partition.astype(np.float32))
     return LogitTargets(*(torch.from_numpy(value[some]) for value in kept)), some
+
+
+def first_pieces(vocabulary: VocabularyMap) -> np.ndarray:
+    """The student piece [Vt] with which each teacher piece begins, or -1: the shared piece itself
+    where there is one."""
+    has_one = (np.diff(vocabulary.split_start) > 0) & ~vocabulary.unknown
+    first = np.full(len(vocabulary.match), -1)
+    first[has_one] = vocabulary.split_ids[vocabulary.split_start[:-1][has_one]]
+    return first
+
+
+class TargetReader:
+    """Stored logits of any tier as targets in the student's vocabulary.
+
+    `pieces` [Vt] is the student piece of each teacher piece or -1; `head` (weight [V,D], bias [V])
+    is needed for the head tier.
+    """
+
+    def __init__(
+        self, pieces: np.ndarray, head: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> None:
+        self.pieces = pieces
+        if head is not None:  # only what the student shares, cut out once
+            self.shared = np.flatnonzero(pieces >= 0)
+            self.weight, self.bias = (torch.from_numpy(part[self.shared]) for part in head)
+
+    def of(self, logits: Logits, rows: np.ndarray) -> tuple[LogitTargets, np.ndarray]:
+        """Targets of the teacher's tokens `rows`, and which of them have any (see `fold`)."""
+        log_partition = logits.log_partition[rows]
+        if logits.tier == "topk":
+            kept = logits.ids[rows], logits.logprobs[rows], logits.rest[rows]
+        elif logits.tier == "sample":
+            kept = _drawn(logits, rows)
+        else:
+            kept = self._sliced(logits.values[rows], log_partition)
+        return fold(*kept, log_partition, self.pieces)
+
+    def _sliced(
+        self, values: np.ndarray, log_partition: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        logits = torch.addmm(self.bias, torch.from_numpy(values), self.weight.T)
+        logprobs = logits - torch.from_numpy(log_partition)[:, None]
+        best, place = logprobs.topk(min(HEAD_KEPT, len(self.shared)), dim=1)
+        # Stored in float16 the kept ones may pass 1 by a hair: nothing is left then.
+        rest = torch.log1p(-best.double().exp().sum(1).clamp(max=1 - 1e-9)).float()
+        return self.shared[place.numpy()], best.numpy(), rest.numpy()
+
+
+def _drawn(logits: Logits, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ragged draws as rectangles: ids [G,K], log shares [G,K], rest [G]; -inf where none is."""
+    counts = (logits.start[rows + 1] - logits.start[rows]).astype(np.int64)
+    slot = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
+    place = (logits.start[rows][:, None] + np.arange(slot.shape[1]))[slot]
+    ids = np.zeros(slot.shape, np.int64)
+    share = np.zeros(slot.shape)
+    ids[slot], share[slot] = logits.ids[place], logits.counts[place] / logits.draws
+    with np.errstate(divide="ignore"):
+        return ids, np.log(share), np.full(len(rows), -np.inf)

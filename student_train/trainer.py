@@ -67,7 +67,6 @@ def train(
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
     step). `on_step` is told the step and its losses. Raises Stopped after SIGINT or SIGTERM.
     """
-    begun, tokens = time.perf_counter(), 0
     with (
         closing(_Run(store, student, collator, options, out, resume)) as run,
         _signals() as stop,
@@ -75,8 +74,7 @@ def train(
             total=run.steps, initial=run.step, desc="train", unit="step", disable=None
         ) as progress,
     ):
-        for tokens_now, found in run.losses():
-            tokens += tokens_now
+        for found in run.losses():
             progress.update()
             progress.set_postfix(loss=f"{found['loss']:.3f}", refresh=False)
             if on_step:
@@ -89,7 +87,7 @@ def train(
             if stop.is_set:
                 raise Stopped(run.step)
         validation = run.validate()
-    return Trained(student, validation, run.step, tokens, time.perf_counter() - begun)
+    return Trained(student, validation, run.step, run.tokens, run.seconds())
 
 
 class _Run:
@@ -116,7 +114,8 @@ class _Run:
         self.checkpoint_every = options.checkpoint_every or self.eval_every
         self.optimizer = self._optimizer()
         self.schedule = Schedule(options.schedule, self.steps, round(self.steps * options.warmup))
-        self.step = 0
+        self.step = self.tokens = 0
+        self.spent, self.begun = 0.0, time.perf_counter()
         if out is not None and resume:
             self.load()
         # What a killed run showed after its last checkpoint comes again.
@@ -138,8 +137,12 @@ class _Run:
         ]
         return torch.optim.AdamW(groups, lr=self.options.lr, betas=BETAS, eps=EPSILON)
 
-    def losses(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Take the steps that are left; for each, its tokens and its losses."""
+    def seconds(self) -> float:
+        """Of training so far, those before a resume included."""
+        return self.spent + time.perf_counter() - self.begun
+
+    def losses(self) -> Iterator[dict[str, float]]:
+        """Take the steps that are left; for each, its losses and its tokens."""
         options = self.options
         batches = prefetched(
             student_batches(
@@ -164,7 +167,8 @@ class _Run:
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
                 self.step += 1
-                yield tokens, {**found, "lr": rate, "tokens": tokens}
+                self.tokens += tokens
+                yield {**found, "lr": rate, "tokens": tokens}
         finally:
             batches.close()
 
@@ -216,6 +220,8 @@ class _Run:
             "distiller": self.distiller.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": vars(self.schedule),
+            "tokens": self.tokens,
+            "seconds": self.seconds(),
             "metrics": (self.out / METRICS).stat().st_size,
         }
         save_checkpoint(self.out / "checkpoints", self.step, state)
@@ -228,6 +234,7 @@ class _Run:
             self.optimizer.load_state_dict(state["optimizer"])
             self.schedule = Schedule(**state["schedule"])
             self.step, written = state["step"], state["metrics"]
+            self.tokens, self.spent = state["tokens"], state["seconds"]
         metrics = self.out / METRICS
         if metrics.exists() and metrics.stat().st_size > written:
             os.truncate(metrics, written)  # what was written after that checkpoint comes again

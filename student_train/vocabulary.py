@@ -58,15 +58,11 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
         )
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(word)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"--vocab {word}: no tokenizer can be loaded from it: {str(error).splitlines()[0]}"
         ) from error
-    if not tokenizer.is_fast or tokenizer.mask_token_id is None:
-        raise UserError(
-            f"--vocab {word}: a fast tokenizer with a mask token is needed (tokenizer.json)"
-        )
-    return tokenizer
+    return _checked(tokenizer, word)
 
 
 def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
@@ -78,10 +74,14 @@ def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
         model_max_length=settings["model_max_length"],
         **{name: settings[name] for name in names},
     )
-    if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
+    return _checked(tokenizer, "teacher")
+
+
+def _checked(tokenizer: Any, word: str) -> PreTrainedTokenizerFast:
+    if not tokenizer.is_fast or None in (tokenizer.mask_token_id, tokenizer.pad_token_id):
         raise UserError(
-            "--vocab teacher: the teacher's tokenizer has no mask or padding token; give a size"
-            " such as 5k"
+            f"--vocab {word}: a student needs a fast tokenizer (tokenizer.json) with a mask and a"
+            " padding token; give a size such as 5k"
         )
     return tokenizer
 

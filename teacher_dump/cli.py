@@ -104,6 +104,10 @@ def main(**arguments: Any) -> None:
         f" {done.documents:,} documents, {done.parts} parts{resumed}; {done.empty_lines:,} empty"
         " lines skipped"
     )
+    if done.without_tokens:
+        click.echo(f"{done.without_tokens:,} windows without any token left out")
+    if done.surrogates:
+        click.echo(f"{done.surrogates:,} characters that UTF-8 cannot hold replaced by U+FFFD")
     click.echo(f"next: student-train --store {options.out} --vocab 5k")
 
 

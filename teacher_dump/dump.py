@@ -34,6 +34,7 @@ class DumpSummary:
     documents: int
     empty_lines: int
     without_tokens: int
+    surrogates: int
     sequences: int
     tokens: int
     parts: int
@@ -69,7 +70,7 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
         raise UserError(
             f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
         )
-    if options.logits != "none" and not features.logits:
+    if options.logits != "none" and options.head != "none" and not features.logits:
         say(
             f"{teacher.name} has no masked-LM head: the store gets hidden states and attention maps"
             " only"
@@ -105,6 +106,7 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
         documents,
         corpus.empty_lines,
         counters["no_tokens"],
+        counters["surrogates"],
         sequences,
         tokens,
         number + 1,

