@@ -13,7 +13,7 @@ from typing import Any
 from store.errors import UserError
 
 ALIGNMENTS = ("span", "match", "reduce")
-DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 3.0}
+DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 
 
 @dataclass(frozen=True)
