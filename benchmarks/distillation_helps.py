@@ -27,32 +27,25 @@ from downstream.tagging import TaggingSettings, fine_tune
 from store import FeatureStore, open_store
 from student_train.data import split_blocks
 from student_train.evaluate import evaluate
-from student_train.options import TrainOptions, parse_losses
+from student_train.options import ALIGNMENTS, TrainOptions, parse_losses
 from student_train.run import make_collator, prepare
 from student_train.student import Distiller
 from student_train.trainer import train
 from student_train.vocabulary import student_tokenizer
 
 EVAL_TOKENS = 4096
+MASKED = {"view": 1, "targets": "masked"}  # the teacher's logits where it saw a mask itself
 ARMS: Mapping[str, dict[str, Any]] = {
     "mlm": {"loss": "mlm=1"},
-    "span hidden": {"loss": "mlm=1,hidden=3"},
-    "span hidden x10": {"loss": "mlm=1,hidden=10"},
-    "span hidden x30": {"loss": "mlm=1,hidden=30"},
-    "match hidden": {"loss": "mlm=1,hidden=3", "align": "match"},
-    "reduce hidden": {"loss": "mlm=1,hidden=3", "align": "reduce"},
-    "span kl": {"loss": "mlm=1,kl=1", "view": 1},
-    "match kl": {"loss": "mlm=1,kl=1", "view": 1, "align": "match"},
-    "reduce kl": {"loss": "mlm=1,kl=1", "align": "reduce"},
-    "span kl hidden": {"loss": "mlm=1,kl=1,hidden=3", "view": 1},
-    "match kl hidden": {"loss": "mlm=1,kl=1,hidden=3", "view": 1, "align": "match"},
-    "reduce kl hidden": {"loss": "mlm=1,kl=1,hidden=3", "align": "reduce"},
-    "span kl masked": {"loss": "mlm=1,kl=1", "view": 1, "targets": "masked"},
-    "span kl masked hidden": {"loss": "mlm=1,kl=1,hidden=3", "view": 1, "targets": "masked"},
+    **{f"{a} hidden": {"loss": "mlm=1,hidden=30", "align": a} for a in ALIGNMENTS},
+    **{f"{a} kl": {"loss": "mlm=1,kl=1", "align": a, **MASKED} for a in ALIGNMENTS},
+    **{
+        f"{a} kl hidden": {"loss": "mlm=1,kl=1,hidden=30", "align": a, **MASKED} for a in ALIGNMENTS
+    },
     "random start mlm": {"loss": "mlm=1", "init": "random"},
-    "random start span hidden": {"loss": "mlm=1,hidden=3", "init": "random"},
+    "random start span hidden": {"loss": "mlm=1,hidden=30", "init": "random"},
     "cut start mlm": {"loss": "mlm=1", "init": "teacher"},
-    "cut start span hidden": {"loss": "mlm=1,hidden=3", "init": "teacher"},
+    "cut start span hidden": {"loss": "mlm=1,hidden=30", "init": "teacher"},
 }
 MEASURES = {
     "nats_per_character": "MLM nats/character",
@@ -170,8 +163,8 @@ def mean_and_deviation(values: list[float]) -> str:
 @click.option("--store", "path", required=True)
 @click.option("--work", type=click.Path(path_type=Path), required=True)
 @click.option("--student", default="128x2x2")
-@click.option("--steps", default=600)
-@click.option("--batch-tokens", default=4096)
+@click.option("--steps", default=1200)
+@click.option("--batch-tokens", default=1024)
 @click.option("--lr", default=2e-3)
 @click.option("--seeds", default="0,1,2")
 @click.option("--arms", default=",".join(ARMS), help="Names as in the table.")

@@ -170,22 +170,21 @@ class Collator:
             characters=int((native.offsets[masked, 1] - native.offsets[masked, 0]).sum()),
             tokens=len(native.ids),
             distillation=(
-                self._distillation(batch, native, read, view, key) if self.wants_teacher else None
+                self._distillation(batch, native, read, key) if self.wants_teacher else None
             ),
         )
 
     def _distillation(
-        self, batch: Batch, native: Tokens, read: MaskedTokens, view: int, key: tuple[int, ...]
+        self, batch: Batch, native: Tokens, read: MaskedTokens, key: tuple[int, ...]
     ) -> Distillation:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         student, inputs = native, None
         if self.align == "reduce":
             reduced = align_reduce(teacher, self.vocabulary, self.max_length)
             student, alignment = reduced.tokens, reduced.alignment
-            ids = student.ids
-            if view:  # what the teacher saw masked, the student sees masked
-                ids = self.masker.stored(student, batch.spans, batch.spans_start, key).ids
-            inputs = Inputs.of(ids, student.start, self.padding)
+            # What the teacher saw masked, the student sees masked; in view 0 that is nothing.
+            read = self.masker.stored(student, batch.spans, batch.spans_start, key)
+            inputs = Inputs.of(read.ids, student.start, self.padding)
         else:
             text = FlatText.of(batch.texts)
             alignment = (

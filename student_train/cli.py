@@ -54,7 +54,7 @@ def option(*names: str, **settings: Any) -> Any:
     multiple=True,
     help=(
         "NAME=WEIGHT, repeated or a comma list: mlm, kl, logit, hard, hidden, cosine, attention.  "
-        f"[default: {LOSS_DEFAULT}, as far as the store has the features]"
+        f"[default: {LOSS_DEFAULT}; kl=1 for hidden where the store has no hidden states]"
     ),
 )
 @option("--temperature", help="Of kl.")
@@ -139,10 +139,10 @@ def options_of(arguments: dict[str, Any]) -> TrainOptions:
 
     loss = parse_losses(arguments.pop("loss"))
     if not loss:
-        has_hidden = bool(open_store(arguments["store"]).features.hidden)
-        loss = {
-            name: weight for name, weight in DEFAULT_LOSS.items() if name != "hidden" or has_hidden
-        }
+        features = open_store(arguments["store"]).features
+        loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
+        if features.logits and not features.hidden:
+            loss["kl"] = 1.0
     return TrainOptions(**arguments, loss=loss).resolved()
 
 

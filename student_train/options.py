@@ -34,7 +34,7 @@ class TrainOptions:
     view: int | None = None
     steps: int | None = None
     epochs: float | None = None
-    batch_tokens: int = 4096
+    batch_tokens: int = 1024
     accumulate: int = 1
     lr: float = 1e-3
     warmup: float = 0.05
@@ -86,11 +86,6 @@ class TrainOptions:
                 raise UserError(f"--loss {name}: unknown; there are {', '.join(losses.NAMES)}")
         if self.align not in ALIGNMENTS:
             raise UserError(f"--align {self.align}: expected one of {', '.join(ALIGNMENTS)}")
-        if self.targets == "masked" and self.align == "reduce":
-            raise UserError(
-                "--targets masked and --align reduce: only the student's own tokens are masked;"
-                " use --targets all"
-            )
         if self.schedule == "plateau" and not self.held_out:
             raise UserError("--schedule plateau and --held-out 0: nothing to validate on")
         if not self.mask_prob and ("mlm" in self.loss or self.targets == "masked"):

@@ -16,7 +16,7 @@ from student_train import losses
 from student_train.batches import Collator
 from student_train.card import model_card
 from student_train.checkpoint import remove_checkpoints
-from student_train.data import split_blocks
+from student_train.data import split_blocks, view_of
 from student_train.initialise import initialise
 from student_train.options import TrainOptions
 from student_train.student import student_config
@@ -114,6 +114,12 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
     spec = store.features.logits
     if spec and spec.tier == "sample" and "logit" in options.loss:
         raise UserError("--loss logit: the store keeps random draws, which have no logits; use kl")
+    plain = view_of(0, store.features.views, options.view) == 0
+    if options.targets == "masked" and options.align == "reduce" and plain:
+        raise UserError(
+            "--targets masked: under --align reduce the student reads view 0 unmasked; use a store"
+            " with masked views (teacher-dump --views 2), or --targets all"
+        )
     if options.view is not None and not 0 <= options.view < store.features.views:
         raise UserError(
             f"--view {options.view}: {options.store} has views 0 to {store.features.views - 1}"
