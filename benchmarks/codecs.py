@@ -125,10 +125,11 @@ def main(model: str, corpus: str, tokens: int, logits: str) -> None:
         rows, exact = measure(options, Path(name))
         publish(
             "Codecs",
-            f"`python -m benchmarks.codecs`; teacher {exact.identity['teacher']['id']}"
-            f" (d={exact.features.width}), {exact.meta['tokens']:,} tokens, {logits}, hidden mean,"
-            f" attention mean; float16 arrays would take {float16_bytes(exact):.0f} B/token."
-            " All errors against float32.",
+            f"`python -m benchmarks.codecs`; teacher {Path(model).name} (d={exact.features.width}),"
+            f" {exact.meta['tokens']:,} tokens, {logits}, hidden mean, attention mean, tokenizer"
+            f" included ({len(exact.teacher_file('tokenizer.json')) / exact.meta['tokens']:.0f}"
+            f" B/token); float16 arrays would take {float16_bytes(exact):.0f} B/token. All errors"
+            " against float32.",
             table(HEAD, rows),
         )
 

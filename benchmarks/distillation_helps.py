@@ -184,7 +184,7 @@ def main(path: str, work: Path, arms: str, seeds: str, only_report: bool, **sett
         for seed in map(int, seeds.split(",")):
             for arm in arms.split(","):
                 one_student(arm, seed, base, store, work)
-    identity = store.identity["teacher"]["id"]
+    identity = Path(store.identity["teacher"]["id"]).name
     report(
         work,
         f"`python -m benchmarks.distillation_helps`; teacher {identity}, {store.meta['tokens']:,}"

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -98,9 +99,9 @@ def main(
     rows.append(["ratio", *(resident_teacher[key] / stored[key] for key in stored)])
     publish(
         "The teacher is gone",
-        f"`python -m benchmarks.teacher_gone`; teacher {model}, student {student}, 5k WordPiece,"
-        f" {loss}, default batches and precision; medians of {repeats} interleaved processes of"
-        f" {steps} steps.",
+        f"`python -m benchmarks.teacher_gone`; teacher {Path(model).name}, student {student}, 5k"
+        f" WordPiece, {loss}, default batches and precision; medians of {repeats} interleaved"
+        f" processes of {steps} steps.",
         table(["", "seconds a step", "student tokens/s", "peak memory, MB"], rows),
     )
 
