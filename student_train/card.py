@@ -38,8 +38,8 @@ tokenizer = AutoTokenizer.from_pretrained("this folder")
 |---|---|
 {results}
 
-Losses are in nats; `valid_mlm_per_character` divides the masked-LM loss by the characters that the
-masked tokens cover.
+`valid_mlm` and `valid_kl` are in nats, `valid_hidden` in squared deviations of a channel;
+`valid_mlm_per_character` divides the masked-LM loss by the characters that the masked tokens cover.
 
 ## Settings
 

@@ -128,8 +128,13 @@ def main(resume: bool, **arguments: Any) -> None:
         "valid_mlm_per_character",
     ):
         if name in result:
-            click.echo(f"{name:24} {result[name]:,.6g}")
+            click.echo(f"{name:24} {told(result[name])}")
     click.echo(f"student in {options.out_folder()}")
+
+
+def told(number: float) -> str:
+    """Counts whole, measures with five digits."""
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.5g}"
 
 
 def options_of(arguments: dict[str, Any]) -> TrainOptions:

@@ -18,9 +18,9 @@ OF_HIDDEN = ("hidden", "cosine")
 
 
 def mlm(logits: Tensor, labels: Tensor) -> Tensor:
-    """Masked-LM cross-entropy of logits [M,V] against labels [M], mean over M (BERT; Devlin et al.
+    """Masked-LM cross-entropy of logits [M,V] against labels [M], mean over M.
 
-    2019, 3.1).     Zero, with a gradient, if nothing is masked.
+    (BERT: Devlin et al. 2019, section 3.1.) Zero, with a gradient, if nothing is masked.
     """
     if len(labels) == 0:
         return logits.sum() * 0.0

@@ -22,9 +22,9 @@ class MaskedTokens:
 
 
 class Masker:
-    """15 % of tokens, 80/10/10, special tokens never (Devlin et al.
+    """15 % of tokens, 80/10/10, special tokens never (Devlin et al. 2019, 3.1).
 
-    2019, 3.1); every draw from an explicit key.
+    Every draw comes from an explicit key.
     """
 
     def __init__(

@@ -52,10 +52,7 @@ class TrainOptions:
 
     @property
     def resolved_pool(self) -> str:
-        """Runs are summed under reduce (Kolesnikova et al.
-
-        2022), averaged otherwise.
-        """
+        """Runs are summed under reduce (Kolesnikova et al. 2022), averaged otherwise."""
         return self.pool or ("sum" if self.align == "reduce" else "mean")
 
     def resolved(self) -> TrainOptions:

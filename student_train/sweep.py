@@ -13,7 +13,7 @@ import click
 from store.console import command_errors
 from store.errors import UserError
 from student_train.cli import main as student_train
-from student_train.cli import options_of
+from student_train.cli import options_of, told
 
 SINGLE = ("out", "resume", "store")
 COLUMNS = (
@@ -102,12 +102,8 @@ def table(rows: list[dict[str, Any]], varied: list[str]) -> str:
     ]
     lines = [columns, ["---"] * len(columns)]
     for row in rows:
-        lines.append(
-            [
-                f"{row[c]:,.5g}" if isinstance(row.get(c), (int, float)) else str(row.get(c, ""))
-                for c in columns
-            ]
-        )
+        cells = (row.get(column, "") for column in columns)
+        lines.append([told(c) if isinstance(c, (int, float)) else str(c) for c in cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

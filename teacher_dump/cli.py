@@ -108,7 +108,7 @@ def main(**arguments: Any) -> None:
         click.echo(f"{done.without_tokens:,} windows without any token left out")
     if done.surrogates:
         click.echo(f"{done.surrogates:,} characters that UTF-8 cannot hold replaced by U+FFFD")
-    click.echo(f"next: student-train --store {options.out} --vocab 5k")
+    click.echo(f"next: student-train --store {options.out} --vocab 5k (or what its text can give)")
 
 
 def describe(options: DumpOptions, corpus_was_given: bool) -> str:
