@@ -45,7 +45,7 @@ class Settings:
     student: str = "128x2x4"
     steps: int = 1200
     batch_tokens: int = 512
-    lr: float = 2e-3
+    lr: float = 5e-4
     sentences: int = 300
     seed: int = 0
 

@@ -17,8 +17,8 @@ logs = arrays(np.float32, st.integers(1, 50), elements=log)
 
 
 def _bound(peak: np.ndarray, levels: int) -> np.ndarray:
-    """1.001 * peak / (2 * levels), or half a subnormal scale, and float32 rounding."""
-    return np.maximum(1.001 * peak / (2 * levels), 6e-8) + 2e-7 * peak
+    """Half a scale, which is 1.001 * peak / levels or, subnormal, at most 6e-8 too large."""
+    return 1.001 * peak / (2 * levels) + 3e-8 + 2e-7 * peak
 
 
 @law
