@@ -151,12 +151,14 @@ class TrainOptions:
 
     def out_folder(self) -> Path:
         """--out, or a folder beside the store named after the settings."""
-        if self.out is not None:
-            return self.out
-        if "://" in self.store:
-            raise UserError(f"{self.store} is not on this machine: give --out, too")
-        store = Path(self.store)
-        return store.parent / f"{store.stem}-students" / self.name()
+        return self.out or beside(self.store, "students") / self.name()
+
+
+def beside(store: str, what: str) -> Path:
+    """The folder STORE-WHAT beside a store; UserError if the store is not on this machine."""
+    if "://" in store:
+        raise UserError(f"{store} is not on this machine: give --out, too")
+    return Path(store).parent / f"{Path(store).stem}-{what}"
 
 
 def _multiplies_bf16(device: str) -> bool:

@@ -14,6 +14,7 @@ from store.console import command_errors
 from store.errors import UserError
 from student_train.cli import main as student_train
 from student_train.cli import options_of, told
+from student_train.options import beside
 
 SINGLE = ("out", "resume", "store")
 COLUMNS = (
@@ -39,9 +40,7 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
     from student_train.run import check, run
     from student_train.trainer import Stopped
 
-    if out is None and "://" in store:
-        raise UserError(f"{store} is not on this machine: give --out, too")
-    folder = out or Path(store).parent / f"{Path(store).stem}-sweep"
+    folder = out or beside(store, "sweep")
     source = open_store(store)
     varied = [name for name, values in repeated.items() if len(values) > 1]
     names = [name for name, values in repeated.items() if values]
