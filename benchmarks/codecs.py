@@ -12,14 +12,13 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.report import SHARED, publish, table
+from benchmarks.report import NOVELS, TEACHER, publish, table
 from store import FeatureStore, open_store
 from store.console import command_errors
 from store.convert import convert
 from teacher_dump.dump import dump
 from teacher_dump.options import DumpOptions
 
-TEACHER, NOVELS = SHARED / "models/minilm-mlm", SHARED / "data/text/en_novels.txt"
 LAYOUTS = ("zarr", "h5")
 HEAD = (
     "codec",
@@ -106,7 +105,7 @@ def measure(options: DumpOptions, folder: Path) -> tuple[list[list[object]], Fea
 @click.command()
 @click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
 @click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
-@click.option("--tokens", default=20_000)
+@click.option("--tokens", default=50_000)
 @click.option("--logits", default="topk:16")
 @command_errors
 def main(model: str, corpus: str, tokens: int, logits: str) -> None:

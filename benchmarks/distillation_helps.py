@@ -1,17 +1,17 @@
 """Does distillation help? Equal students, data and steps; only losses, alignment and start differ.
 
     python -m benchmarks.distillation_helps --store en.zarr --work /tmp/arms
-    python -m benchmarks.distillation_helps --store en.zarr --work /tmp/arms --report
 
-The store needs two views (view 1 masked), hidden states and logits. Each arm and seed is a student;
-those that are finished in --work are not trained again: the work can be stopped and cut in pieces.
+The store needs two views (view 1 masked), hidden states and logits. Each arm, learning rate and
+seed is a student; those that are finished in --work are not trained again: the work can be stopped
+and cut in pieces (--arms, --seeds).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,8 @@ from benchmarks.report import SHARED, publish, table
 from downstream.probe import linear_probe
 from downstream.tagging import TaggingSettings, fine_tune
 from store import FeatureStore, open_store
+from store.console import command_errors
+from store.errors import UserError
 from student_train.data import split_blocks
 from student_train.evaluate import evaluate
 from student_train.options import ALIGNMENTS, TrainOptions, parse_losses
@@ -46,6 +48,14 @@ ARMS: Mapping[str, dict[str, Any]] = {
     "random start span hidden": {"loss": "mlm=1,hidden=30", "init": "random"},
     "cut start mlm": {"loss": "mlm=1", "init": "teacher"},
     "cut start span hidden": {"loss": "mlm=1,hidden=30", "init": "teacher"},
+}
+TUNED_AS = {  # the loss decides the rate, more than the alignment or the start
+    **{
+        f"{a} {losses}": f"span {losses}"
+        for a in ALIGNMENTS
+        for losses in ("hidden", "kl", "kl hidden")
+    },
+    **{f"{start} start span hidden": "span hidden" for start in ("random", "cut")},
 }
 MEASURES = {
     "nats_per_character": "MLM nats/character",
@@ -115,41 +125,61 @@ def tagging(folder: Path, seed: int) -> dict[str, float]:
     return {"probe": probe["accuracy"], "tuned": tuned["mean"]["dev"]["accuracy"]}
 
 
-def folder_of(work: Path, arm: str, seed: int) -> Path:
-    """Where the student of an arm and a seed lies."""
-    return work / f"{arm.replace(' ', '-')}-{seed}"
+def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
+    """Where the student of an arm, a learning rate and a seed lies."""
+    return work / f"{arm.replace(' ', '-')}-lr{lr:g}-{seed}"
 
 
-def one_student(arm: str, seed: int, base: TrainOptions, store: FeatureStore, work: Path) -> None:
-    """Train and judge, and keep the scores; nothing if they are there."""
-    folder = folder_of(work, arm, seed)
-    scores = folder / "scores.json"
-    if scores.exists():
-        return
+def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> dict[str, Any]:
+    """Scores of a trained and judged student; those of an earlier run where they are there.
+
+    Raises UserError if the earlier run had other settings.
+    """
     changes = dict(ARMS[arm])
     changes["loss"] = parse_losses((changes["loss"],))
-    options = replace(base, seed=seed, **{"view": 0, **changes}).resolved()
+    options = replace(base, **{"view": 0, **changes}).resolved()
     options.check()
-    began = time.perf_counter()
+    folder = folder_of(work, arm, options.lr, options.seed)
+    scores, settings = folder / "scores.json", json.loads(json.dumps(options.describing()))
+    if scores.exists():
+        found: dict[str, Any] = json.loads(scores.read_text())
+        if found["settings"] != settings:
+            raise UserError(f"{scores}: trained with other settings; choose another --work")
+        return found
     student, collator = prepare(options, store)
     trained = train(store, student, collator, options)
     folder.mkdir(parents=True, exist_ok=True)
     found = judge(folder, trained.student.eval(), collator.student_tokenizer, options, store)
-    found |= {"tokens": trained.tokens, "seconds": trained.seconds}
-    scores.write_text(json.dumps({**found, "settings": options.describing()}))
-    print(f"{arm} seed {seed}: {time.perf_counter() - began:.0f} s {json.dumps(found)}", flush=True)
+    found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
+    scores.write_text(json.dumps(found))
+    told = " ".join(f"{name} {found[name]:.3f}" for name in (*MEASURES, "seconds"))
+    print(f"{arm} lr {options.lr:g} seed {options.seed}: {told}", flush=True)
+    return found
 
 
-def report(work: Path, settings: str) -> None:
-    """Mean and deviation over seeds of everything that is finished."""
+def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> float:
+    """The learning rate with the lowest held-out MLM loss at the first seed, by steps of two."""
+
+    @functools.cache
+    def loss(power: int) -> float:
+        options = replace(base, lr=base.lr * 2.0**power)
+        return float(one_student(TUNED_AS.get(arm, arm), options, store, work)["mlm"])
+
+    power = 0
+    direction = 1 if loss(1) < loss(0) else -1
+    while loss(power + direction) < loss(power):
+        power += direction
+    return base.lr * 2.0**power
+
+
+def report(title: str, found: dict[str, list[dict[str, Any]]], settings: str) -> None:
+    """Mean and deviation over seeds."""
     rows = []
-    for arm in ARMS:
-        paths = [folder_of(work, arm, seed) / "scores.json" for seed in range(10)]
-        found = [json.loads(path.read_text()) for path in paths if path.exists()]
-        if found:
-            values = ([scores[measure] for scores in found] for measure in MEASURES)
-            rows.append([arm, len(found), *map(mean_and_deviation, values)])
-    publish("Distillation helps", settings, table(["arm", "seeds", *MEASURES.values()], rows))
+    for arm, scores in found.items():
+        values = ([of_seed[measure] for of_seed in scores] for measure in MEASURES)
+        rate = scores[0]["settings"]["lr"]
+        rows.append([arm, f"{rate:g}", len(scores), *map(mean_and_deviation, values)])
+    publish(title, settings, table(["arm", "lr", "seeds", *MEASURES.values()], rows))
 
 
 def mean_and_deviation(values: list[float]) -> str:
@@ -165,12 +195,13 @@ def mean_and_deviation(values: list[float]) -> str:
 @click.option("--student", default="128x2x2")
 @click.option("--steps", default=1200)
 @click.option("--batch-tokens", default=1024)
-@click.option("--lr", default=2e-3)
+@click.option("--lr", default=1e-3, help="Where the search for each arm's learning rate begins.")
 @click.option("--seeds", default="0,1,2")
 @click.option("--arms", default=",".join(ARMS), help="Names as in the table.")
 @click.option("--precision", default="bf16")
-@click.option("--report", "only_report", is_flag=True)
-def main(path: str, work: Path, arms: str, seeds: str, only_report: bool, **settings: Any) -> None:
+@click.option("--title", default="Distillation helps", help="Of the section of RESULTS.md.")
+@command_errors
+def main(path: str, work: Path, arms: str, seeds: str, title: str, **settings: Any) -> None:
     """Train the arms that are not finished and print the table."""
     store = open_store(path)
     work.mkdir(parents=True, exist_ok=True)
@@ -180,17 +211,21 @@ def main(path: str, work: Path, arms: str, seeds: str, only_report: bool, **sett
     base = TrainOptions(
         store=path, vocab=str(vocabulary), held_out=0.04, eval_every=10**9, **settings
     )
-    if not only_report:
-        for seed in map(int, seeds.split(",")):
-            for arm in arms.split(","):
-                one_student(arm, seed, base, store, work)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for arm in arms.split(","):
+        tuned = replace(base, lr=best_rate(arm, base, store, work))
+        runs = (replace(tuned, seed=int(seed)) for seed in seeds.split(","))
+        found[arm] = [one_student(arm, options, store, work) for options in runs]
     identity = Path(store.identity["teacher"]["id"]).name
     report(
-        work,
+        title,
+        found,
         f"`python -m benchmarks.distillation_helps`; teacher {identity}, {store.meta['tokens']:,}"
         f" tokens of English novels, student {base.student}, 5k WordPiece, {base.steps} steps of"
-        f" {base.batch_tokens} teacher tokens, lr {base.lr:g}, {base.precision}; start SVD unless"
-        " named; ± sample deviation over seeds.",
+        f" {base.batch_tokens} teacher tokens, {base.precision}; each arm at the learning rate that"
+        " gave it the lowest MLM loss at seed 0, searched in factors of two (match, reduce and the"
+        " other starts of an arm with teacher use that of span); start SVD unless named; ± sample"
+        " deviation over seeds.",
     )
 
 

@@ -14,6 +14,7 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 SHARED = (
     Path(__file__).parents[2] / "shared"
 )  # real texts and a real teacher, where a machine has them
+TEACHER, NOVELS = SHARED / "models/minilm-mlm", SHARED / "data/text/en_novels.txt"
 
 
 def hardware() -> str:

@@ -1,8 +1,9 @@
 """What a student step costs from the store, and with the teacher in memory.
 
-    python -m benchmarks.teacher_gone --store STORE --model DIR
+    python -m benchmarks.teacher_gone [--model DIR --corpus TEXT]
 
-Each setting runs in a process of its own, in turn and repeated: peak memory is that of the process.
+A small store is dumped first, with the features that the losses ask for. Each setting runs in a
+process of its own, in turn and repeated: peak memory is that of the process.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.report import SHARED, publish, table
+from benchmarks.report import NOVELS, TEACHER, publish, table
+from store.console import command_errors
 
 
 def one_process(store: str, model: str | None, student: str, loss: str, steps: int) -> None:
@@ -36,8 +39,9 @@ def one_process(store: str, model: str | None, student: str, loss: str, steps: i
     ).resolved()
     network, collator = prepare(options, source)
     if model:
-        attention = "mean" if source.features.attention else "none"
-        source = OnlineTeacher(source, load_teacher(model, attention=attention))
+        precision = str(source.identity["arguments"]["precision"])
+        teacher = load_teacher(model, attention="none", precision=precision)
+        source = OnlineTeacher(source, teacher)
     times, tokens = [time.perf_counter()], []
     train(
         source,
@@ -58,41 +62,65 @@ def one_process(store: str, model: str | None, student: str, loss: str, steps: i
     print(json.dumps(result))
 
 
+def small_store(model: str, corpus: str, tokens: int, out: Path) -> None:
+    """The teacher's states and logits of some tokens."""
+    from teacher_dump.dump import dump
+    from teacher_dump.options import DumpOptions
+
+    options = DumpOptions(
+        model=model, corpus=(corpus,), out=out, limit=tokens, attention="none", max_length=128
+    )
+    dump(options)
+
+
+def child_process(words: list[str]) -> dict[str, float]:
+    """What one setting found in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.teacher_gone", *words, "--child"]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found: dict[str, float] = json.loads(output.splitlines()[-1])
+    return found
+
+
 @click.command()
-@click.option("--store", required=True)
-@click.option(
-    "--model", default=str(SHARED / "models/minilm-mlm"), help="The teacher of the store."
-)
+@click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
+@click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
+@click.option("--tokens", default=20_000)
 @click.option("--student", default="128x2x2")
-@click.option("--loss", default="mlm=1,kl=1,hidden=3")
+@click.option("--loss", default="mlm=1,hidden=30")
 @click.option("--steps", default=10)
 @click.option("--repeats", default=5)
 @click.option("--child", is_flag=True, hidden=True)
 @click.option("--resident", is_flag=True, hidden=True)
+@click.option("--store", hidden=True)
+@command_errors
 def main(
-    store: str,
     model: str,
+    corpus: str,
+    tokens: int,
     student: str,
     loss: str,
     steps: int,
     repeats: int,
     child: bool,
     resident: bool,
+    store: str,
 ) -> None:
     """Print the table and put it into RESULTS.md."""
     if child:
         one_process(store, model if resident else None, student, loss, steps)
         return
-    found: dict[str, list[dict[str, float]]] = {"from the store": [], "teacher in memory": []}
-    command = [sys.executable, "-m", "benchmarks.teacher_gone", *sys.argv[1:], "--child"]
-    for _ in range(repeats):
-        for name in found:
-            words = [*command, "--resident"] if name == "teacher in memory" else command
-            output = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-            found[name].append(json.loads(output.splitlines()[-1]))
+    runs: dict[str, list[dict[str, float]]] = {"from the store": [], "teacher in memory": []}
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"{folder}/store.zarr"
+        small_store(model, corpus, tokens, Path(store))
+        words = ["--model", model, "--student", student, "--loss", loss]
+        words += ["--steps", str(steps), "--store", store]
+        for _ in range(repeats):
+            for name, found in runs.items():
+                found.append(child_process([*words, *["--resident"] * (name != "from the store")]))
     medians = {
-        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        for name, runs in found.items()
+        name: {key: statistics.median(run[key] for run in found) for key in found[0]}
+        for name, found in runs.items()
     }
     rows: list[list[object]] = [[name, *values.values()] for name, values in medians.items()]
     stored, resident_teacher = medians.values()
@@ -101,7 +129,8 @@ def main(
         "The teacher is gone",
         f"`python -m benchmarks.teacher_gone`; teacher {Path(model).name}, student {student}, 5k"
         f" WordPiece, {loss}, default batches and precision; medians of {repeats} interleaved"
-        f" processes of {steps} steps.",
+        f" processes of {steps} steps. Both import the same libraries, which are most of the memory"
+        " below.",
         table(["", "seconds a step", "student tokens/s", "peak memory, MB"], rows),
     )
 

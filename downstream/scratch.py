@@ -73,6 +73,8 @@ def random_bert(shape: Shape, tokenizer: Any, max_length: int) -> Any:
         intermediate_size=4 * shape.width,
         max_position_embeddings=max_length,
         pad_token_id=tokenizer.pad_token_id,
+        hidden_dropout_prob=0.0,  # a small model that sees its text once has nothing to unlearn
+        attention_probs_dropout_prob=0.0,
     )
     model = BertForMaskedLM(config)
     position = torch.arange(max_length)[:, None]

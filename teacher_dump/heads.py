@@ -95,12 +95,11 @@ def top_logits(
     for _, logits in decoder.logits(values):
         best, ids = logits.topk(k, dim=-1)
         highest = best[:, :1]
-        masses = logits.sub_(highest).exp_()
-        # In float64 the kept masses come off the total without rounding: a teacher may be sure.
-        total = masses.sum(-1, dtype=torch.float64)
-        left = total - masses.gather(-1, ids).sum(-1, dtype=torch.float64)
+        # The kept logits leave before the sum: a sure teacher's rest would be lost in a difference.
+        left = logits.scatter_(1, ids, -torch.inf).sub_(highest).exp_().sum(-1)
+        total = (best - highest).double().exp_().sum(-1) + left
         log_total = total.log().float()
-        rest = left.clamp_(min=0).log().float() - log_total
+        rest = left.log() - log_total
         kept.append(
             (ids.int(), best - highest - log_total[:, None], rest, highest[:, 0] + log_total)
         )
