@@ -19,23 +19,18 @@ from typing import Any
 
 import click
 import numpy as np
-import torch
 
+from benchmarks.judge import MEASURES, Tags, judge
 from benchmarks.report import SHARED, publish, table
-from downstream.probe import linear_probe
-from downstream.tagging import TaggingSettings, fine_tune
 from store import FeatureStore, open_store
 from store.console import command_errors
 from store.errors import UserError
-from student_train.data import split_blocks
-from student_train.evaluate import evaluate
 from student_train.options import ALIGNMENTS, TrainOptions, parse_losses
-from student_train.run import make_collator, prepare
-from student_train.student import Distiller
+from student_train.run import prepare
 from student_train.trainer import train
 from student_train.vocabulary import student_tokenizer
 
-EVAL_TOKENS = 4096
+EWT = SHARED / "data/pos/en_ewt"  # English Web Treebank, universal part-of-speech tags
 MASKED = {"view": 1, "targets": "masked"}  # the teacher's logits where it saw a mask itself
 ARMS: Mapping[str, dict[str, Any]] = {
     "mlm": {"loss": "mlm=1"},
@@ -57,72 +52,6 @@ TUNED_AS = {  # the loss decides the rate, more than the alignment or the start
     },
     **{f"{start} start span hidden": "span hidden" for start in ("random", "cut")},
 }
-MEASURES = {
-    "nats_per_character": "MLM nats/character",
-    "mlm": "MLM nats/token",
-    "agreement": "agreement with the teacher",
-    "kl": "KL to the teacher",
-    "probe": "probe accuracy (POS)",
-    "tuned": "fine-tuned accuracy (POS)",
-}
-
-
-@torch.no_grad()
-def agreement(distiller: Distiller, store: FeatureStore, collator: Any, blocks: Any) -> float:
-    """Share of held-out masked words (view 1, one teacher token) where the best pieces agree."""
-    same = count = 0
-    for number, raw in enumerate(
-        store.stream(0, 0, EVAL_TOKENS, view=1, blocks=blocks, features=["logits"], shuffle=False)
-    ):
-        batch = collator(raw, 1, (0, 0, number, 1)).to(distiller.student.device)
-        wanted = batch.distillation
-        hidden = torch.isin(wanted.logit_runs.member, batch.masked)
-        states = distiller.encode(batch.inputs).last[wanted.logit_runs.member[hidden]]
-        targets = wanted.logits
-        best = targets.logprobs.masked_fill(~targets.valid, -torch.inf).argmax(1, keepdim=True)
-        told = targets.ids.gather(1, best)[hidden, 0]
-        same += int((distiller.logits(states).argmax(1) == told).sum())
-        count += len(told)
-    return same / max(1, count)
-
-
-def judge(
-    folder: Path, student: Any, tokenizer: Any, options: TrainOptions, store: FeatureStore
-) -> dict[str, float]:
-    """All measures of one finished student."""
-    _, held_out = split_blocks(store, options.held_out)
-    scores = {}
-    for view, loss in ((0, {"mlm": 1.0}), (1, {"kl": 1.0})):
-        judging = replace(
-            options,
-            align="span",
-            targets="all",
-            pool=None,
-            loss=loss,
-            view=view,
-            batch_tokens=EVAL_TOKENS,
-        )
-        distiller = Distiller(student, judging, (), store.features.width).eval()
-        collator = make_collator(judging, store, tokenizer)
-        found = evaluate(distiller, store, collator, held_out, judging)
-        if view == 0:
-            scores["mlm"] = found["valid_mlm"]
-            scores["nats_per_character"] = found["valid_mlm_per_character"]
-        else:
-            scores["kl"] = found["valid_kl"]
-            scores["agreement"] = agreement(distiller, store, collator, held_out)
-    student.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return scores | tagging(folder, options.seed)
-
-
-def tagging(folder: Path, seed: int) -> dict[str, float]:
-    """Accuracy of a linear probe and of a short fine-tuning on English part-of-speech tags."""
-    train_file, dev_file = (SHARED / "data/pos" / f"en_ewt.{part}.tsv" for part in ("train", "dev"))
-    probe = linear_probe(str(folder), train_file, dev_file, train_sentences=600, dev_sentences=400)
-    settings = TaggingSettings(epochs=2, lr=5e-4, seeds=1, seed=seed, limit=1500)
-    tuned = fine_tune("pos", str(folder), train_file, dev_file, None, settings, say=lambda _: None)
-    return {"probe": probe["accuracy"], "tuned": tuned["mean"]["dev"]["accuracy"]}
 
 
 def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
@@ -130,7 +59,9 @@ def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
     return work / f"{arm.replace(' ', '-')}-lr{lr:g}-{seed}"
 
 
-def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> dict[str, Any]:
+def one_student(
+    arm: str, base: TrainOptions, store: FeatureStore, work: Path, tags: Tags
+) -> dict[str, Any]:
     """Scores of a trained and judged student; those of an earlier run where they are there.
 
     Raises UserError if the earlier run had other settings.
@@ -149,7 +80,7 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
     student, collator = prepare(options, store)
     trained = train(store, student, collator, options)
     folder.mkdir(parents=True, exist_ok=True)
-    found = judge(folder, trained.student.eval(), collator.student_tokenizer, options, store)
+    found = judge(folder, trained.student.eval(), collator.student_tokenizer, options, store, tags)
     found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
     scores.write_text(json.dumps(found))
     told = " ".join(f"{name} {found[name]:.3f}" for name in (*MEASURES, "seconds"))
@@ -157,13 +88,13 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
     return found
 
 
-def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> float:
+def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path, tags: Tags) -> float:
     """The learning rate with the lowest held-out MLM loss at the first seed, by steps of two."""
 
     @functools.cache
     def loss(power: int) -> float:
         options = replace(base, lr=base.lr * 2.0**power)
-        return float(one_student(TUNED_AS.get(arm, arm), options, store, work)["mlm"])
+        return float(one_student(TUNED_AS.get(arm, arm), options, store, work, tags)["mlm"])
 
     power = 0
     direction = 1 if loss(1) < loss(0) else -1
@@ -199,9 +130,17 @@ def mean_and_deviation(values: list[float]) -> str:
 @click.option("--seeds", default="0,1,2")
 @click.option("--arms", default=",".join(ARMS), help="Names as in the table.")
 @click.option("--precision", default="bf16")
+@click.option(
+    "--tags",
+    nargs=2,
+    type=click.Path(path_type=Path),
+    default=(f"{EWT}.train.tsv", f"{EWT}.dev.tsv"),
+)
 @click.option("--title", default="Distillation helps", help="Of the section of RESULTS.md.")
 @command_errors
-def main(path: str, work: Path, arms: str, seeds: str, title: str, **settings: Any) -> None:
+def main(
+    path: str, work: Path, arms: str, seeds: str, tags: Tags, title: str, **settings: Any
+) -> None:
     """Train the arms that are not finished and print the table."""
     store = open_store(path)
     work.mkdir(parents=True, exist_ok=True)
@@ -213,9 +152,9 @@ def main(path: str, work: Path, arms: str, seeds: str, title: str, **settings: A
     )
     found: dict[str, list[dict[str, Any]]] = {}
     for arm in arms.split(","):
-        tuned = replace(base, lr=best_rate(arm, base, store, work))
+        tuned = replace(base, lr=best_rate(arm, base, store, work, tags))
         runs = (replace(tuned, seed=int(seed)) for seed in seeds.split(","))
-        found[arm] = [one_student(arm, options, store, work) for options in runs]
+        found[arm] = [one_student(arm, options, store, work, tags) for options in runs]
     identity = Path(store.identity["teacher"]["id"]).name
     report(
         title,

@@ -24,7 +24,9 @@ from benchmarks.report import NOVELS, TEACHER, publish, table
 from store.console import command_errors
 
 
-def one_process(store: str, model: str | None, student: str, loss: str, steps: int) -> None:
+def one_process(
+    store: str, model: str | None, student: str, vocab: str, loss: str, steps: int
+) -> None:
     """Train some steps and print seconds a step, tokens a second and peak memory as JSON."""
     from benchmarks.online import OnlineTeacher
     from store import open_store
@@ -35,7 +37,13 @@ def one_process(store: str, model: str | None, student: str, loss: str, steps: i
 
     source: Any = open_store(store)
     options = TrainOptions(
-        store=store, student=student, loss=parse_losses((loss,)), steps=steps, view=0, held_out=0.0
+        store=store,
+        student=student,
+        vocab=vocab,
+        loss=parse_losses((loss,)),
+        steps=steps,
+        view=0,
+        held_out=0.0,
     ).resolved()
     network, collator = prepare(options, source)
     if model:
@@ -84,8 +92,9 @@ def child_process(words: list[str]) -> dict[str, float]:
 @click.command()
 @click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
 @click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
-@click.option("--tokens", default=20_000)
+@click.option("--tokens", default=60_000)
 @click.option("--student", default="128x2x2")
+@click.option("--vocab", default="5k")
 @click.option("--loss", default="mlm=1,hidden=30")
 @click.option("--steps", default=10)
 @click.option("--repeats", default=5)
@@ -98,6 +107,7 @@ def main(
     corpus: str,
     tokens: int,
     student: str,
+    vocab: str,
     loss: str,
     steps: int,
     repeats: int,
@@ -107,13 +117,13 @@ def main(
 ) -> None:
     """Print the table and put it into RESULTS.md."""
     if child:
-        one_process(store, model if resident else None, student, loss, steps)
+        one_process(store, model if resident else None, student, vocab, loss, steps)
         return
     runs: dict[str, list[dict[str, float]]] = {"from the store": [], "teacher in memory": []}
     with tempfile.TemporaryDirectory() as folder:
         store = f"{folder}/store.zarr"
         small_store(model, corpus, tokens, Path(store))
-        words = ["--model", model, "--student", student, "--loss", loss]
+        words = ["--model", model, "--student", student, "--vocab", vocab, "--loss", loss]
         words += ["--steps", str(steps), "--store", store]
         for _ in range(repeats):
             for name, found in runs.items():
@@ -127,8 +137,8 @@ def main(
     rows.append(["ratio", *(resident_teacher[key] / stored[key] for key in stored)])
     publish(
         "The teacher is gone",
-        f"`python -m benchmarks.teacher_gone`; teacher {Path(model).name}, student {student}, 5k"
-        f" WordPiece, {loss}, default batches and precision; medians of {repeats} interleaved"
+        f"`python -m benchmarks.teacher_gone`; teacher {Path(model).name}, student"
+        f" {student}, {vocab} WordPiece, {loss}, default batches and precision; medians of {repeats} interleaved"
         f" processes of {steps} steps. Both import the same libraries, which are most of the memory"
         " below.",
         table(["", "seconds a step", "student tokens/s", "peak memory, MB"], rows),

@@ -1,0 +1,92 @@
+"""What a finished student is worth: held-out loss, likeness to the teacher, a probe, a task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from downstream.probe import linear_probe
+from downstream.tagging import TaggingSettings, fine_tune
+from store import FeatureStore
+from student_train.data import split_blocks
+from student_train.evaluate import evaluate
+from student_train.options import TrainOptions
+from student_train.run import make_collator
+from student_train.student import Distiller
+
+Tags = tuple[Path, Path]  # word<TAB>tag files to train and to score on
+EVAL_TOKENS = 4096
+MEASURES = {
+    "nats_per_character": "MLM nats/character",
+    "mlm": "MLM nats/token",
+    "agreement": "agreement with the teacher",
+    "kl": "KL to the teacher",
+    "probe": "probe accuracy (POS)",
+    "tuned": "fine-tuned accuracy (POS)",
+}
+
+
+@torch.no_grad()
+def agreement(distiller: Distiller, store: FeatureStore, collator: Any, blocks: Any) -> float:
+    """Share of held-out masked words (view 1, one teacher token) where the best pieces agree."""
+    same = count = 0
+    for number, raw in enumerate(
+        store.stream(0, 0, EVAL_TOKENS, view=1, blocks=blocks, features=["logits"], shuffle=False)
+    ):
+        batch = collator(raw, 1, (0, 0, number, 1)).to(distiller.student.device)
+        wanted = batch.distillation
+        hidden = torch.isin(wanted.logit_runs.member, batch.masked)
+        states = distiller.encode(batch.inputs).last[wanted.logit_runs.member[hidden]]
+        targets = wanted.logits
+        best = targets.logprobs.masked_fill(~targets.valid, -torch.inf).argmax(1, keepdim=True)
+        told = targets.ids.gather(1, best)[hidden, 0]
+        same += int((distiller.logits(states).argmax(1) == told).sum())
+        count += len(told)
+    return same / max(1, count)
+
+
+def judge(
+    folder: Path,
+    student: Any,
+    tokenizer: Any,
+    options: TrainOptions,
+    store: FeatureStore,
+    tags: Tags,
+) -> dict[str, float]:
+    """All measures of one finished student, which is saved in `folder`."""
+    _, held_out = split_blocks(store, options.held_out)
+    scores = {}
+    for view, loss in ((0, {"mlm": 1.0}), (1, {"kl": 1.0})):
+        judging = replace(
+            options,
+            align="span",
+            targets="all",
+            pool=None,
+            loss=loss,
+            view=view,
+            batch_tokens=EVAL_TOKENS,
+        )
+        distiller = Distiller(student, judging, (), store.features.width).eval()
+        collator = make_collator(judging, store, tokenizer)
+        found = evaluate(distiller, store, collator, held_out, judging)
+        if view == 0:
+            scores["mlm"] = found["valid_mlm"]
+            scores["nats_per_character"] = found["valid_mlm_per_character"]
+        else:
+            scores["kl"] = found["valid_kl"]
+            scores["agreement"] = agreement(distiller, store, collator, held_out)
+    student.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return scores | tagging(folder, tags, options.seed)
+
+
+def tagging(folder: Path, tags: Tags, seed: int) -> dict[str, float]:
+    """Accuracy of a linear probe and of a short fine-tuning on part-of-speech tags."""
+    train_file, dev_file = tags
+    probe = linear_probe(str(folder), train_file, dev_file, train_sentences=600, dev_sentences=400)
+    settings = TaggingSettings(epochs=2, lr=5e-4, seeds=1, seed=seed, limit=1500)
+    tuned = fine_tune("pos", str(folder), train_file, dev_file, None, settings, say=lambda _: None)
+    return {"probe": probe["accuracy"], "tuned": tuned["mean"]["dev"]["accuracy"]}

@@ -1,0 +1,101 @@
+"""The trials of whole trainings, with a tiny teacher and a few steps: the same functions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import distillation_helps as helps
+from benchmarks import teacher_gone
+from benchmarks.report import publish, table
+from store import open_store
+from store.errors import UserError
+from student_train.options import TrainOptions
+from student_train.vocabulary import student_tokenizer
+from teacher_dump.dump import dump
+from teacher_dump.options import DumpOptions
+from tests.texts import ENGLISH, FRENCH, GERMAN
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("trials") / "lines.txt"
+    lines = [f"{a} {b}" for a in ENGLISH + GERMAN for b in FRENCH + GERMAN[:2]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tiny_teacher, corpus) -> TrainOptions:
+    store = corpus.with_name("store.zarr")
+    teacher = str(tiny_teacher("bert"))
+    dump(DumpOptions(model=teacher, corpus=(str(corpus),), out=store, views=2, limit=4000))
+    vocabulary = corpus.with_name("vocabulary")
+    student_tokenizer("200", open_store(store)).save_pretrained(vocabulary)
+    return TrainOptions(
+        store=str(store),
+        vocab=str(vocabulary),
+        student="16x1x2",
+        steps=3,
+        batch_tokens=256,
+        held_out=0.2,
+    )
+
+
+@pytest.fixture(scope="module")
+def tags(tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tags")
+    words = "\n\n".join(f"The\tDET\n{w}\tNOUN\nis\tVERB" for w in ("book", "house", "line", "dog"))
+    files = folder / "train.tsv", folder / "dev.tsv"
+    for file in files:
+        file.write_text(words + "\n", encoding="utf-8")
+    return files
+
+
+def test_an_arm_is_tuned_judged_and_not_trained_twice(base, tags, tmp_path):
+    store = open_store(base.store)
+    rate = helps.best_rate("match hidden", base, store, tmp_path, tags)
+    tried = {folder.name.rsplit("-", 1)[0] for folder in tmp_path.iterdir()}
+    assert all(name.startswith("span-hidden-lr") for name in tried)  # tuned as span
+    assert f"span-hidden-lr{rate:g}" in tried and len(tried) >= 3
+    options = replace(base, lr=rate)
+    found = helps.one_student("match hidden", options, store, tmp_path, tags)
+    assert set(helps.MEASURES) <= set(found) and 0 <= found["agreement"] <= 1
+    scores = helps.folder_of(tmp_path, "match hidden", rate, 0) / "scores.json"
+    scores.write_text(json.dumps({**found, "mlm": -1.0}))
+    again = helps.one_student("match hidden", options, store, tmp_path, tags)
+    assert again["mlm"] == -1.0
+    with pytest.raises(UserError, match="other settings"):
+        helps.one_student("match hidden", replace(options, steps=4), store, tmp_path, tags)
+
+
+@pytest.mark.parametrize("arm", helps.ARMS)
+def test_every_arm_names_options_that_fit(base, arm):
+    changes = dict(helps.ARMS[arm])
+    loss = helps.parse_losses((changes.pop("loss"),))
+    replace(base, loss=loss, **changes).resolved().check()
+    assert helps.TUNED_AS.get(arm, arm) in helps.ARMS
+
+
+def test_the_teacher_in_memory_is_measured_beside_the_store(tiny_teacher, corpus, tmp_path):
+    teacher, store = str(tiny_teacher("bert")), tmp_path / "small.zarr"
+    teacher_gone.small_store(teacher, str(corpus), 12_000, store)
+    words = ["--model", teacher, "--store", str(store), "--student", "16x1x2", "--steps", "4"]
+    words += ["--vocab", "200"]
+    for place in ([], ["--resident"]):
+        found = teacher_gone.child_process([*words, *place])
+        assert min(found["seconds"], found["speed"], found["memory"]) > 0
+
+
+def test_a_section_replaces_the_one_of_the_same_name(tmp_path, capsys):
+    results = tmp_path / "RESULTS.md"
+    publish("Speed", "now", table(["a"], [[1.23456]]), results)
+    publish("Size", "now", table(["a"], [["x"]]), results)
+    publish("Speed", "later", table(["a"], [[2]]), results)
+    text = results.read_text()
+    assert text.count("## Speed\n") == 1 and "later" in text and "1.235" not in text
+    assert text.index("## Size") < text.index("## Speed")
+    assert "cores" in text and "Speed" in capsys.readouterr().out
