@@ -22,12 +22,13 @@ from align import (
     align_reduce,
     align_span,
 )
-from store import Batch
+from store import Batch, FeatureStore
 from store.errors import UserError
 from student_train import losses
 from student_train.masking import IGNORED, MaskedTokens, Masker
 from student_train.pooling import MapPooling, Runs
 from student_train.targets import LogitTargets, TargetReader, first_pieces
+from student_train.token_cache import token_table, tokenize
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def _moved(value: Any, device: torch.device) -> Any:
 class Collator:
     """Turns store batches into student batches for one vocabulary, alignment and set of losses.
 
-    `head` (weight [V,D], bias [V]) is needed for logit losses from the `head` tier.
+    `head` (weight [V,D], bias [V]) is needed for logit losses from the `head` tier. With `store`
+    its text is tokenised once for all batches (`token_table`), without it each batch anew.
     Raises UserError for a tokenizer that `align` cannot read.
     """
 
@@ -110,12 +112,14 @@ class Collator:
         mask_probability: float,
         max_length: int,
         head: tuple[np.ndarray, np.ndarray] | None = None,
+        store: FeatureStore | None = None,
     ) -> None:
         names = set(loss_names)
         self.student_tokenizer = student_tokenizer
         self.tokenizer = student_tokenizer.backend_tokenizer
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_length)
+        self.table = None if store is None else token_table(store, self.tokenizer)
         self.padding = student_tokenizer.pad_token_id
         self.masker = Masker(
             student_tokenizer.mask_token_id,
@@ -143,21 +147,10 @@ class Collator:
         }
         return [name for name, needed in wanted.items() if needed]
 
-    def tokenize(self, texts: list[str]) -> Tokens:
-        """The student's own tokens of each text, cut at its max length."""
-        encodings = self.tokenizer.encode_batch(texts)
-        lengths = [len(e.ids) for e in encodings]
-        return Tokens(
-            ids=np.array([i for e in encodings for i in e.ids], np.int64),
-            offsets=np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2),
-            special=np.array([s for e in encodings for s in e.special_tokens_mask], bool),
-            start=np.concatenate([[0], np.cumsum(lengths)]),
-        )
-
     def __call__(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
         """`key` seeds the masks; in view 0 they are drawn anew, in other views they are the
         teacher's."""
-        native = self.tokenize(batch.texts)
+        native = self._native(batch)
         if view:
             read = self.masker.stored(native, batch.spans, batch.spans_start, key)
         else:
@@ -173,6 +166,12 @@ class Collator:
                 self._distillation(batch, native, read, key) if self.wants_teacher else None
             ),
         )
+
+    def _native(self, batch: Batch) -> Tokens:
+        """The student's own tokens of each text, cut at its max length."""
+        if self.table is None:
+            return tokenize(self.tokenizer, batch.texts)
+        return self.table.of(batch.index)
 
     def _distillation(
         self, batch: Batch, native: Tokens, read: MaskedTokens, key: tuple[int, ...]

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import BertForMaskedLM
 from transformers.utils import logging as transformers_logging
 
-from store import FeatureStore, open_store
+from store import FeatureStore, disk, open_store
 from store.errors import UserError
 from student_train import losses
 from student_train.batches import Collator
@@ -45,13 +46,13 @@ def run(
     try:
         out.mkdir(parents=True, exist_ok=True)
         begun = {"settings": options.describing(), "store": origin}
-        (out / SETTINGS).write_text(json.dumps(begun, indent=1))
-        trained = train(store, student, collator, options, out, resume=resume)
+        disk.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
+        trained = train(store, student, collator, options, out, resume=resume, say=say)
         return _finish(out, begun, trained, collator)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{out}: cannot be written ({error.strerror or error}); make room and go on with"
-            " --resume, or give another --out"
+            f"{out}: cannot be written: {disk.reason(error)} and go on with --resume, or give"
+            " another --out"
         ) from error
 
 
@@ -66,8 +67,9 @@ def prepare(
         options.student, len(tokenizer), tokenizer.model_max_length, tokenizer.pad_token_id
     )
     student = BertForMaskedLM(config)
-    if "attention" in options.loss:
-        student.set_attn_implementation("eager")  # the others never hold the probabilities
+    # The fused kernels never hold the probabilities, and their backward pass is slow on a CPU.
+    if "attention" in options.loss or options.device == "cpu":
+        student.set_attn_implementation("eager")
     collator = make_collator(options, store, tokenizer)
     for line in initialise(student, options.init, store, collator.vocabulary):
         say(f"start     {line}")
@@ -86,6 +88,7 @@ def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) ->
         mask_probability=options.mask_prob,
         max_length=tokenizer.model_max_length,
         head=store.head() if spec and spec.tier == "head" else None,
+        store=store,
     )
 
 
@@ -139,7 +142,7 @@ def _check_groups(options: TrainOptions, store: FeatureStore, layers: int) -> No
 
 def _prepare(out: Path, options: TrainOptions, origin: dict[str, Any], resume: bool) -> None:
     """Refuse an output that is in the way, or a `--resume` with other settings."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {disk.UNFINISHED}):
         if resume:
             raise UserError(f"{out}: nothing to resume there; leave --resume out")
         return
@@ -152,6 +155,7 @@ def _prepare(out: Path, options: TrainOptions, origin: dict[str, Any], resume: b
             f"{out}: no training.json there, so it is no training that could be resumed"
         ) from None
     if "result" in before:
+        remove_checkpoints(out / "checkpoints")
         raise UserError(f"{out}: this student is finished; nothing to resume")
     if before["store"] != json.loads(json.dumps(origin)):
         raise UserError(f"{out}: cannot resume: {options.store} is not the store it was begun with")
@@ -182,6 +186,7 @@ def _finish(
     }
     report = {**begun, "result": result}
     (out / "README.md").write_text(model_card(report))
-    (out / SETTINGS).write_text(json.dumps(report, indent=1))
+    disk.sync_tree(out)
+    disk.write(out / SETTINGS, json.dumps(report, indent=1).encode())
     remove_checkpoints(out / "checkpoints")
     return report

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +16,8 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from transformers import BertForMaskedLM
 
-from store import FeatureStore
+from store import FeatureStore, disk
+from store.stopping import stoppable
 from student_train.batches import Collator, StudentBatch
 from student_train.checkpoint import load_checkpoint, save_checkpoint
 from student_train.data import prefetched, split_blocks, student_batches
@@ -29,14 +28,6 @@ from student_train.student import Distiller
 
 BETAS, EPSILON = (0.9, 0.98), 1e-6  # as DistilBERT was trained (Sanh et al. 2019)
 METRICS = "metrics.jsonl"
-
-
-class Stopped(Exception):
-    """Training was asked to stop by a signal, and has saved itself at `step`."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped and saved at step {step}")
-        self.step = step
 
 
 @dataclass
@@ -59,17 +50,20 @@ def train(
     *,
     resume: bool = False,
     on_step: Callable[[int, dict[str, float]], object] | None = None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> Trained:
     """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`,
     `features` and `meta`).
 
     With `out`, metrics and checkpoints are written there; `resume` goes on from the newest
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
-    step). `on_step` is told the step and its losses. Raises Stopped after SIGINT or SIGTERM.
+    step). `on_step` is told the step and its losses, `say` where a resumed training begins. Raises
+    Stopped after SIGINT or SIGTERM, saved at the step that was under way.
     """
     with (
-        closing(_Run(store, student, collator, options, out, resume)) as run,
-        _signals() as stop,
+        stoppable() as stop,
+        closing(_Run(store, student, collator, options, out, resume, say)) as run,
+        stop.held(),
         tqdm(
             total=run.steps, initial=run.step, desc="train", unit="step", disable=None
         ) as progress,
@@ -82,10 +76,9 @@ def train(
             run.record(found)
             if run.step % run.eval_every == 0 and run.step < run.steps:
                 run.validate()
-            if out is not None and (stop.is_set or run.step % run.checkpoint_every == 0):
+            if out is not None and (stop.asked or run.step % run.checkpoint_every == 0):
                 run.save()
-            if stop.is_set:
-                raise Stopped(run.step)
+            stop.check()
         validation = run.validate()
     return Trained(student, validation, run.step, run.tokens, run.seconds())
 
@@ -101,6 +94,7 @@ class _Run:
         options: TrainOptions,
         out: Path | None,
         resume: bool,
+        say: Callable[[str], object],
     ) -> None:
         self.store, self.collator, self.options, self.out = store, collator, options, out
         self.device = torch.device(options.device)
@@ -117,7 +111,7 @@ class _Run:
         self.step = self.tokens = 0
         self.spent, self.begun = 0.0, time.perf_counter()
         if out is not None and resume:
-            self.load()
+            self.load(say)
         # What a killed run showed after its last checkpoint comes again.
         purge = self.step + 1 if resume else None
         self.board = SummaryWriter(str(out / "tensorboard"), purge_step=purge) if out else None
@@ -135,7 +129,7 @@ class _Run:
             {"params": decayed, "weight_decay": self.options.weight_decay},
             {"params": plain, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=self.options.lr, betas=BETAS, eps=EPSILON)
+        return torch.optim.AdamW(groups, lr=self.options.lr, betas=BETAS, eps=EPSILON, fused=True)
 
     def seconds(self) -> float:
         """Of training so far, those before a resume included."""
@@ -216,6 +210,7 @@ class _Run:
 
     def save(self) -> None:
         assert self.out is not None
+        disk.sync(self.out / METRICS)
         state = {
             "distiller": self.distiller.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -226,15 +221,17 @@ class _Run:
         }
         save_checkpoint(self.out / "checkpoints", self.step, state)
 
-    def load(self) -> None:
+    def load(self, say: Callable[[str], object]) -> None:
         assert self.out is not None
-        state, written = load_checkpoint(self.out / "checkpoints"), 0
+        (state, torn), written = load_checkpoint(self.out / "checkpoints"), 0
         if state is not None:
             self.distiller.load_state_dict(state["distiller"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.schedule = Schedule(**state["schedule"])
             self.step, written = state["step"], state["metrics"]
             self.tokens, self.spent = state["tokens"], state["seconds"]
+        passed = f" ({', '.join(path.name for path in torn)} torn: passed over)" if torn else ""
+        say(f"resume    after step {self.step}{passed}")
         metrics = self.out / METRICS
         if metrics.exists() and metrics.stat().st_size > written:
             os.truncate(metrics, written)  # what was written after that checkpoint comes again
@@ -242,28 +239,3 @@ class _Run:
     def close(self) -> None:
         if self.board is not None:
             self.board.close()
-
-
-class _Stop:
-    is_set = False
-
-
-@contextmanager
-def _signals() -> Iterator[_Stop]:
-    """While open, the first SIGINT or SIGTERM asks for a clean stop after the step; a second one
-    interrupts."""
-    stop = _Stop()
-
-    def ask(number: int, _frame: Any) -> None:
-        stop.is_set = True
-        signal.signal(number, signal.SIG_DFL)
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us there handles signals
-        before = {}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

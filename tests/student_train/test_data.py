@@ -14,6 +14,7 @@ from student_train.masking import IGNORED, Masker, covering_spans
 from student_train.options import TrainOptions
 from student_train.run import prepare
 from student_train.schedule import PATIENCE, Schedule
+from student_train.token_cache import tokenize
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def collator(store):
 
 
 def test_dynamic_masks(store, collator):
-    tokens = collator.tokenize(list(store.texts()) * 20)
+    tokens = tokenize(collator.tokenizer, list(store.texts()) * 20)
     masker = Masker(4, 400, {0, 1, 2, 3, 4}, 0.15)
     read = masker.dynamic(tokens, (7, 0, 0))
     chosen = read.labels != IGNORED
@@ -44,7 +45,7 @@ def test_dynamic_masks(store, collator):
 
 def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(store, collator):
     for batch in store.stream(0, 0, 512, view=1, features=()):
-        tokens = collator.tokenize(batch.texts)
+        tokens = tokenize(collator.tokenizer, batch.texts)
         read = collator.masker.stored(tokens, batch.spans, batch.spans_start, (0,))
         for b in range(len(batch)):
             spans = batch.spans[batch.spans_start[b] : batch.spans_start[b + 1]]
