@@ -20,7 +20,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.judge import MEASURES, Tags, judge
+from benchmarks.judge import MEASURES, Tags, judge, tagging
 from benchmarks.report import SHARED, publish, table
 from store import FeatureStore, open_store
 from store.console import command_errors
@@ -30,6 +30,7 @@ from student_train.run import prepare
 from student_train.trainer import train
 from student_train.vocabulary import student_tokenizer
 
+SCORES = "scores.json"
 EWT = SHARED / "data/pos/en_ewt"  # English Web Treebank, universal part-of-speech tags
 MASKED = {"view": 1, "targets": "masked"}  # the teacher's logits where it saw a mask itself
 ARMS: Mapping[str, dict[str, Any]] = {
@@ -59,42 +60,56 @@ def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
     return work / f"{arm.replace(' ', '-')}-lr{lr:g}-{seed}"
 
 
-def one_student(
-    arm: str, base: TrainOptions, store: FeatureStore, work: Path, tags: Tags
-) -> dict[str, Any]:
-    """Scores of a trained and judged student; those of an earlier run where they are there.
+def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> Path:
+    """The folder of a trained student, with what the store says of it in scores.json.
 
-    Raises UserError if the earlier run had other settings.
+    One that is there is not trained again. Raises UserError if it had other settings.
     """
     changes = dict(ARMS[arm])
     changes["loss"] = parse_losses((changes["loss"],))
     options = replace(base, **{"view": 0, **changes}).resolved()
     options.check()
     folder = folder_of(work, arm, options.lr, options.seed)
-    scores, settings = folder / "scores.json", json.loads(json.dumps(options.describing()))
-    if scores.exists():
-        found: dict[str, Any] = json.loads(scores.read_text())
-        if found["settings"] != settings:
-            raise UserError(f"{scores}: trained with other settings; choose another --work")
-        return found
+    settings = json.loads(json.dumps(options.describing()))
+    if (folder / SCORES).exists():
+        if scores_of(folder)["settings"] != settings:
+            raise UserError(f"{folder}: trained with other settings; choose another --work")
+        return folder
     student, collator = prepare(options, store)
     trained = train(store, student, collator, options)
-    folder.mkdir(parents=True, exist_ok=True)
-    found = judge(folder, trained.student.eval(), collator.student_tokenizer, options, store, tags)
+    student.eval().save_pretrained(folder)
+    collator.student_tokenizer.save_pretrained(folder)
+    found: dict[str, Any] = judge(student, collator.student_tokenizer, options, store)
     found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
-    scores.write_text(json.dumps(found))
-    told = " ".join(f"{name} {found[name]:.3f}" for name in (*MEASURES, "seconds"))
+    (folder / SCORES).write_text(json.dumps(found))
+    told = " ".join(f"{key} {value:.3f}" for key, value in found.items() if key != "settings")
     print(f"{arm} lr {options.lr:g} seed {options.seed}: {told}", flush=True)
+    return folder
+
+
+def scores_of(folder: Path) -> dict[str, Any]:
+    """What was found of a student so far."""
+    found: dict[str, Any] = json.loads((folder / SCORES).read_text())
     return found
 
 
-def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path, tags: Tags) -> float:
+def with_tags(folder: Path, tags: Tags) -> dict[str, Any]:
+    """All scores of a student; those of the tagging task are added where they are not there yet."""
+    found = scores_of(folder)
+    if not set(MEASURES) <= set(found):
+        found |= tagging(folder, tags, found["settings"]["seed"])
+        (folder / SCORES).write_text(json.dumps(found))
+        print(f"{folder.name}: probe {found['probe']:.3f} tuned {found['tuned']:.3f}", flush=True)
+    return found
+
+
+def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> float:
     """The learning rate with the lowest held-out MLM loss at the first seed, by steps of two."""
 
     @functools.cache
     def loss(power: int) -> float:
         options = replace(base, lr=base.lr * 2.0**power)
-        return float(one_student(TUNED_AS.get(arm, arm), options, store, work, tags)["mlm"])
+        return float(scores_of(one_student(TUNED_AS.get(arm, arm), options, store, work))["mlm"])
 
     power = 0
     direction = 1 if loss(1) < loss(0) else -1
@@ -152,9 +167,10 @@ def main(
     )
     found: dict[str, list[dict[str, Any]]] = {}
     for arm in arms.split(","):
-        tuned = replace(base, lr=best_rate(arm, base, store, work, tags))
+        tuned = replace(base, lr=best_rate(arm, base, store, work))
         runs = (replace(tuned, seed=int(seed)) for seed in seeds.split(","))
-        found[arm] = [one_student(arm, options, store, work, tags) for options in runs]
+        folders = [one_student(arm, options, store, work) for options in runs]
+        found[arm] = [with_tags(folder, tags) for folder in folders]
     identity = Path(store.identity["teacher"]["id"]).name
     report(
         title,

@@ -49,14 +49,9 @@ def agreement(distiller: Distiller, store: FeatureStore, collator: Any, blocks: 
 
 
 def judge(
-    folder: Path,
-    student: Any,
-    tokenizer: Any,
-    options: TrainOptions,
-    store: FeatureStore,
-    tags: Tags,
+    student: Any, tokenizer: Any, options: TrainOptions, store: FeatureStore
 ) -> dict[str, float]:
-    """All measures of one finished student, which is saved in `folder`."""
+    """What the held-out part of the store says of a student."""
     _, held_out = split_blocks(store, options.held_out)
     scores = {}
     for view, loss in ((0, {"mlm": 1.0}), (1, {"kl": 1.0})):
@@ -78,13 +73,11 @@ def judge(
         else:
             scores["kl"] = found["valid_kl"]
             scores["agreement"] = agreement(distiller, store, collator, held_out)
-    student.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return scores | tagging(folder, tags, options.seed)
+    return scores
 
 
 def tagging(folder: Path, tags: Tags, seed: int) -> dict[str, float]:
-    """Accuracy of a linear probe and of a short fine-tuning on part-of-speech tags."""
+    """Accuracy on part-of-speech tags: a linear probe of a saved student, and a fine-tuning."""
     train_file, dev_file = tags
     probe = linear_probe(str(folder), train_file, dev_file, train_sentences=600, dev_sentences=400)
     settings = TaggingSettings(epochs=2, lr=5e-4, seeds=1, seed=seed, limit=1500)

@@ -139,8 +139,8 @@ def main(
         "The teacher is gone",
         f"`python -m benchmarks.teacher_gone`; teacher {Path(model).name}, student"
         f" {student}, {vocab} WordPiece, {loss}, default batches and precision; medians of"
-        f" {repeats} interleaved processes of {steps} steps. Both import the same libraries, which are most of the memory"
-        " below.",
+        f" {repeats} interleaved processes of {steps} steps. Both import the same libraries,"
+        " which are most of the memory below.",
         table(["", "seconds a step", "student tokens/s", "peak memory, MB"], rows),
     )
 

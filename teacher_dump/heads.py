@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from store.errors import UserError
 
-CHUNK_ELEMENTS = 1 << 25  # logits that exist at once: 128 MB in float32, whatever the batch
+CHUNK_ELEMENTS = 1 << 23  # logits that exist at once: 32 MB in float32, whatever the batch
 
 
 @dataclass(frozen=True)

@@ -57,19 +57,20 @@ def tags(tmp_path_factory) -> tuple[Path, Path]:
 
 def test_an_arm_is_tuned_judged_and_not_trained_twice(base, tags, tmp_path):
     store = open_store(base.store)
-    rate = helps.best_rate("match hidden", base, store, tmp_path, tags)
+    rate = helps.best_rate("match hidden", base, store, tmp_path)
     tried = {folder.name.rsplit("-", 1)[0] for folder in tmp_path.iterdir()}
     assert all(name.startswith("span-hidden-lr") for name in tried)  # tuned as span
     assert f"span-hidden-lr{rate:g}" in tried and len(tried) >= 3
     options = replace(base, lr=rate)
-    found = helps.one_student("match hidden", options, store, tmp_path, tags)
+    folder = helps.one_student("match hidden", options, store, tmp_path)
+    assert "probe" not in helps.scores_of(folder)
+    found = helps.with_tags(folder, tags)
     assert set(helps.MEASURES) <= set(found) and 0 <= found["agreement"] <= 1
-    scores = helps.folder_of(tmp_path, "match hidden", rate, 0) / "scores.json"
-    scores.write_text(json.dumps({**found, "mlm": -1.0}))
-    again = helps.one_student("match hidden", options, store, tmp_path, tags)
+    (folder / helps.SCORES).write_text(json.dumps({**found, "mlm": -1.0}))
+    again = helps.with_tags(helps.one_student("match hidden", options, store, tmp_path), tags)
     assert again["mlm"] == -1.0
     with pytest.raises(UserError, match="other settings"):
-        helps.one_student("match hidden", replace(options, steps=4), store, tmp_path, tags)
+        helps.one_student("match hidden", replace(options, steps=4), store, tmp_path)
 
 
 @pytest.mark.parametrize("arm", helps.ARMS)
