@@ -159,7 +159,7 @@ def _train(settings: Settings, name: str) -> dict[str, Any]:
         f"{2 + list(STUDENTS).index(name)}. student {name}: {options.student}, vocabulary"
         f" {options.vocab}, loss {loss}"
     )
-    result: dict[str, Any] = run(options)["result"]
+    result: dict[str, Any] = run(options.resolved())["result"]
     return result
 
 

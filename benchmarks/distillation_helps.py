@@ -40,6 +40,7 @@ ARMS: Mapping[str, dict[str, Any]] = {
     **{
         f"{a} kl hidden": {"loss": "mlm=1,kl=1,hidden=30", "align": a, **MASKED} for a in ALIGNMENTS
     },
+    "span kl at all tokens": {"loss": "mlm=1,kl=1", "view": 0, "targets": "all"},
     "random start mlm": {"loss": "mlm=1", "init": "random"},
     "random start span hidden": {"loss": "mlm=1,hidden=30", "init": "random"},
     "cut start mlm": {"loss": "mlm=1", "init": "teacher"},
@@ -69,7 +70,7 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
     changes["loss"] = parse_losses((changes["loss"],))
     options = replace(base, **{"view": 0, **changes}).resolved()
     options.check()
-    folder = folder_of(work, arm, options.lr, options.seed)
+    folder = folder_of(work, arm, options.resolved_lr, options.seed)
     settings = json.loads(json.dumps(options.describing()))
     if (folder / SCORES).exists():
         if scores_of(folder)["settings"] != settings:
@@ -83,7 +84,7 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
     found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
     (folder / SCORES).write_text(json.dumps(found))
     told = " ".join(f"{key} {value:.3f}" for key, value in found.items() if key != "settings")
-    print(f"{arm} lr {options.lr:g} seed {options.seed}: {told}", flush=True)
+    print(f"{arm} lr {options.resolved_lr:g} seed {options.seed}: {told}", flush=True)
     return folder
 
 
@@ -108,14 +109,14 @@ def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> 
 
     @functools.cache
     def loss(power: int) -> float:
-        options = replace(base, lr=base.lr * 2.0**power)
+        options = replace(base, lr=base.resolved_lr * 2.0**power)
         return float(scores_of(one_student(TUNED_AS.get(arm, arm), options, store, work))["mlm"])
 
     power = 0
     direction = 1 if loss(1) < loss(0) else -1
     while loss(power + direction) < loss(power):
         power += direction
-    return base.lr * 2.0**power
+    return base.resolved_lr * 2.0**power
 
 
 def report(title: str, found: dict[str, list[dict[str, Any]]], settings: str) -> None:

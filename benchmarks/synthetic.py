@@ -1,5 +1,5 @@
-"""A store of random but realistic features, written through `StoreWriter`: for measurements that need
-size, and no teacher."""
+"""A store of random but realistic features, written through `StoreWriter`: for measurements that
+need size, and no teacher."""
 
 from __future__ import annotations
 

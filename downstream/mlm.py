@@ -20,9 +20,17 @@ from transformers import (
 )
 
 from downstream.mlm_trainer import BatchMasking, MlmTrainer, Rows, masked_batches
-from downstream.scratch import PREFIX, Shape, random_bert, start_from_frequencies, train_tokenizer
+from downstream.progress import Progress
+from downstream.scratch import (
+    OPTION,
+    PREFIX,
+    random_bert,
+    start_from_frequencies,
+    train_tokenizer,
+)
 from downstream.text import blocks, hold_out, read_lines
 from store.errors import UserError
+from student_train.student import shape_of
 from teacher_dump.models import DAMAGED, first_position, resolve_model
 
 EVAL_SEED = 0
@@ -71,7 +79,8 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
     dev_rows = dev_rows[: max(1, EVAL_TOKENS // length)]
     say(
         f"{len(rows):,} training blocks and {len(dev_rows):,} held-out blocks of {length} tokens; "
-        f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters"
+        f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters; "
+        f"learning rate {_lr(settings):g}"
     )
     return _run(settings, model, tokenizer, rows, dev_rows, say)
 
@@ -90,6 +99,7 @@ def _run(
         data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
         processing_class=tokenizer,
     )
+    Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
     begun = time.perf_counter()
     before = None if settings.resume else trainer.evaluate()["eval_loss"]
     if before is not None:
@@ -114,14 +124,17 @@ def _run(
     return figures
 
 
+def _lr(settings: MlmSettings) -> float:
+    return settings.lr or (1e-3 if settings.model.startswith(PREFIX) else 2e-4)
+
+
 def _arguments(settings: MlmSettings) -> TrainingArguments:
-    scratch = settings.model.startswith(PREFIX)
     return TrainingArguments(
         output_dir=str(settings.out),
         max_steps=settings.steps if settings.steps is not None else -1,
         num_train_epochs=settings.epochs,
         per_device_train_batch_size=settings.batch_size,
-        learning_rate=settings.lr if settings.lr is not None else (1e-3 if scratch else 2e-4),
+        learning_rate=_lr(settings),
         warmup_steps=0.05,
         weight_decay=0.01,
         lr_scheduler_type="linear",
@@ -133,6 +146,7 @@ def _arguments(settings: MlmSettings) -> TrainingArguments:
         logging_steps=settings.evaluate_every,
         save_steps=settings.evaluate_every,
         save_total_limit=1,
+        disable_tqdm=True,  # `Progress` does it
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
@@ -142,13 +156,14 @@ def _arguments(settings: MlmSettings) -> TrainingArguments:
 
 def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, Any]:
     if settings.model.startswith(PREFIX):
-        shape = Shape.parse(settings.model)
+        size = settings.model.removeprefix(PREFIX)
+        shape_of(size, OPTION)  # before a vocabulary is trained for it
         if settings.resume:
             tokenizer = AutoTokenizer.from_pretrained(settings.out)
         else:
             say(f"training a WordPiece of {settings.vocab} pieces on {len(lines):,} lines")
             tokenizer = train_tokenizer(lines, settings.vocab, settings.max_length)
-        return random_bert(shape, tokenizer, settings.max_length), tokenizer
+        return random_bert(size, tokenizer, settings.max_length), tokenizer
     source = resolve_model(settings.model).path_or_id
     tokenizer = load_tokenizer(source)
     return load_with_head(source, say), tokenizer

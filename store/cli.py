@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from store.codecs import CODECS
-from store.console import command_errors
-from store.errors import StoreError
+from store.console import CONTEXT, command_errors, counted, readable
+from store.errors import StoreError, without_remedy
+
+if TYPE_CHECKING:
+    from store.verify import Report
+
+WIDE = 160  # of a table that goes to a file or another program
 
 
 def _progress(unit: str) -> Any:
@@ -18,7 +23,16 @@ def _progress(unit: str) -> Any:
     return lambda items: tqdm(items, unit=unit, disable=None)
 
 
-@click.group()
+def _bars(items: list[Any], unit: str) -> Any:
+    return _progress(unit)(items)
+
+
+allow_partial = click.option(
+    "--allow-partial", is_flag=True, help="Take the published parts of an unfinished store."
+)
+
+
+@click.group(context_settings=CONTEXT)
 def main() -> None:
     """Look at feature stores, check them, copy them."""
 
@@ -26,36 +40,99 @@ def main() -> None:
 @main.command()
 @click.argument("path")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for another program.")
-@click.option("--partial", is_flag=True, help="Open a store that is still being written.")
+@allow_partial
 @command_errors
-def info(path: str, as_json: bool, partial: bool) -> None:
+def info(path: str, as_json: bool, allow_partial: bool) -> None:
     """What a store holds: teacher, corpus, features, codec, sizes."""
     from store.info import describe, info_lines
     from store.reader import open_store
 
-    store = open_store(path, allow_partial=partial)
+    store = open_store(path, allow_partial=allow_partial)
     text = json.dumps(describe(store), indent=1) if as_json else "\n".join(info_lines(store))
     click.echo(text)
 
 
 @main.command()
 @click.argument("path")
+@allow_partial
+@click.option("--model", help="Also run a sample through this teacher (as for teacher-dump).")
+@click.option("--sample", default=64, help="Sequences that --model runs.")
+@click.option("--seed", default=0, help="Which sequences.")
+@click.option("--device", default="auto", help="Of --model: auto | cpu | cuda | cuda:N.")
 @command_errors
-def verify(path: str) -> None:
-    """Read everything and compare it with the manifest; exit code 1 if the store is damaged."""
+def verify(
+    path: str, allow_partial: bool, model: str | None, sample: int, seed: int, device: str
+) -> None:
+    """Read everything and compare it with its checksums.
+
+    And with the store's own tokenizer; with --model a sample is compared with what the teacher
+    says. Exit code 1 if anything is wrong.
+    """
     from store.verify import verify as check
 
-    report = check(path, progress=_progress("array"))
-    for problem in report.problems:
-        click.echo(problem)
+    report = check(path, progress=_bars, allow_partial=allow_partial)
+    _told(path, report)
     if report.problems:
         raise StoreError(
-            f"{path}: damaged: {len(report.problems)} problem(s); "
-            "restore these files from a copy, or dump again"
+            f"{path}: damaged: {counted(len(report.problems), 'problem')}; `feature-store repair`"
+            " drops damaged parts, to be dumped again alone; or restore it from a copy"
         )
-    click.echo(
-        f"{path}: sound: {report.parts} parts, {report.arrays} arrays, {report.bytes:,} bytes"
-    )
+    if model is not None:
+        _compare(path, allow_partial, model, sample, seed, device)
+
+
+def _told(path: str, report: Report) -> None:
+    for problem in report.problems:
+        click.echo(without_remedy(problem))
+    if not report.problems:
+        click.echo(
+            f"{path}: sound: {counted(report.parts, 'part')}, {counted(report.arrays, 'array')}, "
+            f"{report.bytes:,} decoded bytes match their checksums"
+        )
+
+
+def _compare(
+    path: str, allow_partial: bool, model: str, sample: int, seed: int, device: str
+) -> None:
+    from store.live import checker
+    from store.reader import open_store
+
+    store = open_store(path, allow_partial=allow_partial)
+    found = checker()(store, model, sample, seed, device)
+    click.echo(found.headline)
+    click.echo(f"{'':<28} {'largest':>9} {'mean':>9} {'promised':>9}  share of what is allowed")
+    for row in found.rows:
+        click.echo(
+            f"{row.feature:<28} {row.largest:9.3g} {row.mean:9.3g} {row.promised:9.3g} "
+            f"{row.share:6.2f}  ({row.unit})"
+        )
+    for line in (*found.notes, *found.problems):
+        click.echo(line)
+    if found.problems:
+        raise StoreError(
+            f"{path}: is not what {model} says: {counted(len(found.problems), 'problem')}; give the"
+            " model that it was made with, or dump again"
+        )
+    click.echo(f"{path}: every error is within what its codec and {model} promise")
+
+
+@main.command()
+@click.argument("path")
+@command_errors
+def repair(path: str) -> None:
+    """Verify a store and drop its damaged parts.
+
+    The command that made it, typed again, makes just these again and finishes it.
+    """
+    from store.repair import repair as drop
+
+    left, report = drop(path, progress=_bars)
+    _told(path, report)
+    if report.problems:
+        click.echo(
+            f"{path}: {counted(left, 'sound part')} kept; type the command that made it again"
+            " (teacher-dump with the same arguments): it makes the others anew"
+        )
 
 
 @main.command()
@@ -64,41 +141,67 @@ def verify(path: str) -> None:
 @click.option("--codec", type=click.Choice(CODECS), help="Recode to this codec (more error only).")
 @command_errors
 def convert(source: str, target: str, codec: str | None) -> None:
-    """Copy a store to TARGET (.zarr or .h5), perhaps with a smaller codec."""
+    """Copy a store, to another format or codec.
+
+    TARGET ends in .zarr or .h5. Stopped, the same command goes on.
+    """
     from store.convert import convert as copy
 
     copy(source, target, codec, progress=_progress("part"))
-    click.echo(f"{target}: written")
+    _written(target)
 
 
 @main.command()
 @click.argument("sources", nargs=-1, required=True)
 @click.argument("target")
-@click.option("--recode", is_flag=True, help="Encode again where the calibration differs.")
+@click.option(
+    "--recode",
+    is_flag=True,
+    help="Encode hidden states again where stores differ in the mean and deviation that they are"
+    " relative to: needed for two dumps of codec default or small; adds its error once more.",
+)
 @command_errors
 def merge(sources: tuple[str, ...], target: str, recode: bool) -> None:
-    """Join SOURCES, stores of one teacher that differ in their corpus only, into TARGET."""
-    from store.convert import merge as join
+    """Join dumps of one teacher over several corpora.
+
+    SOURCES hold the same features and are copied to TARGET, one after the other.
+    """
+    from store.merge import merge as join
 
     join(sources, target, recode, progress=_progress("part"))
-    click.echo(f"{target}: written")
+    _written(target)
+
+
+def _written(path: str) -> None:
+    from store.info import bytes_on_disk
+    from store.reader import open_store
+
+    store, size = open_store(path), bytes_on_disk(path)
+    click.echo(
+        f"{path}: {counted(len(store), 'sequence')}, {counted(store.meta['tokens'], 'token')}, "
+        f"codec {store.features.codec}" + (f", {readable(size['total'])}" if size else "")
+    )
 
 
 @main.command()
 @click.argument("path")
 @click.argument("number", type=int)
-@click.option("--view", default=0, show_default=True, help="Which view's masks and logits.")
+@click.option("--view", default=0, help="Which view's masks and logits.")
+@allow_partial
 @command_errors
-def show(path: str, number: int, view: int) -> None:
-    """One sequence: its text, its tokens with their spans, and what the teacher said."""
+def show(path: str, number: int, view: int, allow_partial: bool) -> None:
+    """One sequence: text, tokens with their spans, best logits."""
     from rich.console import Console
 
-    from store.info import record_table
     from store.reader import open_store
+    from store.show import record_table
 
-    record, table = record_table(open_store(path), number, view)
+    headline, record, table = record_table(
+        open_store(path, allow_partial=allow_partial), number, view
+    )
     console = Console()
-    where = f"document {record.document} from character {record.document_begin}"
-    console.print(f"sequence {record.index}, {where}", highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    console.print(headline, highlight=False)
     console.print(record.text, markup=False, highlight=False)
     console.print(table)

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import click
 
-from store.errors import UserError
+from store.errors import UserError, first_line, out_of_memory
+from store.stopping import SIGNALS, Stopped, stoppable
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
+"""Settings of every command; a group hands them on to its subcommands."""
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 part`, `1,204 parts`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def readable(size: float) -> str:
+    """Bytes as `812 B`, `43 kB`, `1.2 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
 
 def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Turn a UserError of a click callback into one line on stderr and exit code 1.
+    """Turn a UserError of a click callback into one line on stderr and exit code 1, Ctrl-C and
+    SIGTERM into one line and exit code 130 and 143.
 
     Before that, OpenMP is told to wait asleep: on a machine with other work its spinning threads
     make small students ten times slower. It reads the setting when torch is first imported.
@@ -26,8 +46,23 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
-            return command(*args, **kwargs)
+            with stoppable():
+                return command(*args, **kwargs)
         except UserError as error:
             raise click.ClickException(" ".join(str(error).split())) from error
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise click.ClickException(
+                f"out of memory ({first_line(error)}); free some, or ask for less at once"
+            ) from error
+        except KeyboardInterrupt as error:
+            stopped = error if isinstance(error, Stopped) else Stopped()
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            click.echo(
+                f"Stopped: {stopped.kept or 'the same command begins again, or goes on'}", err=True
+            )
+            raise click.exceptions.Exit(128 + stopped.number) from None
 
     return run

@@ -1,14 +1,21 @@
-"""Making files last: fsync, and one writer for each store."""
+"""Making files last: fsync, whole or not at all, and what to do where that fails."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from store.errors import StoreError
-
-_held: dict[str, int] = {}
+UNFINISHED = ".tmp-unfinished"  # what `write` has not yet given its name
+WRITABLE = "make it writable or choose another"
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRITABLE),
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE), "leave its folder in place"),
+}
 
 
 def sync(path: Path) -> None:
@@ -27,32 +34,49 @@ def sync_tree(folder: Path) -> None:
         list(workers.map(sync, paths))
 
 
+def discard(folder: Path, prefix: str) -> None:
+    """Remove what lies in `folder`, if there is one, under names that begin so."""
+    for left in folder.iterdir() if folder.is_dir() else ():
+        if left.name.startswith(prefix):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
 def rename(source: Path, target: Path) -> None:
     """Rename and make the new name last."""
     os.rename(source, target)
     sync(target.parent)
 
 
-def lock(folder: Path) -> None:
-    """Keep other processes from writing under `folder` until `unlock` or the process ends."""
+def write(path: Path, data: bytes | memoryview) -> None:
+    """Write a file whole or not at all: under a temporary name, then renamed."""
+    new = path.parent / UNFINISHED
+    try:
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        rename(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def reason(error: BaseException) -> str:
+    """Why a write failed and what to do first: "No space left on device; make room"."""
+    told = re.search(r"(?:errno =|os error) (\d+)", str(error))  # as HDF5, safetensors tell it
+    number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
+    cause = os.strerror(number) if number else " ".join(str(error).split())
+    return f"{cause}; {REMEDIES.get(number, 'put that right')}"
+
+
+def lock(file: int, wait: bool) -> bool | None:
+    """Whether this process has now locked the open file; None on a file system without locks."""
     import fcntl
 
-    key = str(folder.resolve())
-    unlock(folder)
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        os.close(handle)
-        raise StoreError(f"{folder}: another process is writing this store; wait for it") from None
-    except OSError:  # a file system without locks
-        os.close(handle)
-        return
-    _held[key] = handle
-
-
-def unlock(folder: Path) -> None:
-    """Let others write under `folder`."""
-    handle = _held.pop(str(folder.resolve()), None)
-    if handle is not None:
-        os.close(handle)
+        return False
+    except OSError:
+        return None
+    return True

@@ -9,3 +9,32 @@ class UserError(Exception):
 
 class StoreError(UserError):
     """A feature store that is missing, unfinished, damaged, of another version, or badly fed."""
+
+
+VERIFY = "run `feature-store verify`"
+"""What to do where a store can be opened, but something in it cannot be read."""
+RESTORE = "restore it from a copy, or remove it and dump again with the same arguments"
+"""What to do where a store cannot even be opened."""
+
+
+def without_remedy(message: object) -> str:
+    """A message (or error) without what it says to do at its end, where that is of no use."""
+    text = str(message)
+    for remedy in (VERIFY, RESTORE, "the store is damaged"):
+        text = text.removesuffix(remedy).rstrip("; :")
+    return text
+
+
+NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory was short: torch says so in a RuntimeError with words of the device."""
+    if isinstance(error, RuntimeError):
+        return any(words in str(error) for words in NO_MEMORY)
+    return isinstance(error, MemoryError)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, or its kind if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

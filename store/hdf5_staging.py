@@ -20,11 +20,15 @@ class Hdf5Staging:
     """An HDF5 store under construction. See `store.tree.Staging`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.mark = path, ""
         self.parts = path.with_name(f"{path.name}.parts")
-        self._new = path.parent / f".{path.name}.new"
+
+    @property
+    def _new(self) -> Path:
+        return self.path.parent / f".{self.path.name}.new-{self.mark}"
 
     def create(self) -> Sink:
+        self.clear()
         sink = Hdf5Sink(self._new)
         sink.attributes("parts", {})
         return sink
@@ -36,30 +40,23 @@ class Hdf5Staging:
     def source(self) -> Source:
         return Hdf5Source(str(self.path))
 
-    def lock(self) -> None:
-        self.parts.mkdir(exist_ok=True)
-        disk.lock(self.parts)
-
-    def unlock(self) -> None:
-        disk.unlock(self.parts)
+    def clear(self, mark: str = "") -> None:
+        disk.discard(self.path.parent, f".{self.path.name}.new-{mark}")
+        disk.discard(self.parts, f"{TEMPORARY}{mark}")
 
     def _temporary(self, number: int) -> Path:
-        return self.parts / f"{TEMPORARY}{number}.h5"
+        return self.parts / f"{TEMPORARY}{self.mark}-{number}.h5"
 
     def part(self, number: int) -> Sink:
-        self.withdraw(number)
         return Hdf5Sink(self._temporary(number), prefix=f"parts/{number}")
 
     def publish(self, number: int) -> None:
+        disk.sync(self.path)  # OSError if the store was removed meanwhile
         disk.rename(self._temporary(number), self.parts / f"{number}.h5")
 
-    def withdraw(self, number: int) -> None:
-        self._temporary(number).unlink(missing_ok=True)
-
     def published(self) -> set[int]:
-        for leftover in self.parts.glob(f"{TEMPORARY}*"):
-            leftover.unlink()
-        return {int(file.stem) for file in self.parts.glob("*.h5")}
+        self.parts.mkdir(exist_ok=True)
+        return {int(file.stem) for file in self.parts.glob("*.h5") if file.stem.isdecimal()}
 
     def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
         sink = Hdf5Sink(self._new)
@@ -69,10 +66,12 @@ class Hdf5Staging:
             for name in sorted(begun):
                 if name != "parts":
                     begun.copy(name, sink.file)
+                    sink.check()
         create_group(sink.file, "parts")
         for number in sorted(self.published()):
             with h5py.File(self.parts / f"{number}.h5", "r") as part:
                 part.copy(f"parts/{number}", sink.file["parts"])
+                sink.check()
         sink.close()
         append_digest(self._new)
         disk.rename(self._new, self.path)

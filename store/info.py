@@ -1,139 +1,168 @@
-"""What a store holds, and one sequence of it, for people."""
+"""What a store holds, for people and as JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import h5py
 import numpy as np
 
-from store.errors import UserError
+from store.console import counted, readable
 from store.reader import FeatureStore
-from store.record import Record, View
-from store.tree import Array
 from store.verify import entries
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-BEST = 3
+SOURCES = 8  # shown of a corpus
+HASH = 12  # characters shown of a hash
 
 
-def stored_bytes(path: str) -> int | None:
-    """Size on the disk; None for a URL."""
+def bytes_on_disk(path: str) -> dict[str, int] | None:
+    """Bytes of `features` (the parts), of `teacher` (weights, head, tokenizer) and of all together
+    (`total`, with metadata and gaps); None for a URL."""
     if "://" in path:
         return None
     target = Path(path)
-    if target.is_file():
-        return target.stat().st_size
-    return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    if target.is_dir():
+        sizes = {group: _size(target / group) for group in ("parts", "teacher")}
+        total = _size(target)
+    else:
+        unfinished = _size(Path(f"{path}.parts"))
+        sizes = _datasets(target)
+        sizes["parts"] += unfinished
+        total = target.stat().st_size + unfinished
+    return {"features": sizes["parts"], "teacher": sizes["teacher"], "total": total}
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _datasets(path: Path) -> Counter[str]:
+    """Bytes of the datasets of an HDF5 file by the group at the root that they are in."""
+    sizes = Counter[str]()
+
+    def visit(name: str, thing: object) -> None:
+        if isinstance(thing, h5py.Dataset):
+            sizes[name.split("/")[0]] += thing.id.get_storage_size()
+
+    with h5py.File(path, "r") as file:
+        file.visititems(visit)
+    return sizes
+
+
+def _encoded(store: FeatureStore) -> Counter[str]:
+    """Bytes of each kind of feature as encoded, before compression."""
+    kinds = Counter[str]()
+    for name, entry in entries(store):
+        group, _, *kind, _ = name.split("/")
+        if group == "parts":
+            size = int(np.prod(entry.shape, dtype=np.int64)) * np.dtype(entry.dtype).itemsize
+            kinds["/".join(kind)] += size
+    return kinds
 
 
 def describe(store: FeatureStore) -> dict[str, Any]:
     """Everything `feature-store info` prints, as JSON."""
-    tokens, kinds = max(1, store.meta["tokens"]), Counter[str]()
-    for name, entry in entries(store):
-        size = int(np.prod(entry.shape, dtype=np.int64)) * np.dtype(entry.dtype).itemsize
-        segments = name.split("/")
-        if segments[0] == "parts":
-            kinds["/".join(segments[2:-1] if segments[2] != "sequence" else ["sequence"])] += size
-    disk = stored_bytes(store.path)
+    tokens, disk = max(1, store.meta["tokens"]), bytes_on_disk(store.path)
+    encoded = sorted(_encoded(store).items())
     return store.meta | {
         "path": store.path,
+        "content": store.manifest.content(),
         "bytes_on_disk": disk,
-        "bytes_per_token_on_disk": None if disk is None else round(disk / tokens, 2),
-        "bytes_per_token_encoded": {k: round(v / tokens, 2) for k, v in sorted(kinds.items())},
+        "feature_bytes_per_token_on_disk": disk and round(disk["features"] / tokens, 2),
+        "bytes_per_token_encoded": {kind: round(size / tokens, 2) for kind, size in encoded},
         "teacher_files": sorted(store.teacher_files()),
         "teacher_weights": len(store.teacher_weights()),
     }
 
 
 def info_lines(store: FeatureStore) -> list[str]:
-    """A short description, line by line."""
+    """A description for people, line by line."""
     about, features = describe(store), store.features
-    teacher, corpus = store.identity.get("teacher", {}), store.identity.get("corpus", {})
-    name = teacher.get("id", "unknown") if isinstance(teacher, dict) else teacher
-    logits = f"{features.logits.tier}:{features.logits.size}" if features.logits else "none"
-    size = about["bytes_on_disk"]
-    lines = [
-        f"store       {store.path} (version {about['version']}, {about['state']})",
-        f"teacher     {name}",
-        f"corpus      {str(corpus)[:160]}",
-        f"size        {about['sequences']:,} sequences, {about['tokens']:,} tokens, "
-        f"{about['parts']:,} parts"
-        + ("" if size is None else f", {size:,} bytes ({about['bytes_per_token_on_disk']}/token)"),
-        f"codec       {features.codec}",
-        f"views       {features.views}",
-        f"hidden      {', '.join(features.hidden) or 'none'} (D={features.width})",
-        f"attention   {', '.join(features.attention) or 'none'}",
-        f"logits      {logits} (V={features.vocabulary:,})",
-        f"created     {about['created']}",
-        "bytes per token before compression:",
+    logits = features.logits
+    size = ", ".join(counted(about[what], what[:-1]) for what in ("sequences", "tokens", "parts"))
+    rows = [
+        ("store", f"{store.path} (version {about['version']}, {about['state']})"),
+        ("teacher", _teacher(store.identity.get("teacher"))),
+        *(("corpus", line) for line in _corpus(store.identity.get("corpus"))),
+        ("size", size),
+        ("hidden", f"{', '.join(features.hidden) or 'none'} ({features.width} wide)"),
+        ("attention", ", ".join(features.attention) or "none"),
+        ("logits", f"{logits.tier}:{logits.size} of {features.vocabulary:,}" if logits else "none"),
+        ("views", f"{features.views}"),
+        ("codec", features.codec),
+        ("arguments", _words(store.identity.get("arguments", {}))),
+        ("software", _words(store.meta["software"])),
+        ("created", about["created"]),
+        ("content", f"SHA-256 {about['content']}"),
+        *(("on disk", line) for line in _disk(about)),
     ]
-    sizes = about["bytes_per_token_encoded"].items()
-    return lines + [f"  {kind:<28} {value:>9.2f}" for kind, value in sizes]
+    previous, lines = "", []
+    for name, value in rows:
+        lines.append(f"{'' if name == previous else name:<11} {value}")
+        previous = name
+    lines.append("bytes per token before compression:")
+    kinds = about["bytes_per_token_encoded"].items()
+    lines += [f"  {kind:<28} {value:>9.2f}" for kind, value in kinds]
+    return lines + [f"  {'all':<28} {sum(value for _, value in kinds):>9.2f}"]
 
 
-def _names(store: FeatureStore) -> Any:
-    if "tokenizer.json" not in store.teacher_files():
-        return str
-    tokenizer = store.tokenizer()
-    return lambda number: tokenizer.id_to_token(int(number)) or str(number)
+def _disk(about: Mapping[str, Any]) -> Iterator[str]:
+    if disk := about["bytes_on_disk"]:
+        each = about["feature_bytes_per_token_on_disk"]
+        yield f"features {readable(disk['features'])}, {each:,.2f} bytes per token"
+        yield f"teacher's weights and files {readable(disk['teacher'])}"
 
 
-def _best(store: FeatureStore, view: View, token: int) -> list[tuple[int, str]]:
-    """The most likely ids of a token with a figure: probability, draws, or logit."""
-    if store.features.logits is None:
-        return []
-    logits = view.logits
-    if logits.tier == "topk":
-        order = np.argsort(-logits.logprobs[token])[:BEST]
-        figures = [f"{np.exp(logits.logprobs[token, place]):.3f}" for place in order]
-        return list(zip(logits.ids[token, order].tolist(), figures, strict=True))
-    if logits.tier == "sample":
-        begin, end = logits.start[token], logits.start[token + 1]
-        ids, counts = logits.ids[begin:end], logits.counts[begin:end]
-        order = np.argsort(-counts.astype(int), kind="stable")[:BEST]
-        figures = [f"{counts[place]}/{logits.draws}" for place in order]
-        return list(zip(ids[order].tolist(), figures, strict=True))
-    return []
+def _teacher(teacher: Any) -> str:
+    if not isinstance(teacher, Mapping):
+        return str(teacher)
+    others = {key: value for key, value in teacher.items() if key != "id"}
+    return f"{teacher.get('id', 'unknown')} ({_words(others)})"
 
 
-def _head_best(store: FeatureStore, view: View) -> list[list[tuple[int, str]]]:
-    weight, bias = store.head()
-    raw: Array = view.logits.values @ weight.T + bias
-    order = np.argsort(-raw, axis=1)[:, :BEST]
-    chance = np.exp(raw - view.logits.log_partition[:, None])
-    return [
-        [(int(number), f"{row[number]:.3f}") for number in best]
-        for row, best in zip(chance, order, strict=True)
-    ]
+def _corpus(corpus: Any) -> Iterator[str]:
+    """One line for each source, the first few of them."""
+    found = list(_sources(corpus))
+    yield from found[:SOURCES]
+    if len(found) > SOURCES:
+        yield f"and {counted(len(found) - SOURCES, 'more source')}"
 
 
-def record_table(store: FeatureStore, index: int, view: int = 0) -> tuple[Record, Table]:
-    """One sequence as a table: tokens, spans, masked words, best logits. Raises UserError."""
-    from rich.table import Table
-
-    if not -len(store) <= index < len(store):
-        raise UserError(f"{store.path}: no sequence {index}; it has 0..{len(store) - 1}")
-    if not 0 <= view < store.features.views:
-        raise UserError(f"{store.path}: no view {view}; it has 0..{store.features.views - 1}")
-    record, name = store[index], _names(store)
-    seen, logits = record.views[view], store.features.logits
-    head = _head_best(store, seen) if logits and logits.tier == "head" else None
-    table = Table("token", "piece", "begin", "end", "text", "masked", *(["teacher"] * bool(logits)))
-    for token, (begin, end) in enumerate(record.offsets.tolist()):
-        best = head[token] if head else _best(store, seen, token)
-        said = "  ".join(f"{name(number)} {figure}" for number, figure in best)
-        row = [str(token), name(record.token_ids[token]), str(begin), str(end)]
-        row += [record.text[begin:end], "x" if seen.mask[token] else ""]
-        table.add_row(*(_plain(cell) for cell in row), *([_plain(said)] if logits else []))
-    return record, table
+def _sources(corpus: Any) -> Iterator[str]:
+    merged, sources, column = (
+        corpus.get(key) if isinstance(corpus, Mapping) else None
+        for key in ("merged", "sources", "text_column")
+    )
+    if isinstance(merged, list):
+        for inner in merged:
+            yield from _sources(inner)
+    elif isinstance(sources, list) and all(isinstance(source, Mapping) for source in sources):
+        for source in sources:
+            rest = {key: value for key, value in source.items() if key not in ("name", "kind")}
+            yield f"{source.get('name')} ({_words(rest | {'column': column})})"
+    else:
+        yield _words(corpus)
 
 
-def _plain(text: str) -> str:
-    """Text that rich must not read as markup, and no control characters of the corpus."""
-    from rich.markup import escape
+def _words(values: Any) -> str:
+    """`name value` pairs; hashes are cut, and what is not set is left out."""
+    if not isinstance(values, Mapping):
+        return str(values)
+    return ", ".join(
+        f"{key.replace('_', ' ')} {_word(value)}"
+        for key, value in values.items()
+        if value is not None
+    )
 
-    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    text = str(value)
+    hexadecimal = len(text) >= 32 and set(text) <= set("0123456789abcdef")
+    return text[:HASH] if hexadecimal else text

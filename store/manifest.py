@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from store.errors import StoreError
+from store.errors import RESTORE, StoreError, without_remedy
 from store.features import Features, check_name
 from store.layout import FORMAT, MAX_PART, VERSION, ArraySpec, Counts, part_arrays
 from store.tree import Array, Source
 
 MAX_BYTES = 2**30
+CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 ATTRIBUTES = ("format", "version", "identity", "features", "software")
-DAMAGED = "the store is damaged: run `feature-store verify` and restore it"
+DAMAGED = f"the store is damaged: {RESTORE}"
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,15 @@ class Manifest:
     arrays: dict[str, Entry]
     parts: list[Part]
 
+    def content(self) -> str:
+        """SHA-256 over the checksums of all arrays: the same in Zarr and HDF5, and for every dump
+        of equal values."""
+        digests = {name: entry.sha256 for name, entry in self.arrays.items()}
+        for part in self.parts:
+            for name, entry in part.arrays.items():
+                digests[f"parts/{part.number}/{name}"] = entry.sha256
+        return hashlib.sha256(json.dumps(digests, sort_keys=True).encode("ascii")).hexdigest()
+
     def to_bytes(self) -> bytes:
         value = {
             "attributes": {key: self.attributes[key] for key in ATTRIBUTES},
@@ -131,8 +142,8 @@ def check_root(attributes: Mapping[str, Any], where: str) -> Features:
             raise StoreError(f"{where}: attribute {key} is not a JSON object; {DAMAGED}")
     if attributes.get("state") not in ("writing", "sealed"):
         raise StoreError(f"{where}: state is {attributes.get('state')!r}; {DAMAGED}")
-    if not isinstance(attributes.get("created"), str):
-        raise StoreError(f"{where}: attribute created is not a text; {DAMAGED}")
+    if not CREATED.fullmatch(str(attributes.get("created"))):
+        raise StoreError(f"{where}: attribute created is not a time in UTC; {DAMAGED}")
     try:
         return Features.from_json(attributes.get("features"))
     except StoreError as error:
@@ -160,7 +171,12 @@ def read_manifest(source: Source, attributes: Mapping[str, Any], features: Featu
     data = stored.read(0, stored.shape[0]).tobytes()
     if seal_checksum(data, attributes["created"]) != attributes.get("checksum"):
         raise StoreError(f"{source.path}: the manifest does not match its checksum; {DAMAGED}")
-    value = json.loads(data)
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{source.path}: the manifest is not JSON ({error}); {DAMAGED}") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{source.path}: the manifest is not a JSON object; {DAMAGED}")
     if {key: attributes[key] for key in ATTRIBUTES} != value.get("attributes"):
         raise StoreError(f"{source.path}: the root attributes were altered; {DAMAGED}")
     if not isinstance(value.get("parts"), list):
@@ -172,15 +188,25 @@ def read_manifest(source: Source, attributes: Mapping[str, Any], features: Featu
     return Manifest(value["attributes"], read_entries(value.get("arrays"), source.path), parts)
 
 
+def _place(path: str, part: str) -> str:
+    """Where a part of an unfinished store lies."""
+    return f"{path}.parts/{part}.h5" if path.endswith(".h5") else f"{path}/parts/{part}"
+
+
 def unsealed_manifest(
     source: Source, attributes: Mapping[str, Any], features: Features
 ) -> Manifest:
     """What an unfinished store has so far: its published parts."""
     parts = []
-    for name in source.members("parts"):
-        if name.isdecimal():
+    for name in filter(str.isdecimal, source.members("parts")):
+        try:
             value = source.attributes(f"parts/{name}").get("part")
             parts.append(Part.from_json(value, features, source.path))
+        except StoreError as error:
+            raise StoreError(
+                f"{without_remedy(error)}; remove {_place(source.path, name)} and type the "
+                "teacher-dump command again: it writes this part anew and goes on"
+            ) from error
     parts.sort(key=lambda part: part.number)
     arrays = read_entries(attributes.get("arrays"), source.path)
     return Manifest({key: attributes[key] for key in ATTRIBUTES}, arrays, parts)

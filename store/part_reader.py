@@ -6,11 +6,13 @@ from functools import cached_property
 
 import numpy as np
 
-from store.errors import StoreError
+from store.errors import VERIFY, StoreError, without_remedy
 from store.features import Features
 from store.layout import part_arrays
-from store.manifest import DAMAGED, Part
+from store.manifest import Part
 from store.tree import Array, Slices, Source
+
+DAMAGED = f"the store is damaged: {VERIFY}"
 
 
 class PartReader:
@@ -25,13 +27,19 @@ class PartReader:
     def array(self, name: str) -> Slices:
         """Open an array of the part. StoreError if it is not what the manifest says."""
         if name not in self._open:
-            spec = self._specs[name]
-            array = self._source.array(f"parts/{self.part.number}/{name}")
+            spec, path = self._specs[name], f"parts/{self.part.number}/{name}"
+            try:
+                array = self._source.array(path)
+            except StoreError as error:
+                raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
             if array.shape != spec.shape or array.dtype != spec.dtype:
                 raise StoreError(
                     f"{self.where}: {name} is {array.dtype}{list(array.shape)}, the manifest says "
                     f"{spec.dtype}{list(spec.shape)}; {DAMAGED}"
                 )
+            fingerprint = self.part.arrays[name].fingerprint
+            if fingerprint and self._source.fingerprint(path) != fingerprint:
+                raise StoreError(f"{self.where}: {name} has an altered zarr.json; {DAMAGED}")
             self._open[name] = array
         return self._open[name]
 
@@ -74,6 +82,11 @@ class PartReader:
         size = self.part.counts.text_bytes
         return self._start("sequence/text_start", size, size)
 
+    @cached_property
+    def document(self) -> Array:
+        """int64 [n]: document of each sequence."""
+        return self.all("sequence/document")
+
     def mask_start(self, view: int, begin: int, end: int) -> Array:
         """Where the masked spans of sequences begin..end begin: int64 [end - begin + 1]."""
         return self._ragged(f"view{view}/mask/start", begin, end, self.part.counts.spans[view])
@@ -81,6 +94,13 @@ class PartReader:
     def draw_start(self, view: int, begin: int, end: int) -> Array:
         """Where the sampled ids of tokens begin..end begin: int64 [end - begin + 1]."""
         return self._ragged(f"view{view}/logits/start", begin, end, self.part.counts.draws[view])
+
+    def draws(self, view: int, begin: int, end: int) -> tuple[Array, Array, Array]:
+        """Sampled ids of tokens begin..end: how many of each token, the ids, their counts."""
+        start = self.draw_start(view, begin, end)
+        flat = int(start[0]), int(start[-1])
+        ids, counts = (self.read(f"view{view}/logits/{key}", *flat) for key in ("ids", "counts"))
+        return np.diff(start), ids, counts
 
     def _ragged(self, name: str, begin: int, end: int, total: int) -> Array:
         start = self.read(name, begin, end + 1)

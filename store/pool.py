@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from store.layout import logits_specs
+from store.errors import StoreError
+from store.layout import part_arrays
+from store.part_reader import PartReader
 from store.tree import Array
 
 if TYPE_CHECKING:
@@ -40,78 +45,115 @@ def starts(sizes: Array) -> Array:
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
+def _in_order(store: FeatureStore, blocks: Array) -> tuple[list[tuple[int, int]], Array, Array]:
+    """Runs begin..end of neighbouring blocks of a part, in order; the numbers of their sequences;
+    and where among these the sequences of each block are, block after block."""
+    sizes = blocks[:, 1] - blocks[:, 0]
+    order = np.argsort(blocks[:, 0], kind="stable")
+    begin, end = blocks[order].T
+    parts = store.part_of(begin)
+    first = np.flatnonzero(np.append(True, (begin[1:] != end[:-1]) | (parts[1:] != parts[:-1])))
+    last = np.append(first[1:], len(begin)) - 1
+    runs = list(zip(begin[first].tolist(), end[last].tolist(), strict=True))
+    place = np.empty(len(blocks), np.int64)
+    place[order] = np.cumsum(sizes[order]) - sizes[order]
+    return runs, ranges(begin, end - begin), ranges(place, sizes)
+
+
 class Pool:
-    """All wanted arrays of some blocks, flat, as stored (not decoded)."""
+    """All wanted arrays of some blocks, flat, as stored (not decoded).
+
+    They lie in the order of the store, so that neighbouring blocks are read as one; `place` says
+    where the sequences of the blocks in their given order are.
+    """
 
     def __init__(
-        self,
-        store: FeatureStore,
-        blocks: Array,
-        lengths: Array,
-        view: int,
-        kinds: tuple[str, ...],
-        buffers: Buffers,
+        self, store: FeatureStore, blocks: Array, view: int, kinds: tuple[str, ...]
     ) -> None:
         features = store.features
-        self.view, self.lengths = view, lengths
-        self.token_start, self.square_start = starts(lengths), starts(lengths**2)
-        self.index = np.concatenate([np.arange(begin, end) for begin, end in blocks])
+        self._store, self.view = store, view
+        self._runs, self.index, self.place = _in_order(store, blocks)
+        self.lengths = np.concatenate([store.lengths(begin, end) for begin, end in self._runs])
+        self.token_start, self.square_start = starts(self.lengths), starts(self.lengths**2)
         self.hidden = features.hidden if "hidden" in kinds else ()
-        self.has_logits = features.logits is not None and "logits" in kinds
+        self.attention = features.attention if "attention" in kinds else ()
+        self.logits = features.logits if "logits" in kinds else None
+        # Names, dtypes and the shapes of rows are those of any part.
+        self._specs = part_arrays(features, store.manifest.parts[0].counts)
+        groups = [f"view{view}/hidden/{name}/" for name in self.hidden]
+        groups += [f"view{view}/logits/"] if self.logits else []
+        self._token_names = [
+            name for name, spec in self._specs.items()
+            if spec.per_token and name.startswith(("token/", *groups))
+        ]  # fmt: skip
+        self._map_names = [f"view{view}/attention/{name}/values" for name in self.attention]
         self.token: dict[str, Array] = {}
-        self.attention: dict[str, Array] = {}
-        self.draws: dict[str, Array] = {}
-        self.draw_start: Array | None = None
-        self.texts: list[str] = []
-        self._sampled = (
-            self.has_logits and features.logits is not None and features.logits.tier == "sample"
-        )
-        maps = features.attention if "attention" in kinds else ()
-        documents, span_sizes, spans, draw_sizes = [], [], [], []
-        draws: dict[str, list[Array]] = {"ids": [], "counts": []}
-        names, done = self._token_names(store), 0
-        for begin, end in blocks.tolist():
-            part, first = store.locate(begin)
+        self.maps: dict[str, Array] = {}
+
+    def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:
+        """What is to be read: part, array, rows of it, and rows of the pool."""
+        done = 0
+        for begin, end in self._runs:
+            part, first = self._store.locate(begin)
+            last, after = first + end - begin, done + end - begin
+            for start, edges, names in (
+                (part.token_start, self.token_start, self._token_names),
+                (part.square_start, self.square_start, self._map_names),
+            ):
+                rows = slice(int(start[first]), int(start[last]))
+                place = slice(int(edges[done]), int(edges[after]))
+                for name in names:
+                    yield part, name, rows, place
+            done = after
+
+    def prefetch(self) -> None:
+        """Let the disk begin: the pool is read soon."""
+        with suppress(StoreError):  # reading says what is wrong, when it is its turn
+            for part, name, rows, _ in self._pieces():
+                part.array(name).prefetch(rows.start, rows.stop)
+
+    def read(self, buffers: Buffers) -> None:
+        """Read everything; what was in the buffers is lost."""
+
+        def take(names: list[str], start: Array) -> dict[str, Array]:
+            shapes = {name: (int(start[-1]), *self._specs[name].shape[1:]) for name in names}
+            return {
+                name: buffers.get(name, shapes[name], self._specs[name].dtype) for name in names
+            }
+
+        self.token = take(self._token_names, self.token_start)
+        self.maps = take(self._map_names, self.square_start)
+        arrays = self.token | self.maps
+        for part, name, rows, place in self._pieces():
+            part.array(name).read_into(rows.start, rows.stop, arrays[name][place])
+        self._read_ragged()
+
+    def _read_ragged(self) -> None:
+        documents, span_sizes, spans = [], [], []
+        draws: list[tuple[Array, Array, Array]] = []
+        for begin, end in self._runs:
+            part, first = self._store.locate(begin)
             last = first + end - begin
-            left, right = (int(part.token_start[edge]) for edge in (first, last))
-            rows = slice(int(self.token_start[done]), int(self.token_start[done + end - begin]))
-            for name in names:
-                self._fill(self.token, name, part.read(name, left, right), rows, buffers)
-            squares = [int(part.square_start[edge]) for edge in (first, last)]
-            place = slice(int(self.square_start[done]), int(self.square_start[done + end - begin]))
-            for name in maps:
-                codes = part.read(f"view{view}/attention/{name}/values", *squares)
-                self._fill(self.attention, name, codes, place, buffers)
-            if self._sampled:
-                edges = part.draw_start(view, left, right)
-                draw_sizes.append(np.diff(edges))
-                for key, pieces in draws.items():
-                    flat = (int(edges[0]), int(edges[-1]))
-                    pieces.append(part.read(f"view{view}/logits/{key}", *flat))
-            documents.append(part.read("sequence/document", first, last))
-            edges, masked = part.spans(view, first, last)
+            documents.append(part.document[first:last])
+            edges, masked = part.spans(self.view, first, last)
             span_sizes.append(np.diff(edges))
             spans.append(masked)
-            self.texts += part.texts(first, last)
-            done += end - begin
+            if self.logits and self.logits.tier == "sample":
+                tokens = int(part.token_start[first]), int(part.token_start[last])
+                draws.append(part.draws(self.view, *tokens))
         self.document, self.spans = np.concatenate(documents), np.concatenate(spans)
         self.span_start = starts(np.concatenate(span_sizes))
-        if self._sampled:
-            self.draw_start = starts(np.concatenate(draw_sizes))
-            self.draws = {key: np.concatenate(pieces) for key, pieces in draws.items()}
+        self.draws: dict[str, Array] = {}
+        self.draw_start: Array | None = None
+        if draws:
+            sizes, ids, counts = (np.concatenate(pieces) for pieces in zip(*draws, strict=True))
+            self.draw_start, self.draws = starts(sizes), {"ids": ids, "counts": counts}
 
-    def _token_names(self, store: FeatureStore) -> list[str]:
-        names, here = [f"token/{key}" for key in ("id", "begin", "end", "special")], self.view
-        if self.has_logits:
-            specs = logits_specs(store.features, 0, 0)
-            names += [f"view{here}/logits/{key}" for key, spec in specs.items() if spec.per_token]
-        keys = ("values",) if store.features.codec == "exact" else ("values", "scale")
-        return names + [f"view{here}/hidden/{n}/{key}" for n in self.hidden for key in keys]
-
-    def _fill(
-        self, target: dict[str, Array], name: str, data: Array, rows: slice, buffers: Buffers
-    ) -> None:
-        if name not in target:
-            start = self.token_start if target is self.token else self.square_start
-            target[name] = buffers.get(name, (int(start[-1]), *data.shape[1:]), data.dtype)
-        target[name][rows] = data
+    @cached_property
+    def texts(self) -> list[str]:
+        """Read when the first batch is asked for its texts: not all who train want them."""
+        found: list[str] = []
+        for begin, end in self._runs:
+            part, first = self._store.locate(begin)
+            found += part.texts(first, first + end - begin)
+        return found

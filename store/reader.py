@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -13,17 +14,19 @@ from numpy.typing import ArrayLike
 
 from store import order
 from store.codecs import Floats
-from store.errors import StoreError
+from store.errors import StoreError, without_remedy
 from store.features import Features
 from store.manifest import (
     DAMAGED,
     Manifest,
     check_root,
+    digest,
     read_manifest,
     unsealed_manifest,
 )
 from store.part_reader import PartReader
 from store.part_writer import Calibration
+from store.pool import Buffers
 from store.record import LazyMap, Record
 from store.source import open_source
 from store.stream import Batch, batch_count, stream
@@ -55,19 +58,33 @@ def open_store(
         raise
 
 
+@contextmanager
+def _opening() -> Iterator[None]:
+    """What cannot be read here keeps `feature-store verify` from opening the store, too."""
+    try:
+        yield
+    except StoreError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
+        raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
+
+
 def _open(source: Source, allow_partial: bool) -> FeatureStore:
-    attributes = source.attributes()
+    with _opening():
+        attributes = source.attributes()
     features = check_root(attributes, source.path)
-    if attributes["state"] == "sealed":
-        manifest = read_manifest(source, attributes, features)
-    elif allow_partial:
+    if attributes["state"] != "sealed":
+        if not allow_partial:
+            raise StoreError(
+                f"{source.path}: is still being written; let teacher-dump finish it (start it "
+                "again with the same arguments), or take the parts that are there with "
+                "--allow-partial, open_store(..., allow_partial=True)"
+            )
         manifest = unsealed_manifest(source, attributes, features)
-    else:
-        raise StoreError(
-            f"{source.path}: is still being written; let teacher-dump finish it (start it again "
-            "with the same arguments), or open it with allow_partial=True"
-        )
-    return FeatureStore(source, attributes, features, manifest)
+        return FeatureStore(source, attributes, features, manifest)
+    with _opening():
+        manifest = read_manifest(source, attributes, features)
+        return FeatureStore(source, attributes, features, manifest)
 
 
 class FeatureStore(Sequence[Record]):
@@ -102,6 +119,7 @@ class FeatureStore(Sequence[Record]):
         self._parts: OrderedDict[int, PartReader] = OrderedDict()
         self._opening = Lock()  # training reads ahead in a thread while it validates in another
         self._lengths: dict[int, Array] = {}
+        self.spare: list[Buffers] = []  # of streams that have ended
 
     def _calibration(self, name: str) -> tuple[Floats, Floats]:
         mean, deviation = (
@@ -120,7 +138,12 @@ class FeatureStore(Sequence[Record]):
         array = self.source.array(name)
         if array.shape != entry.shape or array.dtype.name != entry.dtype:
             raise StoreError(f"{self.path}: {name} is not what the manifest says; {DAMAGED}")
-        return array.read(0, array.shape[0])
+        if entry.fingerprint and self.source.fingerprint(name) != entry.fingerprint:
+            raise StoreError(f"{self.path}: {name} has an altered zarr.json; {DAMAGED}")
+        values = array.read(0, array.shape[0])
+        if digest(values) != entry.sha256:
+            raise StoreError(f"{self.path}: {name} does not match its checksum; {DAMAGED}")
+        return values
 
     def _names(self, group: str) -> tuple[str, ...]:
         return tuple(
@@ -250,7 +273,14 @@ class FeatureStore(Sequence[Record]):
         """The teacher's tokenizer, from the store."""
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_str(self.teacher_file("tokenizer.json").decode("utf-8"))
+        data = self.teacher_file("tokenizer.json")
+        try:
+            return Tokenizer.from_str(data.decode("utf-8"))
+        except Exception as error:  # whatever the library raises for what it cannot read
+            raise StoreError(
+                f"{self.path}: tokenizer.json in it cannot be loaded ({error}); install the version"
+                f" of tokenizers that wrote it: {self.meta['software'].get('tokenizers')}"
+            ) from error
 
     def teacher_weights(self) -> Mapping[str, Array]:
         """float16 arrays of the teacher by parameter name, read when asked for."""
@@ -262,5 +292,6 @@ class FeatureStore(Sequence[Record]):
         return self.outside("teacher/head/weight"), self.outside("teacher/head/bias")
 
     def close(self) -> None:
-        """Close open files; reading opens them again."""
+        """Close open files and let go of memory; reading opens them again."""
         self.source.close()
+        self.spare.clear()

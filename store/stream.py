@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from store import codecs, order
 from store.codecs import Floats
 from store.errors import StoreError
-from store.pool import Buffers, Pool, ranges
+from store.pool import Buffers, Pool, ranges, starts
 from store.record import LazyMap, Logits, as_ids, decode_logits
 from store.sequences import masked_tokens
 from store.tree import Array
@@ -60,7 +61,9 @@ class Batch:
     index int64 [B], start int64 [B + 1], token_ids int32 [N], offsets int32 [N, 2],
     special bool [N], document int64 [B], mask bool [N] (tokens of masked words),
     spans_start int64 [B + 1], spans int32 [M, 3]. logits None if the store has none or they were
-    not asked for; attention[name] float32 [sum L^2], row-major maps one after another.
+    not asked for; attention[name] float32 [sum L^2], row-major maps one after another, decoded
+    when asked for. stored[path] are the same arrays as they lie in a part (see FORMAT.md), for
+    those who decode on another device.
     """
 
     index: Array
@@ -68,7 +71,6 @@ class Batch:
     token_ids: Array
     offsets: Array
     special: Array
-    texts: list[str]
     document: Array
     mask: Array
     spans_start: Array
@@ -76,6 +78,13 @@ class Batch:
     hidden: Mapping[str, HiddenBatch]
     logits: Logits | None
     attention: Mapping[str, Floats]
+    stored: Mapping[str, Array]
+    load_texts: Callable[[], list[str]]
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Texts of the B sequences, read when first asked for."""
+        return self.load_texts()
 
     def __len__(self) -> int:
         return len(self.index)
@@ -121,16 +130,40 @@ def _batches(
     pool_blocks: int,
     skip: int,
 ) -> Iterator[Batch]:
-    pool_buffers, buffers = Buffers(), Buffers()
+    buffers = Buffers()
+    try:  # no batch shows the buffers of a pool: another stream may have them after this one
+        pool_buffers = store.spare.pop()
+    except IndexError:
+        pool_buffers = Buffers()
     plan = _plan(store, seed, epoch, batch_tokens, rows, shuffle, pool_blocks)
-    for taken, lengths, chosen in plan:
-        if skip >= len(chosen):
-            skip -= len(chosen)
-            continue
-        pool = Pool(store, taken, lengths, view, kinds, pool_buffers)
-        for sequences in chosen[skip:]:
-            yield _gather(store, pool, sequences, buffers)
-        skip = 0
+    pools = ((Pool(store, taken, view, kinds), chosen) for taken, chosen in _after(plan, skip))
+    try:
+        following = _announced(pools)
+        while following:
+            pool, chosen = following
+            pool.read(pool_buffers)
+            following = _announced(pools)  # the disk works while these batches are used
+            for sequences in chosen:
+                yield _gather(store, pool, pool.place[sequences], buffers)
+    finally:
+        store.spare.append(pool_buffers)
+
+
+def _announced(pools: Iterator[tuple[Pool, list[Array]]]) -> tuple[Pool, list[Array]] | None:
+    found = next(pools, None)
+    if found:
+        found[0].prefetch()
+    return found
+
+
+def _after(
+    plan: Iterator[tuple[Array, list[Array]]], skip: int
+) -> Iterator[tuple[Array, list[Array]]]:
+    """A plan without its first `skip` batches."""
+    for taken, chosen in plan:
+        if skip < len(chosen):
+            yield taken, chosen[skip:]
+        skip = max(0, skip - len(chosen))
 
 
 def _plan(
@@ -141,15 +174,15 @@ def _plan(
     rows: Array,
     shuffle: bool,
     pool_blocks: int,
-) -> Iterator[tuple[Array, Array, list[Array]]]:
-    """For each pool its blocks, the lengths of its sequences, and its batches of these."""
+) -> Iterator[tuple[Array, list[Array]]]:
+    """For each pool its blocks, and its batches of their sequences."""
     for number, first in enumerate(range(0, len(rows), pool_blocks)):
         taken = rows[first : first + pool_blocks]
         lengths = np.concatenate([store.lengths(int(b), int(e)) for b, e in taken])
         if shuffle:
-            yield taken, lengths, order.shuffled_batches(lengths, batch_tokens, seed, epoch, number)
+            yield taken, order.shuffled_batches(lengths, batch_tokens, seed, epoch, number)
         else:
-            yield taken, lengths, order.plain_batches(lengths, batch_tokens)
+            yield taken, order.plain_batches(lengths, batch_tokens)
 
 
 def batch_count(
@@ -158,74 +191,88 @@ def batch_count(
     """See `FeatureStore.batch_count`."""
     rows = rows[order.order_blocks(store.part_of(rows[:, 0]), seed, epoch)]
     plan = _plan(store, seed, epoch, batch_tokens, rows, True, pool_blocks)
-    return sum(len(chosen) for _, _, chosen in plan)
+    return sum(len(chosen) for _, chosen in plan)
 
 
 def _gather(store: FeatureStore, pool: Pool, chosen: Array, buffers: Buffers) -> Batch:
     lengths = pool.lengths[chosen]
-    start = np.concatenate([[0], np.cumsum(lengths)])
+    start = starts(lengths)
     rows = ranges(pool.token_start[chosen], lengths)
-
-    def take(name: str) -> Array:
-        whole = pool.token[name]
-        out = buffers.get(name, (len(rows), *whole.shape[1:]), whole.dtype)
-        np.take(whole, rows, axis=0, out=out, mode="clip")
-        return out
-
+    stored = {}
+    for name, whole in pool.token.items():
+        stored[name] = buffers.get(name, (len(rows), *whole.shape[1:]), whole.dtype)
+        np.take(whole, rows, axis=0, out=stored[name], mode="clip")
+    for name, whole in pool.maps.items():
+        stored[name] = buffers.get(name, (int((lengths**2).sum()),), whole.dtype)
+        gather_maps(whole, pool.square_start[chosen], lengths, stored[name])
     offsets = buffers.get("offsets", (len(rows), 2), np.dtype(np.int32))
-    offsets[:, 0], offsets[:, 1] = take("token/begin"), take("token/end")
+    offsets[:, 0], offsets[:, 1] = stored["token/begin"], stored["token/end"]
     span_sizes = np.diff(pool.span_start)[chosen]
     spans = pool.spans[ranges(pool.span_start[chosen], span_sizes)]
-    token_base = np.repeat(np.arange(len(chosen)), lengths) * SPAN_BASE
-    span_base = np.repeat(np.arange(len(chosen)), span_sizes) * SPAN_BASE
-    mask = masked_tokens(
-        offsets[:, 0] + token_base, offsets[:, 1] + token_base,
-        spans[:, 0] + span_base, spans[:, 1] + span_base,
-    )  # fmt: skip
     here = f"view{pool.view}"
-    logits, hidden = None, {}
-    if pool.has_logits:
-        draw_start, draws = None, np.empty(0, np.int64)
-        if pool.draw_start is not None:
-            sizes = np.diff(pool.draw_start)[rows]
-            draw_start = np.concatenate([[0], np.cumsum(sizes)])
-            draws = ranges(pool.draw_start[rows], sizes)
-
-        def read(key: str) -> Array | None:
-            if key in pool.draws:
-                return pool.draws[key][draws]
-            name = f"{here}/logits/{key}"
-            return take(name) if name in pool.token else None
-
-        logits = decode_logits(store.features, read, draw_start)
-    for name in pool.hidden:
-        scale = f"{here}/hidden/{name}/scale"
-        hidden[name] = HiddenBatch(
-            take(f"{here}/hidden/{name}/values"),
-            take(scale) if scale in pool.token else None,
+    hidden = {
+        name: HiddenBatch(
+            stored[f"{here}/hidden/{name}/values"],
+            stored.get(f"{here}/hidden/{name}/scale"),
             *store.calibration[name],
         )
-    attention = {}
-    for name, whole in pool.attention.items():
-        codes = buffers.get(f"attention/{name}", (int((lengths**2).sum()),), whole.dtype)
-        place = 0
-        for sequence in chosen.tolist():
-            begin, end = pool.square_start[sequence], pool.square_start[sequence + 1]
-            codes[place : place + end - begin] = whole[begin:end]
-            place += end - begin
-        attention[name] = codecs.decode_attention(codes)
+        for name in pool.hidden
+    }
+
+    def attention(name: str) -> Floats:
+        return codecs.decode_attention(stored[f"{here}/attention/{name}/values"])
+
     return Batch(
         index=pool.index[chosen],
         start=start,
-        token_ids=as_ids(take("token/id")),
+        token_ids=as_ids(stored["token/id"]),
         offsets=offsets,
-        special=take("token/special"),
-        texts=[pool.texts[sequence] for sequence in chosen.tolist()],
+        special=stored["token/special"],
         document=pool.document[chosen],
-        mask=mask,
-        spans_start=np.concatenate([[0], np.cumsum(span_sizes)]),
+        mask=_mask(offsets, lengths, spans, span_sizes),
+        spans_start=starts(span_sizes),
         spans=spans,
         hidden=LazyMap(tuple(hidden), hidden.__getitem__, "hidden state"),
-        logits=logits,
-        attention=LazyMap(tuple(attention), attention.__getitem__, "attention map"),
+        logits=_logits(store, pool, rows, stored) if pool.logits else None,
+        attention=LazyMap(pool.attention, attention, "attention map"),
+        stored=stored,
+        load_texts=lambda: [pool.texts[sequence] for sequence in chosen.tolist()],
     )
+
+
+def gather_maps(whole: Array, begin: Array, lengths: Array, out: Array) -> None:
+    """Maps of L^2 entries from `begin`, one after another; neighbours of one length at once."""
+    edges = np.flatnonzero(np.diff(lengths, prepend=0, append=0))
+    place = 0
+    for left, right in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        size, count = int(lengths[left]) ** 2, right - left
+        windows = np.ndarray(
+            (len(whole) - size + 1, size), whole.dtype, whole, strides=whole.strides * 2
+        )
+        out[place : place + size * count].reshape(count, size)[...] = windows[begin[left:right]]
+        place += size * count
+
+
+def _mask(offsets: Array, lengths: Array, spans: Array, span_sizes: Array) -> Array:
+    if not len(spans):
+        return np.zeros(len(offsets), bool)
+    token_base = np.repeat(np.arange(len(lengths)), lengths) * SPAN_BASE
+    span_base = np.repeat(np.arange(len(lengths)), span_sizes) * SPAN_BASE
+    return masked_tokens(
+        offsets[:, 0] + token_base, offsets[:, 1] + token_base,
+        spans[:, 0] + span_base, spans[:, 1] + span_base,
+    )  # fmt: skip
+
+
+def _logits(store: FeatureStore, pool: Pool, rows: Array, stored: dict[str, Array]) -> Logits:
+    draw_start, draws = None, np.empty(0, np.int64)
+    if pool.draw_start is not None:
+        sizes = np.diff(pool.draw_start)[rows]
+        draw_start, draws = starts(sizes), ranges(pool.draw_start[rows], sizes)
+
+    def read(key: str) -> Array | None:
+        if key in pool.draws:
+            return pool.draws[key][draws]
+        return stored.get(f"view{pool.view}/logits/{key}")
+
+    return decode_logits(store.features, read, draw_start)

@@ -23,6 +23,12 @@ class Slices(Protocol):
     def read(self, begin: int, end: int) -> Array:
         """Rows begin..end, decoded. Raises StoreError if the bytes are damaged or missing."""
 
+    def read_into(self, begin: int, end: int, out: Array) -> None:
+        """The same, into a contiguous array [end - begin, ...] of the stored dtype."""
+
+    def prefetch(self, begin: int, end: int) -> None:
+        """Rows begin..end are read soon: let the disk begin, where that is possible."""
+
 
 class Source(Protocol):
     """A tree of groups, arrays and attributes that is read."""
@@ -67,6 +73,10 @@ class Staging(Protocol):
     """How a store of one format is begun, gets its parts, and is sealed, step by atomic step."""
 
     path: Path
+    mark: str  # in temporary names: those of a writer that has lost its lease are not ours
+
+    def clear(self, mark: str = "") -> None:
+        """Remove what lies under the temporary names of one writer, or of all."""
 
     def create(self) -> Sink:
         """The tree of a new store, under a temporary name."""
@@ -77,23 +87,14 @@ class Staging(Protocol):
     def source(self) -> Source:
         """Read the unfinished store."""
 
-    def lock(self) -> None:
-        """Refuse (StoreError) if another process is writing the store."""
-
-    def unlock(self) -> None:
-        """Let others write."""
-
     def part(self, number: int) -> Sink:
         """The tree of a part, under a temporary name."""
 
     def publish(self, number: int) -> None:
         """Give the part its name."""
 
-    def withdraw(self, number: int) -> None:
-        """Drop what a part left under its temporary name."""
-
     def published(self) -> set[int]:
-        """Numbers of the parts that have their name; leftovers of a killed writer are removed."""
+        """Numbers of the parts that have their name."""
 
     def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
         """Write manifest and root attributes; the store is finished after one last rename."""

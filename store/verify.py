@@ -1,20 +1,34 @@
-"""Read a whole store and compare it with its manifest."""
+"""Read a whole store and compare it with its manifest, and with what a store must be."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from store.content import check_part
 from store.errors import StoreError
 from store.manifest import Entry
 from store.reader import FeatureStore, open_store
 
-SLICE_BYTES = 2**25
+SLICE_BYTES = 2**24  # decoded at once by each thread
+MAX_THREADS = 16
+Progress = Callable[[list[Any], str], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A line for a person; `part` is the number of the part it lies in, None outside the parts."""
+
+    line: str
+    part: int | None = None
 
 
 @dataclass
@@ -24,7 +38,15 @@ class Report:
     parts: int
     arrays: int = 0
     bytes: int = 0
-    problems: list[str] = field(default_factory=list)
+    found: list[Problem] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem.line for problem in self.found]
+
+    def damaged_parts(self) -> set[int]:
+        """Numbers of the parts with a problem."""
+        return {problem.part for problem in self.found if problem.part is not None}
 
 
 def entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
@@ -35,30 +57,84 @@ def entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
             yield f"parts/{part.number}/{name}", entry
 
 
-def _groups(paths: list[str]) -> set[str]:
-    groups = {"parts"}
-    for path in paths:
-        segments = path.split("/")
-        groups.update("/".join(segments[:depth]) for depth in range(1, len(segments)))
-    return groups
+def verify(
+    path: str | Path,
+    storage_options: dict[str, Any] | None = None,
+    progress: Progress = lambda items, unit: items,
+    allow_partial: bool = False,
+) -> Report:
+    """Read every array of a store once, in threads, and check it against the manifest; then check
+    the meaning of every part whose bytes are those that were written.
+
+    Decoding and SHA-256 release the GIL; each thread holds SLICE_BYTES of an array, or the tokens
+    of a part. `progress` wraps a list and says what it counts, as tqdm does. `allow_partial` checks
+    the published parts of an unfinished store. Raises StoreError if the store cannot be opened at
+    all (see `open_store`); everything else is a problem in the report.
+    """
+    store = open_store(path, storage_options=storage_options, allow_partial=allow_partial)
+    report = Report(len(store.manifest.parts))
+    absent = {problem.part: problem for problem in _absent_parts(store)}
+    report.found += absent.values()
+    names = [name for name, _ in entries(store)]
+    listed = [item for item in entries(store) if _part_of(item[0]) not in absent]
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
+        try:
+            files = threads.submit(_files, store, names)
+            read = threads.map(lambda item: _check_array(store, *item), listed)
+            for (name, _), (problem, size) in zip(progress(listed, "array"), read, strict=True):
+                report.arrays, report.bytes = report.arrays + 1, report.bytes + size
+                if problem:
+                    report.found.append(Problem(f"{_place(name)} {problem}", _part_of(name)))
+            report.found += _check_groups(store, [name for name, _ in listed])
+            report.found += [problem for problem in files.result() if problem.part not in absent]
+            damaged = report.damaged_parts()
+            places = [i for i, p in enumerate(store.manifest.parts) if p.number not in damaged]
+            tokenizer = _tokenizer(store, report)
+            meant = threads.map(lambda place: _check_meaning(store, place, tokenizer), places)
+            for _, found in zip(progress(places, "part"), meant, strict=True):
+                report.found += found
+        except BaseException:  # Ctrl-C, for one, must not wait for what is queued
+            threads.shutdown(cancel_futures=True)
+            raise
+    store.close()
+    return report
 
 
-def _check_array(store: FeatureStore, name: str, entry: Entry, report: Report) -> str | None:
-    array = store.source.array(name)
-    if array.shape != entry.shape or array.dtype.name != entry.dtype:
-        return f"is {array.dtype.name}{list(array.shape)}, not {entry.dtype}{list(entry.shape)}"
-    row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    step = max(4096, SLICE_BYTES // max(1, row) // 4096 * 4096)
-    checksum = hashlib.sha256()
-    for begin in range(0, array.shape[0], step):
-        rows = array.read(begin, min(begin + step, array.shape[0]))
-        checksum.update(np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).tobytes())
-        report.bytes += rows.nbytes
-    if checksum.hexdigest() != entry.sha256:
-        return "does not match its checksum"
-    if entry.fingerprint != store.source.fingerprint(name) and entry.fingerprint:
-        return "has an altered zarr.json"
-    return None
+def _part_of(name: str) -> int | None:
+    found = re.search(r"(?:^|\s)parts/(\d+)(?:/|\s|$)", name)
+    return int(found[1]) if found else None
+
+
+def _place(name: str) -> str:
+    segments = name.split("/")
+    if segments[0] == "parts":
+        return f"part {segments[1]}: array {'/'.join(segments[2:])}"
+    return f"array {name}"
+
+
+def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
+    """What is wrong with an array, and how many bytes of it were read."""
+    size = 0
+    try:
+        array = store.source.array(name)
+        if array.shape != entry.shape or array.dtype.name != entry.dtype:
+            found = f"{array.dtype.name}{list(array.shape)}"
+            return f"is {found}, not {entry.dtype}{list(entry.shape)}", size
+        row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        step = max(4096, SLICE_BYTES // max(1, row) // 4096 * 4096)
+        checksum = hashlib.sha256()
+        for begin in range(0, array.shape[0], step):
+            rows = array.read(begin, min(begin + step, array.shape[0]))
+            little = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<"))
+            checksum.update(little.data if little.size else b"")
+            size += rows.nbytes
+        if checksum.hexdigest() != entry.sha256:
+            return "does not match its checksum", size
+        if entry.fingerprint and entry.fingerprint != store.source.fingerprint(name):
+            return "has an altered zarr.json", size
+    except StoreError as error:
+        return f"cannot be read{_chunks(store, name)}: {error}", size
+    return None, size
 
 
 def _chunks(store: FeatureStore, name: str) -> str:
@@ -69,54 +145,58 @@ def _chunks(store: FeatureStore, name: str) -> str:
     return f" (chunk {', '.join(map(str, bad[:8]))})" if bad else ""
 
 
-def verify(
-    path: str | Path,
-    storage_options: dict[str, Any] | None = None,
-    progress: Callable[[list[Any]], Any] = iter,
-) -> Report:
-    """Read every array of a sealed store once and check it against the manifest.
-
-    `progress` wraps the list of arrays, as tqdm does. Raises StoreError if the store cannot be
-    opened at all (see `open_store`); everything else is a problem in the report.
-    """
-    store = open_store(path, storage_options=storage_options)
-    report, listed = Report(len(store.manifest.parts)), list(entries(store))
-    names = [name for name, _ in listed]
-    for name, entry in progress(listed):
+def _absent_parts(store: FeatureStore) -> Iterator[Problem]:
+    """One line for a part that is gone, or whose attributes are not those that were written."""
+    for part in store.manifest.parts:
         try:
-            problem = _check_array(store, name, entry, report)
+            if store.source.attributes(f"parts/{part.number}") != {"part": part.to_json()}:
+                yield Problem(f"part {part.number}: its attributes were altered", part.number)
         except StoreError as error:
-            problem = f"cannot be read{_chunks(store, name)}: {error}"
-        if problem:
-            report.problems.append(f"{_place(name)} {problem}")
-        report.arrays += 1
-    held = {f"parts/{part.number}": {"part": part.to_json()} for part in store.manifest.parts}
-    for group in sorted(_groups(names)):
+            yield Problem(f"part {part.number}: cannot be opened: {error}", part.number)
+
+
+def _check_groups(store: FeatureStore, names: list[str]) -> Iterator[Problem]:
+    """The other groups have no attributes."""
+    groups = {"parts"}
+    for name in names:
+        segments = name.split("/")
+        groups.update("/".join(segments[:depth]) for depth in range(1, len(segments)))
+    for group in sorted(groups - {f"parts/{part.number}" for part in store.manifest.parts}):
         try:
-            if store.source.attributes(group) != held.get(group, {}):
-                report.problems.append(f"group {group}: its attributes were altered")
+            if store.source.attributes(group):
+                yield Problem(f"group {group}: its attributes were altered", _part_of(group))
         except StoreError as error:
-            report.problems.append(f"group {group}: {error}")
-    if not report.problems:
-        for place in range(len(store.manifest.parts)):
-            _check_starts(store, place, report)
-    report.problems += store.source.damage([*names, "manifest"])
-    store.close()
-    return report
+            yield Problem(f"group {group}: {error}", _part_of(group))
 
 
-def _place(name: str) -> str:
-    segments = name.split("/")
-    if segments[0] == "parts":
-        return f"part {segments[1]}: array {'/'.join(segments[2:])}"
-    return f"array {name}"
+def _files(store: FeatureStore, names: list[str]) -> list[Problem]:
+    """What the file format alone can tell; an unfinished store has files that come and go."""
+    if store.meta["state"] != "sealed":
+        return []
+    lines = store.source.damage([*names, "manifest"])
+    known = {None, *(part.number for part in store.manifest.parts)}
+    found = [Problem(line, _part_of(line)) for line in lines]
+    extra = dict.fromkeys(problem.part for problem in found if problem.part not in known)
+    return [problem for problem in found if problem.part in known] + [
+        Problem(f"extra part {number}, which is not in the manifest", number) for number in extra
+    ]
 
 
-def _check_starts(store: FeatureStore, place: int, report: Report) -> None:
-    """What opening a part would refuse, although the bytes are those that were written."""
-    part = store.part(place)
+def _tokenizer(store: FeatureStore, report: Report) -> Any:
+    if "tokenizer.json" not in store.teacher_files():
+        return None
     try:
-        part.texts(0, part.part.counts.sequences)
-        assert len(part.square_start)
+        return store.tokenizer()
     except StoreError as error:
-        report.problems.append(str(error))
+        if not any("teacher/files/tokenizer.json" in line for line in report.problems):
+            report.found.append(Problem(str(error)))
+        return None
+
+
+def _check_meaning(store: FeatureStore, place: int, tokenizer: Any) -> list[Problem]:
+    number = store.manifest.parts[place].number
+    try:
+        lines = check_part(store.part(place), tokenizer)
+    except StoreError as error:
+        lines = [str(error)]
+    return [Problem(line, number) for line in lines]

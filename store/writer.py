@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from store import disk
+from store.begin import Weights, begin
+from store.differences import differences
 from store.errors import StoreError, UserError
-from store.features import Features, check_name
+from store.features import Features
 from store.hdf5_staging import Hdf5Staging
 from store.layout import FORMAT, MAX_PART, VERSION, ArraySpec, Counts, part_arrays, teacher_array
+from store.lease import Lease, check_free, lease_path
 from store.manifest import Entry, Part, check_root, seal_checksum, unsealed_manifest
 from store.part_writer import Calibration, PartWriter
-from store.tree import Array, Sink, Staging
+from store.tree import Array, Staging
 from store.zarr_staging import ZarrStaging
-
-Weights = Mapping[str, Array] | Iterable[tuple[str, Array]]
 
 
 def staging_of(path: str | Path) -> Staging:
@@ -37,22 +40,15 @@ def staging_of(path: str | Path) -> Staging:
 
 
 @contextmanager
-def _writing(what: str) -> Iterator[None]:
+def _writing(path: Path, what: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # h5py tells a full disk as RuntimeError
+        kept = " (published parts are kept)" if path.exists() else ""
         raise StoreError(
-            f"cannot write {what} ({error}); published parts are kept: "
-            "make room and start again with the same arguments"
+            f"cannot write {what}{path}: {disk.reason(error)} and start again with the same"
+            f" arguments{kept}"
         ) from error
-
-
-def _differences(old: Any, new: Any, key: str) -> Iterator[str]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in sorted(set(old) | set(new)):
-            yield from _differences(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
-    elif old != new:
-        yield f"{key} is {str(old)[:80]!r} in the store and {str(new)[:80]!r} now"
 
 
 def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -63,48 +59,13 @@ def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     return decoded
 
 
-def _check_calibration(calibration: Calibration, features: Features) -> Calibration:
-    checked = {}
-    for name in features.hidden:
-        if name not in calibration:
-            raise StoreError(f"no calibration for hidden {name!r}: give (mean, deviation)")
-        mean, deviation = (np.asarray(array, np.float32) for array in calibration[name])
-        if mean.shape != (features.width,) or deviation.shape != (features.width,):
-            raise StoreError(
-                f"calibration of {name!r} has shapes {list(mean.shape)} and "
-                f"{list(deviation.shape)}, expected [{features.width}] both"
-            )
-        finite = np.isfinite(mean).all() and np.isfinite(deviation).all()
-        if not finite or not (deviation > 0).all():
-            raise StoreError(f"calibration of {name!r} must be finite with deviations over 0")
-        checked[name] = (mean, deviation)
-    return checked
-
-
-class _Recorder:
-    """Writes the arrays outside the parts and keeps their manifest entries."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-        self.entries: dict[str, Any] = {}
-
-    def put(self, name: str, values: Array) -> None:
-        for segment in name.split("/"):
-            check_name(segment, f"array {name!r}: segment")
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise StoreError(f"{name} has NaN or infinite values; the checkpoint is not usable")
-        fingerprint = self.sink.array(name, teacher_array(values), values)
-        self.entries[name] = Entry.of(values, fingerprint).to_json()
-
-
 class StoreWriter:
     """A store being written. `create_or_resume` makes one."""
 
-    def __init__(self, staging: Staging, attributes: dict[str, Any]) -> None:
-        self._staging, self._attributes = staging, attributes
+    def __init__(self, staging: Staging, attributes: dict[str, Any], lease: Lease) -> None:
+        self._staging, self._attributes, self._lease = staging, attributes, lease
         self.path = staging.path
         self.features = check_root(attributes, str(self.path))
-        staging.lock()
         self._calibration = StoreWriter.calibration(self.path)
         self.published: set[int] = staging.published()
 
@@ -135,35 +96,59 @@ class StoreWriter:
             "software": _json(software or {}, "software"),
             "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
+        StoreWriter._check_same(staging, attributes)
+        with _writing(staging.path):
+            lease = Lease(staging.path)
+            try:
+                staging.mark = lease.token
+                staging.clear()
+                StoreWriter.check(path)  # another process may have sealed it meanwhile
+                if not StoreWriter._check_same(staging, attributes):
+                    begin(staging, attributes, calibration, files or {}, weights or {}, head)
+                return StoreWriter(staging, StoreWriter._stored(staging) or attributes, lease)
+            except BaseException:
+                with suppress(OSError):
+                    staging.clear(lease.token)
+                lease.release()
+                raise
+
+    @staticmethod
+    def _check_same(staging: Staging, attributes: dict[str, Any]) -> bool:
+        """Whether there is an unfinished store; UserError if it is of other arguments."""
         stored = StoreWriter._stored(staging)
         if stored is None:
-            with _writing(str(path)):
-                _create(staging, attributes, calibration, files or {}, weights or {}, head)
-            stored = StoreWriter._stored(staging) or attributes
-        else:
-            differ = [
-                line
-                for key in ("identity", "features")
-                for line in _differences(stored[key], attributes[key], key)
-            ]
-            if differ:
-                raise UserError(
-                    f"{path}: holds an unfinished dump with other arguments: {'; '.join(differ)}; "
-                    "use the same arguments to go on, or give another name"
-                )
-        return StoreWriter(staging, stored)
+            return False
+        differ = [
+            f"{name} is {old} in the store and {new} now"
+            for key in ("identity", "features")
+            for name, old, new in differences(stored[key], attributes[key], key)
+        ]
+        if differ:
+            raise UserError(
+                f"{staging.path}: holds an unfinished dump with other arguments: "
+                f"{'; '.join(differ)}; use the same arguments to go on, or give another name"
+            )
+        return True
 
     @staticmethod
     def check(path: str | Path) -> None:
         """UserError unless a store can be begun, or gone on with, at `path`."""
         staging = staging_of(path)
         stored = StoreWriter._stored(staging)
-        if stored is None and not staging.path.parent.is_dir():
-            raise UserError(f"{path}: folder {staging.path.parent} does not exist; make it")
         if stored is not None and stored["state"] == "sealed":
+            lease_path(staging.path).unlink(missing_ok=True)  # of one killed at the very end
             if isinstance(staging, Hdf5Staging):
                 staging.clean()
-            raise UserError(f"{path}: exists already and is finished; give another name")
+            raise UserError(
+                f"{path}: exists already and is finished; give another name, or if it is damaged"
+                " drop its damaged parts with `feature-store repair` and type this again"
+            )
+        folder = staging.path.parent
+        if not folder.is_dir():
+            raise UserError(f"{path}: folder {folder} does not exist; make it")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"{path}: folder {folder} cannot be written to; {disk.WRITABLE}")
+        check_free(staging.path)
 
     @staticmethod
     def _stored(staging: Staging) -> dict[str, Any] | None:
@@ -193,6 +178,16 @@ class StoreWriter:
         except UserError:
             return None
         return attributes if attributes and attributes["state"] == "writing" else None
+
+    @staticmethod
+    def kept(path: str | Path) -> tuple[int, int]:
+        """Parts and tokens that an unfinished store has so far."""
+        source = staging_of(path).source()
+        attributes = source.attributes()
+        features = check_root(attributes, str(path))
+        parts = unsealed_manifest(source, attributes, features).parts
+        source.close()
+        return len(parts), sum(part.counts.tokens for part in parts)
 
     @staticmethod
     def calibration(path: str | Path) -> Calibration:
@@ -225,8 +220,9 @@ class StoreWriter:
     def write_part(self, number: int, counts: Counts, arrays: Mapping[str, Array]) -> None:
         """Publish a part from encoded arrays (all of `layout.part_arrays`)."""
         self._check_number(number)
-        with _writing(f"part {number} of {self.path}"):
+        with _writing(self.path, f"part {number} of "):
             try:
+                self._lease.check()
                 sink = self._staging.part(number)
                 entries = {}
                 for name, spec in part_arrays(self.features, counts).items():
@@ -234,9 +230,10 @@ class StoreWriter:
                     entries[name] = Entry.of(values, sink.array(name, spec, values))
                 sink.attributes("", {"part": Part(number, counts, entries).to_json()})
                 sink.close()
+                self._lease.check()
                 self._staging.publish(number)
             except BaseException:
-                self._staging.withdraw(number)
+                self._clear()
                 raise
         self.published.add(number)
 
@@ -252,13 +249,23 @@ class StoreWriter:
         attributes["state"] = "sealed"
         attributes["checksum"] = seal_checksum(data, attributes["created"])
         values = np.frombuffer(data, np.uint8)
-        with _writing(str(self.path)):
-            self._staging.seal(attributes, teacher_array(values), values)
+        with _writing(self.path):
+            try:
+                self._lease.check()
+                self._staging.seal(attributes, teacher_array(values), values)
+            except BaseException:
+                self._clear()
+                raise
         self.close()
+
+    def _clear(self) -> None:
+        """Drop what was begun; what made that fail is told, not what this meets."""
+        with suppress(OSError):
+            self._staging.clear(self._staging.mark)
 
     def close(self) -> None:
         """Let another process write; published parts stay."""
-        self._staging.unlock()
+        self._lease.release()
 
 
 def _of_spec(values: Array, spec: ArraySpec, where: str) -> Array:
@@ -268,32 +275,3 @@ def _of_spec(values: Array, spec: ArraySpec, where: str) -> Array:
             f"expected {spec.dtype}{list(spec.shape)}"
         )
     return values
-
-
-def _create(
-    staging: Staging,
-    attributes: dict[str, Any],
-    calibration: Calibration,
-    files: Mapping[str, bytes],
-    weights: Weights,
-    head: tuple[ArrayLike, ArrayLike] | None,
-) -> None:
-    features = Features.from_json(attributes["features"])
-    checked = _check_calibration(calibration, features)
-    if (head is None) == bool(features.logits and features.logits.tier == "head"):
-        raise StoreError("head (weight, bias) belongs to logits of tier head, and to no other")
-    recorder = _Recorder(staging.create())
-    for name, pair in checked.items():
-        for key, array in zip(("mean", "deviation"), pair, strict=True):
-            recorder.put(f"calibration/hidden/{name}/{key}", array)
-    for name, data in files.items():
-        recorder.put(f"teacher/files/{name}", np.frombuffer(data, np.uint8))
-    for name, array in weights.items() if isinstance(weights, Mapping) else weights:
-        with np.errstate(over="ignore"):
-            recorder.put(f"teacher/weights/{name}", np.atleast_1d(array).astype(np.float16))
-    if head is not None:
-        for key, values in zip(("weight", "bias"), head, strict=True):
-            recorder.put(f"teacher/head/{key}", np.asarray(values, np.float32))
-    recorder.sink.attributes("", attributes | {"arrays": recorder.entries})
-    recorder.sink.close()
-    staging.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -19,11 +20,14 @@ class ZarrStaging:
     """A Zarr store under construction. See `store.tree.Staging`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._new = path.parent / f".{path.name}.new"
+        self.path, self.mark = path, ""
+
+    @property
+    def _new(self) -> Path:
+        return self.path.parent / f".{self.path.name}.new-{self.mark}"
 
     def create(self) -> Sink:
-        shutil.rmtree(self._new, ignore_errors=True)
+        self.clear()
         sink = ZarrSink(self._new)
         sink.attributes("parts", {})
         return sink
@@ -34,40 +38,38 @@ class ZarrStaging:
     def source(self) -> Source:
         return ZarrSource(str(self.path))
 
-    def lock(self) -> None:
-        disk.lock(self.path)
-
-    def unlock(self) -> None:
-        disk.unlock(self.path)
+    def clear(self, mark: str = "") -> None:
+        disk.discard(self.path.parent, f".{self.path.name}.new-{mark}")
+        for folder in (self.path / "parts", self.path):
+            disk.discard(folder, f"{TEMPORARY}{mark}")
+            if folder.is_dir() and not (self.path / "zarr.json").exists():
+                with contextlib.suppress(OSError):  # the store was removed while we wrote a part
+                    folder.rmdir()
 
     def _temporary(self, number: int) -> Path:
-        return self.path / "parts" / f"{TEMPORARY}{number}"
+        return self.path / "parts" / f"{TEMPORARY}{self.mark}-{number}"
 
     def part(self, number: int) -> Sink:
-        self.withdraw(number)
         return ZarrSink(self._temporary(number))
 
     def publish(self, number: int) -> None:
+        disk.sync(self.path / "zarr.json")  # OSError if the store was removed meanwhile
         disk.rename(self._temporary(number), self.path / "parts" / str(number))
 
-    def withdraw(self, number: int) -> None:
-        shutil.rmtree(self._temporary(number), ignore_errors=True)
-
     def published(self) -> set[int]:
-        for folder in (self.path, self.path / "parts"):
-            for leftover in folder.glob(f"{TEMPORARY}*"):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        return {int(entry.name) for entry in (self.path / "parts").iterdir() if entry.is_dir()}
+        return {
+            int(entry.name) for entry in (self.path / "parts").iterdir() if entry.name.isdecimal()
+        }
 
     def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
         shutil.rmtree(self.path / "manifest", ignore_errors=True)
-        work = self.path / f"{TEMPORARY}manifest"
+        work = self.path / f"{TEMPORARY}{self.mark}-manifest"
         sink = ZarrSink(work)
         sink.array("manifest", manifest, values)
         sink.close()
         disk.rename(work / "manifest", self.path / "manifest")
         shutil.rmtree(work)
-        root = self.path / f"{TEMPORARY}root"
+        root = self.path / f"{TEMPORARY}{self.mark}-root"
         root.write_text(json.dumps(GROUP | {"attributes": attributes}, indent=1), "utf-8")
         disk.sync(root)
         disk.rename(root, self.path / "zarr.json")

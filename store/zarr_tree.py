@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from store.disk import sync_tree
 from store.errors import StoreError
+from store.guard import MAX_JSON, Folder, check_size, files_under
 from store.layout import ArraySpec
-from store.tree import Array, Sink, Slices, Source
+from store.shards import ShardMaps, ShardSlices, layout_of
+from store.tree import Array, Slices
 
 TOKEN_ROWS = 4096
 CHUNK_BYTES = 2**20
@@ -55,6 +58,11 @@ def _create(store: Any, name: str, spec: ArraySpec) -> zarr.Array[Any]:
     )
 
 
+def _shard(name: str, shape: tuple[int, ...]) -> str:
+    """The file of an array."""
+    return f"{name}/c" + "/0" * len(shape)
+
+
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -64,7 +72,7 @@ class ZarrSink:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True)
+        folder.mkdir()
         self.store = LocalStore(folder)
         self._groups: set[str] = set()
         self.attributes("", {})
@@ -93,14 +101,10 @@ class ZarrSink:
 class ZarrSlices:
     """Rows of a Zarr array, by zarr-python."""
 
-    def __init__(self, source: ZarrSource, name: str, array: zarr.Array[Any]) -> None:
-        self._name, self._array = name, array
-        self._where = f"{source.path}: array {name}"
+    def __init__(self, array: zarr.Array[Any], where: str) -> None:
+        self._array, self._where = array, where
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
-        shard = f"{name}/c" + "/0" * len(self.shape)
-        if all(self.shape) and not source.has(shard):
-            raise StoreError(f"{self._where}: its file {shard} is missing; restore the store")
 
     def read(self, begin: int, end: int) -> Array:
         if begin >= end:
@@ -113,12 +117,24 @@ class ZarrSlices:
                 "run `feature-store verify`"
             ) from error
 
+    def read_into(self, begin: int, end: int, out: Array) -> None:
+        out[...] = self.read(begin, end)
+
+    def prefetch(self, begin: int, end: int) -> None:
+        """Zarr-python reads when it is asked."""
+
 
 class ZarrSource:
-    """Reads a Zarr store from a folder or from anything fsspec knows."""
+    """Reads a Zarr store from a folder or from anything fsspec knows.
+
+    `maps` is None where zarr-python does all the reading: for stores that are not a local folder.
+    """
 
     def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
         self.path = path
+        self.maps = None if "://" in path else ShardMaps()
+        self._folder = None if "://" in path else Folder(path)
+        self._digests: dict[str, str] = {}
         try:
             if "://" in path:
                 self._store: Any = FsspecStore.from_url(
@@ -130,26 +146,32 @@ class ZarrSource:
         except (ImportError, ValueError) as error:
             raise StoreError(f"{path}: cannot be opened ({error})") from error
 
+    def _address(self, name: str, limit: int | None = None) -> str:
+        if self._folder is not None:
+            self._folder.check(name, limit)
+        return f"{self._root.rstrip('/')}/{name}"
+
     def bytes(self, name: str) -> bytes | None:
         """A whole small file, None where there is none."""
         try:
-            return bytes(self._fs.cat_file(f"{self._root.rstrip('/')}/{name}"))
+            return bytes(self._fs.cat_file(self._address(name, MAX_JSON)))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
             raise StoreError(f"{self.path}: {name} cannot be read ({error})") from error
 
     def has(self, name: str) -> bool:
-        return bool(self._fs.exists(f"{self._root.rstrip('/')}/{name}"))
+        return bool(self._fs.exists(self._address(name)))
 
     def _node(self, name: str) -> dict[str, Any]:
         file = f"{name}/zarr.json".lstrip("/")
         data = self.bytes(file)
         if data is None:
             raise StoreError(f"{self.path}: {file} is missing")
+        self._digests[name] = _digest(data)
         try:
             node = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"{self.path}: {file} is not JSON ({error})") from error
         if not isinstance(node, dict) or node.get("zarr_format") != 3:
             raise StoreError(f"{self.path}: {file} is not Zarr format 3")
@@ -170,21 +192,55 @@ class ZarrSource:
         return sorted(name for name in names if name != "zarr.json" and name[:1] != ".")
 
     def array(self, name: str) -> Slices:
+        array, chunk = self._mapped(name) or self._by_zarr(name)
+        shard, where = _shard(name, array.shape), f"{self.path}: array {name}"
+        if all(array.shape):
+            try:
+                stored = int(self._fs.size(self._address(shard)))
+            except FileNotFoundError:
+                message = f"{where}: its file {shard} is missing; restore the store"
+                raise StoreError(message) from None
+            check_size(where, prod(array.shape) * array.dtype.itemsize, chunk, stored)
+        return array
+
+    def _mapped(self, name: str) -> tuple[Slices, int] | None:
+        """The array and the bytes of a decoded chunk, where it lies here as we write it."""
+        if self.maps is None:
+            return None
+        try:
+            layout = layout_of(self._node(name))
+        except StoreError:
+            return None  # zarr-python says what is wrong with it
+        if layout is None:
+            return None
+        file = Path(self.path) / _shard(name, layout.shape)
+        slices = ShardSlices(self.maps, file, layout, f"{self.path}: array {name}")
+        return slices, layout.rows * layout.row_bytes
+
+    def _by_zarr(self, name: str) -> tuple[Slices, int]:
+        self._node(name)  # no link out of the store
         try:
             array = zarr.open_array(self._store, path=name, mode="r", zarr_format=3)
+            slices = ZarrSlices(array, f"{self.path}: array {name}")
         except Exception as error:  # zarr raises many kinds for damaged metadata
             raise StoreError(
                 f"{self.path}: array {name} cannot be opened ({error}); the store is damaged"
             ) from error
-        return ZarrSlices(self, name, array)
+        return slices, prod(array.chunks) * slices.dtype.itemsize
 
     def fingerprint(self, name: str) -> str | None:
+        """Of the metadata that the array was opened with last."""
+        if (digest := self._digests.pop(name, None)) is not None:
+            return digest
         data = self.bytes(f"{name}/zarr.json")
         return None if data is None else _digest(data)
 
     def damage(self, arrays: Collection[str]) -> list[str]:
         root = self._root.rstrip("/")
-        found = {str(path)[len(root) :].lstrip("/") for path in self._fs.find(root)}
+        if "://" in self.path:
+            found = {str(path)[len(root) :].lstrip("/") for path in self._fs.find(root)}
+        else:
+            found = set(files_under(self.path))
         expected, groups = set(), {""}
         for name in arrays:
             segments = name.split("/")
@@ -195,7 +251,7 @@ class ZarrSource:
             except StoreError:
                 continue  # the caller reads every array and reports it
             if all(shape):
-                expected.add(f"{name}/c" + "/0" * len(shape))
+                expected.add(_shard(name, shape))
         expected |= {f"{group}/zarr.json".lstrip("/") for group in groups}
         problems = [f"missing file {name}" for name in sorted(expected - found)]
         problems += [f"extra file {name}" for name in sorted(found - expected)]
@@ -221,24 +277,16 @@ class ZarrSource:
         return not self._same("manifest", json.loads(json.dumps(fresh)))
 
     def damaged_chunks(self, name: str) -> list[int]:
-        array = zarr.open_array(self._store, path=name, mode="r", zarr_format=3)
-        rows, bad = array.chunks[0], []
-        for number in range(-(-array.shape[0] // rows)):
+        array = self.array(name)  # StoreError for what must not even be opened
+        chunks = zarr.open_array(self._store, path=name, mode="r", zarr_format=3).chunks
+        bad = []
+        for number, begin in enumerate(range(0, array.shape[0], chunks[0])):
             try:
-                array[number * rows : (number + 1) * rows]
-            except Exception:  # any failure to decode counts
+                array.read(begin, min(begin + chunks[0], array.shape[0]))
+            except StoreError:
                 bad.append(number)
         return bad
 
     def close(self) -> None:
-        """Zarr keeps nothing open."""
-
-
-def open_tree(path: str, storage_options: dict[str, Any] | None = None) -> Source:
-    """Open a Zarr tree for reading."""
-    return ZarrSource(path, storage_options)
-
-
-def create_tree(folder: Path) -> Sink:
-    """Begin a Zarr tree in a folder that does not exist."""
-    return ZarrSink(folder)
+        if self.maps is not None:
+            self.maps.clear()

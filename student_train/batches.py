@@ -23,7 +23,7 @@ from align import (
     align_span,
 )
 from store import Batch, FeatureStore
-from store.errors import UserError
+from store.errors import VERIFY, StoreError, UserError
 from student_train import losses
 from student_train.masking import IGNORED, MaskedTokens, Masker
 from student_train.pooling import MapPooling, Runs
@@ -156,15 +156,17 @@ class Collator:
         else:
             read = self.masker.dynamic(native, key)
         masked = np.flatnonzero(read.labels != IGNORED)
+        try:
+            taught = self._distillation(batch, native, read, key) if self.wants_teacher else None
+        except AlignmentError as error:  # tokens that are not those of the store's texts
+            raise StoreError(f"the store cannot be learnt from: {error}; {VERIFY}") from error
         return StudentBatch(
             inputs=Inputs.of(read.ids, native.start, self.padding),
             masked=torch.from_numpy(masked),
             labels=torch.from_numpy(read.labels[masked]),
             characters=int((native.offsets[masked, 1] - native.offsets[masked, 0]).sum()),
             tokens=len(native.ids),
-            distillation=(
-                self._distillation(batch, native, read, key) if self.wants_teacher else None
-            ),
+            distillation=taught,
         )
 
     def _native(self, batch: Batch) -> Tokens:

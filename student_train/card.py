@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+import json
+import platform
+from importlib.metadata import version
+from pathlib import PurePath
 from typing import Any
 
+import torch
 
-def model_card(report: dict[str, Any]) -> str:
-    """Markdown with the settings, the teacher and the held-out results of a finished student."""
+from store import FeatureStore
+
+LONGEST = 1000  # characters of a cell; a corpus of many files would fill pages
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What shapes the last bits of a student beside its settings: versions, device, threads."""
+    names = ("teachonce", "torch", "transformers", "tokenizers", "numpy")
+    versions = {"python": platform.python_version(), **{name: version(name) for name in names}}
+    return {**versions, "device": device, "threads": torch.get_num_threads()}
+
+
+def hub_id(store: FeatureStore) -> str | None:
+    """The teacher's id on the hub; None for one that was loaded from a folder."""
+    if not _teacher(store.identity).get("revision"):
+        return None
+    config = json.loads(store.teacher_file("config.json"))
+    return config.get("_name_or_path") or None
+
+
+def model_card(report: dict[str, Any], base_model: str | None) -> str:
+    """Markdown with the settings, the teacher and the held-out results of a finished student.
+
+    `base_model` is the teacher's id on the hub, where it has one.
+    """
     settings, result = report["settings"], report["result"]
-    teacher = report["store"]["identity"]["teacher"]
+    store = report["store"]
+    teacher = _teacher(store["identity"])
+    name = base_model or PurePath(str(teacher.get("id", "an unnamed teacher"))).name
+    base = f"base_model: {base_model}\n" if base_model else ""
+    paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
     rows = "\n".join(
-        f"| {name} | {_told(value)} |" for name, value in settings.items() if value is not None
+        f"| {key} | {_told(value)} |"
+        for key, value in {**settings, **paths}.items()
+        if value is not None
     )
     results = "\n".join(f"| {name} | {_told(value)} |" for name, value in result.items())
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask
-base_model: {teacher["id"]}
-tags: [distillation, teachonce]
+{base}tags: [distillation, teachonce]
 ---
 
-# Student of {teacher["id"]}
+# Student of {name}
 
 A masked language model of {result["parameters"]:,} parameters, trained by teachonce from a store of
-what its teacher knew (weights hash `{teacher["weights_hash"][:16]}`), with no teacher in memory.
+what its teacher knew, with no teacher in memory.
 
 ```python
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -46,7 +79,43 @@ tokenizer = AutoTokenizer.from_pretrained("this folder")
 | option | value |
 |---|---|
 {rows}
+
+## Origin
+
+| | |
+|---|---|
+{_origin(report, name)}
+
+The same store (by its content), settings and environment give the same student, bit for bit on a
+CPU. `training.json` has all of this in full.
 """
+
+
+def _origin(report: dict[str, Any], name: str) -> str:
+    """Where the store's numbers came from, and what made the student of them."""
+    store = report["store"]
+    rows = {
+        "teacher": {**_teacher(store["identity"]), "id": name},
+        "corpus": store["identity"].get("corpus"),
+        "dump": store["identity"].get("arguments"),
+        "features": {k: v for k, v in store["features"].items() if k != "encodings"},
+        "dump's software": store["software"],
+        "store's content, SHA-256": store["content"],
+        "store's state": store["state"],
+        "environment": report["environment"],
+    }
+    return "\n".join(f"| {what} | `{_json(value)}` |" for what, value in rows.items())
+
+
+def _json(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text.replace("|", "\\|").replace("`", "'")[:LONGEST]
+
+
+def _teacher(identity: dict[str, Any]) -> dict[str, Any]:
+    """What the store says of its teacher; its keys are free."""
+    teacher = identity.get("teacher")
+    return teacher if isinstance(teacher, dict) else {}
 
 
 def _told(value: Any) -> str:

@@ -1,41 +1,57 @@
-"""Checkpoints: written whole or not at all, and passed over if torn."""
+"""Checkpoints: written whole or not at all, with a checksum, and passed over if torn."""
 
 from __future__ import annotations
 
-import os
+import hashlib
+import io
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from store import disk
+
 KEPT = 2
+DIGEST_BYTES = 32
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Write `state` as checkpoint `step` under a temporary name, flush it to disk, rename; keep the
-    last two."""
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / ".unfinished"
-    with unfinished.open("wb") as file:
-        torch.save({"step": step, **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(folder / f"step-{step:09d}.pt")
-    for old in sorted(folder.glob("step-*.pt"))[:-KEPT]:
+    """Write `state` as checkpoint `step`, ended by the SHA-256 of all bytes before; keep the last
+    two."""
+    folder.mkdir(exist_ok=True)
+    buffer = io.BytesIO()
+    torch.save({"step": step, **state}, buffer)
+    buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
+    disk.write(folder / f"step-{step:09d}.pt", buffer.getbuffer())
+    for old in _newest_first(folder)[KEPT:]:
         old.unlink()
 
 
-def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that can be read, on the CPU; None where there is none."""
-    for path in sorted(folder.glob("step-*.pt"), reverse=True):
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True)
-        except Exception:  # torch raises anything at all on a torn file, and the one before will do
-            continue
-    return None
+def load_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
+    """The newest whole checkpoint, on the CPU (None where there is none), and the torn ones after
+    it, which are removed: they must not count among those that are kept."""
+    torn: list[Path] = []
+    for path in _newest_first(folder):
+        data = path.read_bytes()
+        whole, digest = memoryview(data)[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+        if hashlib.sha256(whole).digest() == digest:
+            return torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True), torn
+        path.unlink()
+        torn.append(path)
+    return None, torn
+
+
+def newest_checkpoint(folder: Path) -> str:
+    """What to tell of the newest checkpoint."""
+    paths = _newest_first(folder)
+    return f"saved at step {int(paths[0].stem[5:])} ({paths[0]})" if paths else "nothing saved yet"
 
 
 def remove_checkpoints(folder: Path) -> None:
     """What a finished student no longer needs."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.pt"), reverse=True)

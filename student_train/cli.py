@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from store.console import command_errors
+from store.console import CONTEXT, command_errors
+from store.stopping import Stopped
 from student_train.options import ALIGNMENTS, DEFAULT_LOSS, TrainOptions, parse_losses
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
@@ -25,9 +26,7 @@ def option(*names: str, **settings: Any) -> Any:
     return click.option(*names, default=getattr(DEFAULT, field), **settings)
 
 
-@click.command(
-    help=HELP, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
-)
+@click.command(help=HELP, context_settings=CONTEXT)
 @click.option("--store", required=True, help="A sealed store: .zarr, .h5 or an object-store URL.")
 @option(
     "--vocab",
@@ -78,7 +77,11 @@ def option(*names: str, **settings: Any) -> Any:
 @option("--epochs", type=float, help="Passes over the store, instead of --steps.  [default: 3]")
 @option("--batch-tokens", help="Teacher tokens of a batch, padding included.")
 @option("--accumulate", help="Batches of one optimiser step.")
-@option("--lr", help="Peak learning rate of AdamW.")
+@option(
+    "--lr",
+    type=float,
+    help="Peak learning rate of AdamW.  [default: 0.5 / width, at most 0.004]",
+)
 @option("--warmup", help="Share of the steps.")
 @option(
     "--schedule",
@@ -105,18 +108,20 @@ def option(*names: str, **settings: Any) -> Any:
     type=click.Choice(["auto", "bf16", "fp32"]),
     help="auto: bf16 where the hardware multiplies it, else fp32.",
 )
+@click.option(
+    "--allow-partial", is_flag=True, help="Learn from the published parts of an unfinished store."
+)
 @click.option("--resume", is_flag=True, help="Go on with a stopped training.")
 @command_errors
 def main(resume: bool, **arguments: Any) -> None:
     from student_train.run import run  # torch and transformers load only for work, not for --help
-    from student_train.trainer import Stopped
 
     options = options_of(arguments)
     click.echo(describe(options))
     try:
         report = run(options, resume=resume, say=click.echo)
     except Stopped as stop:
-        raise click.ClickException(f"{stop}; go on with the same command and --resume") from None
+        raise Stopped(stop.number, kept(options.out_folder())) from None
     result = report["result"]
     for name in (
         "parameters",
@@ -132,6 +137,14 @@ def main(resume: bool, **arguments: Any) -> None:
     click.echo(f"student in {options.out_folder()}")
 
 
+def kept(out: Path) -> str:
+    """What a stopped training has, and how to go on."""
+    from student_train.checkpoint import newest_checkpoint
+
+    words = " and --resume" if (out / "training.json").exists() else ""
+    return f"{out}: {newest_checkpoint(out / 'checkpoints')}; go on with the same command{words}"
+
+
 def told(number: float) -> str:
     """Counts whole, measures with five digits."""
     return f"{number:,}" if isinstance(number, int) else f"{number:,.5g}"
@@ -144,7 +157,8 @@ def options_of(arguments: dict[str, Any]) -> TrainOptions:
 
     loss = parse_losses(arguments.pop("loss"))
     if not loss:
-        features = open_store(arguments["store"]).features
+        partial = arguments.get("allow_partial", False)
+        features = open_store(arguments["store"], allow_partial=partial).features
         loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
         if features.logits and not features.hidden:
             loss["kl"] = 1.0
@@ -163,8 +177,8 @@ def describe(options: TrainOptions) -> str:
             " projection"
         ),
         "training": (
-            f"{length} of {options.batch_tokens} x {options.accumulate} tokens, lr {options.lr:g}"
-            f" {options.schedule}, seed {options.seed}"
+            f"{length} of {options.batch_tokens} x {options.accumulate} tokens,"
+            f" lr {options.resolved_lr:.2g} {options.schedule}, seed {options.seed}"
         ),
         "device": f"{options.device}, {options.precision}",
         "out": str(options.out_folder()),

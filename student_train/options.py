@@ -14,6 +14,7 @@ from store.errors import UserError
 
 ALIGNMENTS = ("span", "match", "reduce")
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
+GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5  # the best rate falls with the student's width
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TrainOptions:
     epochs: float | None = None
     batch_tokens: int = 1024
     accumulate: int = 1
-    lr: float = 1e-3
+    lr: float | None = None
     warmup: float = 0.05
     schedule: str = "linear"
     weight_decay: float = 0.01
@@ -49,11 +50,21 @@ class TrainOptions:
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
+    allow_partial: bool = False
 
     @property
     def resolved_pool(self) -> str:
         """Runs are summed under reduce (Kolesnikova et al. 2022), averaged otherwise."""
         return self.pool or ("sum" if self.align == "reduce" else "mean")
+
+    @property
+    def resolved_lr(self) -> float:
+        """The peak learning rate: --lr, else by the student's width."""
+        from student_train.student import shape_of
+
+        if self.lr is not None:
+            return self.lr
+        return min(GREATEST_RATE, RATE_TIMES_WIDTH / shape_of(self.student)[0])
 
     def resolved(self) -> TrainOptions:
         """The same options with what depends on the machine decided."""
@@ -69,7 +80,7 @@ class TrainOptions:
         return replace(self, device=device, precision=precision, epochs=epochs)
 
     def check(self) -> None:
-        """Refuse, in one line, what cannot work whatever the store is."""
+        """Refuse, in one line, what cannot work whatever the store is. For resolved options."""
         import torch
 
         from student_train import losses
@@ -116,6 +127,8 @@ class TrainOptions:
             raise UserError(
                 f"--max-length {self.max_length}: at least 3, two special tokens and one of text"
             )
+        if self.precision not in ("bf16", "fp32"):
+            raise UserError(f"--precision {self.precision}: expected auto, bf16 or fp32")
         kind, _, number = self.device.partition(":")
         if kind not in ("cpu", "cuda") or not (number or "0").isdigit():
             raise UserError(f"--device {self.device}: expected auto, cpu, cuda or cuda:N")
@@ -128,10 +141,11 @@ class TrainOptions:
     def describing(self) -> dict[str, Any]:
         """All that shapes the student, as JSON: where it goes and on what it runs left out."""
         values = asdict(self)
-        del values["out"], values["device"], values["checkpoint_every"]
+        del values["out"], values["device"], values["checkpoint_every"], values["allow_partial"]
         if self.schedule != "plateau":  # only there do validations decide anything
             del values["eval_every"]
-        return {**values, "loss": dict(self.loss), "pool": self.resolved_pool}
+        resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}
+        return {**values, "loss": dict(self.loss), **resolved}
 
     def name(self) -> str:
         """A folder name that tells the main settings, with a short hash of all of them."""

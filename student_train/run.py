@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from transformers import BertForMaskedLM
 from transformers.utils import logging as transformers_logging
 
 from store import FeatureStore, disk, open_store
+from store.content import check_tokens
 from store.errors import UserError
 from student_train import losses
 from student_train.batches import Collator
-from student_train.card import model_card
+from student_train.card import environment, hub_id, model_card
 from student_train.checkpoint import remove_checkpoints
 from student_train.data import split_blocks, view_of
 from student_train.initialise import initialise
@@ -30,25 +32,41 @@ SETTINGS = "training.json"
 def run(
     options: TrainOptions, *, resume: bool = False, say: Any = lambda line: None
 ) -> dict[str, Any]:
-    """Train the student that `options` ask for and write it to its folder; returns what
-    training.json says.
+    """Train the student that `options`, which are resolved, ask for and write it to its folder;
+    returns what training.json says.
 
     `say` is told, in a line each, what a user should know. Raises UserError for bad input, before
     anything is written.
     """
-    options = options.resolved()
-    store = open_store(options.store)
+    store = open_store(options.store, allow_partial=options.allow_partial)
     check(options, store)
+    check_tokens(store)
     out = options.out_folder()
-    origin = {"identity": store.identity, "features": store.features.to_json()}
+    origin = {
+        "identity": store.identity,
+        "features": store.features.to_json(),
+        "content": store.manifest.content(),
+        "state": store.meta["state"],
+        "software": store.meta["software"],
+    }
     _prepare(out, options, origin, resume)
-    student, collator = prepare(options, store, say)
+    try:
+        student, collator = prepare(options, store, say)
+    except OSError as error:
+        raise UserError(
+            f"{out}: the student cannot be prepared: {disk.reason(error)} (temporary files are in"
+            f" {tempfile.gettempdir()})"
+        ) from error
     try:
         out.mkdir(parents=True, exist_ok=True)
-        begun = {"settings": options.describing(), "store": origin}
+        begun = {
+            "settings": options.describing(),
+            "store": origin,
+            "environment": environment(options.device),
+        }
         disk.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
         trained = train(store, student, collator, options, out, resume=resume, say=say)
-        return _finish(out, begun, trained, collator)
+        return _finish(out, begun, trained, collator, hub_id(store))
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{out}: cannot be written: {disk.reason(error)} and go on with --resume, or give"
@@ -170,7 +188,11 @@ def _prepare(out: Path, options: TrainOptions, origin: dict[str, Any], resume: b
 
 
 def _finish(
-    out: Path, begun: dict[str, Any], trained: Trained, collator: Collator
+    out: Path,
+    begun: dict[str, Any],
+    trained: Trained,
+    collator: Collator,
+    base_model: str | None,
 ) -> dict[str, Any]:
     student = trained.student.eval()
     student.cpu()
@@ -185,7 +207,7 @@ def _finish(
         "parameters": student.num_parameters(),
     }
     report = {**begun, "result": result}
-    (out / "README.md").write_text(model_card(report))
+    (out / "README.md").write_text(model_card(report, base_model))
     disk.sync_tree(out)
     disk.write(out / SETTINGS, json.dumps(report, indent=1).encode())
     remove_checkpoints(out / "checkpoints")

@@ -18,20 +18,35 @@ from student_train.options import TrainOptions
 SIZES = {"tiny": (264, 3, 12)}
 
 
-def student_config(size: str, vocabulary: int, max_length: int, pad_id: int) -> BertConfig:
-    """Configuration of `tiny` or `HxLxA` (width, layers, attention heads); UserError for anything
-    else."""
+def shape_of(size: str, option: str = "--student ") -> tuple[int, int, int]:
+    """Width, layers and attention heads of `tiny` or `HxLxA`.
+
+    UserError for anything else; `option` is what stands before the size on the command line.
+    """
     found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", size)
     if size not in SIZES and not found:
         raise UserError(
-            f"--student {size}: expected tiny or HxLxA (width x layers x heads, such as 264x3x12)"
+            f"{option}{size}: expected tiny or HxLxA (width x layers x heads, such as 264x3x12)"
         )
     width, layers, heads = SIZES[size] if size in SIZES else map(int, found.groups())  # type: ignore[union-attr]
     if min(width, layers, heads) < 1 or width % heads:
         raise UserError(
-            f"--student {size}: the width {width} must be a multiple of the {heads} heads, and all"
+            f"{option}{size}: the width {width} must be a multiple of the {heads} heads, and all"
             " at least 1"
         )
+    if layers > width:
+        raise UserError(
+            f"{option}{size}: {layers} layers of width {width}; the order is width x layers x"
+            f" heads: {option}{layers}x{width}x{heads}?"
+        )
+    return width, layers, heads
+
+
+def student_config(
+    size: str, vocabulary: int, max_length: int, pad_id: int, option: str = "--student "
+) -> BertConfig:
+    """Configuration of a student of that size; see `shape_of`."""
+    width, layers, heads = shape_of(size, option)
     return BertConfig(
         vocab_size=vocabulary,
         hidden_size=width,

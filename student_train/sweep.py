@@ -10,13 +10,18 @@ from typing import Any
 
 import click
 
-from store.console import command_errors
+from store.console import CONTEXT, command_errors
 from store.errors import UserError
+from store.stopping import Stopped
+from student_train.cli import DEFAULT, options_of, told
 from student_train.cli import main as student_train
-from student_train.cli import options_of, told
 from student_train.options import beside
 
 SINGLE = ("out", "resume", "store")
+OUT_HELP = (
+    "Folder of the students, each named after its settings, and of sweep.json, the table."
+    "  [default: beside the store, STORE-sweep for STORE.zarr]"
+)
 COLUMNS = (
     "parameters",
     "steps",
@@ -37,8 +42,8 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
     Students that are finished already are not trained again.
     """
     from store import open_store
+    from student_train.checkpoint import newest_checkpoint
     from student_train.run import check, run
-    from student_train.trainer import Stopped
 
     folder = out or beside(store, "sweep")
     source = open_store(store)
@@ -64,7 +69,8 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
             try:
                 report = run(replace(options, out=target), resume=unfinished, say=click.echo)
             except Stopped as stop:
-                raise UserError(f"{stop}; the same command goes on") from None
+                saved = newest_checkpoint(target / "checkpoints")
+                raise Stopped(stop.number, f"{target}: {saved}; the same command goes on") from None
         rows.append(
             {
                 **{name: _told(arguments[name]) for name in varied},
@@ -106,24 +112,38 @@ def table(rows: list[dict[str, Any]], varied: list[str]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _help(option: click.Option) -> str:
+    """That of student-train, with the default, which a repeatable option itself does not have."""
+    if option.name == "out":
+        return OUT_HELP
+    default = getattr(DEFAULT, option.name or "", None)
+    told = isinstance(default, (str, int, float)) and option.name not in SINGLE
+    return f"{option.help}  [default: {default}]" if told else str(option.help)
+
+
 def _command() -> click.Command:
     """Student-train's own options, each of which may be repeated."""
     options: list[click.Parameter] = []
-    for parameter in student_train.params:
-        assert isinstance(parameter, click.Option) and parameter.name
-        if parameter.name == "resume":
+    for option in student_train.params:
+        assert isinstance(option, click.Option)
+        if option.name in ("resume", "allow_partial"):
             continue
-        repeatable = parameter.name not in SINGLE
         options.append(
             click.Option(
-                parameter.opts,
-                type=parameter.type,
-                required=parameter.required,
-                multiple=repeatable,
-                help=parameter.help,
+                option.opts,
+                type=option.type,
+                required=option.required,
+                multiple=option.name not in SINGLE,
+                help=_help(option),
             )
         )
-    return click.Command("student-sweep", params=options, callback=sweep, help=sweep.__doc__)
+    return click.Command(
+        "student-sweep",
+        params=options,
+        callback=sweep,
+        help=sweep.__doc__,
+        context_settings=CONTEXT,
+    )
 
 
 main = _command()

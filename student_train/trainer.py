@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from transformers import BertForMaskedLM
 
 from store import FeatureStore, disk
 from store.stopping import stoppable
 from student_train.batches import Collator, StudentBatch
+from student_train.board import Board
 from student_train.checkpoint import load_checkpoint, save_checkpoint
 from student_train.data import prefetched, split_blocks, student_batches
 from student_train.evaluate import evaluate
@@ -114,7 +114,7 @@ class _Run:
             self.load(say)
         # What a killed run showed after its last checkpoint comes again.
         purge = self.step + 1 if resume else None
-        self.board = SummaryWriter(str(out / "tensorboard"), purge_step=purge) if out else None
+        self.board = Board(out / "tensorboard", purge) if out else None
 
     def _steps_of(self, epochs: float) -> int:
         batches = self.store.batch_count(
@@ -129,7 +129,9 @@ class _Run:
             {"params": decayed, "weight_decay": self.options.weight_decay},
             {"params": plain, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=self.options.lr, betas=BETAS, eps=EPSILON, fused=True)
+        return torch.optim.AdamW(
+            groups, lr=self.options.resolved_lr, betas=BETAS, eps=EPSILON, fused=True
+        )
 
     def seconds(self) -> float:
         """Of training so far, those before a resume included."""
@@ -153,7 +155,7 @@ class _Run:
         try:
             while self.step < self.steps:
                 self._seed()
-                rate = options.lr * self.schedule.factor(self.step)
+                rate = options.resolved_lr * self.schedule.factor(self.step)
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
                 tokens, found = self._accumulate(batches)
@@ -205,8 +207,7 @@ class _Run:
             return
         with (self.out / METRICS).open("a") as file:
             file.write(json.dumps({"step": self.step, **values}) + "\n")
-        for name, value in values.items():
-            self.board.add_scalar(name, value, self.step)
+        self.board.add(values, self.step)
 
     def save(self) -> None:
         assert self.out is not None

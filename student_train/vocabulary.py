@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def _merged(words: Counter[str], letters: list[str], size: int) -> list[str]:
     )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.train_from_iterator(
-        (word for word, count in coded for word in [word] * min(count, 10_000)),
+        chain.from_iterable(repeat(word, count) for word, count in coded),
         trainers.BpeTrainer(
             vocab_size=size,
             initial_alphabet=list(code.values()),

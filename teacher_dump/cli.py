@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from store.console import command_errors
+from store.console import CONTEXT, command_errors, counted
 from teacher_dump.options import DumpOptions
 
 HELP = """Run a teacher once over a corpus and write what it knew about every token into a store.
@@ -16,9 +16,7 @@ A dump that was stopped continues where it was: type the same command again.
 """
 
 
-@click.command(
-    help=HELP, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
-)
+@click.command(help=HELP, context_settings=CONTEXT)
 @click.option(
     "--model", required=True, help="Teacher: model id, folder, or an alias (rubert-base, minilm)."
 )
@@ -80,7 +78,7 @@ A dump that was stopped continues where it was: type the same command again.
 @click.option("--device", default="auto", help="auto | cpu | cuda | cuda:N.")
 @click.option(
     "--precision",
-    type=click.Choice(["auto", "bf16", "fp32"]),
+    type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
     default="auto",
     help="auto: bf16 on a GPU, else fp32.",
 )
@@ -98,29 +96,30 @@ def main(**arguments: Any) -> None:
     options = DumpOptions(corpus=corpus, **arguments).resolved()
     click.echo(describe(options, bool(corpus)))
     done = dump(options, say=click.echo)
-    resumed = f" ({done.resumed_parts} were there from before)" if done.resumed_parts else ""
+    resumed = f" ({done.resumed_parts:,} of them from before)" if done.resumed_parts else ""
     click.echo(
-        f"{options.out}: {done.tokens:,} tokens in {done.sequences:,} sequences of"
-        f" {done.documents:,} documents, {done.parts} parts{resumed}; {done.empty_lines:,} empty"
-        " lines skipped"
+        f"{options.out}: {counted(done.tokens, 'token')} in {counted(done.sequences, 'sequence')}"
+        f" of {counted(done.documents, 'document')}, {counted(done.parts, 'part')}{resumed};"
+        f" {counted(done.empty_lines, 'empty line')} skipped"
     )
     if done.without_tokens:
-        click.echo(f"{done.without_tokens:,} windows without any token left out")
+        click.echo(f"{counted(done.without_tokens, 'window')} without any token left out")
     if done.surrogates:
-        click.echo(f"{done.surrogates:,} characters that UTF-8 cannot hold replaced by U+FFFD")
+        held = counted(done.surrogates, "character")
+        click.echo(f"{held} that UTF-8 cannot hold replaced by U+FFFD")
+    if done.halved:
+        click.echo(f"{done.halved:,} batches did not fit into the memory: run in halves")
+    if done.widened:
+        click.echo(f"{done.widened:,} times a sequence gave NaN or infinity: run in float32")
     click.echo(f"next: student-train --store {options.out} --vocab 5k (or what its text can give)")
 
 
 def describe(options: DumpOptions, corpus_was_given: bool) -> str:
-    """The settings of a dump, one line each, as they are printed at its start."""
+    """The settings that are known before the teacher is loaded, one line each."""
     source = "" if corpus_was_given else " (no --corpus given: the default)"
     rows = {
         "teacher": options.model,
         "corpus": ", ".join(options.corpus) + source,
-        "features": (
-            f"logits {options.logits}, hidden {options.hidden}, attention {options.attention},"
-            f" {options.views} view(s)"
-        ),
         "codec": options.codec,
         "device": (
             f"{options.device}, {options.precision}, {options.batch_tokens} tokens a batch, seed"

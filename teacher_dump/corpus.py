@@ -20,7 +20,6 @@ Iterating again gives the same documents.
 from __future__ import annotations
 
 import glob
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,15 +94,14 @@ class Corpus:
         Raises CorpusError.
         """
         for source in self.sources:
-            if not isinstance(source, HubSource):
-                deque(source.texts(), maxlen=0)
+            source.check()
 
     def identity(self) -> dict[str, Any]:
         """What the corpus is, as JSON: two corpora with the same identity give the same documents.
 
         `text_column`, and for each source its kind and name, with bytes and sha256 for files,
         config, split and revision for the hub, and the Python version with the number and sha256 of
-        the paragraphs for python-docs. Reads files whole.
+        the paragraphs for python-docs. Reads files whole that `check` has not hashed.
         """
         return {
             "text_column": self.text_column,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import platform
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +19,13 @@ import torch
 from tqdm import tqdm
 
 from store import Features, StoreWriter
+from store.console import counted
 from store.errors import UserError
-from teacher_dump.batches import length_batches, padded
+from store.stopping import Stop, Stopped, stoppable
+from teacher_dump.batches import length_batches
 from teacher_dump.corpus import Corpus
+from teacher_dump.forward import forward
+from teacher_dump.models import resolve_model
 from teacher_dump.options import DEFAULT_MAX_LENGTH, DumpOptions, check_options, parse_logits
 from teacher_dump.parts import write_part
 from teacher_dump.teacher import Teacher, load_teacher
@@ -39,15 +46,35 @@ class DumpSummary:
     tokens: int
     parts: int
     resumed_parts: int
+    halved: int  # batches of this run that were too large for the memory
+    widened: int  # times in this run that a sequence was run again in float32
 
 
 def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None) -> DumpSummary:
     """Run the teacher once over the corpus and write the store; continues a dump that was stopped.
 
     `say` is told, in a line each, what a user should know before the work starts. Raises UserError
-    for bad input; then nothing that existed before is changed.
+    for bad input; then nothing that existed before is changed. Raises Stopped, with what is kept,
+    after SIGINT or SIGTERM: between two batches once the teacher runs.
     """
-    options = options.resolved()
+    with stoppable() as stop:
+        try:
+            return _dump(options.resolved(), say, stop)
+        except Stopped as stopped:
+            raise Stopped(stopped.number, _kept(options.out)) from None
+
+
+def _kept(out: Path) -> str:
+    if StoreWriter.peek(out) is None:
+        state = "is finished"
+        if not out.exists():
+            state = "nothing is written yet; the same command begins anew"
+        return f"{out}: {state}"
+    parts, tokens = StoreWriter.kept(out)
+    return f"{out}: {parts} parts with {tokens:,} tokens are kept; the same command goes on there"
+
+
+def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> DumpSummary:
     check_options(options)
     StoreWriter.check(options.out)
     corpus = Corpus.open(list(options.corpus), text_column=options.text_column)
@@ -70,12 +97,9 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
         raise UserError(
             f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
         )
-    if options.logits != "none" and options.head != "none" and not features.logits:
-        say(
-            f"{teacher.name} has no masked-LM head: the store gets hidden states and attention maps"
-            " only"
-        )
+    say(_told(options, features))
     files = teacher.files()
+    tally: Counter[str] = Counter()
     writer = StoreWriter.create_or_resume(
         options.out,
         identity=_identity(options, teacher, corpus, files, max_length),
@@ -88,20 +112,38 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
     )
     resumed = len(writer.published)
     documents = sequences = tokens = number = 0
-    with tqdm(
-        unit="tok", unit_scale=True, desc="dump", disable=None, total=options.limit
-    ) as progress:
+    with (
+        closing(writer),
+        tqdm(
+            unit="tok", unit_scale=True, desc="dump", disable=None, total=options.limit
+        ) as progress,
+    ):
+
+        def advance(done: int) -> None:
+            stop.check()
+            progress.update(done)
+
         for number, part in enumerate(itertools.chain([first], parts)):
+            begun, size = time.perf_counter(), sum(len(w.ids) for w in part)
             if number not in writer.published:
-                write_part(
-                    writer, number, part, sequences, teacher, features, options, progress.update
-                )
+                with stop.held():
+                    write_part(
+                        writer, number, part, sequences, teacher, features, options, tally, advance
+                    )
+                if progress.disable:  # no terminal: a line now and then instead of a bar
+                    seconds = time.perf_counter() - begun
+                    say(
+                        f"part {number:<4} {counted(len(part), 'sequence')}, "
+                        f"{counted(size, 'token')}, {size / seconds:,.0f} tokens/s; "
+                        f"{tokens + size:,} tokens so far"
+                    )
+                stop.check()
             else:
-                progress.update(sum(len(w.ids) for w in part))
+                progress.update(size)
             documents = part[-1].document + 1
             sequences += len(part)
-            tokens += sum(len(w.ids) for w in part)
-    writer.seal()
+            tokens += size
+        writer.seal()
     return DumpSummary(
         documents,
         corpus.empty_lines,
@@ -111,6 +153,20 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
         tokens,
         number + 1,
         resumed,
+        tally["halved"],
+        tally["widened"],
+    )
+
+
+def _told(options: DumpOptions, features: Features) -> str:
+    """What the store is going to hold: which logits is only known once the teacher is loaded."""
+    logits = options.logits
+    if logits != "none" and not features.logits:
+        reason = "--head none" if options.head == "none" else "no masked-LM head in the checkpoint"
+        logits = f"none ({reason})"
+    return (
+        f"features  logits {logits}, hidden {options.hidden}, attention {options.attention}, "
+        f"{counted(features.views, 'view')}, windows of at most {features.max_length} tokens"
     )
 
 
@@ -170,7 +226,7 @@ def _identity(
     return {
         "teacher": {
             "id": teacher.name,
-            "revision": getattr(teacher.config, "_commit_hash", None),
+            "revision": resolve_model(options.model).revision,
             "architecture": type(teacher.model).__name__,
             "weights_hash": teacher.weights_hash(),
             "config_hash": hashlib.sha256(files["config.json"]).hexdigest(),
@@ -218,12 +274,13 @@ def _calibrate(
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Mean and deviation of every channel over windows spread evenly through the first part."""
     step = max(1, sum(len(w.ids) for w in windows) // CALIBRATION_TOKENS)
-    rows = [w.ids for w in windows[::step]]
+    inputs = [w.ids for w in windows]
+    chosen = np.arange(0, len(windows), step)
+    batches = length_batches([len(inputs[i]) for i in chosen], batch_tokens)
     states: dict[str, list[np.ndarray]] = {name: [] for name in teacher.hidden.groups}
-    for batch in length_batches([len(row) for row in rows], batch_tokens):
-        ids, present = padded([rows[i] for i in batch], teacher.tokenizer.pad_token_id or 0)
-        for name, values in teacher.run(ids, present).hidden.items():
-            states[name].append(values.cpu().numpy()[present])
+    for known in forward(teacher, windows, inputs, [chosen[b] for b in batches], 0, Counter()):
+        for name, values in known.hidden.items():
+            states[name].append(values)
     statistics = {}
     for name, parts in states.items():
         joined = np.concatenate(parts).astype(np.float64)

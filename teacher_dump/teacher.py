@@ -6,7 +6,9 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,12 @@ from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from store.errors import UserError
+from store.errors import UserError, first_line
 from teacher_dump.heads import Decoder, split_decoder
 from teacher_dump.models import DAMAGED, first_position, resolve_model
 from teacher_dump.taps import Accumulator, layer_groups, tapped
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass
@@ -65,6 +67,8 @@ class Teacher:
     @torch.inference_mode()
     def run(self, ids: np.ndarray, present: np.ndarray) -> Activations:
         """Forward pass over token ids [B,L] where `present` [B,L] is False on padding."""
+        self.hidden.take()  # what a pass left that ran out of memory
+        self.attention.take()
         inputs = {
             "input_ids": torch.from_numpy(ids).long().to(self.device),
             "attention_mask": torch.from_numpy(present).long().to(self.device),
@@ -73,6 +77,38 @@ class Teacher:
             output = self.model(**inputs, **self._arguments)
         head_input = output.logits if self.decoder else None
         return Activations(self.hidden.take(), self.attention.take(), head_input)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it computes in fewer bits than float32."""
+        return bool(self._narrow())
+
+    def _narrow(self) -> list[torch.Tensor]:
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return [t for t in tensors if t.is_floating_point() and t.itemsize < 4]
+
+    @contextmanager
+    def widened(self) -> Iterator[None]:
+        """While open, the model computes in float32; its weights stay as rounded as they are."""
+        before = [(tensor, tensor.dtype) for tensor in self._narrow()]
+        try:
+            for tensor, _ in before:
+                tensor.data = tensor.data.float()
+            yield
+        finally:
+            for tensor, dtype in before:
+                tensor.data = tensor.data.to(dtype)
+
+    def unusable(self, where: str) -> str:
+        """What to tell, in a line, of NaN or infinity that it gave in float32, too."""
+        line = f"the teacher {self.name} gives NaN or infinity ({where}), in float32, too"
+        for name, value in self.model.state_dict().items():
+            if value.is_floating_point() and not value.isfinite().all():
+                cause = "the checkpoint is damaged"
+                if value.itemsize < 4:
+                    cause += ", or too large for it: try --precision fp32"
+                return f"{line}: its {name} holds NaN or infinity in {value.dtype}; {cause}"
+        return f"{line}; leave that document out, or take another checkpoint"
 
     def max_length(self) -> int | None:
         """Longest input in tokens, special ones included; None where the checkpoint does not
@@ -128,12 +164,15 @@ class Teacher:
         }
         settings["model_max_length"] = self.max_length() or 512
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        config = self.config.to_dict()
+        if Path(config.get("_name_or_path", "")).exists():
+            del config["_name_or_path"]  # where it lay on this machine is not what it is
         return {
             "tokenizer.json": json.dumps(backend, ensure_ascii=False, sort_keys=True).encode(),
             "tokenizer_config.json": (
                 json.dumps(settings, ensure_ascii=False, sort_keys=True).encode()
             ),
-            "config.json": json.dumps(self.config.to_dict(), sort_keys=True).encode(),
+            "config.json": json.dumps(config, sort_keys=True).encode(),
         }
 
 
@@ -153,8 +192,7 @@ def load_teacher(
     """
     resolved = resolve_model(model)
     source = str(resolved.path_or_id)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    options: dict[str, Any] = {"dtype": dtype}
+    options: dict[str, Any] = {"dtype": PRECISIONS[precision]}
     if attention != "none":
         options["attn_implementation"] = "eager"  # the others never hold the probabilities
     tokenizer = _load(AutoTokenizer, source)
@@ -184,6 +222,8 @@ def load_teacher(
                 f"{resolved.name}: the checkpoint lacks weights of its encoder:"
                 f" {', '.join(sorted(lacking)[:3])}"
             )
+        if any("pooler" in key for key in missing["missing_keys"]):
+            network.pooler = None  # random, so the same checkpoint would be another each time
         decoder = None
     else:
         decoder = split_decoder(network, int(network.config.vocab_size))
@@ -214,7 +254,6 @@ def _load(factory: Any, source: str, **options: Any) -> Any:
     try:
         return factory.from_pretrained(source, **options)
     except (*DAMAGED, KeyError, RuntimeError, SafetensorError) as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{source}: cannot be loaded: {line}") from error
+        raise UserError(f"{source}: cannot be loaded: {first_line(error)}") from error
     finally:
         transformers_logging.set_verbosity(level)

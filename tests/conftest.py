@@ -9,6 +9,7 @@ Nothing is downloaded. Heavy imports stay inside the fixtures, so that the tests
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 
@@ -58,13 +59,7 @@ def _backend(kind: str, specials: dict[str, str]) -> Any:
         "special_tokens": list(specials.values()),
         "show_progress": False,
     }
-    if kind.startswith("wordpiece"):
-        backend = Tokenizer(models.WordPiece(unk_token=unk))
-        backend.normalizer = normalizers.BertNormalizer(lowercase=kind == "wordpiece-lower")
-        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        backend.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(**common)
-    elif kind == "bpe":
+    if kind == "bpe":
         backend = Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
@@ -79,6 +74,8 @@ def _backend(kind: str, specials: dict[str, str]) -> Any:
     else:
         raise ValueError(f"tokenizer kind {kind!r}: expected one of {TOKENIZER_KINDS}")
     backend.train_from_iterator(SENTENCES, trainer)
+    if kind == "unigram":
+        backend.model = models.Unigram(_counted(backend, list(specials.values())), unk_id=1)
     cls, sep = specials["cls_token"], specials["sep_token"]
     backend.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
@@ -88,14 +85,40 @@ def _backend(kind: str, specials: dict[str, str]) -> Any:
     return backend
 
 
+def _counted(backend: Any, specials: list[str]) -> list[tuple[str, float]]:
+    """The pieces with the logarithms of their counts: the trainer's sums differ between processes,
+    and the ids with them."""
+    marked = "".join(
+        piece
+        for text in SENTENCES
+        for piece, _ in backend.pre_tokenizer.pre_tokenize_str(
+            backend.normalizer.normalize_str(text)
+        )
+    )
+    pieces = sorted(set(backend.get_vocab()) - set(specials))
+    scores = [math.log((marked.count(piece) + 1) / len(marked)) for piece in pieces]
+    return [*((special, 0.0) for special in specials), *zip(pieces, scores, strict=True)]
+
+
+def _wordpiece(lower: bool) -> Any:
+    """Not by the library's own trainer, which gives other pieces in every process."""
+    from tokenizers import normalizers
+
+    from student_train.vocabulary import train_wordpiece
+
+    normalizer = normalizers.BertNormalizer(lowercase=lower)
+    tokenizer = train_wordpiece(SENTENCES, VOCABULARY, normalizer)
+    tokenizer.model_max_length = MAX_LENGTH
+    return tokenizer
+
+
 @cache
 def _tokenizer(kind: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     if kind.startswith("wordpiece"):
-        names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    else:
-        names = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+        return _wordpiece(kind == "wordpiece-lower")
+    names = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
     roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     specials = dict(zip(roles, names, strict=True))
     return PreTrainedTokenizerFast(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,8 +32,15 @@ def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
     result = run(
         *("--task", "mlm", "--model", tiny_teacher("distilbert"), "--train", text),
         *("--out", tmp_path / "out", "--steps", 2, "--batch-tokens", 256, "--max-length", 64),
+        *("--evaluate-every", 1),
     )
     assert result.exit_code == 0, result.output
+    assert "learning rate 0.0002" in result.stdout and "{" not in result.output
+    for step in (1, 2):
+        assert re.search(
+            rf"^step {step}/2: loss \d+\.\d+, held-out loss \d+\.\d+$", result.stdout, re.M
+        )
+    assert result.stderr == ""  # no terminal, so no bar
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["tokens"] == 2 * 256
 
 
@@ -49,6 +57,11 @@ def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: P
     )
     assert result.exit_code == 0, result.output
     assert "entity F1" in result.output and "±" in result.output
+    assert "seed 0: learning rate 0.0005" in result.stdout  # the teacher is 32 wide
+    (line,) = re.findall(r"^seed 0, step \d+/\d+: .*$", result.stdout, re.M)
+    for measure in ("loss", "held-out loss", "entity F1", "accuracy"):
+        assert re.search(rf" {measure} \d\.\d+", line)
+    assert "{" not in result.output and result.stderr == ""
     assert "dev" in json.loads((tmp_path / "out" / "scores.json").read_text())["mean"]
 
 

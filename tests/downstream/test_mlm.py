@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Trainin
 
 from downstream.mlm import MlmSettings, load_with_head, train_mlm
 from downstream.mlm_trainer import BatchMasking, MlmTrainer
-from downstream.scratch import Shape, random_bert, start_from_frequencies, train_tokenizer
+from downstream.scratch import random_bert, start_from_frequencies, train_tokenizer
 from downstream.text import blocks, hold_out, read_lines
 from store.errors import UserError
 from tests.conftest import TEACHER_KINDS
@@ -114,7 +114,7 @@ def test_missing_encoder_weights_are_refused(tiny_teacher: Teacher, tmp_path: Pa
 
 def test_from_scratch(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    figures = train_mlm(settings(text, out, "scratch:2x16x2", vocab="600", lr=3e-3))
+    figures = train_mlm(settings(text, out, "scratch:16x2x2", vocab="600", lr=3e-3))
     assert figures["held_out_loss"] < figures["held_out_loss_before"]
     model = AutoModelForMaskedLM.from_pretrained(out)
     assert model.config.num_hidden_layers == 2 and model.config.vocab_size == 600
@@ -122,7 +122,7 @@ def test_from_scratch(text: Path, tmp_path: Path) -> None:
 
 def test_positions_start_as_sinusoids() -> None:
     tokenizer = train_tokenizer(SENTENCES, "600", 64)
-    table = random_bert(Shape(1, 16, 2), tokenizer, 64).bert.embeddings.position_embeddings.weight
+    table = random_bert("16x1x2", tokenizer, 64).bert.embeddings.position_embeddings.weight
     angle = np.arange(64)[:, None] / 10000 ** (np.arange(0, 16, 2) / 16)
     expected = np.stack([np.sin(angle), np.cos(angle)], -1).reshape(64, 16) * 0.02 * 2**0.5
     np.testing.assert_allclose(table.detach().numpy(), expected, atol=1e-6)
@@ -131,7 +131,7 @@ def test_positions_start_as_sinusoids() -> None:
 def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
     tokenizer = train_tokenizer(SENTENCES, "600", 64)
     rows = blocks(tokenizer, SENTENCES, 64, "text")
-    model = random_bert(Shape(2, 16, 2), tokenizer, 64).eval()
+    model = random_bert("16x2x2", tokenizer, 64).eval()
     start_from_frequencies(model, rows)
     share = (np.bincount(rows.ravel(), minlength=600) + 1) / (rows.size + 600)
     ids = torch.from_numpy(rows.astype(np.int64))
@@ -140,10 +140,21 @@ def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
     assert loss.item() == pytest.approx(-np.log(share[rows]).mean(), abs=0.02)
 
 
-@pytest.mark.parametrize("model", ["scratch:4x256", "scratch:0x16x2", "scratch:2x16x3", "scratch:"])
-def test_wrong_shapes_are_refused(model: str) -> None:
-    with pytest.raises(UserError, match="scratch:"):
-        Shape.parse(model)
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        ("4x256", "expected tiny or HxLxA (width x layers x heads"),
+        ("", "expected tiny or HxLxA"),
+        ("0x2x2", "all at least 1"),
+        ("16x2x3", "the width 16 must be a multiple of the 3 heads"),
+        ("4x256x4", "scratch:256x4x4?"),
+    ],
+)
+def test_wrong_shapes_are_refused(size: str, told: str, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        train_mlm(settings(text, tmp_path / "out", f"scratch:{size}", vocab="600"))
+    assert str(caught.value).startswith(f"--model scratch:{size}: ") and told in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("size", ["3", "many", "900k"])

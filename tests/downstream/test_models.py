@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,16 +52,62 @@ def test_a_hub_model_that_cannot_be_reached_is_refused(name: str, no_cache: None
     assert "\n" not in str(caught.value)
 
 
+RESOLVE = """
+import sys
+from teacher_dump.models import resolve_model
+from store.errors import UserError
+try:
+    found = resolve_model(sys.argv[1])
+    print(found.path_or_id, found.revision)
+except UserError as error:
+    print(error)
+"""
+
+
+def resolved_without_hub(name: str, cache: Path) -> list[str]:
+    """Lines printed, errors and all, where nobody listens at the hub's address."""
+    environment = {
+        **{key: value for key, value in os.environ.items() if "OFFLINE" not in key},
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HUB_CACHE": str(cache),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RESOLVE, name],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "rubert-base"])
+def test_a_hub_that_does_not_answer_is_asked_once(name: str, tmp_path: Path) -> None:
+    (line,) = resolved_without_hub(name, tmp_path)
+    assert "not cached, and the hub cannot be reached; check the name, connect" in line
+
+
+def test_a_cached_model_needs_no_hub(tiny_teacher: Callable[[str], Path], tmp_path: Path) -> None:
+    repository, commit = tmp_path / "models--acme--mini", "0123456789abcdef" * 2 + "01234567"
+    shutil.copytree(tiny_teacher("bert"), repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    assert resolved_without_hub("acme/mini", tmp_path) == [f"acme/mini {commit}"]
+
+
 def test_a_name_that_the_hub_cannot_have_is_refused(no_cache: None) -> None:
     with pytest.raises(UserError, match="aliases are rubert-base, minilm"):
         resolve_model("rubert base?")
 
 
 def test_rubert_brings_its_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_find", lambda name: name)
+    monkeypatch.setattr(models, "_fetched", lambda name: "1" * 40)
     found = resolve_model("rubert-base")
     assert found.path_or_id == "DeepPavlov/rubert-base-cased-conversational"
     assert found.default_corpus == "hf:wikimedia/wikipedia@20231101.ru:train"
+    assert found.revision == "1" * 40
 
 
 def test_minilm_comes_from_its_package_and_its_weights_are_checked(

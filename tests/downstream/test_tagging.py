@@ -8,9 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
 from downstream.probe import linear_probe
-from downstream.tagging import IGNORED, TaggingSettings, encode, fine_tune, score_words
+from downstream.tagging import (
+    IGNORED,
+    TaggingSettings,
+    default_lr,
+    encode,
+    fine_tune,
+    score_words,
+)
 from downstream.words import Sentence, first_pieces, read_tagged
 from store.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
@@ -94,6 +102,16 @@ def test_fine_tuning_learns_and_reports_every_seed(
     assert min(scores) > 0.9
     assert result["mean"]["test"]["primary"] == pytest.approx(np.mean(scores))
     assert result["deviation"]["test"]["primary"] == pytest.approx(np.std(scores, ddof=1))
+
+
+def test_narrow_encoders_learn_at_a_higher_rate() -> None:
+    for width, rate in ((264, 5e-4), (383, 5e-4), (384, 5e-5), (768, 5e-5)):
+        config = BertConfig(
+            hidden_size=width, num_attention_heads=1, num_hidden_layers=0, vocab_size=9
+        )
+        assert default_lr(BertModel(config)) == rate
+    config = DistilBertConfig(dim=128, n_heads=1, n_layers=1, hidden_dim=8, vocab_size=9)
+    assert default_lr(DistilBertModel(config)) == 5e-4
 
 
 def test_probe_reads_off_what_the_words_say(

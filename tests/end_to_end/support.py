@@ -73,6 +73,12 @@ def refused(command: click.Command, *words: str | Path | int) -> str:
     return lines[0]
 
 
+def says(line: str, *words: str) -> None:
+    """The line holds all these words."""
+    for word in words:
+        assert word in line, line
+
+
 def _is_usage(line: str) -> bool:
     return line.startswith(("Usage: ", "Try '"))
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
+from transformers import AutoModel
 
+from downstream.cli import main as downstream
 from store import open_store
 from store.cli import main as feature_store
 from student_train.cli import main as student_train
@@ -59,13 +63,47 @@ def test_help_lists_every_option_and_loads_no_torch(module: str, expected: str) 
     assert [name for name in expected.split() if name not in words] == []
 
 
+COMMANDS = [
+    (command, ())
+    for command in (teacher_dump, student_train, student_sweep, downstream, feature_store)
+] + [(feature_store, (name,)) for name in STORE_COMMANDS.split()]
+
+
+@pytest.mark.parametrize(("command", "words"), COMMANDS)
+def test_help_is_short_or_long(command: click.Command, words: tuple[str, ...]) -> None:
+    short, long = (ok(command, *words, option) for option in ("-h", "--help"))
+    assert short == long and "-h, --help" in short
+    assert "..." not in short.partition("Commands:")[2]  # each is told in one short sentence
+
+
+def test_sweep_tells_the_defaults_of_its_repeatable_options() -> None:
+    told = " ".join(ok(student_sweep, "-h").split())
+    assert "[default: tiny]" in told and "[default: 0.5 / width, at most 0.004]" in told
+    assert "[default: beside the store, STORE-sweep for STORE.zarr]" in told
+
+
+def test_dump_without_a_head_says_what_is_stored(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    model, out = shutil.copytree(tiny_teacher("bert"), tmp_path / "headless"), tmp_path / "a.zarr"
+    AutoModel.from_pretrained(model).save_pretrained(model)
+    words = ("--model", model, "--corpus", write_corpus(tmp_path / "a.txt", 5), "--out", out)
+    said = ok(teacher_dump, *words)
+    assert "logits none (no masked-LM head in the checkpoint), hidden mean" in said
+    assert "topk" not in said and open_store(out).features.logits is None
+    out = tmp_path / "b.zarr"
+    said = ok(teacher_dump, *words[:-1], out, "--head", "none", "--attention", "none")
+    assert "logits none (--head none), hidden mean, attention none" in said
+
+
 def test_dump_without_a_corpus_takes_the_docs_of_python_and_says_so(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
     out = tmp_path / "store.zarr"
     said = ok(teacher_dump, "--model", tiny_teacher("bert"), "--out", out, "--limit", "1500")
     assert "python-docs (no --corpus given: the default)" in said
-    assert "logits topk:64, hidden mean, attention mean, 1 view(s)" in said
+    assert "logits topk:64, hidden mean, attention mean, 1 view, windows of at most 128" in said
+    assert "part 0    " in said and "tokens/s" in said  # no terminal, so a line for each part
     assert f"next: student-train --store {out} --vocab 5k" in said
     store = open_store(out)
     assert 1000 < store.meta["tokens"] <= 1500
@@ -78,15 +116,15 @@ def test_student_without_out_goes_beside_the_store(store: Path) -> None:
     (folder,) = (store.parent / "store-students").iterdir()
     assert f"out       {folder}" in said and f"student in {folder}" in said
     assert folder.name.startswith("450-32x2x4-span-mlm1+hidden30-svd-seed0-")
-    for word in ("vocabulary 450", "start svd", "1 mlm + 30 hidden", "2 steps", "lr 0.001"):
+    for word in ("vocabulary 450", "start svd", "1 mlm + 30 hidden", "2 steps", "lr 0.004"):
         assert word in said
     files = {path.name for path in folder.iterdir()}
     assert {"model.safetensors", "tokenizer.json", "README.md", "metrics.jsonl"} <= files
 
 
-def test_sweep(store: Path, tmp_path: Path) -> None:
-    out = tmp_path / "sweep"
-    words = ("--store", store, "--out", out, *STUDENT, "--steps", "2", "--eval-every", "2")
+def test_sweep(store: Path) -> None:
+    out = store.parent / "store-sweep"  # where it goes without --out
+    words = ("--store", store, *STUDENT, "--steps", "2", "--eval-every", "2")
     words += ("--vocab", "450", "--vocab", "500", "--loss", "mlm=1", "--loss", "mlm=1,kl=1")
     said = ok(student_sweep, *words)
     rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| ")]

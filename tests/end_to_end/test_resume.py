@@ -105,14 +105,16 @@ def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> 
     out = tmp_path / "student"
     stopped = training(store, out)
     said = stop_at(stopped, out, 42, signal.SIGTERM)
-    assert stopped.returncode == 1
-    errors = [line for line in said.splitlines() if line.startswith("Error")]
-    assert len(errors) == 1 and "saved at step" in errors[0] and "--resume" in errors[0]
+    assert stopped.returncode == 143
+    told = [line for line in said.splitlines() if line.startswith("Stopped")]
+    assert len(told) == 1 and told[0].endswith("go on with the same command and --resume")
     assert "Traceback" not in said
-    newest = sorted((out / "checkpoints").glob("step-*.pt"))[-1]
-    assert f"step {int(newest.stem[5:])};" in errors[0]
+    before, newest = sorted((out / "checkpoints").glob("step-*.pt"))
+    assert f": saved at step {int(newest.stem[5:])} ({newest});" in told[0]
     os.truncate(newest, newest.stat().st_size // 2)
-    ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
+    said = ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
+    resumed = f"resume    after step {int(before.stem[5:])} ({newest.name} torn: passed over)"
+    assert resumed in said.splitlines()
     assert_same_student(out, undisturbed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,40 @@ class Part:
     attention: dict[tuple[int, str], list[np.ndarray]] = field(default_factory=dict)
 
 
-def _tokens(text: str, rng: np.random.Generator) -> tuple[list[int], list[tuple[int, int]]]:
+def _pieces() -> dict[str, int]:
+    """WordPieces that cut each word behind its fourth letter: id 10 and up; 2 and 3 are special."""
+    words = dict.fromkeys(word[:4] for word in WORDS)
+    ends = dict.fromkeys(f"##{word[4:]}" for word in WORDS if word[4:])
+    return {"[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {
+        piece: 10 + 7 * number for number, piece in enumerate([*words, *ends])
+    }
+
+
+PIECES = _pieces()
+TOKENIZER = json.dumps(
+    {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": PIECES,
+        },
+    }
+).encode()
+
+
+def _tokens(text: str) -> tuple[list[int], list[tuple[int, int]]]:
     ids, spans, place = [2], [(0, 0)], 0
     for word in text.split(" "):
         cut = min(len(word), 4)
         for begin, end in ((0, cut), (cut, len(word))):
             if begin < end:
-                ids.append(int(rng.integers(10, 1000)))
+                ids.append(PIECES["##" * (begin > 0) + word[begin:end]])
                 spans.append((place + begin, place + end))
         place += len(word) + 1
     return [*ids, 3], [*spans, (0, 0)]
@@ -61,7 +89,7 @@ def _tokens(text: str, rng: np.random.Generator) -> tuple[list[int], list[tuple[
 def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
     rng = np.random.default_rng(seed)
     texts = [" ".join(rng.choice(WORDS, rng.integers(1, 20))) for _ in range(sequences)]
-    tokens = [_tokens(text, rng) for text in texts]
+    tokens = [_tokens(text) for text in texts]
     counts = np.array([len(ids) for ids, _ in tokens])
     total = int(counts.sum())
     ids = np.concatenate([ids for ids, _ in tokens])
@@ -86,7 +114,7 @@ def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
 
 def channel_scale(width: int) -> np.ndarray:
     scale = np.linspace(0.5, 2, width)
-    scale[3] = 40
+    scale[3 % width] = 40
     return scale
 
 
@@ -132,7 +160,7 @@ def begin(path: Path, features: Features, **changes: Any) -> StoreWriter:
         "identity": IDENTITY,
         "features": features,
         "calibration": calibration_of(features),
-        "files": {"tokenizer.json": b'{"a": 1}', "config.json": b"{}"},
+        "files": {"tokenizer.json": TOKENIZER, "config.json": b"{}"},
         "weights": {"embeddings.word_embeddings.weight": np.eye(8, 4), "pooler.bias": np.ones(4)},
         "head": head,
         "software": SOFTWARE,

@@ -76,6 +76,12 @@ def test_root_error(values: np.ndarray) -> None:
     assert (np.isneginf(read) == np.isneginf(values)).all()
 
 
+def test_every_square_code() -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    exact = np.square(codes.astype(np.float32) / np.float32(255))
+    assert (codecs.decode_attention(codes) == exact).all()
+
+
 @law
 @given(arrays(np.float32, st.integers(1, 50), elements=st.floats(0, 1, width=32)))
 def test_square_error(values: np.ndarray) -> None:

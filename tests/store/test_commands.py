@@ -1,8 +1,7 @@
-"""The commands: info, verify, convert, merge, show."""
+"""The commands: info, verify, convert, show."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -46,11 +45,59 @@ def test_info(made: Made, ext: str) -> None:
     assert "no such file" in refused("info", "none.h5")
 
 
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_info_tells_features_and_teacher_apart(tmp_path: Path, ext: str) -> None:
+    features = features_of(codec="exact", tier=None)
+    sizes = []
+    for name, rows in (("small", 8), ("large", 100_000)):
+        path = tmp_path / f"{name}.{ext}"
+        weights = {"embeddings": np.random.default_rng(0).normal(size=(rows, 4))}
+        make_store(path, features, parts=1, weights=weights)
+        about = json.loads(run("info", path, "--json").output)
+        sizes.append(about["bytes_on_disk"])
+        whole = path.stat().st_size if ext == "h5" else bytes_of(path)
+        assert sizes[-1]["total"] == whole
+        assert sizes[-1]["features"] / about["tokens"] == pytest.approx(
+            about["feature_bytes_per_token_on_disk"], abs=0.01
+        )
+        if ext == "zarr":
+            assert sizes[-1]["features"] == bytes_of(path / "parts")
+    small, large = sizes
+    assert small["features"] == pytest.approx(large["features"], rel=0.01)
+    assert large["teacher"] - small["teacher"] > 500_000  # float16, hardly compressed
+    assert f"{large['features'] / about['tokens']:,.2f} bytes per token" in run("info", path).output
+
+
+def bytes_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_info_tells_the_corpus_to_people(tmp_path: Path) -> None:
+    novels = {"kind": "file", "name": "novels.txt", "bytes": 12345, "sha256": "ab" * 32}
+    wiki = {"kind": "hf", "name": "wiki", "config": None, "split": "train", "revision": "f1"}
+    corpus = {
+        "merged": [
+            {"text_column": "body", "sources": [novels, wiki]},
+            {"text_column": None, "sources": [{"kind": "file", "name": f"{n}.txt"} for n in "123"]},
+        ]
+    }
+    make_store(
+        tmp_path / "a.h5", features_of(tier=None), parts=1, identity=IDENTITY | {"corpus": corpus}
+    )
+    text = run("info", tmp_path / "a.h5").output
+    assert "novels.txt (bytes 12,345, sha256 abababababab, column body)" in text
+    assert "wiki (split train, revision f1, column body)" in text and "{" not in text
+    assert all(f"{n}.txt" in text for n in "123")
+
+
 def test_info_of_an_unfinished_store(tmp_path: Path) -> None:
     features = features_of(tier=None)
     put_part(begin(tmp_path / "a.h5", features), 0, make_part(features, 0))
-    assert "still being written" in refused("info", tmp_path / "a.h5")
-    assert "(version 1, writing)" in run("info", "--partial", tmp_path / "a.h5").output
+    line = refused("info", tmp_path / "a.h5")
+    assert "still being written" in line and "--allow-partial" in line
+    assert "(version 1, writing)" in run("info", "--allow-partial", tmp_path / "a.h5").output
+    about = json.loads(run("info", "--allow-partial", "--json", tmp_path / "a.h5").output)
+    assert about["bytes_on_disk"]["features"] > about["tokens"] * 37
 
 
 def test_verify(made: Made, copy: Callable[..., Path]) -> None:
@@ -60,13 +107,15 @@ def test_verify(made: Made, copy: Callable[..., Path]) -> None:
     shard = path / "parts/2/token/end/c/0"
     shard.write_bytes(bytes(len(shard.read_bytes())))
     assert "damaged: 1 problem" in refused("verify", path)
-    assert "part 2: array token/end cannot be read" in run("verify", path).output
+    text = run("verify", path).output
+    assert "part 2: array token/end cannot be read" in text
+    assert "feature-store verify" not in text  # it has just run
 
 
 @pytest.mark.parametrize(("one", "other"), [("zarr", "h5"), ("h5", "zarr")])
 def test_convert_between_formats(made: Made, tmp_path: Path, one: str, other: str) -> None:
     source, target = made(one)[0], tmp_path / f"b.{other}"
-    assert run("convert", source, target).exit_code == 0
+    assert "36 sequences" in run("convert", source, target).output
     first, second = open_store(source), open_store(target)
     assert first.identity == second.identity and first.features == second.features
     for a, b in zip(first.manifest.parts, second.manifest.parts, strict=True):
@@ -116,58 +165,6 @@ def test_a_stopped_conversion_goes_on(made: Made, tmp_path: Path) -> None:
     assert len(open_store(target)) == 36
 
 
-def stores_to_merge(folder: Path, codec: str, change: bool) -> tuple[Path, Path]:
-    features = dataclasses.replace(features_of(codec), attention=())
-    paths = folder / "1.h5", folder / "2.zarr"
-    for number, path in enumerate(paths):
-        identity = IDENTITY | {"corpus": {"hash": str(number)}}
-        calibration = {
-            name: (np.full(37, number * change, "f"), np.ones(37, "f")) for name in features.hidden
-        }
-        make_store(path, features, parts=2, identity=identity, calibration=calibration)
-    return paths
-
-
-def test_merge(tmp_path: Path) -> None:
-    paths = stores_to_merge(tmp_path, "default", change=False)
-    target = tmp_path / "all.zarr"
-    assert run("merge", *paths, target).exit_code == 0
-    fs, both = open_store(target), [open_store(path) for path in paths]
-    assert fs.identity["corpus"] == {"merged": [{"hash": "0"}, {"hash": "1"}]}
-    assert len(fs) == 48 and list(fs.texts()) == list(both[0].texts()) + list(both[1].texts())
-    documents = [record.document for record in fs]
-    assert len(set(documents)) == 12
-    assert min(documents[24:]) == max(documents[:24]) + 1
-    read, put = fs[30].views[1].hidden["mean"], both[1][6].views[1].hidden["mean"]
-    assert (read == put).all()
-    assert run("verify", target).exit_code == 0
-
-
-def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
-    one, two = stores_to_merge(tmp_path, "default", change=True)
-    target = tmp_path / "all.h5"
-    assert "its calibration is not that of" in refused("merge", one, two, target)
-    assert "features are not those of" in refused("merge", one, made("h5")[0], target)
-    assert "at least two stores" in refused("merge", one, target)
-    other = tmp_path / "3.h5"
-    make_store(other, features_of(), parts=1, identity={"teacher": "x"})
-    assert "teacher is not that of" in refused("merge", one, other, target)
-    assert not target.exists()
-    assert run("merge", "--recode", one, two, target).exit_code == 0
-    fs, second = open_store(target), open_store(two)
-    read, put = fs[30].views[0].hidden["mean"], second[6].views[0].hidden["mean"]
-    assert np.abs(read - put).max() <= 1.001 * (np.abs(read).max() + 1) / 127
-    assert np.abs(read - put).max() > 0
-
-
-def test_merge_of_exact_stores_keeps_every_value(tmp_path: Path) -> None:
-    one, two = stores_to_merge(tmp_path, "exact", change=True)
-    assert run("merge", one, two, tmp_path / "all.h5").exit_code == 0
-    fs, second = open_store(tmp_path / "all.h5"), open_store(two)
-    read, put = fs[30].views[0].hidden["mean"], second[6].views[0].hidden["mean"]
-    assert (read == put).all()
-
-
 @pytest.mark.parametrize("tier", ("topk", "sample", "head"))
 def test_show(tmp_path: Path, tier: str) -> None:
     features = features_of(tier=tier)
@@ -181,6 +178,9 @@ def test_show(tmp_path: Path, tier: str) -> None:
     assert result.exit_code == 0, result.output
     assert parts[0].texts[2] in result.output.replace("\n", "")
     record = open_store(tmp_path / "a.h5")[2]
+    assert f"sequence 2 of 12: document 1 from character 7, {len(record.token_ids)} tokens" in (
+        result.output
+    )
     lines = [line for line in result.output.splitlines() if "piece" in line and "text" not in line]
     assert len(lines) == len(record.token_ids)
     for line, token, mask in zip(lines, record.token_ids, record.views[1].mask, strict=True):

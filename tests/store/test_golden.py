@@ -42,4 +42,5 @@ def test_golden_stores_read_as_they_did(name: str) -> None:
     fs = open_store(GOLDEN / name)
     assert len(fs) == 3 and fs.meta["version"] == 1
     assert_same(values_of(fs), expected, name)
-    assert verify(GOLDEN / name).problems == []
+    (problem,) = verify(GOLDEN / name).problems  # they hold a placeholder for a tokenizer
+    assert "tokenizer.json in it cannot be loaded" in problem

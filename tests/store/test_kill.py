@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from store import open_store
 from tests.store import killed
+from tests.store.leased import Writer
 from tests.store.test_writing import contents
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +39,33 @@ def test_killed_writers_lose_nothing(tmp_path: Path, ext: str) -> None:
         process.stdout.close()
     killed.main(broken)
     assert kills > 0
+    assert contents(whole) == contents(broken)
+    assert [file.name for file in broken.parent.iterdir()] == [broken.name]
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_killed_while_sealing(tmp_path: Path, ext: str) -> None:
+    """Whatever the moment, what has the store's name can be opened: begun, or finished."""
+    whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
+    whole.parent.mkdir()
+    broken.parent.mkdir()
+    killed.main(whole)
+    states: list[str] = []
+    for delay in (0, 0.003, 0.01, 0.03):
+        with Writer(broken) as writer:
+            if writer.answer() != "done":  # finished at last, and killed too late
+                break
+            for number in range(killed.PARTS if not states else 0):
+                assert writer.tell(number) == "done"
+            print("seal", file=writer.process.stdin, flush=True)
+            time.sleep(delay)
+            writer.process.kill()
+        fs = open_store(broken, allow_partial=True)
+        states.append(fs.meta["state"])
+        assert len(fs.manifest.parts) == killed.PARTS
+        fs.close()
+    killed.main(broken)
+    assert "writing" in states
     assert contents(whole) == contents(broken)
     assert [file.name for file in broken.parent.iterdir()] == [broken.name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,17 +151,54 @@ def test_stream_order_skip_and_subset(made: Callable[..., Any]) -> None:
     assert batch.logits is None and not batch.attention and len(batch.hidden) == 2
 
 
+@pytest.mark.parametrize("ext", EXT)
+def test_streams_do_not_disturb_one_another(made: Callable[..., Any], ext: str) -> None:
+    fs = open_store(made(ext)[0])
+
+    def content(batch: Any) -> bytes:
+        arrays = [batch.hidden["mean"].values, batch.logits.ids, batch.attention["mean"]]
+        return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+
+    def first() -> Any:
+        return next(fs.stream(seed=1, batch_tokens=300))
+
+    alone = [content(batch) for batch in fs.stream(seed=2, batch_tokens=150, pool_blocks=1)]
+    held = first()
+    expected = content(held)
+    one, other = (fs.stream(seed=2, batch_tokens=150, pool_blocks=1) for _ in range(2))
+    for a, b in zip(one, other, strict=True):
+        assert content(a) == content(b) == alone.pop(0)
+    assert content(held) == expected == content(first())
+    assert held.texts == first().texts and 1 <= len(fs.spare) <= 3
+    fs.close()
+    assert not fs.spare
+
+
+def test_damage_ahead_stops_no_batch_before_it(made: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    shutil.copytree(made("zarr")[0], path)
+    (path / "parts/2/token/id/c/0").unlink()
+    batches, seen = open_store(path).stream(shuffle=False, pool_blocks=1, batch_tokens=10**6), []
+    with pytest.raises(StoreError, match="part.*2.*token/id.* is missing"):
+        for batch in batches:
+            seen += batch.index.tolist()
+    assert seen == list(range(24))
+
+
 def test_skip_reads_no_features(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    fs, read = open_store(made("h5")[0]), []
-    real = store.part_reader.PartReader.read
+    fs, opened = open_store(made("h5")[0]), []
+    real = store.part_reader.PartReader.array
 
-    def spy(self: Any, name: str, begin: int, end: int) -> Any:
-        read.append(name)
-        return real(self, name, begin, end)
+    def spy(self: Any, name: str) -> Any:
+        opened.append(name)
+        return real(self, name)
 
-    monkeypatch.setattr(store.part_reader.PartReader, "read", spy)
+    monkeypatch.setattr(store.part_reader.PartReader, "array", spy)
     assert list(fs.stream(skip=10**6)) == []
-    assert set(read) == {"sequence/token_start"}
+    assert set(opened) == {"sequence/token_start"}
+    next(fs.stream(features=("hidden",)))
+    read = {name.split("/")[0] for name in opened}
+    assert read == {"sequence", "token", "view0"} and "view0/logits/ids" not in opened
 
 
 def test_a_record_reads_its_own_rows_only(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,27 +10,14 @@ from pathlib import Path
 import h5py
 import pytest
 
+from benchmarks.integrity_damage import damaged, flip, good_stores, problems, random_flips
+from benchmarks.integrity_damage import small_store as make_small_store
 from store import StoreError
 from store.verify import verify
-from tests.store.making import make_store
-from tests.store.test_writing import SMALL
 
 EXT = ("zarr", "h5")
+FLIPS = 60
 Copy = Callable[..., Path]
-
-
-def flip(file: Path, byte: int, bit: int = 0) -> None:
-    data = bytearray(file.read_bytes())
-    data[byte] ^= 1 << bit
-    file.write_bytes(data)
-
-
-def problems(path: Path) -> list[str]:
-    """What verify reports; a store that it cannot open is a problem too."""
-    try:
-        return verify(path).problems
-    except StoreError as error:
-        return [str(error)]
 
 
 @pytest.mark.parametrize("ext", EXT)
@@ -43,28 +29,38 @@ def test_a_sound_store(copy: Copy, ext: str, codec: str) -> None:
 
 @pytest.mark.parametrize("ext", EXT)
 def test_any_flipped_bit_is_found(tmp_path: Path, ext: str) -> None:
-    path, chance = tmp_path / f"a.{ext}", random.Random(ext)
-    make_store(path, SMALL, parts=1, sequences=4)
-    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
-    for _ in range(25):
-        file = chance.choice(files)
-        byte, bit = chance.randrange(file.stat().st_size), chance.randrange(8)
-        flip(file, byte, bit)
-        assert problems(path), f"{file} byte {byte} bit {bit}"
-        flip(file, byte, bit)
+    path = make_small_store(tmp_path / f"a.{ext}", parts=1, hidden=("mean",), attention=(), views=1)
+    for place, found in random_flips(path, FLIPS, seed=1):
+        assert found, place
     assert problems(path) == []
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_lost_swapped_doubled_and_extra_things_are_found(tmp_path: Path, ext: str) -> None:
+    path = make_small_store(tmp_path / f"a.{ext}", hidden=("mean", "groups2.1"), attention=())
+    found = dict(damaged(path, tmp_path, ext))
+    assert len(found) > 15 and [name for name, lines in found.items() if not lines] == []
+    assert len(found["missing part"]) == len(found["duplicated part"]) == 1
+    assert "part 1" in found["missing part"][0] and "extra part 9" in found["duplicated part"][0]
+    for name in ("swapped arrays", "swapped parts"):
+        assert all(line.startswith("part ") for line in found[name] if "SHA-256 at" not in line)
+
+
+def test_no_false_alarm(tmp_path: Path) -> None:
+    for name, found in good_stores(tmp_path, 6):
+        assert found == [], name
 
 
 @pytest.mark.parametrize("ext", EXT)
 def test_part_array_and_chunk_are_named(copy: Copy, ext: str) -> None:
     path = copy(ext)
     if ext == "zarr":
-        flip(path / "parts/1/view0/logits/ids/c/0/0", 40)
+        flip(path / "parts/1/view0/logits/ids/c/0/0", 40, 0)
     else:
         with h5py.File(path) as file:
             ids = file["parts/1/view0/logits/ids"]
             place = ids.id.get_chunk_info(0).byte_offset
-        flip(path, place + 40)
+        flip(path, place + 40, 0)
     found = problems(path)
     assert len(found) == (1 if ext == "zarr" else 2)
     assert "part 1: array view0/logits/ids cannot be read (chunk 0)" in found[0]
@@ -127,7 +123,9 @@ def test_altered_root_attributes(copy: Copy, key: str) -> None:
     path = copy("zarr")
     root = json.loads((path / "zarr.json").read_text())
     value = root["attributes"][key]
-    root["attributes"][key] = value | {"x": 1} if isinstance(value, dict) else "2020-01-01"
+    root["attributes"][key] = (
+        value | {"x": 1} if isinstance(value, dict) else "2020-01-01T00:00:00Z"
+    )
     (path / "zarr.json").write_text(json.dumps(root))
     expected = "does not match its checksum" if key == "created" else "attributes were altered"
     assert expected in problems(path)[0]

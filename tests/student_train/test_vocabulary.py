@@ -6,7 +6,7 @@ import pytest
 from tokenizers import normalizers
 
 from store.errors import UserError
-from student_train.vocabulary import student_tokenizer, train_wordpiece, vocabulary_size
+from student_train.vocabulary import SPECIALS, student_tokenizer, train_wordpiece, vocabulary_size
 from tests.texts import ENGLISH, RUSSIAN, SENTENCES, SLOVAK
 
 
@@ -28,6 +28,21 @@ def test_training_does_not_depend_on_the_order_of_the_text():
     texts = ENGLISH + RUSSIAN + SLOVAK
     one = train_wordpiece(texts, 350, None).get_vocab()
     assert train_wordpiece(reversed(texts), 350, None).get_vocab() == one
+
+
+def test_the_most_frequent_words_become_whole_pieces():
+    words = sorted({w for text in ENGLISH for w in text.split() if w.isalpha() and len(w) > 1})
+    often, seldom = words[::2], words[1::2]
+    texts = [" ".join(often * 50), " ".join(seldom * 2), *SENTENCES]
+    pieces = set(train_wordpiece(texts, 600, None).get_vocab())
+    assert set(often) <= pieces and len(set(seldom) - pieces) > len(seldom) / 2
+
+
+def test_frequencies_count_in_full():
+    texts = ["zebra " * 30_000, "apple " * 10_500]
+    letters = len(SPECIALS) + len(set("zebraapple")) + len(set("ebrapple"))
+    pieces = train_wordpiece(texts, letters + 4, None).get_vocab()  # room for one word of five
+    assert "zebra" in pieces and not {"apple", "##ple", "##pp", "ap"} & set(pieces)
 
 
 @pytest.mark.parametrize("size", [3, 60, 100_000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tracemalloc
 from pathlib import Path
@@ -114,6 +115,28 @@ def test_identity(tmp_path: Path) -> None:
     assert json.loads(json.dumps(before)) == before
     path.write_text("abd\n")
     assert corpus.identity()["sources"] != before["sources"]
+
+
+def test_checking_hashes_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
+    paths = [write_table(tmp_path / f"a{suffix}", rows) for suffix in TABLES]
+    paths += [tmp_path / "b.txt", tmp_path / "tagged.tsv"]
+    paths[-2].write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo")
+    paths[-1].write_text("a\tX\nb\tY\n\nc\tX\n\n")
+    hashed: list[str] = []
+
+    def whole(path: Path) -> str:
+        hashed.append(path.name)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    monkeypatch.setattr("teacher_dump.sources._sha256", whole)
+    unchecked, checked = (Corpus.open([str(path) for path in paths]) for _ in range(2))
+    before = unchecked.identity()
+    assert len(hashed) == len(paths)
+    checked.check()
+    hashed.clear()
+    assert checked.identity() == before
+    assert hashed == ["a.parquet"]  # whose reader skips what it does not need
 
 
 def test_refused_at_once(tmp_path: Path) -> None:

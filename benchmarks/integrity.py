@@ -1,0 +1,167 @@
+"""Is a wrong store found, and is nothing else taken for one? The long versions of the tests.
+
+python -m benchmarks.integrity [--flips N] [--stores N] [--forgeries N] [--texts N]
+python -m benchmarks.integrity --soak MINUTES [--store PATH]
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from benchmarks import integrity_damage as damage
+from benchmarks import integrity_fuzz, integrity_text
+from benchmarks.integrity_soak import soak
+from benchmarks.report import publish, table
+from store.console import command_errors
+from store.errors import UserError
+from tests.conftest import TOKENIZER_OF, _model, _tokenizer
+
+MEMORY = Path("/dev/shm")  # the stores are small and many: no disk has to be waited for
+BATCH = 2000  # texts that go through the house at once
+HEAD = ("what", "cases", "as it must be", "otherwise", "seconds")
+Found = tuple[int, list[str]]
+
+
+def flips(folder: Path, ext: str, count: int, seed: int) -> Found:
+    """Every flipped bit must be reported, and nothing once it is flipped back."""
+    store = damage.small_store(folder / f"flips.{ext}")
+    missed = [place for place, found in damage.random_flips(store, count, seed) if not found]
+    return count + 1, missed + damage.problems(store)
+
+
+def damages(folder: Path, ext: str, count: int, seed: int) -> Found:
+    """Truncated, missing, swapped, duplicated and extra files."""
+    store = damage.small_store(folder / f"damages.{ext}")
+    missed = [name for name, found in damage.damaged(store, folder, ext) if not found]
+    return len(damage.DAMAGES[ext]), missed
+
+
+def good(folder: Path, _: str, count: int, seed: int) -> Found:
+    """Sound stores of many kinds: none may be reported."""
+    alarms = [f"{name}: {found[0]}" for name, found in damage.good_stores(folder, count) if found]
+    return count, alarms
+
+
+def forgeries(folder: Path, _: str, count: int, seed: int) -> Found:
+    """Metadata altered with fitting checksums: refused in one line, or read as before."""
+    found = integrity_fuzz.in_process(folder, seed, count // 2)
+    return found["refused"] + found["unchanged"] + len(found["wrong"]), found["wrong"]
+
+
+def texts(folder: Path, _: str, count: int, seed: int) -> Found:
+    """Odd texts through corpus, windows, store and alignment, with three tokenizers."""
+    tokenizers = {kind: _tokenizer(kind) for kind in integrity_text.KINDS}
+    broken: list[str] = []
+    for batch in _batches(integrity_text.odd_texts(seed, count)):
+        with tempfile.TemporaryDirectory(dir=folder) as inner:
+            try:
+                integrity_text.run(batch, Path(inner), tokenizers)
+            except Exception as error:  # a law that is broken, or a crash: both are findings
+                broken.append(f"{type(error).__name__}: {error}"[:200])
+    return count, broken
+
+
+def _batches(items: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+Check = Callable[[Path, str, int, int], Found]
+CHECKS: tuple[tuple[str, Check, str, str], ...] = (
+    ("flipped bits, Zarr: found", flips, "zarr", "flips"),
+    ("flipped bits, HDF5: found", flips, "h5", "flips"),
+    ("lost, swapped, doubled files, Zarr: found", damages, "zarr", "flips"),
+    ("lost, swapped, doubled arrays, HDF5: found", damages, "h5", "flips"),
+    ("sound stores: no alarm", good, "", "stores"),
+    ("forged metadata: refused, or read unchanged", forgeries, "", "forgeries"),
+    ("odd texts, 3 tokenizers: nothing lost, laws hold", texts, "", "texts"),
+)
+
+
+def integrity(counts: dict[str, int], seed: int) -> tuple[str, list[str]]:
+    """Run every check whose count is not 0; the table, and what was not as it must be."""
+    rows, wrong = [], Counter[str]()
+    for name, check, ext, option in CHECKS:
+        if not counts[option]:
+            continue
+        begun = time.perf_counter()
+        with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+            cases, others = check(Path(folder), ext, counts[option], seed)
+        seconds = time.perf_counter() - begun
+        rows.append([name, cases, cases - len(others), len(others), f"{seconds:.0f}"])
+        wrong.update(f"{name}: {other}" for other in others)
+        click.echo(f"{name}: {cases} cases, {len(others)} otherwise, {seconds:.0f} s")
+    return table(HEAD, rows), list(wrong)
+
+
+def long_run(minutes: float, path: str | None, readers: int) -> list[str]:
+    """Soak a store, or one that a small teacher makes of Python's own documentation."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = Path(path) if path else folder / "soak.zarr"
+        if path is None:
+            _dump(folder, store)
+        flat, rows = soak(store, folder, minutes, readers)
+    publish(
+        "Soak",
+        f"`python -m benchmarks.integrity --soak {minutes:g}`; a training and {readers} readers on"
+        f" one {store.suffix[1:]} store for {minutes:g} minutes, sampled every second: medians of"
+        " the second quarter (settled) and of the last (end). Mapped files are in all memory, not"
+        " in anonymous memory.",
+        rows,
+    )
+    return [] if flat else ["memory or open files grew"]
+
+
+def _dump(folder: Path, out: Path) -> None:
+    from teacher_dump.dump import dump
+    from teacher_dump.options import DumpOptions
+
+    tokenizer = _tokenizer(TOKENIZER_OF["bert"])
+    for part in (_model("bert", tokenizer), tokenizer):
+        part.save_pretrained(folder / "teacher")
+    dump(
+        DumpOptions(
+            model=str(folder / "teacher"), out=out, corpus=("python-docs",), limit=400_000,
+            logits="topk:16", views=2, part_tokens=20_000, device="cpu", precision="fp32",
+        )
+    )  # fmt: skip
+
+
+@click.command()
+@click.option("--flips", default=1000, help="Flipped bits for each format.")
+@click.option("--stores", default=50, help="Sound stores.")
+@click.option("--forgeries", default=2000, help="Stores with forged metadata.")
+@click.option("--texts", default=100_000, help="Odd texts.")
+@click.option("--seed", default=0)
+@click.option("--soak", "minutes", type=float, help="Only this: minutes of training and reading.")
+@click.option("--store", help="The store that --soak reads.  [default: a small one is made]")
+@click.option("--readers", default=3, help="Processes that --soak has reading.")
+@command_errors
+def main(seed: int, minutes: float | None, store: str | None, readers: int, **counts: int) -> None:
+    """Print the table and put it into RESULTS.md; exit code 1 if anything is not as it must be."""
+    if minutes is not None:
+        wrong = long_run(minutes, store, readers)
+    else:
+        rows, wrong = integrity(counts, seed)
+        publish("Integrity", f"`python -m benchmarks.integrity`; seed {seed}.", rows)
+    for line in wrong[:20]:
+        click.echo(line)
+    if wrong:
+        raise UserError(f"{len(wrong)} case(s) are not as they must be")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A training and several readers on one store for a long time: do memory and open files grow?
+
+python -m benchmarks.integrity_soak STORE     is one of the readers
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.report import table
+
+SAMPLE_SECONDS = 1.0
+SETTLED = 0.25  # share of the time after which nothing should grow any more
+GROWTH, SLACK = 1.05, 8.0  # of the memory, and MB
+HEAD = ("process", "samples", "anonymous memory, MB: settled, end, most", "all memory, MB: settled,"
+        " end", "open files: settled, end, most", "flat")  # fmt: skip
+
+
+@dataclass
+class Series:
+    """What a process held over time: memory of its own and with mapped files (MB), open files."""
+
+    anonymous: list[float] = field(default_factory=list)
+    resident: list[float] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+
+    def sample(self, process: int) -> None:
+        """Add what the process holds now. Raises OSError if it is gone."""
+        status = Path(f"/proc/{process}/status").read_text()
+        kilobytes = {
+            line.split(":")[0]: int(line.split()[1])
+            for line in status.splitlines()
+            if line.startswith(("RssAnon", "VmRSS"))
+        }
+        self.anonymous.append(kilobytes["RssAnon"] / 2**10)
+        self.resident.append(kilobytes["VmRSS"] / 2**10)
+        self.files.append(sum(1 for _ in Path(f"/proc/{process}/fd").iterdir()))
+
+    def flat(self) -> bool:
+        """Whether neither memory of its own nor open files grew once the process had settled."""
+        memory, files = (_ends(values) for values in (self.anonymous, self.files))
+        return memory[1] <= GROWTH * memory[0] + SLACK and files[1] <= files[0] + 1
+
+    def row(self, name: str) -> list[object]:
+        own, all_, files = (_ends(v) for v in (self.anonymous, self.resident, self.files))
+        return [
+            name,
+            len(self.files),
+            f"{own[0]:.0f}, {own[1]:.0f}, {max(self.anonymous):.0f}",
+            f"{all_[0]:.0f}, {all_[1]:.0f}",
+            f"{files[0]:.0f}, {files[1]:.0f}, {max(self.files)}",
+            "yes" if self.flat() else "NO",
+        ]
+
+
+def _ends(values: list[float] | list[int]) -> tuple[float, float]:
+    """Medians of the second and of the last quarter."""
+    quarter = max(1, int(len(values) * SETTLED))
+    return statistics.median(values[quarter : 2 * quarter] or values), statistics.median(
+        values[-quarter:]
+    )
+
+
+def watch(processes: dict[str, subprocess.Popen[bytes]], seconds: float) -> dict[str, Series]:
+    """Sample processes for some time. RuntimeError if one of them ends before."""
+    series = {name: Series() for name in processes}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for name, process in processes.items():
+            if process.poll() is not None:
+                raise RuntimeError(f"{name} ended with {process.returncode} while it was watched")
+            series[name].sample(process.pid)
+        time.sleep(SAMPLE_SECONDS)
+    return series
+
+
+def read_for_ever(path: str) -> None:
+    """Stream the store with ever other orders, look into single sequences, open it anew, verify."""
+    from store import open_store
+    from store.verify import verify
+
+    for seed in range(10**9):
+        store = open_store(path)
+        views = store.features.views
+        for number, batch in enumerate(store.stream(seed, seed, view=seed % views)):
+            for states in batch.hidden.values():
+                states.states()
+            if number > 200:
+                break
+        for index in range(seed % 97, len(store), 97):
+            record = store[index]
+            assert len(record.views[seed % views].mask) == len(record.token_ids)
+        if seed % 20 == 19:
+            assert verify(path).problems == []
+        store.close()
+
+
+def soak(store: Path, folder: Path, minutes: float, readers: int) -> tuple[bool, str]:
+    """Train on a store and read it in other processes; whether all were flat, and the table."""
+    python = [sys.executable, "-c"]
+    train = [*python, "from student_train.cli import main; main()", "--store", str(store)]
+    train += ["--vocab", "500", "--student", "64x2x4", "--steps", "100000000", "--device", "cpu"]
+    train += ["--eval-every", "200", "--out", str(folder / "student")]
+    commands = {"training": train}
+    for number in range(readers):
+        module = [sys.executable, "-m", "benchmarks.integrity_soak", str(store)]
+        commands[f"reader {number + 1}"] = module
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, command in commands.items():
+            with (folder / f"{name}.log").open("wb") as log:
+                running[name] = subprocess.Popen(command, stdout=log, stderr=log)
+        series = watch(running, 60 * minutes)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    rows = [found.row(name) for name, found in series.items()]
+    return all(found.flat() for found in series.values()), table(HEAD, rows)
+
+
+if __name__ == "__main__":
+    read_for_ever(sys.argv[1])

@@ -1,0 +1,268 @@
+"""Kill dumps and trainings at random moments; each is finished by the next start.
+
+    nice python -m benchmarks.reliability [--dump-kills 200] [--train-kills 50]
+
+What ends must be what an undisturbed run gives: the same SHA-256 of every array, the same weights.
+Otherwise the script fails. A random teacher of two layers is made for it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import click
+
+from benchmarks.processes import PART_TOKENS, command, finish, fork
+from benchmarks.report import RESULTS, publish, table
+from store import open_store
+from store.console import command_errors
+from store.disk import UNFINISHED
+from store.verify import verify
+
+Words = tuple[str | Path | int, ...]
+DUMP = ("--logits", "topk:8", "--views", 2, "--max-length", 64, "--batch-tokens", 256)
+TRAIN = ("--vocab", 300, "--student", "32x2x4", "--loss", "mlm=1,hidden=1,kl=1", "--steps", 30)
+OFTEN = ("--batch-tokens", 256, "--eval-every", 10, "--checkpoint-every", 4)
+NEAR = 0.003  # seconds after a moment that was waited for
+HEAD = ("", "SIGKILLs", "at what moment", "finished by the next start", "equal to the undisturbed")
+
+
+@dataclass
+class Job:
+    """A command whose output can be compared; `moment` tells from the disk what it is doing."""
+
+    name: str
+    out: Path
+    words: Words
+    moment: Callable[[Path], str]
+    content: Callable[[Path], object]
+    again: Callable[[Path], Words] = lambda out: ()
+    aimed: tuple[str, ...] = ()  # moments too short to be met by chance
+    seconds: float = 0.0
+    wanted: object = None
+    moments: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def log(self) -> Path:
+        return self.out.with_name("log")
+
+    def clear(self) -> None:
+        shutil.rmtree(self.out.parent, ignore_errors=True)
+        self.out.parent.mkdir(parents=True)
+
+    def undisturbed(self) -> None:
+        """Run it twice, the second time with warm caches: what it gives, and how long it takes."""
+        for _ in range(2):
+            self.clear()
+            begun = time.perf_counter()
+            self.finish()
+            self.seconds = time.perf_counter() - begun
+        self.wanted = self.content(self.out)
+
+    def finish(self) -> None:
+        """Start it and let it end; where it was killed with nothing left to do, it says so."""
+        expected = 1 if self.moment(self.out) == "done" else 0
+        if finish(fork(command, *self.words, *self.again(self.out), log=self.log)) != expected:
+            raise RuntimeError(f"{self.name}: {self.log.read_text()[-2000:]}")
+
+    def kill(self, chance: random.Random, number: int) -> bool:
+        """Kill a new one; False if it had ended before."""
+        self.clear()
+        process = fork(command, *self.words, log=self.log)
+        aim = (None, *self.aimed)[number % (1 + len(self.aimed))]
+        end = time.perf_counter() + chance.uniform(0, self.seconds)
+        while process.is_alive() and (
+            time.perf_counter() < end if aim is None else self.moment(self.out) != aim
+        ):
+            time.sleep(0.0005)
+        if aim is not None:
+            time.sleep(chance.uniform(0, NEAR))
+        return self.killed(process)
+
+    def kill_real(self, chance: random.Random) -> bool:
+        """The same with a process that was begun by a shell's means and imports everything."""
+        self.clear()
+        line = [sys.executable, "-m", "benchmarks.processes", *map(str, self.words)]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(line, stdout=log, stderr=log)
+        while process.poll() is None and self.moment(self.out) == "beginning":
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, self.seconds / 2))
+        return self.killed(process)
+
+    def killed(self, process: ForkServerProcess | subprocess.Popen[bytes]) -> bool:
+        process.kill()
+        code = process.wait() if isinstance(process, subprocess.Popen) else finish(process)
+        if code == -signal.SIGKILL:
+            self.moments[self.moment(self.out)] += 1
+        return code == -signal.SIGKILL
+
+    def trials(self, kills: int, seed: int, real: int = 0) -> list[object]:
+        """A row of the table. Raises RuntimeError if a single one does not end as it must."""
+        chance = random.Random(f"{self.name} {seed}")
+        number = 0
+        while (struck := self.moments.total()) < kills:
+            number += 1
+            by_shell = struck >= kills - real
+            if not (self.kill_real(chance) if by_shell else self.kill(chance, number)):
+                continue
+            if by_shell:
+                self.moments["of a real process"] += 1
+            self.finish()
+            if self.content(self.out) != self.wanted:
+                raise RuntimeError(f"{self.name}: kill {struck + 1} has changed what it gives")
+        told = ", ".join(f"{moment} {count}" for moment, count in sorted(self.moments.items()))
+        return [self.name, kills, told, kills, kills]
+
+
+def moment_of_dump(out: Path) -> str:
+    """What a dump is doing, or was when it was killed."""
+    parts = out / "parts" if out.suffix == ".zarr" else Path(f"{out}.parts")
+    with suppress(OSError):
+        beside = [path.name for path in out.parent.iterdir()]
+        inside = [path.name for path in parts.iterdir()] if parts.exists() else []
+        if not out.exists():
+            return "beginning"
+        sealing = any(name.startswith(f".{out.name}.new-") for name in beside)
+        if out.suffix == ".zarr":
+            names = {path.name for path in out.iterdir()}
+            sealing = "manifest" in names or any(name.startswith(".tmp-") for name in names)
+        if _sealed(out):
+            return "done"
+        if sealing:
+            return "sealing"
+        return "writing" if any(name.startswith(".tmp-") for name in inside) else "computing"
+    return "computing"
+
+
+def _sealed(out: Path) -> bool:
+    if out.suffix == ".zarr":
+        return '"sealed"' in (out / "zarr.json").read_text()
+    return not Path(f"{out}.parts").exists()
+
+
+def content_of_store(out: Path) -> object:
+    """SHA-256 of every array, and every sequence; RuntimeError for anything that is not sound."""
+    if (problems := verify(out).problems) or sorted(p.name for p in out.parent.iterdir()) != sorted(
+        ["log", out.name]
+    ):
+        raise RuntimeError(f"{out}: {problems or list(out.parent.iterdir())}")
+    store = open_store(out)
+    sequences = [(record.document, record.text) for record in store]
+    store.close()
+    return store.manifest, sequences
+
+
+def moment_of_training(out: Path) -> str:
+    """What a training is doing, or was when it was killed."""
+    settings = out / "training.json"
+    if not settings.exists():
+        return "beginning"
+    with suppress(OSError, ValueError):
+        if "result" in json.loads(settings.read_text()):
+            return "done"
+    if (out / "config.json").exists():
+        return "finishing"
+    return "saving" if (out / "checkpoints" / UNFINISHED).exists() else "training"
+
+
+def content_of_student(out: Path) -> object:
+    """Its weights, its tokenizer and every loss on the way."""
+    names = ("model.safetensors", "tokenizer.json", "metrics.jsonl")
+    return [(out / name).read_bytes() for name in names]
+
+
+def resume(out: Path) -> Words:
+    return ("--resume",) if (out / "training.json").exists() else ()
+
+
+def make_teacher(folder: Path, corpus: Path) -> None:
+    """A random BERT with a tokenizer of the corpus."""
+    from tokenizers import BertWordPieceTokenizer
+    from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, set_seed
+
+    folder.mkdir()
+    pieces = BertWordPieceTokenizer()
+    pieces.train([str(corpus)], vocab_size=600, show_progress=False)
+    pieces.save(str(folder / "pieces.json"))
+    tokenizer = BertTokenizerFast(tokenizer_file=str(folder / "pieces.json"), model_max_length=64)
+    tokenizer.save_pretrained(folder)
+    set_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    BertForMaskedLM(config).save_pretrained(folder)
+
+
+def jobs(folder: Path) -> list[Job]:
+    """A dump to each format, and a training from the last, with all that they need."""
+    from teacher_dump.corpus import Corpus
+
+    model, corpus = folder / "teacher", folder / "corpus.txt"
+    texts = (" ".join(d.text.split())[:300] for d in Corpus.open(["python-docs"]))
+    corpus.write_text("\n".join(islice(texts, 30)) + "\n", encoding="utf-8")
+    make_teacher(model, corpus)
+    made = []
+    for ext in ("zarr", "h5"):
+        out = folder / ext / f"store.{ext}"
+        words = ("teacher_dump.cli", "--model", model, "--corpus", corpus, "--out", out, *DUMP)
+        made.append(Job(f"dump to .{ext}", out, (*words, "--device", "cpu"), moment_of_dump,
+                        content_of_store, aimed=("writing", "sealing")))  # fmt: skip
+    store, out = folder / "store.h5", folder / "training" / "student"
+    made[1].undisturbed()
+    shutil.copy(made[1].out, store)
+    words = ("student_train.cli", "--store", store, "--out", out, *TRAIN, *OFTEN, "--device", "cpu")
+    made.append(Job("training", out, words, moment_of_training, content_of_student, resume,
+                    aimed=("saving", "finishing")))  # fmt: skip
+    return made
+
+
+@click.command()
+@click.option("--dump-kills", default=200, help="Half of them for each format.")
+@click.option("--train-kills", default=50)
+@click.option("--real", default=3, help="How many of each row are of processes of their own.")
+@click.option("--seed", default=0)
+@click.option("--folder", type=click.Path(path_type=Path), help="Where to work.  [default: /tmp]")
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@command_errors
+def main(
+    dump_kills: int, train_kills: int, real: int, seed: int, folder: Path | None, results: Path
+) -> None:
+    """Print the table and put it into RESULTS.md."""
+    rows = []
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        for job in jobs(Path(name)):
+            job.undisturbed()
+            kills = train_kills if job.name == "training" else dump_kills // 2
+            rows.append(job.trials(kills, seed, real))
+            click.echo(f"{rows[-1]} ({job.seconds:.1f} s undisturbed)", err=True)
+    publish(
+        "Never lose a dump",
+        f"`python -m benchmarks.reliability --dump-kills {dump_kills} --train-kills {train_kills}`;"
+        f" a random teacher of 2 layers, parts of {PART_TOKENS} tokens, 2 views; a student of 30"
+        " steps, a checkpoint every 4. Moments are random over the undisturbed duration, two thirds"
+        " aimed at the short ones (writing a part, sealing; saving, finishing). Compared are the"
+        " SHA-256 of all arrays, the texts in order, `verify`, and what lies beside the store; for"
+        " students the bytes of weights, tokenizer and losses.",
+        table(HEAD, rows),
+        results,
+    )
+
+
+if __name__ == "__main__":
+    main()

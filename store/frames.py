@@ -1,0 +1,75 @@
+"""Some rows of what Blosc compressed, without decoding all of it."""
+
+from __future__ import annotations
+
+import struct
+from operator import lt
+from typing import Any
+
+import numpy as np
+from numcodecs import blosc
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+# Format, version of its codec, flags, size of an element; bytes decoded, of a block, encoded.
+BLOSC_HEADER = struct.Struct("<BBBBIII")
+BLOSC_FORMAT = 2
+BLOSC_COPIED = 2  # flag: the data follow the header as they are
+
+
+class Damage(Exception):
+    """What is wrong with stored bytes; whoever knows where they lie says so, too."""
+
+
+def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) -> None:
+    """Bytes low..high of the `size` bytes that a Blosc frame decodes to. Raises Damage.
+
+    Sizes in the frame are believed only where they agree with `size` and its own length: Blosc
+    would read and write by them.
+    """
+    if len(frame) < BLOSC_HEADER.size:
+        raise Damage(f"{what} has {len(frame)} bytes, too few for Blosc")
+    *_, flags, _, decoded, block, encoded = BLOSC_HEADER.unpack_from(frame.data)
+    if (decoded, encoded) != (size, len(frame)) or not 0 < block <= size:
+        raise Damage(f"{what} decodes to {decoded} bytes, expected {size}")
+    if flags & BLOSC_COPIED and len(frame) == BLOSC_HEADER.size + size:
+        out[:] = frame[BLOSC_HEADER.size :][low:high]
+        return
+    whole = block >= size or high - low == size
+    cut, begin, end = (frame, 0, size) if whole else _blocks(frame, size, block, low, high)
+    try:
+        if (begin, end) == (low, high):
+            blosc.decompress(cut, out)
+        else:
+            scratch = np.empty(end - begin, np.uint8)
+            blosc.decompress(cut, scratch)
+            out[:] = scratch[low - begin : high - begin]
+    except (RuntimeError, ValueError) as error:
+        raise Damage(f"{what}: {error}") from error
+
+
+def _blocks(frame: Bytes, size: int, block: int, low: int, high: int) -> tuple[Any, int, int]:
+    """The smallest frame with bytes low..high, and which bytes it holds.
+
+    A frame of format 2 is its header, an int32 for each block saying where it starts, and the
+    blocks: some of them with a header of their own are a frame, too.
+    """
+    version, library, flags, typesize, *_ = BLOSC_HEADER.unpack_from(frame.data)
+    count = -(-size // block)
+    table = BLOSC_HEADER.size + 4 * count
+    first, last = low // block, -(-high // block)
+    if last == count and size % block:
+        first = min(first, max(0, count - 2))  # no frame is smaller than its block size
+    if (first, last) == (0, count) or version != BLOSC_FORMAT or table >= len(frame):
+        return frame, 0, size
+    edges = [*frame[BLOSC_HEADER.size : table].view("<i4").tolist(), len(frame)]
+    if edges[0] < table or not all(map(lt, edges, edges[1:])):  # threads may write in any order
+        return frame, 0, size
+    begin, end = first * block, min(last * block, size)
+    shift = BLOSC_HEADER.size + 4 * (last - first) - edges[first]
+    starts = [edge + shift for edge in edges[first:last]]
+    header = BLOSC_HEADER.pack(
+        version, library, flags, typesize, end - begin, block, edges[last] + shift
+    )
+    data = frame[edges[first] : edges[last]].data
+    return b"".join([header, struct.pack(f"<{len(starts)}i", *starts), data]), begin, end

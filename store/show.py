@@ -1,0 +1,96 @@
+"""One sequence of a store, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from store.console import counted
+from store.errors import UserError
+from store.reader import FeatureStore
+from store.record import Record, View
+from store.tree import Array
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BEST = 3
+
+
+def _names(store: FeatureStore) -> Any:
+    if "tokenizer.json" not in store.teacher_files():
+        return str
+    tokenizer = store.tokenizer()
+    return lambda number: tokenizer.id_to_token(int(number)) or str(number)
+
+
+def _best(store: FeatureStore, view: View, token: int) -> list[tuple[int, str]]:
+    """The most likely ids of a token with a figure: probability, draws, or logit."""
+    if store.features.logits is None:
+        return []
+    logits = view.logits
+    if logits.tier == "topk":
+        order = np.argsort(-logits.logprobs[token])[:BEST]
+        figures = [f"{np.exp(logits.logprobs[token, place]):.3f}" for place in order]
+        return list(zip(logits.ids[token, order].tolist(), figures, strict=True))
+    if logits.tier == "sample":
+        begin, end = logits.start[token], logits.start[token + 1]
+        ids, counts = logits.ids[begin:end], logits.counts[begin:end]
+        order = np.argsort(-counts.astype(int), kind="stable")[:BEST]
+        figures = [f"{counts[place]}/{logits.draws}" for place in order]
+        return list(zip(ids[order].tolist(), figures, strict=True))
+    return []
+
+
+def _head_best(store: FeatureStore, view: View) -> list[list[tuple[int, str]]]:
+    weight, bias = store.head()
+    raw: Array = view.logits.values @ weight.T + bias
+    order = np.argsort(-raw, axis=1)[:, :BEST]
+    chance = np.exp(raw - view.logits.log_partition[:, None])
+    return [
+        [(int(number), f"{row[number]:.3f}") for number in best]
+        for row, best in zip(chance, order, strict=True)
+    ]
+
+
+def record_table(store: FeatureStore, index: int, view: int = 0) -> tuple[str, Record, Table]:
+    """A headline, the sequence, and its tokens as a table: spans, masked words, best logits.
+
+    Raises UserError for a number that the store does not have.
+    """
+    from rich.table import Table
+
+    if not -len(store) <= index < len(store):
+        raise UserError(f"{store.path}: no sequence {index}; it has 0..{len(store) - 1}")
+    if not 0 <= view < store.features.views:
+        raise UserError(f"{store.path}: no view {view}; it has 0..{store.features.views - 1}")
+    record, name = store[index], _names(store)
+    seen, logits = record.views[view], store.features.logits
+    head = _head_best(store, seen) if logits and logits.tier == "head" else None
+    columns = ["token", "piece", "characters", "text", *["masked"] * bool(view)]
+    table = Table(*columns, *["the teacher says"] * bool(logits))
+    for token, (begin, end) in enumerate(record.offsets.tolist()):
+        span = "" if record.special[token] else f"{begin}:{end}"
+        row = [str(token), name(record.token_ids[token]), span, record.text[begin:end]]
+        row += ["x" if seen.mask[token] else ""] * bool(view)
+        if logits:
+            best = head[token] if head else _best(store, seen, token)
+            row.append("  ".join(f"{name(number)} {figure}" for number, figure in best))
+        table.add_row(*map(_plain, row))
+    return _headline(store, record, view), record, table
+
+
+def _headline(store: FeatureStore, record: Record, view: int) -> str:
+    where = f"document {record.document} from character {record.document_begin}"
+    cut = ", cut inside a word" if record.hard_cut else ""
+    views = f", view {view} of {store.features.views}" if store.features.views > 1 else ""
+    tokens = counted(len(record.token_ids), "token")
+    return f"sequence {record.index} of {len(store):,}: {where}{cut}, {tokens}{views}"
+
+
+def _plain(text: str) -> str:
+    """Text that rich must not read as markup, and no control characters of the corpus."""
+    from rich.markup import escape
+
+    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))

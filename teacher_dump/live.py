@@ -1,0 +1,217 @@
+"""A sample of a store run through its teacher again: is every number what the codec promises?
+
+What is not: a store of other weights, of a model with dropout, of another layer, of other text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from store import FeatureStore, Record, UserError
+from store.live import LiveReport
+from teacher_dump.batches import length_batches
+from teacher_dump.comparing import Errors
+from teacher_dump.forward import Known, forward
+from teacher_dump.masking import RANDOM, mask_spans, masked_input
+from teacher_dump.options import DumpOptions
+from teacher_dump.teacher import Teacher, load_teacher
+from teacher_dump.windows import Window
+
+TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
+"""What the same sums in another order, on another machine, may add to the codec's error: a share of
+1 + |value|, in deviations of the channel for hidden states, in nats for logits."""
+
+MERGED = 3.0
+"""Of the codec's error is allowed where `merge --recode` may have encoded twice, the first time in
+deviations up to twice as large."""
+
+
+def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) -> LiveReport:
+    """Compare `sample` sequences, chosen by `seed`, in all views with what `model` gives for them.
+
+    The teacher runs in the dump's own precision. Raises UserError if the model cannot be that of
+    the store at all.
+    """
+    if not len(store) or sample < 1:
+        raise UserError(f"--sample {sample}: expected 1 to the {len(store)} sequences of the store")
+    stored = store.identity.get("arguments")
+    arguments: dict[str, Any] = stored if isinstance(stored, dict) else {}
+    precision = str(arguments.get("precision", "fp32"))
+    resolved = DumpOptions(model, Path(store.path), device=device, precision=precision).resolved()
+    teacher = load_teacher(
+        model,
+        head="mlm" if store.features.logits else "none",
+        hidden=_spec(store.features.hidden),
+        attention=_spec(store.features.attention),
+        device=resolved.device,
+        precision=precision,
+    )
+    _check_sizes(store, teacher)
+    chosen = np.random.default_rng(seed).choice(len(store), min(sample, len(store)), replace=False)
+    live = _Sample(store, teacher, [store[int(i)] for i in np.sort(chosen)], arguments)
+    errors = Errors(store.features, TOLERANCE[precision], MERGED if live.merged else 1)
+    problems = [*live.other_tokens()]
+    for view in tqdm(range(store.features.views), desc="live", unit="view", disable=None):
+        problems += live.other_masks(view)
+        live.run(view, errors)
+    tallies = errors.finished()
+    problems += [
+        f"{tally.row.feature}: {tally.row.share:.3g} times the error that codec and precision allow"
+        f" ({tally.place})"
+        for tally in tallies
+        if not tally.row.share <= 1
+    ]
+    return LiveReport(
+        f"{len(live.records)} sequences, {sum(len(r.token_ids) for r in live.records):,} tokens,"
+        f" {store.features.views} views, by {teacher.name} in {precision} on {resolved.device};"
+        f" tolerance beside the codec's error: {TOLERANCE[precision]:g} of 1 + |value|",
+        [tally.row for tally in tallies],
+        live.notes(),
+        problems,
+    )
+
+
+def _spec(names: Iterable[str]) -> str:
+    """The option of `teacher-dump` that gives features of these names."""
+    words = [
+        f"groups:{name.removeprefix('groups').split('.')[0]}"
+        if name.startswith("groups")
+        else name.replace("layer", "layer:")
+        for name in names
+    ]
+    return ",".join(dict.fromkeys(words)) or "none"
+
+
+def _check_sizes(store: FeatureStore, teacher: Teacher) -> None:
+    ours, features = (teacher.width, teacher.vocabulary), store.features
+    if ours != (features.width, features.vocabulary):
+        raise UserError(
+            f"--model {teacher.name}: width {ours[0]} and vocabulary {ours[1]}, the store's teacher"
+            f" has {features.width} and {features.vocabulary}; give the model that {store.path} was"
+            " made with"
+        )
+
+
+class _Sample:
+    """Some sequences of a store, and the teacher that is asked for them again."""
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        teacher: Teacher,
+        records: list[Record],
+        arguments: dict[str, Any],
+    ) -> None:
+        self.store, self.teacher, self.records, self.arguments = store, teacher, records, arguments
+        self.windows = [
+            Window(
+                *(r.text, r.document, r.document_begin, r.hard_cut),
+                *(r.token_ids, r.offsets, r.special),
+            )
+            for r in records
+        ]
+        corpus = store.identity.get("corpus")
+        self.merged = isinstance(corpus, dict) and "merged" in corpus
+        numbers = [part.number for part in store.manifest.parts]
+        # Masks and their random tokens come from the number that a sequence had in its dump.
+        self.numbered = not self.merged and numbers == list(range(len(numbers)))
+        self.left_out = 0
+
+    def other_tokens(self) -> Iterator[str]:
+        """One line if the model's own tokenizer gives other tokens than are stored."""
+        backend = self.teacher.tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        encodings = backend.encode_batch([record.text for record in self.records])
+        for record, found in zip(self.records, encodings, strict=True):
+            ordinary = ~np.array(found.special_tokens_mask, bool)
+            spans = np.array(found.offsets, np.int64).reshape(-1, 2) * ordinary[:, None]
+            same = np.array_equal(found.ids, record.token_ids)
+            if not same or not np.array_equal(spans, record.offsets):
+                yield (
+                    f"tokens: the model's tokenizer gives others for the text of sequence"
+                    f" {record.index} than are stored"
+                )
+                return
+
+    def _key(self, record: Record, view: int) -> tuple[int, int, int]:
+        return int(self.arguments.get("seed", 0)), view, record.index
+
+    def other_masks(self, view: int) -> Iterator[str]:
+        """One line if the words masked in a view are not those that the seed gives."""
+        share = float(self.arguments.get("mask_prob", 0.15))
+        for record in self.records if view and self.numbered else ():
+            drawn = mask_spans(record.text, *self._key(record, view), share)
+            if not np.array_equal(record.views[view].spans, drawn):
+                yield f"view{view}/mask: sequence {record.index} has not the words of its seed"
+                return
+
+    def notes(self) -> list[str]:
+        """What is odd, but does not by itself make a store wrong."""
+        notes, teacher = [], self.store.identity.get("teacher")
+        theirs = teacher.get("weights_hash") if isinstance(teacher, dict) else None
+        if theirs and theirs != (ours := self.teacher.weights_hash()):
+            notes.append(
+                f"the weights are not those of the dump by their hash ({ours[:12]}, the dump's"
+                f" {str(theirs)[:12]})"
+            )
+        if self.left_out:
+            notes.append(
+                f"{self.left_out} masked sequences left out: a merged or unfinished store does not"
+                " keep the number that their random tokens come from"
+            )
+        return notes
+
+    def run(self, view: int, errors: Errors) -> None:
+        """The teacher over one view; what it says goes to `errors`."""
+        inputs = [self._input(i, view) for i in range(len(self.records))]
+        chosen = np.array([i for i, ids in enumerate(inputs) if ids is not None], np.int64)
+        self.left_out += len(inputs) - len(chosen)
+        flat = [w.ids if ids is None else ids for ids, w in zip(inputs, self.windows, strict=True)]
+        lengths = [len(flat[i]) for i in chosen]
+        size = int(self.arguments.get("batch_tokens", 8192))
+        batches = [chosen[batch] for batch in length_batches(lengths, size)] if lengths else []
+
+        def read(values: torch.Tensor, batch: np.ndarray) -> tuple[np.ndarray, ...]:
+            assert self.teacher.decoder is not None
+            pieces = values.split([len(flat[i]) for i in batch])
+            with torch.inference_mode():
+                logits = [
+                    errors.logits(self.records[i], view, self.teacher.decoder, piece)
+                    for i, piece in zip(batch, pieces, strict=True)
+                ]
+            return (np.concatenate(logits),)
+
+        reader = read if self.store.features.logits else None
+        for known in forward(self.teacher, self.windows, flat, batches, 0, Counter(), reader):
+            self._compare(view, known, errors)
+
+    def _input(self, i: int, view: int) -> np.ndarray | None:
+        """What the teacher read; None where that cannot be known."""
+        record, window, tokenizer = self.records[i], self.windows[i], self.teacher.tokenizer
+        spans = record.views[view].spans
+        if not self.numbered and (spans[:, 2] == RANDOM).any():
+            return None
+        return masked_input(
+            *(window.ids, window.offsets, window.special, spans),
+            *(tokenizer.mask_token_id, len(tokenizer), tokenizer.all_special_ids),
+            self._key(record, view),
+        )[0]
+
+    def _compare(self, view: int, known: Known, errors: Errors) -> None:
+        first = 0
+        for place, (i, length) in enumerate(zip(known.sequences, known.lengths, strict=True)):
+            record = self.records[i]
+            for name, states in known.hidden.items():
+                rows = states[first : first + length]
+                errors.hidden(record, view, name, rows, self.store.calibration[name])
+            for name, maps in known.attention.items():
+                errors.attention(record, view, name, maps[place])
+            first += length

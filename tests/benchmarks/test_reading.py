@@ -1,0 +1,68 @@
+"""The reading benchmark on a small store: every reader that is installed delivers the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import reading, synthetic
+from benchmarks.reading import Bench, measure, sums
+from store import StoreError, open_store
+from store.verify import verify
+
+
+def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "PART_TOKENS", 2000)
+    monkeypatch.setattr(reading, "SECONDS", 0.01)
+    results = tmp_path / "RESULTS.md"
+    measure(tmp_path / "work", tokens=3000, width=16, kept=4, rounds=1, results=results)
+    told = results.read_text("utf-8")
+    assert told.startswith("# Results") and "## Reading, d=16, top-4" in told
+    for name in (
+        "ours, Zarr",
+        "ours, HDF5",
+        "zarr-python",
+        ".npy memory map, fused records",
+        "pyarrow, Table.take",
+        "datasets, a column a feature",
+        "datasets, fused bytes",
+    ):
+        row = next(line for line in told.splitlines() if line.startswith(f"| {name} |"))
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert all(float(cell.replace(",", "")) > 0 for cell in cells[1:]), row
+    for name in ("litdata, a column a feature", "MosaicML, fused bytes"):
+        assert f"| {name} |" in told
+    assert "times one" in told and "its files end to end" in told
+
+
+def test_a_reader_that_delivers_something_else_is_refused(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, 1500, 16, 4)
+    peer, path = next((p, path) for p, path in bench.peers if p.name.startswith(".npy"))
+    epoch = peer.open(bench.corpus, path)
+    assert sums(epoch(0)) == sums(epoch(1)) == bench.expected
+    values = np.load(path / "maps.npy", mmap_mode="r+")
+    values[7] ^= 1
+    values.flush()
+    with pytest.raises(StoreError, match=r"\.npy .* does not deliver what was written"):
+        bench._check(peer, path)
+
+
+def test_a_synthetic_store_is_like_a_real_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    synthetic.make_store(path, 9000, synthetic.features_of(16, 4))
+    assert verify(path).problems == []
+    store = open_store(path)
+    lengths = np.concatenate([store.lengths(int(a), int(b)) for a, b in store.blocks()])
+    assert 8000 < lengths.sum() <= 9000 and 17 < np.median(lengths) < 25
+    record = store[3]
+    words = [record.text[a:b] for a, b in record.offsets[1:-1]]
+    assert " ".join(words) == record.text and record.special.sum() == 2
+    logits = record.views[0].logits
+    total = np.exp(logits.logprobs).sum(axis=1) + np.exp(logits.rest)
+    assert np.allclose(total, 1, atol=1e-2) and (np.diff(logits.logprobs, axis=1) <= 0).all()
+    assert np.allclose(record.views[0].attention["mean"].sum(axis=1), 1, atol=0.1)
+    synthetic.make_store(tmp_path / "b.zarr", 9000, synthetic.features_of(16, 4))
+    again = open_store(tmp_path / "b.zarr")
+    assert again.manifest.parts == store.manifest.parts

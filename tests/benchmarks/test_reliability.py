@@ -1,0 +1,43 @@
+"""A few of the kills of the benchmark: each must be finished by the next start, and equal."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reliability import HEAD, Job, jobs
+from benchmarks.report import publish, table
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[dict[str, Job]]:
+    """In memory where the machine has a folder there: waiting for the disk is most of the time."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield {job.name: job for job in jobs(Path(folder))}
+
+
+@pytest.mark.parametrize(
+    ("name", "kills"), [("dump to .zarr", 6), ("dump to .h5", 6), ("training", 4)]
+)
+def test_killed_and_finished(made: dict[str, Job], tmp_path: Path, name: str, kills: int) -> None:
+    job = made[name]
+    job.undisturbed()
+    row = job.trials(kills, seed=1)
+    assert row[0] == name and row[1] == row[3] == row[4] == kills == job.moments.total()
+    assert set(job.moments) & set(job.aimed), job.moments
+    publish("Never lose a dump", "small", table(HEAD, [row]), tmp_path / "RESULTS.md")
+    assert f"| {name} | {kills} |" in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_a_difference_is_found(made: dict[str, Job]) -> None:
+    job = made["dump to .h5"]
+    job.undisturbed()
+    manifest, sequences = job.wanted  # type: ignore[misc]
+    job.wanted = manifest, sequences[:-1]
+    with pytest.raises(RuntimeError, match="has changed what it gives"):
+        job.trials(job.moments.total() + 1, seed=2)

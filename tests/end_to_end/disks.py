@@ -1,0 +1,83 @@
+"""Small, full and read-only disks, in a mount namespace of the process that asks for them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import shutil
+from pathlib import Path
+
+from benchmarks.processes import command
+
+NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000
+READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+CANNOT = 77  # exit code where this machine allows no mounts
+
+
+def run(module: str, *words: str | Path | int) -> int:
+    """The exit code of a command in this process."""
+    try:
+        command(module, *words)
+    except SystemExit as end:
+        return int(end.code or 0)
+    raise AssertionError("a command ends its process")
+
+
+def with_small_files(bytes_each: int, module: str, *words: str | Path | int) -> None:
+    """Run a command that can write no file larger than this."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_each, bytes_each))
+    command(module, *words)
+
+
+def on_full_disk(
+    disk: Path, free: int, copy: Path, module: str, *words: str | Path | int, more: str = ""
+) -> None:
+    """Run a command that writes to a disk with `free` bytes; make room, run it again, with the
+    option `more` if it got so far, and copy what is on the disk."""
+    _own_mounts()
+    size = free + (1 << 26)
+    _mount("tmpfs", disk, "tmpfs", 0, f"size={size}")
+    with (disk / "ballast").open("wb") as file:
+        file.write(bytes(size - free))
+    first = run(module, *words)
+    print(f"first: {first}", flush=True)
+    (disk / "ballast").unlink()
+    begun = (disk / "student" / "training.json").exists()
+    second = run(module, *words, *([more] if more and begun else []))
+    print(f"second: {second}", flush=True)
+    shutil.copytree(disk, copy)
+
+
+def on_read_only_disk(folder: Path, module: str, *words: str | Path | int) -> None:
+    """Run a command that finds this folder read-only."""
+    if os.geteuid() == 0:  # whom the permissions of a folder do not stop
+        _own_mounts()
+        _mount(str(folder), folder, "", BIND)
+        _mount(str(folder), folder, "", BIND | REMOUNT | READ_ONLY)
+    else:
+        folder.chmod(0o555)
+    try:
+        command(module, *words)
+    finally:
+        with contextlib.suppress(OSError):
+            folder.chmod(0o755)
+
+
+def _own_mounts() -> None:
+    user, group = os.geteuid(), os.getegid()
+    flags = NEW_MOUNTS if user == 0 else NEW_MOUNTS | NEW_USER
+    if ctypes.CDLL(None).unshare(flags) != 0:
+        raise SystemExit(CANNOT)
+    if user != 0:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    _mount("none", Path("/"), "", RECURSIVE | PRIVATE)
+
+
+def _mount(source: str, target: Path, kind: str, flags: int, options: str = "") -> None:
+    names = [os.fsencode(str(each)) for each in (source, target, kind)]
+    if ctypes.CDLL(None).mount(*names, flags, os.fsencode(options)) != 0:
+        raise SystemExit(CANNOT)

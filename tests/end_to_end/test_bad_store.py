@@ -1,0 +1,161 @@
+"""A store that is damaged, unfinished, or none: one line that names the file and the remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import pytest
+
+from store.cli import main as feature_store
+from store.errors import UserError
+from store.writer import StoreWriter
+from student_train.cli import main as student_train
+from teacher_dump.dump import dump
+from tests.end_to_end.support import STUDENT, dump_options, invoke, ok, refused, says, tree
+
+
+def later_version(path: Path) -> None:
+    if path.suffix == ".h5":
+        with h5py.File(path, "r+") as file:
+            file.attrs["version"] = 2
+    else:
+        root = json.loads((path / "zarr.json").read_text())
+        root["attributes"]["version"] = 2
+        (path / "zarr.json").write_text(json.dumps(root))
+
+
+def truncated(path: Path) -> None:
+    target = path if path.suffix == ".h5" else path / "zarr.json"
+    target.write_bytes(target.read_bytes()[: target.stat().st_size // 2])
+
+
+def truncated_array(path: Path) -> None:
+    """The metadata of an array, which opening does not read."""
+    if path.suffix == ".h5":
+        with h5py.File(path, "r+") as file:
+            del file["parts/1/view0/hidden/mean/values"]
+    else:
+        file = path / "parts/1/view0/hidden/mean/values/zarr.json"
+        file.write_text(file.read_text()[:100])
+
+
+def missing_part(path: Path) -> None:
+    if path.suffix == ".h5":
+        with h5py.File(path, "r+") as file:
+            del file["parts/1"]
+    else:
+        shutil.rmtree(path / "parts" / "1")
+
+
+def flipped(path: Path) -> None:
+    """One bit of the stored states of every part."""
+    if path.suffix == ".h5":
+        with h5py.File(path) as file:
+            places = [
+                part["view0/hidden/mean/values"].id.get_chunk_info(0).byte_offset
+                for part in file["parts"].values()
+            ]
+        targets = [(path, place + 9) for place in places]
+    else:
+        files = path.glob("parts/*/view0/hidden/mean/values/c/*/*")
+        targets = [(file, 9) for file in files]
+    assert len(targets) > 1
+    for file, place in targets:
+        data = bytearray(file.read_bytes())
+        data[place] ^= 1
+        file.write_bytes(data)
+
+
+STORES = {
+    later_version: ("version 2", "reads version 1"),
+    truncated: ("not ", "restore it from a copy, or remove it and dump again with the same"),
+    truncated_array: ("parts/1/view0/hidden/mean/values", "feature-store verify"),
+    missing_part: ("parts/1", "damaged", "feature-store verify"),
+    flipped: ("parts/", "hidden/mean/values", "feature-store verify"),
+}
+
+
+@pytest.mark.parametrize("ext", ["zarr", "h5"])
+@pytest.mark.parametrize("spoil", STORES, ids=lambda spoil: spoil.__name__)
+def test_store(tmp_path: Path, store: Path, spoil: Callable[[Path], None], ext: str) -> None:
+    copy = tmp_path / f"copy.{ext}"
+    ok(feature_store, "convert", store, copy)
+    spoil(copy)
+    before, out = tree(tmp_path), tmp_path / "student"
+    line = refused(
+        student_train,
+        *("--store", copy, "--vocab", "500", "--out", out, *STUDENT, "--steps", "99"),
+        *("--loss", "hidden=1"),
+    )
+    says(line, f"copy.{ext}", *STORES[spoil])
+    if spoil not in (flipped, truncated_array):  # found when the training comes to it
+        assert tree(tmp_path) == before
+    result = invoke(feature_store, "verify", str(copy))
+    assert result.exit_code == 1 and "Traceback" not in result.output
+    says(result.stderr, f"copy.{ext}")
+    assert "feature-store verify" not in result.output  # it has just run
+
+
+@pytest.mark.parametrize("name", ["nowhere.zarr", "nowhere.h5", "corpus.txt", "empty.zarr"])
+def test_no_store(tmp_path: Path, corpus: Path, name: str) -> None:
+    shutil.copy(corpus, tmp_path)
+    (tmp_path / "empty.zarr").mkdir()
+    out = tmp_path / "student"
+    line = refused(student_train, "--store", tmp_path / name, "--vocab", "500", "--out", out)
+    says(line, name, "teacher-dump" if "nowhere" in name else "not a feature store")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("ext", ["zarr", "h5"])
+def test_unfinished_store(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
+    ext: str,
+) -> None:
+    path, out = tmp_path / f"store.{ext}", tmp_path / "student"
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="killed here"):
+        patch.setattr(StoreWriter, "seal", killed)
+        dump(dump_options(tiny_teacher("bert"), corpus, path))
+    before = tree(tmp_path)
+    for command in (student_train, feature_store):
+        words = ("--store", path, "--out", out) if command is student_train else ("info", path)
+        says(refused(command, *words), "still being written", "teacher-dump", "same arguments")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("ext", ["zarr", "h5"])
+def test_torn_part_of_an_unfinished_store(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
+    ext: str,
+) -> None:
+    """The line names what to remove, and then the dump goes on and is the same."""
+    path = tmp_path / f"store.{ext}"
+    options = dump_options(tiny_teacher("bert"), corpus, path)
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="killed here"):
+        patch.setattr(StoreWriter, "seal", killed)
+        dump(options)
+    torn = tmp_path / ("store.zarr/parts/1" if ext == "zarr" else "store.h5.parts/1.h5")
+    file = torn / "zarr.json" if ext == "zarr" else torn
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(UserError) as caught:
+        dump(options)
+    says(str(caught.value), f"remove {torn} and type the teacher-dump command again")
+    if torn.is_dir():
+        shutil.rmtree(torn)
+    else:
+        torn.unlink()
+    dump(options)
+    assert "sound" in ok(feature_store, "verify", path)
+
+
+def killed(_writer: StoreWriter) -> None:
+    raise UserError("killed here")

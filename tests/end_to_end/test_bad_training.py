@@ -1,0 +1,136 @@
+"""`student-train` and `student-sweep` with bad input: one line that names the cause and the remedy,
+and nothing touched."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from student_train.cli import main as student_train
+from student_train.sweep import main as student_sweep
+from tests.end_to_end.support import STUDENT, dumped, refused, says, tree
+
+
+@pytest.fixture(scope="module")
+def bare_store(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path], corpus: Path
+) -> Path:
+    """Draws alone: no states, no maps, no weights."""
+    out = tmp_path_factory.mktemp("bare") / "bare.h5"
+    more = {"logits": "sample:5", "hidden": "none", "attention": "none", "weights": False}
+    return dumped(tiny_teacher("bert"), corpus, out, **more)
+
+
+TRAIN_OPTIONS = {
+    "--steps 5 --epochs 2": ("--steps and --epochs",),
+    "--vocab 3": ("--vocab 3", "characters", "ask for more"),
+    "--vocab 100k": ("--vocab 100000", "ask for at most"),
+    "--vocab many": ("--vocab many", "5k"),
+    "--vocab .": ("--vocab .", "tokenizer"),
+    "--loss wishful=1": ("wishful", "mlm, kl"),
+    "--loss kl=much": ("kl=much", "NAME=WEIGHT"),
+    "--loss kl=0": ("--loss", "above 0"),
+    "--loss kl=nan": ("--loss", "above 0"),
+    "--student huge": ("--student huge", "HxLxA"),
+    "--student 10x2x3": ("--student 10x2x3", "multiple of the 3 heads"),
+    "--student 32x3x4 --loss hidden=1": ("groups2", "3 student layers", "--student"),
+    "--init magic": ("--init magic", "svd, teacher"),
+    "--init layers:1,9": ("layers:1,9", "2 numbers", "1 to 4"),
+    "--init layers:one": ("layers:one", "layers:1,3,5"),
+    "--student 32x6x4 --init teacher": ("6 student layers from 4", "--init svd"),
+    "--view 1": ("--view 1", "views 0 to 0"),
+    "--align sideways": ("--align", "span"),
+    "--steps 0": ("--steps 0",),
+    "--lr -1": ("--lr -1",),
+    "--lr nan": ("--lr nan",),
+    "--weight-decay -1": ("--weight-decay -1",),
+    "--warmup 1": ("--warmup 1",),
+    "--held-out 1": ("--held-out 1",),
+    "--held-out 0.99": ("too few to hold out", "0.99"),
+    "--max-length 0": ("--max-length 0",),
+    "--seed -1": ("--seed -1",),
+    "--device cuda": ("--device cuda", "use --device cpu"),
+    "--device toaster": ("--device toaster", "cpu"),
+    "--resume": ("nothing to resume", "leave --resume out"),
+    "--out corpus.txt/student": ("corpus.txt", "--out"),
+}
+
+
+@pytest.mark.parametrize("options", TRAIN_OPTIONS)
+def test_train_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Path, corpus: Path, options: str
+) -> None:
+    if options == "--device cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    shutil.copy(corpus, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = ("--store", store, "--vocab", "500", "--out", "student", *STUDENT)
+    steps = () if "epochs" in options or "steps" in options else ("--steps", "3")
+    says(refused(student_train, *words, *steps, *options.split()), *TRAIN_OPTIONS[options])
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--loss hidden=1", ("--loss hidden", "holds no hidden states")),
+        ("--loss cosine=1", ("--loss cosine", "holds no hidden states")),
+        ("--loss attention=1", ("--loss attention", "holds no attention maps")),
+        ("--loss logit=1", ("--loss logit", "use kl")),
+        ("--loss mlm=1", ("no teacher weights", "--init random")),
+    ],
+)
+def test_store_lacks_what_is_asked_for(
+    tmp_path: Path, bare_store: Path, options: str, words: tuple[str, ...]
+) -> None:
+    out = tmp_path / "student"
+    line = refused(
+        student_train,
+        *("--store", bare_store, "--vocab", "500", "--out", out, *STUDENT, "--steps", "3"),
+        *options.split(),
+    )
+    says(line, *words)
+    assert not out.exists()
+
+
+def test_student_exists(tmp_path: Path, store: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    words = ("--store", store, "--vocab", "500", *STUDENT, "--steps", "3", "--out")
+    says(refused(student_train, *words, tmp_path), "exists already", "--out")
+    says(refused(student_train, *words, tmp_path / "mine"), "exists already", "--out")
+    says(refused(student_train, *words, tmp_path, "--resume"), "no training.json")
+    assert tree(tmp_path) == {"mine": b"mine"}
+
+
+def test_tokenizer_folder(tmp_path: Path, store: Path, tiny_teacher: Callable[[str], Path]) -> None:
+    """Without a mask token, and without a tokenizer at all."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_teacher("bert"))
+    tokenizer.mask_token = None
+    tokenizer.save_pretrained(tmp_path / "maskless")
+    (tmp_path / "bare").mkdir()
+    for name in ("maskless", "bare"):
+        line = refused(
+            student_train,
+            *("--store", store, "--vocab", tmp_path / name, "--out", tmp_path / "out", *STUDENT),
+        )
+        says(line, "--vocab", name, "tokenizer")
+    assert not (tmp_path / "out").exists()
+
+
+def test_sweep(tmp_path: Path, store: Path) -> None:
+    words = ("--store", store, "--out", tmp_path / "sweep", *STUDENT, "--steps", "2")
+    wrong = ("--vocab", "500", "--loss", "mlm", "--loss", "wishful")
+    says(refused(student_sweep, *words, *wrong), "wishful")
+    assert not (tmp_path / "sweep").exists()  # told before the first student is trained
+    says(refused(student_sweep, *words, "--vocab", "500", "--vocab", "3"), "--vocab 3", "ask for")
+    says(refused(student_sweep, *words[2:], "--store", tmp_path / "nowhere.h5"), "nowhere.h5")
+
+
+def test_address_without_out() -> None:
+    line = refused(student_train, "--store", "memory://store.zarr", "--loss", "mlm", "--steps", "2")
+    says(line, "memory://store.zarr", "--out")

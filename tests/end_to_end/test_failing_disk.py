@@ -1,0 +1,209 @@
+"""A disk that is full, read-only or gone: one line, no traceback, and the next start goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.processes import command, finish, fork
+from store import open_store
+from store.verify import verify
+from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with_small_files
+from tests.end_to_end.support import STUDENT, dumped, write_corpus
+
+EXT = ("zarr", "h5")
+DUMP, TRAIN = "teacher_dump.cli", "student_train.cli"
+FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
+STEPS = 12
+SETTINGS = (
+    *("--vocab", 500, *STUDENT, "--loss", "mlm=1,hidden=1", "--held-out", 0.1),
+    *("--steps", STEPS, "--checkpoint-every", 2),
+)
+
+
+@pytest.fixture(scope="module")
+def words(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
+) -> tuple[str | Path | int, ...]:
+    corpus = write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.txt", 20)
+    return ("--model", tiny_teacher("bert"), "--corpus", corpus, *FEW, "--out")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+    folder = tmp_path_factory.mktemp("store")
+    corpus = write_corpus(folder / "corpus.txt", 60)
+    return dumped(tiny_teacher("bert"), corpus, folder / "store.h5", attention="none")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def the_error(log: Path) -> str:
+    """The one line of the command that failed last, which is then forgotten."""
+    text = log.read_text()
+    log.write_text("")
+    for word in ("Traceback", "Exception ignored", "Segmentation"):
+        assert word not in text, text
+    errors = [line for line in text.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1, text
+    return errors[0]
+
+
+def sound(store: Path) -> int:
+    """How many parts a finished store has in which nothing is wrong."""
+    report = verify(store)
+    assert report.problems == []
+    beside = {path.name for path in store.parent.iterdir()}
+    assert not [name for name in beside if name.startswith(f".{store.name}")], beside
+    return report.parts
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    for ext in EXT:
+        assert finish(fork(command, DUMP, *words, folder / f"a.{ext}", log=folder / "log")) == 0
+    return lambda ext: folder / f"a.{ext}"
+
+
+@pytest.mark.parametrize(("ext", "begun"), [("zarr", False), ("h5", False), ("h5", True)])
+def test_files_that_cannot_grow(
+    tmp_path: Path, words: Any, log: Path, ext: str, undisturbed: Any, begun: bool
+) -> None:
+    """What a store begins with is too large for this disk, or the finished file."""
+    out = tmp_path / f"store.{ext}"
+    limit = undisturbed("h5").stat().st_size - 999 if begun else 20_000
+    assert finish(fork(with_small_files, limit, DUMP, *words, out, log=log)) == 1
+    line = the_error(log)
+    assert f"cannot write {out}: File too large; make room and start again" in line
+    assert out.exists() == ("published parts are kept" in line) == begun
+    assert finish(fork(command, DUMP, *words, out, log=log)) == 0
+    assert sound(out) > 2
+
+
+def blocks(store: Path) -> int:
+    """Bytes of a store on a disk of 4096-byte blocks."""
+    files = [store, *store.rglob("*")] if store.is_dir() else [store]
+    return sum(4096 * -(-file.stat().st_size // 4096) for file in files if file.is_file())
+
+
+@pytest.mark.parametrize(
+    ("ext", "share"),
+    [("zarr", 0.3), ("zarr", 0.9), ("h5", 0.0), ("h5", 0.3), ("h5", 0.6), ("h5", 0.95)],
+)
+def test_full_disk(
+    tmp_path: Path, words: Any, log: Path, undisturbed: Any, ext: str, share: float
+) -> None:
+    """It is full before anything, while the store is begun, in a part, or at the seal, for which
+    HDF5 needs all of it a second time."""
+    disk, copy = tmp_path / "disk", tmp_path / "copy"
+    disk.mkdir()
+    out, whole = disk / f"store.{ext}", blocks(undisturbed(ext)) * (2 if ext == "h5" else 1)
+    code = finish(fork(on_full_disk, disk, int(share * whole), copy, DUMP, *words, out, log=log))
+    if code == CANNOT:
+        pytest.skip("no mounts allowed on this machine")
+    text = log.read_text()
+    assert "first: 1\n" in text and "second: 0\n" in text, text
+    assert "No space left on device; make room and start again" in the_error(log)
+    assert sound(copy / out.name) > 2
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_read_only_folder(tmp_path: Path, words: Any, log: Path, ext: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    out = folder / f"store.{ext}"
+    code = finish(fork(on_read_only_disk, folder, DUMP, *words, out, log=log))
+    if code == CANNOT:
+        pytest.skip("no mounts allowed on this machine")
+    assert code == 1
+    assert f"folder {folder} cannot be written to; make it writable" in the_error(log)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("ext", EXT)
+@pytest.mark.parametrize("gone", ["store", "folder"])
+def test_folder_removed(tmp_path: Path, words: Any, log: Path, ext: str, gone: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    out = folder / f"store.{ext}"
+    parts = out / "parts" if ext == "zarr" else Path(f"{out}.parts")
+    process = fork(command, DUMP, *words, out, log=log)
+    while not parts.exists() or not any(path.stem.isdecimal() for path in parts.iterdir()):
+        assert process.is_alive()
+        time.sleep(0.002)
+    for lost in {"store": [out, Path(f"{out}.parts")], "folder": [folder]}[gone]:
+        if lost.exists():
+            lost.rename(tmp_path / f"moved-{lost.name}")
+    assert finish(process) == 1
+    line = the_error(log)
+    assert str(out) in line and "start again with the same arguments" in line
+    assert "are kept" not in line
+    folder.mkdir(exist_ok=True)
+    assert finish(fork(command, DUMP, *words, out, log=log)) == 0
+    assert sound(out) > 2 and len(open_store(out)) > 20
+
+
+@pytest.mark.parametrize("limit", [1_000, 300_000])
+def test_training_files_that_cannot_grow(
+    tmp_path: Path, store: Path, log: Path, limit: int
+) -> None:
+    out, cannot = tmp_path / "student", "be prepared" if limit == 1_000 else "be written"
+    train = (TRAIN, "--store", store, "--out", out, *SETTINGS)
+    assert finish(fork(with_small_files, limit, *train, log=log)) == 1
+    line = the_error(log)
+    assert str(out) in line and f"cannot {cannot}: File too large; make room" in line
+    more = ["--resume"] if (out / "training.json").exists() else []
+    assert finish(fork(command, *train, *more, log=log)) == 0
+    assert (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.97])
+def test_training_on_a_full_disk(tmp_path: Path, store: Path, log: Path, share: float) -> None:
+    disk, copy = tmp_path / "disk", tmp_path / "copy"
+    disk.mkdir()
+    out, free = disk / "student", int(share * 1_600_000)
+    train = (TRAIN, "--store", store, "--out", out, *SETTINGS)
+    process = fork(_train_on_full_disk, disk, free, copy, *train, log=log)
+    if (code := finish(process)) == CANNOT:
+        pytest.skip("no mounts allowed on this machine")
+    text = log.read_text()
+    assert code == 0 and "first: 1\n" in text and "second: 0\n" in text, text
+    assert "No space left on device; make room and go on with --resume" in the_error(log)
+    assert (copy / "student" / "model.safetensors").exists()
+
+
+def _train_on_full_disk(disk: Path, free: int, copy: Path, *words: Any) -> None:
+    on_full_disk(disk, free, copy, *words, more="--resume")
+
+
+def test_training_in_a_read_only_folder(tmp_path: Path, store: Path, log: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    train = (TRAIN, "--store", store, "--out", folder / "student", *SETTINGS)
+    code = finish(fork(on_read_only_disk, folder, *train, log=log))
+    if code == CANNOT:
+        pytest.skip("no mounts allowed on this machine")
+    assert code == 1 and "cannot be written" in the_error(log)
+    assert list(folder.iterdir()) == []
+
+
+def test_training_whose_folder_is_removed(tmp_path: Path, store: Path, log: Path) -> None:
+    out = tmp_path / "student"
+    train = (TRAIN, "--store", store, "--out", out, *SETTINGS, "--steps", 400)
+    process = fork(command, *train, log=log)
+    while not (out / "metrics.jsonl").exists():
+        assert process.is_alive()
+        time.sleep(0.002)
+    out.rename(tmp_path / "moved")
+    assert finish(process) == 1
+    assert f"{out}: cannot be written: No such file" in the_error(log)
+    assert not out.exists()
+    assert finish(fork(command, *train, "--steps", 3, log=log)) == 0

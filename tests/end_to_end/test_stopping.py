@@ -1,0 +1,127 @@
+"""Ctrl-C and SIGTERM: one line that says what is kept and how to go on, and the usual exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.processes import command, finish, fork
+from store import open_store
+from store.stopping import stoppable
+from tests.end_to_end.support import STUDENT, write_corpus
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def words(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
+) -> tuple[str | Path | int, ...]:
+    corpus = write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.txt", 40)
+    return ("--model", tiny_teacher("bert"), "--corpus", corpus, *FEW, "--out")
+
+
+def wait_for(reached: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def last_line(log: Path) -> str:
+    """The last line, where there is no traceback."""
+    text = log.read_text()
+    assert "Traceback" not in text and "Exception ignored" not in text, text
+    return text.splitlines()[-1]
+
+
+def parts_of(store: Path) -> int:
+    folder = store / "parts" if store.suffix == ".zarr" else Path(f"{store}.parts")
+    return sum(path.stem.isdecimal() for path in folder.iterdir()) if folder.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("ext", "number"), [("zarr", signal.SIGINT), ("h5", signal.SIGTERM)], ids=["zarr", "h5"]
+)
+def test_stopped_dump(
+    tmp_path: Path, words: tuple[str | Path | int, ...], ext: str, number: signal.Signals
+) -> None:
+    store, log = tmp_path / f"store.{ext}", tmp_path / "log"
+    dump = ("teacher_dump.cli", *words, store)
+    early = fork(command, *dump, log=log)
+    wait_for(lambda: log.exists() and "batch, seed" in log.read_text())
+    os.kill(early.pid or 0, number)
+    assert finish(early) == CODES[number]
+    assert (
+        last_line(log) == f"Stopped: {store}: nothing is written yet; the same command begins anew"
+    )
+    stopped = fork(command, *dump, log=log)
+    wait_for(lambda: parts_of(store) > 1)
+    os.kill(stopped.pid or 0, number)
+    assert finish(stopped) == CODES[number]
+    found = re.fullmatch(
+        rf"Stopped: {store}: (\d+) parts with ([\d,]+) tokens are kept; "
+        "the same command goes on there",
+        last_line(log),
+    )
+    assert found and int(found[1]) == parts_of(store)
+    with_parts = open_store(store, allow_partial=True)
+    assert with_parts.meta["tokens"] == int(found[2].replace(",", ""))
+    assert len(with_parts.manifest.parts) == int(found[1])
+    with_parts.close()
+    assert not (tmp_path / f".{store.name}.lease").exists()
+    assert finish(fork(command, *dump, log=log)) == 0
+    assert f"({found[1]} " in log.read_text()  # parts that were there from before
+    assert len(open_store(store).manifest.parts) > int(found[1])
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_stopped_training(
+    tmp_path: Path, words: tuple[str | Path | int, ...], number: signal.Signals
+) -> None:
+    store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "student"
+    assert finish(fork(command, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
+    settings = ("--vocab", 500, *STUDENT, "--steps", 300, "--loss", "mlm=1,hidden=1")
+    train = ("student_train.cli", "--store", store, "--out", out, *settings)
+    early = fork(command, *train, log=log)
+    wait_for(lambda: log.exists() and "device" in log.read_text())
+    os.kill(early.pid or 0, number)
+    assert finish(early) == CODES[number]
+    resume = ["--resume"] if (out / "training.json").exists() else []
+    with_it = " and --resume" if resume else ""
+    assert last_line(log).endswith(f"go on with the same command{with_it}")
+    stopped = fork(command, *train, *resume, log=log)
+    wait_for(lambda: (out / "metrics.jsonl").exists())
+    time.sleep(0.3)
+    os.kill(stopped.pid or 0, number)
+    assert finish(stopped) == CODES[number]
+    newest = sorted((out / "checkpoints").glob("step-*.pt"))[-1]
+    assert last_line(log) == (
+        f"Stopped: {out}: saved at step {int(newest.stem[5:])} ({newest}); "
+        "go on with the same command and --resume"
+    )
+
+
+def sleep_on() -> None:
+    with stoppable() as stop, stop.held():
+        print("asleep", flush=True)
+        while True:
+            time.sleep(9)
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_the_second_signal_leaves_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    process = fork(sleep_on, log=tmp_path / "log")
+    wait_for(lambda: "asleep" in (tmp_path / "log").read_text())
+    os.kill(process.pid or 0, number)
+    process.join(0.5)
+    assert process.is_alive()
+    os.kill(process.pid or 0, number)
+    assert finish(process, 20) == -number

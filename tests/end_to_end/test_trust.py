@@ -1,0 +1,192 @@
+"""Never train on a wrong dump: what repeats, what is made again, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from store import StoreWriter, UserError, open_store
+from store.cli import main as feature_store
+from store.verify import verify
+from student_train.cli import main as student_train
+from teacher_dump.dump import dump
+from teacher_dump.options import DumpOptions
+from tests.end_to_end.support import STUDENT, dump_options, invoke, ok, refused, says, write_corpus
+from tests.store.test_content import forge, put
+from tests.store.test_writing import contents
+
+Teachers = Callable[[str], Path]
+FORMATS = ("zarr", "h5")
+TRAINING = ("--vocab", "450", "--steps", "6", "--held-out", "0.2", *STUDENT)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("trust") / "corpus.txt", 24)
+
+
+def options(model: Path, corpus: Path, out: Path) -> DumpOptions:
+    """A dump of several parts, with masks and draws."""
+    small = {"part_tokens": 400, "batch_tokens": 256, "max_length": 48}
+    return dump_options(model, corpus, out, views=2, logits="sample:9", **small)
+
+
+@pytest.fixture(scope="module")
+def stores(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers, corpus: Path
+) -> dict[str, Path]:
+    folder, before = tmp_path_factory.mktemp("stores"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    for ext in FORMATS:
+        dump(options(tiny_teacher("bert"), corpus, folder / f"a.{ext}"))
+    torch.set_num_threads(before)
+    return {ext: folder / f"a.{ext}" for ext in FORMATS}
+
+
+def copied(store: Path, folder: Path) -> Path:
+    target = folder / store.name
+    shutil.copytree(store, target) if store.is_dir() else shutil.copy(store, target)
+    return target
+
+
+@pytest.mark.parametrize("ext", FORMATS)
+def test_the_same_dump_gives_the_same_bytes(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, stores: dict[str, Path], ext: str
+) -> None:
+    """All but the time of day."""
+    again = tmp_path / f"a.{ext}"
+    dump(options(tiny_teacher("bert"), corpus, again))
+    assert contents(again) == contents(stores[ext])
+    assert len({open_store(path).manifest.content() for path in (again, *stores.values())}) == 1
+
+
+@pytest.mark.parametrize("ext", FORMATS)
+def test_damaged_parts_alone_are_dumped_again(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, stores: dict[str, Path], ext: str
+) -> None:
+    store, name = copied(stores[ext], tmp_path), "view1/hidden/mean/values"
+    parts = len(open_store(store).manifest.parts)
+    before = contents(store)
+    if ext == "zarr":
+        shard = store / f"parts/1/{name}/c/0/0"
+        shard.write_bytes(shard.read_bytes()[:-99])
+        shutil.rmtree(store / "parts/2")
+    else:
+        with h5py.File(store, "r+") as file:
+            file[f"parts/1/{name}"][3, 4] ^= 1
+            del file["parts/2"]
+    arguments = options(tiny_teacher("bert"), corpus, store)
+    with pytest.raises(UserError, match="exists already .* `feature-store repair`"):
+        dump(arguments)
+    said = ok(feature_store, "repair", store)
+    says(said, f"part 1: array {name}", f"{parts - 2} sound parts kept", "teacher-dump")
+    with pytest.raises(UserError, match="arguments.seed"):
+        dump(DumpOptions(**{**vars(arguments), "seed": 5}))
+    done = dump(arguments)
+    assert done.resumed_parts == parts - 2 and done.parts == parts > 3
+    assert contents(store) == before and verify(store).problems == []
+
+
+def test_the_same_training_gives_the_same_student(tmp_path: Path, stores: dict[str, Path]) -> None:
+    """From either format of a store, bit for bit; and it tells where it came from."""
+    for ext in FORMATS:
+        ok(student_train, "--store", stores[ext], "--out", tmp_path / ext, *TRAINING)
+    one, other = tmp_path / "zarr", tmp_path / "h5"
+    for name in ("model.safetensors", "tokenizer.json", "config.json", "metrics.jsonl"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    report = json.loads((one / "training.json").read_text())
+    store = open_store(stores["h5"])
+    assert report["store"]["content"] == store.manifest.content()
+    assert report["store"]["identity"] == store.identity
+    assert report["store"]["software"] == store.meta["software"]
+    assert report["environment"]["threads"] == 1 and report["settings"]["seed"] == 0
+    card = (one / "README.md").read_text()
+    says(card, store.manifest.content(), store.identity["teacher"]["weights_hash"])
+    says(card, store.identity["corpus"]["sources"][0]["sha256"], torch.__version__, "sample")
+    assert store.manifest.content()[:12] in ok(feature_store, "info", stores["h5"])
+
+
+@pytest.mark.parametrize("ext", FORMATS)
+def test_an_unfinished_store_only_when_asked_for(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, ext: str
+) -> None:
+    path, out = tmp_path / f"a.{ext}", tmp_path / "student"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="killed"):
+        patch.setattr(StoreWriter, "seal", lambda _: killed())
+        dump(options(tiny_teacher("bert"), corpus, path))
+    train = (student_train, "--store", path, "--out", out, *TRAINING)
+    for words in (train, *((feature_store, *rest) for rest in commands(path))):
+        says(refused(*words), "still being written", "--allow-partial")
+        said = ok(*words, "--allow-partial")
+        assert "sound" in said or "writing" in said or "sequence 0" in said or "student in" in said
+    assert json.loads((out / "training.json").read_text())["store"]["state"] == "writing"
+    assert "writing" in (out / "README.md").read_text()
+
+
+def commands(path: Path) -> list[tuple[str | Path, ...]]:
+    return [("info", path), ("show", path, "0"), ("verify", path)]
+
+
+def killed() -> None:
+    raise UserError("killed")
+
+
+def test_a_training_is_not_resumed_on_other_numbers(
+    tmp_path: Path, stores: dict[str, Path]
+) -> None:
+    """The same dump in another format will do; one value altered will not."""
+    other, words = copied(stores["h5"], tmp_path), ("--out", tmp_path / "student", *TRAINING)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("student_train.run._finish", lambda *_: 1 / 0)
+        ok(student_train, "--store", stores["zarr"], *words)
+    forge(other, "parts/0/view1/hidden/mean/values", put((0, 0), 1))
+    line = refused(student_train, "--store", other, *words, "--resume")
+    says(line, "not the store it was begun with")
+    ok(student_train, "--store", stores["h5"], *words, "--resume")
+
+
+def test_tokens_that_the_tokenizer_does_not_give(tmp_path: Path, stores: dict[str, Path]) -> None:
+    """Refused before anything is trained, and found by verify wherever they are."""
+    store = copied(stores["h5"], tmp_path)
+    middle = open_store(store)
+    sequences = middle.manifest.parts[0].counts.sequences
+    ids = np.array(middle[sequences - 1].token_ids)
+    middle.close()
+    with h5py.File(store) as file:
+        place = len(file["parts/0/token/id"]) - 3
+    forge(store, "parts/0/token/id", put(place, int(ids[-3]) % 400 + 7))
+    result = invoke(feature_store, "verify", store)
+    assert result.exit_code == 1
+    says(result.output, "part 0", "does not give the stored tokens")
+    forge(store, "parts/0/token/id", put(1, 9))
+    line = refused(student_train, "--store", store, "--out", tmp_path / "out", *TRAINING)
+    says(line, "does not give the stored tokens", "dump again")
+    assert not (tmp_path / "out").exists()
+
+
+def test_offsets_outside_the_text_end_a_training_in_one_line(
+    tmp_path: Path, stores: dict[str, Path]
+) -> None:
+    """A forged store, in a place that the look at its beginning does not see."""
+    store = copied(stores["h5"], tmp_path)
+    with h5py.File(store) as file:
+        place = len(file["parts/0/token/end"]) - 3
+    forge(store, "parts/0/token/end", put(place, 9999))
+    more = ("--held-out", "0", "--epochs", "1", "--vocab", "450", *STUDENT)
+    line = refused(student_train, "--store", store, "--out", tmp_path / "out", *more)
+    says(line, "cannot be learnt from", "9999", "feature-store verify")

@@ -1,0 +1,133 @@
+"""One writer for each store, with and without locks, on one machine and on several."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from store import StoreError, open_store
+from store.lease import check_free, lease_path
+from store.verify import verify
+from tests.store.leased import Writer
+from tests.store.making import begin, make_part, put_part
+from tests.store.test_writing import SMALL
+
+EXT = ("zarr", "h5")
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_a_second_writer_is_refused_by_name(tmp_path: Path, ext: str) -> None:
+    store = tmp_path / f"a.{ext}"
+    with Writer(store) as first:
+        assert first.answer() == "done"
+        assert first.tell(0) == "done"
+        with Writer(store) as second:
+            line = second.answer()
+        since = json.loads(lease_path(store).read_text())["since"]
+        assert f"process {first.process.pid} on {socket.gethostname()} since {since}" in line
+        assert "another process is writing this store" in line
+        with pytest.raises(StoreError, match=f"process {first.process.pid} on"):
+            check_free(store)
+        assert first.tell(1) == first.tell("seal") == "done"
+    assert [path.name for path in tmp_path.iterdir()] == [store.name]
+    assert verify(store).problems == []
+
+
+@pytest.mark.parametrize("words", [(), ("--lockless",)], ids=["locks", "no locks"])
+def test_a_dead_writer_is_replaced_at_once(tmp_path: Path, words: tuple[str, ...]) -> None:
+    store = tmp_path / "a.zarr"
+    with Writer(store, *words) as first:
+        assert first.answer() == first.tell(0) == "done"
+        with Writer(store, *words) as early:
+            assert f"process {first.process.pid} on" in early.answer()
+        first.process.kill()
+        first.process.wait()
+    with Writer(store, *words) as second:
+        assert second.answer() == second.tell(1) == second.tell("seal") == "done"
+    assert len(open_store(store).manifest.parts) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_a_process_number_that_is_used_again_is_not_the_writer(tmp_path: Path) -> None:
+    store = tmp_path / "a.zarr"
+    with Writer(store, "--lockless") as first:
+        assert first.answer() == "done"
+        first.process.kill()
+    left = json.loads(lease_path(store).read_text())
+    lease_path(store).write_text(json.dumps({**left, "pid": os.getpid()}))
+    with Writer(store, "--lockless") as second:
+        assert second.answer() == "done"
+
+
+def test_a_writer_on_another_machine(tmp_path: Path) -> None:
+    """It lives as long as it is heard of, whatever its process number is here."""
+    store = tmp_path / "a.zarr"
+    beat = ("--beat", "0.3")
+    with Writer(store, "--elsewhere", "--lockless", *beat) as first:
+        assert first.answer() == "done"
+        time.sleep(2)  # more than the missed heartbeats that would make it dead
+        with Writer(store, "--lockless", *beat) as second:
+            assert "on far since" in second.answer()
+        first.process.kill()
+        first.process.wait()
+        time.sleep(1)
+        with Writer(store, "--lockless", *beat) as second:
+            assert second.answer() == second.tell(0) == second.tell("seal") == "done"
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_a_writer_that_lost_its_lease_stops(tmp_path: Path, ext: str) -> None:
+    store = tmp_path / f"a.{ext}"
+    beat = ("--lockless", "--beat", "0.3")
+    with Writer(store, "--elsewhere", *beat) as first:
+        assert first.answer() == first.tell(0) == "done"
+        first.process.send_signal(signal.SIGSTOP)
+        time.sleep(1.2)
+        with Writer(store, *beat) as second:
+            assert second.answer() == second.tell(1) == "done"
+            first.process.send_signal(signal.SIGCONT)
+            line = first.tell(2)
+            assert "has taken over the right to write it" in line
+            assert f"process {second.process.pid} on" in line
+            assert second.tell(2) == second.tell("seal") == "done"
+    assert [part.number for part in open_store(store).manifest.parts] == [0, 1, 2]
+    assert verify(store).problems == []
+    assert [path.name for path in tmp_path.iterdir()] == [store.name]
+
+
+def test_of_many_that_begin_together_one_writes(tmp_path: Path) -> None:
+    store = tmp_path / "a.zarr"
+    writers = [Writer(store) for _ in range(4)]
+    try:
+        answers = [writer.answer() for writer in writers]
+    finally:
+        for writer in writers:
+            writer.__exit__()
+    assert sorted(answer == "done" for answer in answers) == [False, False, False, True]
+
+
+def test_a_lease_that_somebody_removed(tmp_path: Path) -> None:
+    store = tmp_path / "a.h5"
+    writer = begin(store, SMALL)
+    put_part(writer, 0, make_part(SMALL, 0))
+    lease_path(store).unlink()
+    with pytest.raises(StoreError, match=r"\.a\.h5\.lease beside it was removed.*start again"):
+        put_part(writer, 1, make_part(SMALL, 1))
+    writer = begin(store, SMALL)
+    assert writer.published == {0}
+    writer.seal()
+
+
+def test_a_lease_that_cannot_be_read(tmp_path: Path) -> None:
+    """Somebody may be writing it just now; an old one is nobody's."""
+    lease_path(tmp_path / "a.zarr").write_text("{")
+    with pytest.raises(StoreError, match="another process is writing this store"):
+        begin(tmp_path / "a.zarr", SMALL)
+    os.utime(lease_path(tmp_path / "a.zarr"), (0, 0))
+    begin(tmp_path / "a.zarr", SMALL).close()
