@@ -104,7 +104,7 @@ def soak(store: Path, folder: Path, minutes: float, readers: int) -> tuple[bool,
     """Train on a store and read it in other processes; whether all were flat, and the table."""
     python = [sys.executable, "-c"]
     train = [*python, "from student_train.cli import main; main()", "--store", str(store)]
-    train += ["--vocab", "500", "--student", "64x2x4", "--steps", "100000000", "--device", "cpu"]
+    train += ["--vocab", "2k", "--student", "64x2x4", "--steps", "100000000", "--device", "cpu"]
     train += ["--eval-every", "200", "--out", str(folder / "student")]
     commands = {"training": train}
     for number in range(readers):

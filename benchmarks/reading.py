@@ -4,7 +4,8 @@ python -m benchmarks.reading [--tokens N] [--width D] [--kept K] [--rounds R]
 
 A synthetic store; every reader delivers all of view 0, as stored (codes, not floats), in shuffled
 flat batches of 16,384 tokens with padding. Each reader's first epoch is compared with ours, sum by
-sum, and not timed; then come rounds in which all take turns. Run it on a quiet machine.
+sum; then come rounds in which all take turns, each in a process of its own, after an epoch that is not
+timed. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.reading_corpus import BATCH_TOKENS, Arrays, Corpus, Epoch
+from benchmarks.reading_corpus import Arrays, Corpus
 from benchmarks.reading_peers import Peer, Stream, peers
 from benchmarks.report import RESULTS, publish, table
 from benchmarks.synthetic import features_of, make_store
@@ -32,6 +33,7 @@ from store.console import command_errors
 from store.convert import convert
 
 SECONDS = 3.0  # of an epoch of a slow reader
+EPOCHS = 3  # that are timed in a process
 WARM = (
     "warm",
     "disk B/token",
@@ -125,14 +127,10 @@ class Bench:
 
     def warm(self, rounds: int) -> list[list[object]]:
         """A row a reader: bytes a token, tokens a second and a second of work, ours over its."""
-        readers: dict[str, Epoch] = {p.name: p.open(self.corpus, path) for p, path in self.peers}
-        speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in readers}
-        for number in range(rounds + 1):
-            self.corpus.batches(number)
-            for name, epoch in readers.items():
-                speed = consume(epoch(number))
-                if number:  # the first round opens what is opened once
-                    speeds[name].append(speed)
+        speeds: dict[str, list[tuple[float, float]]] = {peer.name: [] for peer, _ in self.peers}
+        for _ in range(rounds):
+            for peer, path in self.peers:
+                speeds[peer.name] += together(self.zarr, [(peer, path)])
         rows: list[list[object]] = []
         ours = np.median(speeds[self.peers[0][0].name], axis=0)
         for peer, path in self.peers:
@@ -168,39 +166,36 @@ class Bench:
 
     def scaling(self, rounds: int) -> float:
         """How much faster two processes read the Zarr store than one."""
+        halves: list[tuple[Peer, Path]] = [
+            (Stream("half", self.zarr, half=half), self.zarr) for half in (0, 1)
+        ]
         ratios = []
         for _ in range(rounds):
-            one, two = (_together(self.zarr, count) for count in (1, 2))
-            ratios.append(two / one)
+            alone = np.median([speed for speed, _ in together(self.zarr, halves[:1])])
+            both = sum(speed for speed, _ in together(self.zarr, halves)) / EPOCHS
+            ratios.append(float(both / alone))
         return statistics.median(ratios)
 
 
-def _worker(path: str, number: int, ready: Any, speeds: Any) -> None:
-    store = open_store(path)
-    mine = store.blocks()[number::2]
-
-    def epoch(seed: int) -> Iterator[Arrays]:
-        return (dict(b.stored) for b in store.stream(seed, 0, BATCH_TOKENS, blocks=mine))
-
-    consume(epoch(0))
+def _read(zarr: Path, peer: Peer, path: Path, ready: Any, speeds: Any) -> None:
+    epoch = peer.open(Corpus(open_store(zarr)), path)
+    consume(epoch(0))  # opens what is opened once
     ready.wait()
-    speeds.put(statistics.median(consume(epoch(seed))[0] for seed in range(1, 8)))
+    speeds.put([consume(epoch(number)) for number in range(1, EPOCHS + 1)])
 
 
-def _together(path: Path, processes: int) -> float:
-    """Tokens a second of processes that each read half of a store at once."""
+def together(zarr: Path, readers: list[tuple[Peer, Path]]) -> list[tuple[float, float]]:
+    """Speeds of a few epochs of each reader, all at once, each in a process of its own: some leave
+    threads behind that would slow down the others."""
     context = multiprocessing.get_context("spawn")
-    ready, speeds = context.Barrier(processes), context.Queue()
-    started = [
-        context.Process(target=_worker, args=(str(path), number, ready, speeds))
-        for number in range(processes)
-    ]
+    ready, speeds = context.Barrier(len(readers)), context.Queue()
+    started = [context.Process(target=_read, args=(zarr, *r, ready, speeds)) for r in readers]
     for process in started:
         process.start()
-    total = sum(speeds.get(timeout=120) for _ in started)
+    found = [speed for _ in started for speed in speeds.get(timeout=600)]
     for process in started:
         process.join()
-    return total
+    return found
 
 
 def versions() -> str:

@@ -32,11 +32,12 @@ class Peer(Protocol):
 
 @dataclass(frozen=True)
 class Stream:
-    """`fs.stream` over the store as it is, or over another reader of Zarr."""
+    """`fs.stream` over the store as it is, or over another reader of Zarr; or half of it."""
 
     name: str
     path: Path
     source: Callable[[str], Any] | None = None
+    half: int | None = None
 
     def write(self, corpus: Corpus, path: Path) -> None:
         pass
@@ -45,7 +46,14 @@ class Stream:
         store = open_store(self.path)
         if self.source:
             store.source = self.source(str(self.path))
-        return lambda epoch: (dict(b.stored) for b in store.stream(0, epoch, BATCH_TOKENS))
+        blocks = store.blocks()
+        mine = blocks if self.half is None else blocks[self.half :: 2]
+
+        def epoch(number: int) -> Iterator[Arrays]:
+            for batch in store.stream(0, number, BATCH_TOKENS, blocks=mine):
+                yield dict(batch.stored)
+
+        return epoch
 
 
 def by_zarr_python(path: str) -> ZarrSource:

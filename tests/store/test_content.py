@@ -86,9 +86,13 @@ def test_tokens_are_checked_when_a_training_opens_the_store(copy: Copy) -> None:
     path = copy("h5")
     check_tokens(open_store(path))
     forge(path, "parts/0/token/id", put(3, 11))
-    with pytest.raises(StoreError, match=r"part 0: the tokenizer does not give .* sequence 0 .*"
-                       r"written with tokenizers an unknown version, this is \d"):  # fmt: skip
+    words = "part 0: the tokenizer does not give .* sequence 0 .* run `feature-store verify`"
+    with pytest.raises(StoreError, match=words):
         check_tokens(open_store(path))
+    fs = open_store(path)
+    fs.meta["software"] = {"tokenizers": "0.1"}
+    with pytest.raises(StoreError, match=r"with tokenizers 0.1, read with \d.*: install that"):
+        check_tokens(fs)
 
 
 def test_another_tokenizer(copy: Copy) -> None:
