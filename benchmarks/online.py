@@ -33,11 +33,13 @@ class OnlineTeacher:
         self.one_at_a_time = Lock()  # training reads ahead in a thread, validation does not
 
     def stream(self, *order: Any, features: Any = None, **settings: Any) -> Iterator[Batch]:
-        """As `FeatureStore.stream`, but all features are computed, asked for or not."""
+        """As `FeatureStore.stream`; states and maps come with the forward pass, asked for or
+        not."""
+        logits = features is None or "logits" in features
         for batch in self.store.stream(*order, features=(), **settings):
-            yield self._fed(batch, settings["view"])
+            yield self._fed(batch, settings["view"], logits)
 
-    def _fed(self, batch: Batch, view: int) -> Batch:
+    def _fed(self, batch: Batch, view: int, logits: bool) -> Batch:
         rows = [self._read(batch, i, view) for i in range(len(batch))]
         ids, present = padded(rows, self.teacher.tokenizer.pad_token_id)
         with self.one_at_a_time:
@@ -52,7 +54,12 @@ class OnlineTeacher:
             )
             for name, found in got.attention.items()
         }
-        return replace(batch, hidden=hidden, logits=self._logits(got, present), attention=maps)
+        return replace(
+            batch,
+            hidden=hidden,
+            logits=self._logits(got, present) if logits else None,
+            attention=maps,
+        )
 
     def _logits(self, got: Activations, present: np.ndarray) -> Logits | None:
         if self.features.logits is None:
