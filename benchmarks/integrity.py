@@ -118,8 +118,8 @@ def long_run(minutes: float, path: str | None, readers: int) -> list[str]:
         "Soak",
         f"`python -m benchmarks.integrity --soak {minutes:g}`; a training and {readers} readers on"
         f" one {store.suffix[1:]} store for {minutes:g} minutes, sampled every second: medians of"
-        " the second quarter (settled) and of the last (end). Mapped files are in all memory, not"
-        " in anonymous memory.",
+        " the third and of the last quarter of the time. Mapped files are in all memory, not in"
+        " anonymous memory.",
         rows,
     )
     return [] if flat else ["memory or open files grew"]

@@ -166,7 +166,7 @@ def forge_hdf5(path: Path, chance: random.Random) -> str:
                 file.create_dataset(name, **settings)
             else:
                 file[name] = chance.choice(links)
-        if isinstance(file.get("manifest"), h5py.Dataset) and kind != 3:
+        if kind != 3:
             del file["manifest"]
             file["manifest"] = np.frombuffer(data, np.uint8)
             created = file.attrs.get("created")

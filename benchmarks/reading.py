@@ -4,8 +4,8 @@ python -m benchmarks.reading [--tokens N] [--width D] [--kept K] [--rounds R]
 
 A synthetic store; every reader delivers all of view 0, as stored (codes, not floats), in shuffled
 flat batches of 16,384 tokens with padding. Each reader's first epoch is compared with ours, sum by
-sum; then come rounds in which all take turns, each in a process of its own, after an epoch that is not
-timed. Run it on a quiet machine.
+sum; then come rounds in which all take turns, each in a process of its own, after an epoch that is
+not timed. Run it on a quiet machine.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_stopped_training(
 ) -> None:
     store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "student"
     assert finish(fork(command, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
-    settings = ("--vocab", 500, *STUDENT, "--steps", 300, "--loss", "mlm=1,hidden=1")
+    settings = ("--vocab", 500, *STUDENT, "--steps", 5000, "--loss", "mlm=1,hidden=1")
     train = ("student_train.cli", "--store", store, "--out", out, *settings)
     early = fork(command, *train, log=log)
     wait_for(lambda: log.exists() and "device" in log.read_text())
@@ -107,6 +107,22 @@ def test_stopped_training(
         f"Stopped: {out}: saved at step {int(newest.stem[5:])} ({newest}); "
         "go on with the same command and --resume"
     )
+
+
+def test_stopped_sweep(tmp_path: Path, words: tuple[str | Path | int, ...]) -> None:
+    store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "sweep"
+    assert finish(fork(command, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
+    settings = ("--vocab", 500, *STUDENT, "--steps", 60, "--loss", "mlm=1", "--loss", "hidden=1")
+    sweep = ("student_train.sweep", "--store", store, "--out", out, *settings)
+    stopped = fork(command, *sweep, log=log)
+    wait_for(lambda: list(out.glob("*/metrics.jsonl")))
+    os.kill(stopped.pid or 0, signal.SIGINT)
+    assert finish(stopped) == 130
+    assert re.fullmatch(
+        rf"Stopped: {out}/.*: saved at step \d+ \(.*\); the same command goes on", last_line(log)
+    )
+    assert finish(fork(command, *sweep, log=log)) == 0
+    assert len(list(out.glob("*/model.safetensors"))) == 2
 
 
 def sleep_on() -> None:

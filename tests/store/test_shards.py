@@ -1,4 +1,4 @@
-"""Our reader of Zarr shards gives what zarr-python gives, or one line about the damage."""
+"""Our reader of Zarr shards gives what zarr-python gives."""
 
 from __future__ import annotations
 
@@ -6,68 +6,24 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec
+from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec
 
-from store import FeatureStore, StoreError, open_store
+from store import FeatureStore, open_store
 from store.shards import OPEN_MAPS, Layout, ShardMaps, ShardSlices, layout_of
 from store.zarr_tree import ZarrSlices, ZarrSource
+from tests.store.shard_files import blosc, both, random_values, write
 
 Made = Callable[..., Any]
 DTYPES = ("bool", "int8", "uint8", "uint16", "int32", "uint32", "int64", "float16", "float32")
-
-
-def blosc(cname: str, shuffle: str, typesize: int = 4, blocksize: int = 0) -> BloscCodec:
-    return BloscCodec(
-        cname=cname, clevel=1, shuffle=shuffle, typesize=typesize, blocksize=blocksize
-    )
-
-
-def write(folder: Path, values: np.ndarray, rows: int, packing: list[Any]) -> Path:
-    """An array `a` in a group, as one shard of chunks of `rows` rows."""
-    shutil.rmtree(folder, ignore_errors=True)
-    root = zarr.create_group(folder)
-    shard = -(-max(1, len(values)) // rows) * rows
-    array = root.create_array(
-        "a",
-        shape=values.shape,
-        dtype=values.dtype,
-        chunks=(rows, *values.shape[1:]),
-        shards=(shard, *values.shape[1:]),
-        compressors=[*packing, Crc32cCodec()],
-        filters=None,
-        fill_value=0,
-        config={"write_empty_chunks": True},
-    )
-    if values.size:
-        array[...] = values
-    return folder
-
-
-def both(folder: Path) -> tuple[Any, Any]:
-    """The array by our reader and by zarr-python."""
-    ours, plain = ZarrSource(str(folder)), ZarrSource(str(folder))
-    plain.maps = None
-    return ours.array("a"), plain.array("a")
-
-
-def random_values(dtype: str, shape: tuple[int, ...], seed: int, levels: int) -> np.ndarray:
-    """The fewer the levels, the better it packs; with 256 Blosc gives up and copies."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    data = np.random.default_rng(seed).integers(0, levels, size, np.uint8)
-    return (
-        (data & 1).view(bool).reshape(shape) if dtype == "bool" else data.view(dtype).reshape(shape)
-    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -204,145 +160,6 @@ def test_metadata_that_we_do_not_know(tmp_path: Path) -> None:
         {},
     ):
         assert layout_of(node) is None, node
-
-
-@pytest.fixture
-def shard(tmp_path: Path) -> tuple[Path, Path, np.ndarray]:
-    """A store with one compressed array of 5 chunks of 8 blocks, its shard, its values."""
-    values = random_values("uint32", (5000, 4), 3, 5)
-    folder = write(tmp_path / "a.zarr", values, 1000, [blosc("zstd", "noshuffle", 4, 2048)])
-    file = folder / "a/c/0/0"
-    begin = int(index_of(file)[0, 0])
-    assert struct.unpack_from("<4xII", file.read_bytes(), begin) == (16000, 2048)
-    return folder, file, values
-
-
-def index_of(file: Path, chunks: int = 5) -> np.ndarray:
-    data = file.read_bytes()
-    return np.frombuffer(data[-4 - 16 * chunks : -4], "<u8").reshape(-1, 2).copy()
-
-
-def put_index(file: Path, index: np.ndarray) -> None:
-    data, table = file.read_bytes(), index.astype("<u8").tobytes()
-    crc = google_crc32c.value(table).to_bytes(4, "little")
-    file.write_bytes(data[: -4 - len(table)] + table + crc)
-
-
-def put_chunk(file: Path, number: int, change: Callable[[bytearray], None]) -> None:
-    """Alter a chunk in place, and its checksum with it."""
-    begin, size = (int(n) for n in index_of(file)[number])
-    data = bytearray(file.read_bytes())
-    chunk = data[begin : begin + size - 4]
-    change(chunk)
-    data[begin : begin + size] = chunk + google_crc32c.value(bytes(chunk)).to_bytes(4, "little")
-    file.write_bytes(data)
-
-
-def test_every_flipped_byte_is_found(shard: tuple[Path, Path, np.ndarray]) -> None:
-    folder, file, values = shard
-    sound = file.read_bytes()
-    for byte in range(0, len(sound), 97):
-        file.write_bytes(sound[:byte] + bytes([sound[byte] ^ 16]) + sound[byte + 1 :])
-        with pytest.raises(StoreError, match=r"rows 0\.\.5000 cannot be decoded .*verify"):
-            both(folder)[0].read(0, 5000)
-    file.write_bytes(sound)
-    assert (both(folder)[0].read(0, 5000) == values).all()
-
-
-def test_damage_is_named_and_leaves_the_rest_readable(
-    shard: tuple[Path, Path, np.ndarray],
-) -> None:
-    folder, file, values = shard
-    put = bytearray(file.read_bytes())
-    put[int(index_of(file)[2, 0]) + 50] ^= 1
-    file.write_bytes(put)
-    ours, _ = both(folder)
-    assert (ours.read(0, 2000) == values[:2000]).all()
-    for _ in range(2):
-        with pytest.raises(StoreError) as caught:
-            ours.read(1999, 2001)
-    assert str(caught.value) == (
-        f"{folder}: array a: rows 1999..2001 cannot be decoded "
-        "(chunk 2 does not match its checksum); run `feature-store verify`"
-    )
-    assert ZarrSource(str(folder)).damaged_chunks("a") == [2]
-
-
-def lie(field: int, value: int) -> Callable[[bytearray], None]:
-    """Overwrite a size in the Blosc header: bytes decoded (4), of a block (8), encoded (12)."""
-    return lambda chunk: struct.pack_into("<I", chunk, field, value)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lie(4, 2**31), lie(4, 15999), lie(8, 0), lie(8, 2**31), lie(8, 1), lie(12, 2**31), lie(12, 40),
-     lambda chunk: struct.pack_into("<8i", chunk, 16, *[2**31 - 1] * 8),
-     lambda chunk: struct.pack_into("<8i", chunk, 16, *range(48, 56)),
-     lambda chunk: chunk.__setitem__(0, 9), lambda chunk: chunk.__delitem__(slice(9, None))],
-)  # fmt: skip
-@pytest.mark.parametrize("rows", [(0, 1000), (3, 9), (500, 1000)])
-def test_lying_frames_are_refused(
-    shard: tuple[Path, Path, np.ndarray], change: Callable[[bytearray], None], rows: tuple[int, int]
-) -> None:
-    folder, file, values = shard
-    index = index_of(file)
-    put_chunk(file, 0, lambda chunk: None)
-    begin, size = (int(n) for n in index[0])
-    chunk = bytearray(file.read_bytes()[begin : begin + size - 4])
-    change(chunk)
-    data = file.read_bytes() + chunk + google_crc32c.value(bytes(chunk)).to_bytes(4, "little")
-    file.write_bytes(data + bytes(16 * 5 + 4))
-    index[0] = len(data) - len(chunk) - 4, len(chunk) + 4
-    put_index(file, index)
-    ours, _ = both(folder)
-    with pytest.raises(StoreError, match=r"\(chunk 0"):
-        ours.read(*rows)
-    assert (ours.read(1000, 5000) == values[1000:]).all()
-
-
-@pytest.mark.parametrize(
-    "entry", [(2**64 - 1, 2**64 - 1), (0, 2**63), (2**63, 8), (2**64 - 8, 16), (10**6, 50), (0, 0)]
-)
-def test_an_index_never_leads_out_of_the_file(
-    shard: tuple[Path, Path, np.ndarray], entry: tuple[int, int]
-) -> None:
-    folder, file, values = shard
-    index = index_of(file)
-    index[3] = entry
-    put_index(file, index)
-    ours, _ = both(folder)
-    with pytest.raises(StoreError, match="chunk 3 is missing or lies outside the file"):
-        ours.read(0, 5000)
-    assert (ours.read(0, 3000) == values[:3000]).all()
-
-
-def test_truncated_files(shard: tuple[Path, Path, np.ndarray]) -> None:
-    folder, file, _ = shard
-    sound = file.read_bytes()
-    for size in (0, 1, 20, 84, 85, len(sound) // 2, len(sound) - 1):
-        file.write_bytes(sound[:size])
-        with pytest.raises(StoreError, match="cannot be decoded"):
-            both(folder)[0].read(0, 5)
-
-
-def test_frames_whose_blocks_are_in_another_order(shard: tuple[Path, Path, np.ndarray]) -> None:
-    """Blosc's threads write a block when it is done."""
-    folder, file, values = shard
-
-    def turn(chunk: bytearray) -> None:
-        starts = [*struct.unpack_from("<8i", chunk, 16), len(chunk)]
-        blocks = [bytes(chunk[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)]
-        chunk[48:] = b"".join(reversed(blocks))
-        place = 48
-        for number in reversed(range(8)):
-            struct.pack_into("<i", chunk, 16 + 4 * number, place)
-            place += len(blocks[number])
-
-    put_chunk(file, 1, turn)
-    ours, plain = both(folder)
-    for begin, end in ((1000, 2000), (1003, 1007), (1990, 2000), (900, 2100)):
-        assert (ours.read(begin, end) == values[begin:end]).all()
-        assert (plain.read(begin, end) == values[begin:end]).all()
 
 
 def test_maps_are_few_and_keep_no_file_open(tmp_path: Path, made: Made) -> None:
