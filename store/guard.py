@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,19 @@ class Folder:
             self._check_link(parent)
             self._inside.add(parent)
         path = os.path.join(self.root, name)
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             found = os.lstat(path)
             if stat.S_ISLNK(found.st_mode):
                 self._check_link(name)
                 found = os.stat(path)
-            if not stat.S_ISREG(found.st_mode):
-                raise StoreError(f"{self.root}: {name} is not an ordinary file; it is damaged")
-            if limit is not None and found.st_size > limit:
-                raise StoreError(f"{self.root}: {name} is larger than {limit:,} bytes")
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise StoreError(f"{self.root}: {name} cannot be opened ({error})") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreError(f"{self.root}: {name} is not an ordinary file; it is damaged")
+        if limit is not None and found.st_size > limit:
+            raise StoreError(f"{self.root}: {name} is larger than {limit:,} bytes")
 
     def _check_link(self, name: str) -> None:
         real = os.path.realpath(os.path.join(self.root, name))

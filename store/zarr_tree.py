@@ -197,9 +197,9 @@ class ZarrSource:
         if all(array.shape):
             try:
                 stored = int(self._fs.size(self._address(shard)))
-            except FileNotFoundError:
-                message = f"{where}: its file {shard} is missing; restore the store"
-                raise StoreError(message) from None
+            except OSError as error:
+                message = f"{where}: its file {shard} is missing ({error}); restore the store"
+                raise StoreError(message) from error
             check_size(where, prod(array.shape) * array.dtype.itemsize, chunk, stored)
         return array
 
