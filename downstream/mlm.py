@@ -71,6 +71,8 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
         (lines, read_lines(settings.dev)) if settings.dev is not None else hold_out(lines)
     )
     model, tokenizer = _load(settings, train, say)
+    if not torch.cuda.is_available():
+        model.set_attn_implementation("eager")  # quicker on a CPU: the fused kernel's backward
     length = _length(settings.max_length, model, tokenizer)
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(PREFIX):

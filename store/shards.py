@@ -76,7 +76,8 @@ def layout_of(node: dict[str, Any]) -> Layout | None:
             pass
         case _:
             return None
-    dtype, packed = DTYPES.get(kind), [codec.get("name") for codec in packing]
+    dtype = DTYPES.get(kind)
+    packed = [isinstance(codec, dict) and codec.get("name") for codec in packing]
     if (
         sys.byteorder != "little"
         or dtype is None
