@@ -176,12 +176,12 @@ def compare(settings: Settings, texts: list[str], reports: dict[str, dict[str, A
     start, collator = prepare(settings.training("distilled"), open_store(settings.store))
     encoders = {
         "teacher": (teacher.model, teacher.base, teacher.tokenizer),
-        "before training": (start, start.bert, collator.student_tokenizer),
+        "before training": (start, start.base_model, collator.student_tokenizer),
     }
     for name in STUDENTS:
         student = AutoModelForMaskedLM.from_pretrained(settings.folder(name))
         tokenizer = AutoTokenizer.from_pretrained(settings.folder(name))
-        encoders[name] = (student, student.bert, tokenizer)
+        encoders[name] = (student, student.base_model, tokenizer)
 
     models: list[Model] = []
     for name, (whole, encoder, tokenizer) in encoders.items():

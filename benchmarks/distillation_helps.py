@@ -144,6 +144,7 @@ def mean_and_deviation(values: list[float]) -> str:
 @click.option("--batch-tokens", default=1024)
 @click.option("--lr", default=1e-3, help="Where the search for each arm's learning rate begins.")
 @click.option("--seeds", default="0,1,2")
+@click.option("--rate", multiple=True, help="ARM=LR: known, and not searched for.")
 @click.option("--arms", default=",".join(ARMS), help="Names as in the table.")
 @click.option("--precision", default="bf16")
 @click.option(
@@ -155,7 +156,14 @@ def mean_and_deviation(values: list[float]) -> str:
 @click.option("--title", default="Distillation helps", help="Of the section of RESULTS.md.")
 @command_errors
 def main(
-    path: str, work: Path, arms: str, seeds: str, tags: Tags, title: str, **settings: Any
+    path: str,
+    work: Path,
+    arms: str,
+    seeds: str,
+    rate: tuple[str, ...],
+    tags: Tags,
+    title: str,
+    **settings: Any,
 ) -> None:
     """Train the arms that are not finished and print the table."""
     store = open_store(path)
@@ -166,9 +174,10 @@ def main(
     base = TrainOptions(
         store=path, vocab=str(vocabulary), held_out=0.04, eval_every=10**9, **settings
     )
+    known = {arm: float(lr) for arm, _, lr in (word.partition("=") for word in rate)}
     found: dict[str, list[dict[str, Any]]] = {}
     for arm in arms.split(","):
-        tuned = replace(base, lr=best_rate(arm, base, store, work))
+        tuned = replace(base, lr=known.get(arm) or best_rate(arm, base, store, work))
         runs = (replace(tuned, seed=int(seed)) for seed in seeds.split(","))
         folders = [one_student(arm, options, store, work) for options in runs]
         found[arm] = [with_tags(folder, tags) for folder in folders]
@@ -179,7 +188,8 @@ def main(
         f"`python -m benchmarks.distillation_helps`; teacher {identity}, {store.meta['tokens']:,}"
         f" tokens of English novels, student {base.student}, 5k WordPiece, {base.steps} steps of"
         f" {base.batch_tokens} teacher tokens, {base.precision}; each arm at the learning rate that"
-        " gave it the lowest MLM loss at seed 0, searched in factors of two (match, reduce and the"
+        " gave it the lowest MLM loss at seed 0, searched in factors of two"
+        f"{' except ' + ', '.join(rate) if rate else ''} (match, reduce and the"
         " other starts of an arm with teacher use that of span); start SVD unless named; ± sample"
         " deviation over seeds.",
     )

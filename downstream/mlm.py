@@ -22,15 +22,16 @@ from transformers import (
 from downstream.mlm_trainer import BatchMasking, MlmTrainer, Rows, masked_batches
 from downstream.progress import Progress
 from downstream.scratch import (
+    KIND,
     OPTION,
     PREFIX,
-    random_bert,
+    random_encoder,
     start_from_frequencies,
     train_tokenizer,
 )
 from downstream.text import blocks, hold_out, read_lines
 from store.errors import UserError
-from student_train.student import shape_of
+from student_train.architecture import parse_student
 from teacher_dump.models import DAMAGED, first_position, resolve_model
 
 EVAL_SEED = 0
@@ -159,13 +160,13 @@ def _arguments(settings: MlmSettings) -> TrainingArguments:
 def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, Any]:
     if settings.model.startswith(PREFIX):
         size = settings.model.removeprefix(PREFIX)
-        shape_of(size, OPTION)  # before a vocabulary is trained for it
+        parse_student(size, OPTION, KIND)  # before a vocabulary is trained for it
         if settings.resume:
             tokenizer = AutoTokenizer.from_pretrained(settings.out)
         else:
             say(f"training a WordPiece of {settings.vocab} pieces on {len(lines):,} lines")
             tokenizer = train_tokenizer(lines, settings.vocab, settings.max_length)
-        return random_bert(size, tokenizer, settings.max_length), tokenizer
+        return random_encoder(size, tokenizer, settings.max_length), tokenizer
     source = resolve_model(settings.model).path_or_id
     tokenizer = load_tokenizer(source)
     return load_with_head(source, say), tokenizer

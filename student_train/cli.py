@@ -37,7 +37,11 @@ def option(*names: str, **settings: Any) -> Any:
     type=click.Path(path_type=Path),
     help="Folder of the student.  [default: beside the store, named after the settings]",
 )
-@option("--student", help="tiny (264x3x12) or HxLxA: width x layers x heads.")
+@option(
+    "--student",
+    help="tiny (264x3x12) or HxLxA: width x layers x heads of a BERT; of a ModernBERT after"
+    " modernbert:",
+)
 @option(
     "--align",
     type=click.Choice(ALIGNMENTS),

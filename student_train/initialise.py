@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import BertForMaskedLM
+from transformers import PreTrainedModel
 
 from align import VocabularyMap
 from store import FeatureStore
@@ -31,7 +31,7 @@ DISTILBERT = {
 
 
 def initialise(
-    student: BertForMaskedLM, how: str, store: FeatureStore, vocabulary: VocabularyMap
+    student: PreTrainedModel, how: str, store: FeatureStore, vocabulary: VocabularyMap
 ) -> list[str]:
     """Set the student's weights as `--init` asks and say, in a line each, what was taken from
     where.
@@ -49,6 +49,11 @@ def initialise(
     kind, _, chosen = how.partition(":")
     if kind not in ("svd", "teacher", "layers"):
         raise UserError(f"--init {how}: expected svd, teacher, layers:I,J,..., or random")
+    if kind != "svd" and student.config.model_type != "bert":
+        raise UserError(
+            f"--init {how}: a {student.config.model_type} cannot be cut out of BERT's layers; use"
+            " --init svd"
+        )
     weights = store.teacher_weights()
     names = [
         name
@@ -63,22 +68,24 @@ def initialise(
     teacher = np.asarray(weights[names[0]], np.float32)
     rows, known = embedding_means(teacher, vocabulary, student.config.vocab_size)
     width = student.config.hidden_size
-    embeddings = student.bert.embeddings
+    words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
     with torch.no_grad():
         narrow = torch.from_numpy(_to_width(rows, known, width, kind == "svd")[known])
         if kind == "svd":  # the rest is random: known and unknown pieces must enter it alike
-            narrow *= embeddings.word_embeddings.weight.std() / narrow.std()
-        embeddings.word_embeddings.weight[torch.from_numpy(known)] = narrow
+            narrow *= words.std() / narrow.std()
+        words[torch.from_numpy(known)] = narrow
         said = [
             f"word embeddings from {int(known.sum())} of {len(known)} pieces"
             f" ({'SVD' if kind == 'svd' else 'cut'} to {width})"
         ]
         if kind == "svd":
             return said
+        body: Any = student.base_model
+        embeddings, encoder = body.embeddings, body.encoder
         plain = {_bert_name(name): name for name in weights}
         first = first_position(json.loads(store.teacher_file("config.json")))
         _copy_around_words(embeddings, weights, plain, first)
-        parameters = (name for name, _ in student.bert.encoder.layer[0].named_parameters())
+        parameters = (name for name, _ in encoder.layer[0].named_parameters())
         if not all(f"encoder.layer.0.{name}" in plain for name in parameters):
             other = "the teacher's layers are not BERT's, so a student's cannot be cut out of them"
             if chosen:
@@ -88,7 +95,7 @@ def initialise(
             int(name.split(".")[2]) for name in plain if name.startswith("encoder.layer.")
         )
         groups = layer_groups(chosen, count, student.config.num_hidden_layers)
-        for layer, group in zip(student.bert.encoder.layer, groups, strict=True):
+        for layer, group in zip(encoder.layer, groups, strict=True):
             _copy_layer(layer, group, weights, plain)
     return [
         *said,

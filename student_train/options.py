@@ -60,11 +60,12 @@ class TrainOptions:
     @property
     def resolved_lr(self) -> float:
         """The peak learning rate: --lr, else by the student's width."""
-        from student_train.student import shape_of
+        from student_train.architecture import parse_student
 
         if self.lr is not None:
             return self.lr
-        return min(GREATEST_RATE, RATE_TIMES_WIDTH / shape_of(self.student)[0])
+        _, (width, _, _) = parse_student(self.student)
+        return min(GREATEST_RATE, RATE_TIMES_WIDTH / width)
 
     def resolved(self) -> TrainOptions:
         """The same options with what depends on the machine decided."""

@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import BertForMaskedLM
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from store import FeatureStore, disk, open_store
 from store.content import check_tokens
 from store.errors import UserError
 from student_train import losses
+from student_train.architecture import make_student, parse_student
 from student_train.batches import Collator
 from student_train.card import environment, hub_id, model_card
 from student_train.checkpoint import remove_checkpoints
 from student_train.data import split_blocks, view_of
 from student_train.initialise import initialise
 from student_train.options import TrainOptions
-from student_train.student import student_config
 from student_train.trainer import Trained, train
 from student_train.vocabulary import student_tokenizer
 
@@ -76,15 +76,12 @@ def run(
 
 def prepare(
     options: TrainOptions, store: FeatureStore, say: Any = lambda line: None
-) -> tuple[BertForMaskedLM, Collator]:
+) -> tuple[PreTrainedModel, Collator]:
     """The student at its start and the collator that feeds it."""
     tokenizer = student_tokenizer(options.vocab, store)
     tokenizer.model_max_length = options.max_length or min(512, 2 * store.features.max_length)
     torch.manual_seed(options.seed)
-    config = student_config(
-        options.student, len(tokenizer), tokenizer.model_max_length, tokenizer.pad_token_id
-    )
-    student = BertForMaskedLM(config)
+    student = make_student(options.student, tokenizer, tokenizer.model_max_length)
     # The fused kernels never hold the probabilities, and their backward pass is slow on a CPU.
     if "attention" in options.loss or options.device == "cpu":
         student.set_attn_implementation("eager")
@@ -113,7 +110,7 @@ def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) ->
 def check(options: TrainOptions, store: FeatureStore) -> None:
     """Refuse, in one line, all that can be seen to be wrong before any work is done."""
     options.check()
-    student_layers = student_config(options.student, 1, 1, 0).num_hidden_layers
+    _, (_, student_layers, _) = parse_student(options.student)
     _check_features(options, store)
     _check_groups(options, store, student_layers)
     split_blocks(store, options.held_out)

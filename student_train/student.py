@@ -1,5 +1,4 @@
-"""The student: an ordinary BERT with a masked-LM head, and the projections that exist only while it
-is trained."""
+"""The student, an ordinary masked LM, and the projections that exist only while it is trained."""
 
 from __future__ import annotations
 
@@ -8,56 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM
+from transformers import PreTrainedModel
 
-from store.errors import UserError
 from student_train import losses
+from student_train.architecture import lm_logits
 from student_train.batches import Inputs, StudentBatch
 from student_train.options import TrainOptions
-
-SIZES = {"tiny": (264, 3, 12)}
-
-
-def shape_of(size: str, option: str = "--student ") -> tuple[int, int, int]:
-    """Width, layers and attention heads of `tiny` or `HxLxA`.
-
-    UserError for anything else; `option` is what stands before the size on the command line.
-    """
-    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", size)
-    if size not in SIZES and not found:
-        raise UserError(
-            f"{option}{size}: expected tiny or HxLxA (width x layers x heads, such as 264x3x12)"
-        )
-    width, layers, heads = SIZES[size] if size in SIZES else map(int, found.groups())  # type: ignore[union-attr]
-    if min(width, layers, heads) < 1 or width % heads:
-        raise UserError(
-            f"{option}{size}: the width {width} must be a multiple of the {heads} heads, and all"
-            " at least 1"
-        )
-    if layers > width:
-        raise UserError(
-            f"{option}{size}: {layers} layers of width {width}; the order is width x layers x"
-            f" heads: {option}{layers}x{width}x{heads}?"
-        )
-    return width, layers, heads
-
-
-def student_config(
-    size: str, vocabulary: int, max_length: int, pad_id: int, option: str = "--student "
-) -> BertConfig:
-    """Configuration of a student of that size; see `shape_of`."""
-    width, layers, heads = shape_of(size, option)
-    return BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * width,
-        max_position_embeddings=max_length,
-        pad_token_id=pad_id,
-        hidden_dropout_prob=0.0,  # a small student underfits: dropout would only slow it down
-        attention_probs_dropout_prob=0.0,
-    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +33,7 @@ class Distiller(nn.Module):
     with."""
 
     def __init__(
-        self, student: BertForMaskedLM, options: TrainOptions, hidden: tuple[str, ...], width: int
+        self, student: PreTrainedModel, options: TrainOptions, hidden: tuple[str, ...], width: int
     ) -> None:
         super().__init__()
         self.student, self.options = student, options
@@ -139,11 +94,11 @@ class Distiller(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """LM-head logits [M,V] of flat states [M,D]."""
-        return self.student.cls(states)
+        return lm_logits(self.student, states)
 
     def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
         """One forward pass of the student; attention maps only where asked for."""
-        output = self.student.bert(
+        output = self.student.base_model(
             input_ids=inputs.ids,
             attention_mask=inputs.present.long(),
             output_hidden_states=True,

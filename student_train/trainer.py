@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import BertForMaskedLM
+from transformers import PreTrainedModel
 
 from store import FeatureStore, disk
 from store.stopping import stoppable
@@ -34,7 +34,7 @@ METRICS = "metrics.jsonl"
 class Trained:
     """A finished run: the student, its last validation and what it cost."""
 
-    student: BertForMaskedLM
+    student: PreTrainedModel
     validation: dict[str, float]
     steps: int
     tokens: int
@@ -43,7 +43,7 @@ class Trained:
 
 def train(
     store: FeatureStore,
-    student: BertForMaskedLM,
+    student: PreTrainedModel,
     collator: Collator,
     options: TrainOptions,
     out: Path | None = None,
@@ -89,7 +89,7 @@ class _Run:
     def __init__(
         self,
         store: FeatureStore,
-        student: BertForMaskedLM,
+        student: PreTrainedModel,
         collator: Collator,
         options: TrainOptions,
         out: Path | None,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import BertForMaskedLM
 
 from align import Vocabulary, VocabularyMap
 from store.errors import UserError
+from student_train.architecture import make_student
 from student_train.initialise import embedding_means, initialise, layer_groups
-from student_train.student import student_config
 from student_train.vocabulary import student_tokenizer
 
 
@@ -28,8 +27,7 @@ def started(store):
 
     def start(how, size="16x2x2"):
         torch.manual_seed(0)
-        config = student_config(size, len(tokenizer), 64, tokenizer.pad_token_id)
-        student = BertForMaskedLM(config)
+        student = make_student(size, tokenizer, 64)
         return student, initialise(student, how, store, found), found
 
     return start
@@ -105,3 +103,16 @@ def test_layer_groups():
 def test_unknown_words_are_refused(started):
     with pytest.raises(UserError, match="--init sideways"):
         started("sideways")
+
+
+def test_a_modernbert_starts_from_embeddings_only(started, store):
+    student, said, found = started("svd", "modernbert:16x2x2")
+    other, _, _ = started("svd", "16x2x2")
+    teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
+    known = torch.from_numpy(embedding_means(teacher, found, 400)[1])
+    known[0] = False  # the padding's is zero
+    own, of_bert = (s.get_input_embeddings().weight.detach()[known] for s in (student, other))
+    assert len(said) == 1 and "SVD to 16" in said[0]
+    assert torch.nn.functional.cosine_similarity(own, of_bert).min() > 0.999
+    with pytest.raises(UserError, match="--init teacher: a modernbert cannot be cut out"):
+        started("teacher", "modernbert:16x2x2")
