@@ -173,7 +173,7 @@ def compare(settings: Settings, texts: list[str], reports: dict[str, dict[str, A
 
     _say(f"{2 + len(STUDENTS)}. all of them read {len(texts)} paragraphs that were not dumped")
     teacher = load_teacher(settings.model, head="none", hidden="none", attention="none")
-    start, collator = prepare(settings.training("distilled"), open_store(settings.store))
+    start, collator, _ = prepare(settings.training("distilled"), open_store(settings.store))
     encoders = {
         "teacher": (teacher.model, teacher.base, teacher.tokenizer),
         "before training": (start, start.base_model, collator.student_tokenizer),

@@ -76,7 +76,7 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
         if scores_of(folder)["settings"] != settings:
             raise UserError(f"{folder}: trained with other settings; choose another --work")
         return folder
-    student, collator = prepare(options, store)
+    student, collator, _ = prepare(options, store)
     trained = train(store, student, collator, options)
     student.eval().save_pretrained(folder)
     collator.student_tokenizer.save_pretrained(folder)
@@ -172,6 +172,7 @@ def main(
     if not vocabulary.exists():
         student_tokenizer("5k", store).save_pretrained(vocabulary)
     base = TrainOptions(
+        init="svd",
         store=path, vocab=str(vocabulary), held_out=0.04, eval_every=10**9, **settings
     )
     known = {arm: float(lr) for arm, _, lr in (word.partition("=") for word in rate)}

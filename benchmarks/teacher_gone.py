@@ -50,7 +50,7 @@ def one_process(
         view=0,
         held_out=0.0,
     ).resolved()
-    network, collator = prepare(options, source)
+    network, collator, _ = prepare(options, source)
     if model:
         precision = str(source.identity["arguments"]["precision"])
         teacher = load_teacher(model, attention="none", precision=precision)

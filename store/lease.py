@@ -1,4 +1,4 @@
-"""One writer for each store: a lease, a small file beside it that a living writer keeps fresh.
+"""One writer for each store or student: a lease, a small file beside it, kept fresh by the writer.
 
 `.<name>.lease` names the writer as JSON: host, process, a random token. Its modification time is
 the last heartbeat, by the clock of the file system that all hosts share. On the writer's machine a
@@ -29,7 +29,7 @@ _own: dict[Path, Lease] = {}  # of this process, which may begin a store anew
 
 
 class Lease:
-    """The right of this process to write one store, until `release` or its death.
+    """The right of this process to write one store or student, until `close` or its death.
 
     Raises StoreError if a living process has it, OSError where nothing can be written.
     """
@@ -37,7 +37,7 @@ class Lease:
     def __init__(self, store: Path) -> None:
         self.store, self.path, self.token = store, lease_path(store), secrets.token_hex(8)
         if (before := _own.get(self.path)) is not None:
-            before.release()
+            before.close()
         try:
             self._file, new = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
         except FileExistsError:
@@ -78,7 +78,7 @@ class Lease:
                 " process was silent for too long; published parts are kept"
             )
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let others write; a second call does nothing."""
         if self._ended.is_set():
             return
@@ -117,7 +117,7 @@ def _dead(store: Path, file: int) -> bool:
             alive = writer["begun"] == _process(writer["pid"])["begun"]
     if alive:
         raise StoreError(
-            f"{store}: another process is writing this store: {_named(writer)}, last heard of"
+            f"{store}: another process is writing it: {_named(writer)}, last heard of"
             f" {silent:.0f} s ago; wait for it or stop it. Dead on another machine, it is replaced"
             f" after {BEAT * MISSED:.0f} s"
         )

@@ -64,7 +64,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
     except OSError as error:
         raise StoreError(f"{path}: cannot be repaired: {disk.reason(error)}") from error
     finally:
-        lease.release()
+        lease.close()
 
 
 def _unseal_zarr(path: Path, attributes: dict[str, Any], keep: set[int]) -> None:

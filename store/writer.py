@@ -109,7 +109,7 @@ class StoreWriter:
             except BaseException:
                 with suppress(OSError):
                     staging.clear(lease.token)
-                lease.release()
+                lease.close()
                 raise
 
     @staticmethod
@@ -265,7 +265,7 @@ class StoreWriter:
 
     def close(self) -> None:
         """Let another process write; published parts stay."""
-        self._lease.release()
+        self._lease.close()
 
 
 def _of_spec(values: Array, spec: ArraySpec, where: str) -> Array:

@@ -3,6 +3,7 @@ teacher's side."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,7 +117,7 @@ class Collator:
     ) -> None:
         names = set(loss_names)
         self.student_tokenizer = student_tokenizer
-        self.tokenizer = student_tokenizer.backend_tokenizer
+        self.tokenizer = copy.deepcopy(student_tokenizer.backend_tokenizer)  # which is saved uncut
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_length)
         self.table = None if store is None else token_table(store, self.tokenizer)

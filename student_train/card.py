@@ -102,6 +102,7 @@ def _origin(report: dict[str, Any], name: str) -> str:
         "dump's software": store["software"],
         "store's content, SHA-256": store["content"],
         "store's state": store["state"],
+        "student's start": "; ".join(report["start"]),
         "environment": report["environment"],
     }
     return "\n".join(f"| {what} | `{_json(value)}` |" for what, value in rows.items())

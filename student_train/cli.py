@@ -71,7 +71,11 @@ def option(*names: str, **settings: Any) -> Any:
     type=click.Choice(["trainable", "frozen"]),
     help="From the student's width to the teacher's.",
 )
-@option("--init", help="svd | teacher | layers:I,J,... | random.")
+@option(
+    "--init",
+    help="svd | teacher | layers:I,J,... | random | auto: teacher where its layers can be cut, else"
+    " svd.",
+)
 @option(
     "--view",
     type=int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,16 @@ DISTILBERT = {
     "ffn.lin2": "output.dense",
     "output_layer_norm": "output.LayerNorm",
 }
+BERT = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
 
 
 def initialise(
@@ -39,34 +49,34 @@ def initialise(
     `svd`: word embeddings averaged over teacher pieces, then projected on their main directions to
     the student's width. `teacher`: the same averages cut to the width, and layers averaged in
     consecutive groups and cut. `layers:1,3,5`: the same, each student layer from one teacher layer.
-    `random`: nothing. (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT,
-    Sanh et al. 2019, section 3.)
+    `random`: nothing. `auto`: teacher where its layers can be cut for the student, else svd, else
+    random. (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al.
+    2019, section 3.)
 
     Raises UserError if the store keeps no weights, or the layers asked for do not exist or fit.
     """
+    weights = store.teacher_weights()
+    if how == "auto":
+        how = _best_start(student, weights)
     if how == "random":
         return ["random weights"]
-    kind, _, chosen = how.partition(":")
-    if kind not in ("svd", "teacher", "layers"):
-        raise UserError(f"--init {how}: expected svd, teacher, layers:I,J,..., or random")
+    kind, colon, chosen = how.partition(":")
+    if kind not in ("svd", "teacher", "layers") or bool(colon) != (kind == "layers"):
+        raise UserError(f"--init {how}: expected auto, svd, teacher, layers:I,J,..., or random")
     if kind != "svd" and student.config.model_type != "bert":
         raise UserError(
             f"--init {how}: a {student.config.model_type} cannot be cut out of BERT's layers; use"
             " --init svd"
         )
-    weights = store.teacher_weights()
-    names = [
-        name
-        for name in weights
-        if name.endswith(("word_embeddings.weight", "tok_embeddings.weight"))
-    ]
-    if not names:
+    name = _word_embeddings(weights)
+    if name is None:
         raise UserError(
             "--init: the store keeps no teacher weights (dumped with --no-weights); use --init"
             " random"
         )
-    teacher = np.asarray(weights[names[0]], np.float32)
-    rows, known = embedding_means(teacher, vocabulary, student.config.vocab_size)
+    rows, known = embedding_means(
+        np.asarray(weights[name], np.float32), vocabulary, student.config.vocab_size
+    )
     width = student.config.hidden_size
     words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
     with torch.no_grad():
@@ -74,35 +84,51 @@ def initialise(
         if kind == "svd":  # the rest is random: known and unknown pieces must enter it alike
             narrow *= words.std() / narrow.std()
         words[torch.from_numpy(known)] = narrow
-        said = [
+        said = (
             f"word embeddings from {int(known.sum())} of {len(known)} pieces"
             f" ({'SVD' if kind == 'svd' else 'cut'} to {width})"
-        ]
-        if kind == "svd":
-            return said
-        body: Any = student.base_model
-        embeddings, encoder = body.embeddings, body.encoder
-        plain = {_bert_name(name): name for name in weights}
-        first = first_position(json.loads(store.teacher_file("config.json")))
-        _copy_around_words(embeddings, weights, plain, first)
-        parameters = (name for name, _ in encoder.layer[0].named_parameters())
-        if not all(f"encoder.layer.0.{name}" in plain for name in parameters):
-            other = "the teacher's layers are not BERT's, so a student's cannot be cut out of them"
-            if chosen:
-                raise UserError(f"--init {how}: {other}; use --init teacher or svd")
-            return [*said, f"layers at random: {other}"]
-        count = 1 + max(
-            int(name.split(".")[2]) for name in plain if name.startswith("encoder.layer.")
         )
-        groups = layer_groups(chosen, count, student.config.num_hidden_layers)
-        for layer, group in zip(encoder.layer, groups, strict=True):
-            _copy_layer(layer, group, weights, plain)
-    return [
-        *said,
-        "layers "
-        + ", ".join("+".join(map(str, group)) for group in groups)
-        + f" of {count}, cut to {width}",
-    ]
+        return [said] if kind == "svd" else [said, _cut_layers(student, how, chosen, store)]
+
+
+def _word_embeddings(weights: Mapping[str, np.ndarray]) -> str | None:
+    names = ("word_embeddings.weight", "tok_embeddings.weight")
+    return next((name for name in weights if name.endswith(names)), None)
+
+
+def _layer_count(weights: Mapping[str, np.ndarray]) -> int:
+    """The teacher's layers, if they are such as BERT's; else 0."""
+    plain = {_bert_name(name) for name in weights}
+    needed = (f"encoder.layer.0.{name}.{kind}" for name in BERT for kind in ("weight", "bias"))
+    if not plain.issuperset(needed):
+        return 0
+    return 1 + max(int(n.split(".")[2]) for n in plain if n.startswith("encoder.layer."))
+
+
+def _best_start(student: PreTrainedModel, weights: Mapping[str, np.ndarray]) -> str:
+    if _word_embeddings(weights) is None:
+        return "random"
+    enough = student.config.num_hidden_layers <= _layer_count(weights)
+    return "teacher" if student.config.model_type == "bert" and enough else "svd"
+
+
+def _cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureStore) -> str:
+    """Everything but the words; says what was taken."""
+    weights, body = store.teacher_weights(), cast(Any, student.base_model)
+    plain = {_bert_name(name): name for name in weights}
+    first = first_position(json.loads(store.teacher_file("config.json")))
+    _copy_around_words(body.embeddings, weights, plain, first)
+    count, width = _layer_count(weights), student.config.hidden_size
+    if not count:
+        other = "the teacher's layers are not BERT's, so a student's cannot be cut out of them"
+        if chosen:
+            raise UserError(f"--init {how}: {other}; use --init teacher or svd")
+        return f"layers at random: {other}"
+    groups = layer_groups(chosen, count, student.config.num_hidden_layers)
+    for layer, group in zip(body.encoder.layer, groups, strict=True):
+        _copy_layer(layer, group, weights, plain)
+    told = ", ".join("+".join(map(str, group)) for group in groups)
+    return f"layers {told} of {count}, cut to {width}"
 
 
 def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[list[int]]:

@@ -14,6 +14,7 @@ from store.errors import UserError
 
 ALIGNMENTS = ("span", "match", "reduce")
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
+SEEDS = 2**32
 GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5  # the best rate falls with the student's width
 
 
@@ -31,7 +32,7 @@ class TrainOptions:
     temperature: float = 2.0
     targets: str = "all"
     projection: str = "trainable"
-    init: str = "svd"
+    init: str = "auto"
     view: int | None = None
     steps: int | None = None
     epochs: float | None = None
@@ -112,26 +113,28 @@ class TrainOptions:
         )
         for name in positive:
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"--{name.replace('_', '-')} {value}: expected more than 0")
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(
+                    f"--{name.replace('_', '-')} {value}: expected a finite number above 0"
+                )
         for name in ("warmup", "mask_prob", "held_out"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(
                     f"--{name.replace('_', '-')} {getattr(self, name)}: expected a share from 0 to"
                     " below 1"
                 )
-        if not self.weight_decay >= 0 or self.seed < 0:
-            raise UserError(
-                f"--weight-decay {self.weight_decay:g}, --seed {self.seed}: neither may be below 0"
-            )
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"--weight-decay {self.weight_decay:g}: expected 0 or more, and finite")
+        if not 0 <= self.seed < SEEDS:
+            raise UserError(f"--seed {self.seed}: expected 0 to {SEEDS - 1}")
         if self.max_length is not None and self.max_length < 3:
             raise UserError(
                 f"--max-length {self.max_length}: at least 3, two special tokens and one of text"
             )
         if self.precision not in ("bf16", "fp32"):
             raise UserError(f"--precision {self.precision}: expected auto, bf16 or fp32")
-        kind, _, number = self.device.partition(":")
-        if kind not in ("cpu", "cuda") or not (number or "0").isdigit():
+        kind, colon, number = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
             raise UserError(f"--device {self.device}: expected auto, cpu, cuda or cuda:N")
         devices = torch.cuda.device_count()
         if kind == "cuda" and int(number or 0) >= devices:
@@ -151,9 +154,9 @@ class TrainOptions:
     def name(self) -> str:
         """A folder name that tells the main settings, with a short hash of all of them."""
         loss = "+".join(f"{name}{weight:g}" for name, weight in self.loss.items())
-        digest = hashlib.sha256(json.dumps(self.describing(), sort_keys=True).encode()).hexdigest()[
-            :6
-        ]
+        # Of the store only its name counts: spelled otherwise or moved it is the same one.
+        values = self.describing() | {"store": Path(self.store).name}
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
         settings = (
             Path(self.vocab).name,
             self.student,
@@ -192,7 +195,10 @@ def parse_losses(words: tuple[str, ...]) -> dict[str, float]:
     for word in (item.strip() for value in words for item in value.split(",")):
         name, _, weight = word.partition("=")
         try:
-            weights[name] = float(weight or 1)
+            found = float(weight or 1)
         except ValueError:
             raise UserError(f"--loss {word}: expected NAME=WEIGHT, such as kl=2") from None
+        if name in weights:
+            raise UserError(f"--loss {word}: {name} is given twice; give each loss one weight")
+        weights[name] = found
     return weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from store import FeatureStore, disk, open_store
 from store.content import check_tokens
 from store.errors import UserError
+from store.lease import Lease
 from student_train import losses
 from student_train.architecture import make_student, parse_student
 from student_train.batches import Collator
@@ -49,24 +51,22 @@ def run(
         "state": store.meta["state"],
         "software": store.meta["software"],
     }
-    _prepare(out, options, origin, resume)
+    begun: dict[str, Any] = {
+        "settings": options.describing(),
+        "store": origin,
+        "environment": environment(options.device),
+    }
     try:
-        student, collator = prepare(options, store, say)
-    except OSError as error:
-        raise UserError(
-            f"{out}: the student cannot be prepared: {disk.reason(error)} (temporary files are in"
-            f" {tempfile.gettempdir()})"
-        ) from error
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        begun = {
-            "settings": options.describing(),
-            "store": origin,
-            "environment": environment(options.device),
-        }
-        disk.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
-        trained = train(store, student, collator, options, out, resume=resume, say=say)
-        return _finish(out, begun, trained, collator, hub_id(store))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with closing(Lease(out)):  # two trainings would mix their checkpoints
+            _check_out(out, begun, resume)
+            student, collator, begun["start"] = _prepared(options, store)
+            for line in begun["start"]:
+                say(f"start     {line}")
+            out.mkdir(exist_ok=True)
+            disk.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
+            trained = train(store, student, collator, options, out, resume=resume, say=say)
+            return _finish(out, begun, trained, collator, hub_id(store))
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{out}: cannot be written: {disk.reason(error)} and go on with --resume, or give"
@@ -74,10 +74,23 @@ def run(
         ) from error
 
 
+def _prepared(
+    options: TrainOptions, store: FeatureStore
+) -> tuple[PreTrainedModel, Collator, list[str]]:
+    try:
+        return prepare(options, store)
+    except OSError as error:
+        raise UserError(
+            f"{options.out_folder()}: the student cannot be prepared: {disk.reason(error)}"
+            f" (temporary files are in {tempfile.gettempdir()})"
+        ) from error
+
+
 def prepare(
-    options: TrainOptions, store: FeatureStore, say: Any = lambda line: None
-) -> tuple[PreTrainedModel, Collator]:
-    """The student at its start and the collator that feeds it."""
+    options: TrainOptions, store: FeatureStore
+) -> tuple[PreTrainedModel, Collator, list[str]]:
+    """The student at its start, the collator that feeds it, and in a few lines where it starts
+    from."""
     tokenizer = student_tokenizer(options.vocab, store)
     tokenizer.model_max_length = options.max_length or min(512, 2 * store.features.max_length)
     torch.manual_seed(options.seed)
@@ -86,9 +99,7 @@ def prepare(
     if "attention" in options.loss or options.device == "cpu":
         student.set_attn_implementation("eager")
     collator = make_collator(options, store, tokenizer)
-    for line in initialise(student, options.init, store, collator.vocabulary):
-        say(f"start     {line}")
-    return student, collator
+    return student, collator, initialise(student, options.init, store, collator.vocabulary)
 
 
 def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) -> Collator:
@@ -155,7 +166,7 @@ def _check_groups(options: TrainOptions, store: FeatureStore, layers: int) -> No
             )
 
 
-def _prepare(out: Path, options: TrainOptions, origin: dict[str, Any], resume: bool) -> None:
+def _check_out(out: Path, begun: dict[str, Any], resume: bool) -> None:
     """Refuse an output that is in the way, or a `--resume` with other settings."""
     if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {disk.UNFINISHED}):
         if resume:
@@ -163,18 +174,18 @@ def _prepare(out: Path, options: TrainOptions, origin: dict[str, Any], resume: b
         return
     if not resume:
         raise UserError(f"{out} exists already; give another --out, or --resume to go on with it")
-    try:
-        before = json.loads((out / SETTINGS).read_text())
-    except (OSError, ValueError):
+    before = read_report(out)
+    if before is None:
         raise UserError(
             f"{out}: no training.json there, so it is no training that could be resumed"
-        ) from None
+        )
     if "result" in before:
         remove_checkpoints(out / "checkpoints")
         raise UserError(f"{out}: this student is finished; nothing to resume")
-    if before["store"] != json.loads(json.dumps(origin)):
-        raise UserError(f"{out}: cannot resume: {options.store} is not the store it was begun with")
-    now = json.loads(json.dumps(options.describing()))
+    begun = json.loads(json.dumps(begun))
+    now = begun["settings"]
+    if before["store"] != begun["store"]:
+        raise UserError(f"{out}: cannot resume: {now['store']} is not the store it was begun with")
     del now["store"]  # where it lies now is no matter
     differing = sorted(key for key in now if now[key] != before["settings"].get(key))
     if differing:
@@ -182,6 +193,25 @@ def _prepare(out: Path, options: TrainOptions, origin: dict[str, Any], resume: b
             f"{key} was {before['settings'].get(key)} and is {now[key]}" for key in differing
         )
         raise UserError(f"{out}: cannot resume with other settings: {told}")
+
+
+def read_report(out: Path) -> dict[str, Any] | None:
+    """What training.json says of a student, with `result` once it is finished; None if there is
+    none.
+
+    Raises UserError for one that is damaged.
+    """
+    try:
+        report = json.loads((out / SETTINGS).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError):
+        report = None
+    if not isinstance(report, dict) or not {"settings", "store"} <= report.keys():
+        raise UserError(
+            f"{out}/{SETTINGS} is damaged; remove the folder to train that student again"
+        )
+    return report
 
 
 def _finish(

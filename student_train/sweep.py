@@ -15,7 +15,7 @@ from store.errors import UserError
 from store.stopping import Stopped
 from student_train.cli import DEFAULT, options_of, told
 from student_train.cli import main as student_train
-from student_train.options import beside
+from student_train.options import TrainOptions, beside
 
 SINGLE = ("out", "resume", "store")
 OUT_HELP = (
@@ -42,8 +42,7 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
     Students that are finished already are not trained again.
     """
     from store import open_store
-    from student_train.checkpoint import newest_checkpoint
-    from student_train.run import check, run
+    from student_train.run import check, read_report
 
     folder = out or beside(store, "sweep")
     source = open_store(store)
@@ -55,26 +54,19 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
         arguments["loss"] = (arguments["loss"],) if "loss" in arguments else ()
         options = options_of({"store": store, "out": None, **arguments})
         check(options, source)  # all of them before the first is trained
+        before = read_report(folder / options.name())
+        if before and before["store"]["content"] != source.manifest.content():
+            raise UserError(
+                f"{folder / options.name()} learnt from another store; give another --out"
+            )
         planned.append((arguments, options))
     for number, (arguments, options) in enumerate(planned, 1):
-        told = ", ".join(f"{name} {arguments[name]}" for name in varied)
-        target = folder / options.name()
-        report = _finished(target)
-        click.echo(
-            f"[{number}/{len(planned)}]"
-            f" {told or options.name()}{' (finished before)' if report else ''}"
-        )
-        if report is None:
-            unfinished = (target / "training.json").exists()
-            try:
-                report = run(replace(options, out=target), resume=unfinished, say=click.echo)
-            except Stopped as stop:
-                saved = newest_checkpoint(target / "checkpoints")
-                raise Stopped(stop.number, f"{target}: {saved}; the same command goes on") from None
+        told = ", ".join(f"{name} {arguments[name]}" for name in varied) or options.name()
+        report = _student(f"[{number}/{len(planned)}] {told}", folder / options.name(), options)
         rows.append(
             {
                 **{name: _told(arguments[name]) for name in varied},
-                "folder": target.name,
+                "folder": options.name(),
                 **report["result"],
             }
         )
@@ -83,16 +75,21 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
     click.echo(f"students and sweep.json in {folder}")
 
 
-def _finished(folder: Path) -> dict[str, Any] | None:
+def _student(told: str, target: Path, options: TrainOptions) -> dict[str, Any]:
+    """Train a student, or go on with it, where it is not finished; what its training.json says."""
+    from student_train.checkpoint import newest_checkpoint
+    from student_train.run import read_report, run
+
+    report = read_report(target)
+    if report and "result" in report:
+        click.echo(f"{told} (finished before)")
+        return report
+    click.echo(told)
     try:
-        report: dict[str, Any] = json.loads((folder / "training.json").read_text())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UserError(
-            f"{folder}/training.json is damaged; remove the folder to train that student again"
-        ) from error
-    return report if "result" in report else None
+        return run(replace(options, out=target), resume=report is not None, say=click.echo)
+    except Stopped as stop:
+        saved = newest_checkpoint(target / "checkpoints")
+        raise Stopped(stop.number, f"{target}: {saved}; the same command goes on") from None
 
 
 def _told(value: Any) -> str:

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from align import Tokens
-from store import FeatureStore
+from store import FeatureStore, disk
 
 ARRAYS: Mapping[str, type] = {
     "lengths": np.int32,
@@ -29,7 +30,8 @@ ARRAYS: Mapping[str, type] = {
     "end": np.int32,
     "special": np.bool_,
 }
-VERSION = "1"  # of these arrays
+VERSION = "2"  # of these arrays
+DIGEST = "sha256"
 TEXTS_AT_ONCE = 4096
 
 
@@ -73,14 +75,14 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
     Where the cache folder cannot be written it is made anew each time, in a temporary folder.
     """
     folder = cache_folder() / "tokens" / _key(store, tokenizer)
-    if not folder.exists():
-        try:
+    try:
+        if not _whole(folder):
             _publish(store, tokenizer, folder)
-        except OSError:
-            with tempfile.TemporaryDirectory() as there:  # mapped files outlive their names
-                _write(Path(there), store.texts(), tokenizer)
-                return _load(Path(there))
-    return _load(folder)
+        return _load(folder)
+    except OSError:
+        with tempfile.TemporaryDirectory() as there:  # mapped files outlive their names
+            _write(Path(there), store.texts(), tokenizer)
+            return _load(Path(there))
 
 
 def cache_folder() -> Path:
@@ -91,12 +93,29 @@ def cache_folder() -> Path:
 
 
 def _key(store: FeatureStore, tokenizer: Any) -> str:
-    digest = hashlib.sha256(VERSION.encode())
+    digest = hashlib.sha256(f"{VERSION} {version('tokenizers')}".encode())
     for part in store.manifest.parts:
         for name in ("text/utf8", "sequence/text_start"):
             digest.update(part.arrays[name].sha256.encode())
     digest.update(tokenizer.to_str().encode())  # its truncation is part of it
     return digest.hexdigest()[:32]
+
+
+def _whole(folder: Path) -> bool:
+    """Whether the files are there as they were written."""
+    try:
+        return (folder / DIGEST).read_text() == _digest(folder)
+    except OSError:
+        return False
+
+
+def _digest(folder: Path) -> str:
+    """SHA-256 of the SHA-256 of each file."""
+    whole = hashlib.sha256()
+    for name in ARRAYS:
+        with (folder / name).open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
 
 
 def _load(folder: Path) -> TokenTable:
@@ -115,9 +134,13 @@ def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder.parent))
     try:
         _write(temporary, store.texts(), tokenizer)
-        temporary.rename(folder)
+        (temporary / DIGEST).write_text(_digest(temporary))
+        disk.sync_tree(temporary)
+        if not _whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        disk.rename(temporary, folder)
     except OSError:
-        if not folder.exists():
+        if not _whole(folder):
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

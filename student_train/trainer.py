@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from store import FeatureStore, disk
+from store.errors import UserError
 from store.stopping import stoppable
 from student_train.batches import Collator, StudentBatch
 from student_train.board import Board
@@ -58,7 +60,8 @@ def train(
     With `out`, metrics and checkpoints are written there; `resume` goes on from the newest
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
     step). `on_step` is told the step and its losses, `say` where a resumed training begins. Raises
-    Stopped after SIGINT or SIGTERM, saved at the step that was under way.
+    Stopped after SIGINT or SIGTERM, saved at the step that was under way; UserError where the loss
+    is no longer finite.
     """
     with (
         stoppable() as stop,
@@ -103,7 +106,7 @@ class _Run:
             student, options, store.features.hidden, store.features.width
         ).to(self.device)
         self.train_blocks, self.valid_blocks = split_blocks(store, options.held_out)
-        self.steps = options.steps or self._steps_of(options.epochs or 1)
+        self.steps = options.steps or self._steps_of()
         self.eval_every = options.eval_every or max(1, self.steps // 10)
         self.checkpoint_every = options.checkpoint_every or self.eval_every
         self.optimizer = self._optimizer()
@@ -116,11 +119,12 @@ class _Run:
         purge = self.step + 1 if resume else None
         self.board = Board(out / "tensorboard", purge) if out else None
 
-    def _steps_of(self, epochs: float) -> int:
+    def _steps_of(self) -> int:
+        assert self.options.epochs is not None  # resolved
         batches = self.store.batch_count(
             self.options.seed, 0, self.options.batch_tokens, blocks=self.train_blocks
         )
-        return max(1, round(epochs * batches / self.options.accumulate))
+        return max(1, round(self.options.epochs * batches / self.options.accumulate))
 
     def _optimizer(self) -> torch.optim.AdamW:
         decayed = [p for p in self.distiller.parameters() if p.requires_grad and p.dim() > 1]
@@ -159,7 +163,12 @@ class _Run:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
                 tokens, found = self._accumulate(batches)
-                torch.nn.utils.clip_grad_norm_(self.distiller.parameters(), options.clip)
+                norm = torch.nn.utils.clip_grad_norm_(self.distiller.parameters(), options.clip)
+                if not math.isfinite(found["loss"]) or not math.isfinite(norm):
+                    raise UserError(
+                        f"step {self.step + 1}: training has diverged (loss {found['loss']:g}, its"
+                        f" gradient's norm {float(norm):g}); lower --lr, here {rate:.2g}"
+                    )
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
                 self.step += 1

@@ -24,7 +24,7 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from store import FeatureStore
-from store.errors import UserError
+from store.errors import UserError, first_line
 
 SPECIALS = {
     "pad_token": "[PAD]",
@@ -59,10 +59,15 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
         )
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(word)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # of many libraries, which raise what they like for a bad file
         raise UserError(
-            f"--vocab {word}: no tokenizer can be loaded from it: {str(error).splitlines()[0]}"
+            f"--vocab {word}: no tokenizer can be loaded from it: {first_line(error)}"
         ) from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise UserError(
+            f"--vocab {word}: its tokenizer has special tokens only, as tokenizer.json or the"
+            " vocabulary is missing or empty; save the tokenizer there, or give a size such as 5k"
+        )
     return _checked(tokenizer, word)
 
 
@@ -111,10 +116,12 @@ def train_wordpiece(
             f" inside words and the special tokens they need {needed} pieces; ask for more"
         )
     letters = [*sorted(characters), *(f"##{c}" for c in sorted(inside))]
-    pieces = [*SPECIALS.values(), *_merged(words, letters, size - len(SPECIALS))]
+    possible = len(letters) + sum(len(word) - 1 for word in words)  # each merge joins two pieces
+    # Never more than there can be: the trainer sets memory aside for what it is asked for.
+    pieces = [*SPECIALS.values(), *_merged(words, letters, min(size - len(SPECIALS), possible))]
     if len(pieces) < size:
         raise UserError(
-            f"--vocab {size}: the text of the store gives only {len(pieces)} pieces; ask for at"
+            f"--vocab {size}: the text gives only {len(pieces)} pieces; ask for at"
             f" most {len(pieces)}"
         )
     vocabulary = {piece: number for number, piece in enumerate(pieces)}

@@ -30,16 +30,19 @@ TRAIN_OPTIONS = {
     "--steps 5 --epochs 2": ("--steps and --epochs",),
     "--vocab 3": ("--vocab 3", "characters", "ask for more"),
     "--vocab 100k": ("--vocab 100000", "ask for at most"),
+    "--vocab 99999999999999999999": ("--vocab 99999999999999999999", "ask for at most"),
     "--vocab many": ("--vocab many", "5k"),
     "--vocab .": ("--vocab .", "tokenizer"),
     "--loss wishful=1": ("wishful", "mlm, kl"),
     "--loss kl=much": ("kl=much", "NAME=WEIGHT"),
+    "--loss mlm=1,mlm=2": ("--loss mlm=2", "mlm is given twice"),
     "--loss kl=0": ("--loss", "above 0"),
     "--loss kl=nan": ("--loss", "above 0"),
     "--student huge": ("--student huge", "HxLxA"),
     "--student 10x2x3": ("--student 10x2x3", "multiple of the 3 heads"),
     "--student 32x3x4 --loss hidden=1": ("groups2", "3 student layers", "--student"),
     "--init magic": ("--init magic", "svd, teacher"),
+    "--init svd:9": ("--init svd:9", "svd, teacher"),
     "--init layers:1,9": ("layers:1,9", "2 numbers", "1 to 4"),
     "--init layers:one": ("layers:one", "layers:1,3,5"),
     "--student 32x6x4 --init teacher": ("6 student layers from 4", "--init svd"),
@@ -48,13 +51,19 @@ TRAIN_OPTIONS = {
     "--steps 0": ("--steps 0",),
     "--lr -1": ("--lr -1",),
     "--lr nan": ("--lr nan",),
+    "--epochs inf": ("--epochs inf", "finite"),
+    "--temperature inf": ("--temperature inf", "finite"),
     "--weight-decay -1": ("--weight-decay -1",),
+    "--weight-decay inf": ("--weight-decay inf", "finite"),
     "--warmup 1": ("--warmup 1",),
     "--held-out 1": ("--held-out 1",),
     "--held-out 0.99": ("too few to hold out", "0.99"),
     "--max-length 0": ("--max-length 0",),
     "--seed -1": ("--seed -1",),
+    "--seed 99999999999999999999": ("--seed", "4294967295"),
     "--device cuda": ("--device cuda", "use --device cpu"),
+    "--device cpu:": ("--device cpu:", "cuda:N"),
+    "--device cuda:²": ("--device cuda:²", "cuda:N"),
     "--device toaster": ("--device toaster", "cpu"),
     "--resume": ("nothing to resume", "leave --resume out"),
     "--out corpus.txt/student": ("corpus.txt", "--out"),
@@ -82,7 +91,7 @@ def test_train_options(
         ("--loss cosine=1", ("--loss cosine", "holds no hidden states")),
         ("--loss attention=1", ("--loss attention", "holds no attention maps")),
         ("--loss logit=1", ("--loss logit", "use kl")),
-        ("--loss mlm=1", ("no teacher weights", "--init random")),
+        ("--loss mlm=1 --init svd", ("no teacher weights", "--init random")),
     ],
 )
 def test_store_lacks_what_is_asked_for(
@@ -120,6 +129,22 @@ def test_tokenizer_folder(tmp_path: Path, store: Path, tiny_teacher: Callable[[s
         )
         says(line, "--vocab", name, "tokenizer")
     assert not (tmp_path / "out").exists()
+
+
+def test_training_that_diverges(tmp_path: Path, store: Path) -> None:
+    words = ("--store", store, "--vocab", "500", "--out", tmp_path / "student", *STUDENT)
+    line = refused(student_train, *words, "--steps", "20", "--lr", "1e30", "--loss", "mlm")
+    says(line, "step ", "diverged", "lower --lr")
+    assert not (tmp_path / "student" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"settings": {}}', "{"])
+def test_damaged_settings(tmp_path: Path, store: Path, content: str) -> None:
+    out = tmp_path / "student"
+    out.mkdir()
+    (out / "training.json").write_text(content)
+    words = ("--store", store, "--vocab", "500", *STUDENT, "--steps", "3", "--out", out)
+    says(refused(student_train, *words, "--resume"), "training.json is damaged", "remove")
 
 
 def test_sweep(tmp_path: Path, store: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from benchmarks.processes import command, finish, fork
 from store import open_store
 from store.stopping import stoppable
-from tests.end_to_end.support import STUDENT, write_corpus
+from student_train.cli import main as student_train
+from tests.end_to_end.support import STUDENT, refused, write_corpus
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
@@ -99,7 +100,7 @@ def test_stopped_training(
     assert last_line(log).endswith(f"go on with the same command{with_it}")
     stopped = fork(command, *train, *resume, log=log)
     wait_for(lambda: (out / "metrics.jsonl").exists())
-    time.sleep(0.3)
+    assert "another process is writing it" in refused(student_train, *train[1:], "--resume")
     os.kill(stopped.pid or 0, number)
     assert finish(stopped) == CODES[number]
     newest = sorted((out / "checkpoints").glob("step-*.pt"))[-1]

@@ -62,7 +62,7 @@ def curve(
         device="cpu",
     ).resolved()
     options.check()
-    student, collator = prepare(options, store)
+    student, collator, _ = prepare(options, store)
     steps: Curve = []
     done = train(source, student, collator, options, on_step=lambda _, found: steps.append(found))
     assert len(steps) == STEPS

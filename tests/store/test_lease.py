@@ -31,7 +31,7 @@ def test_a_second_writer_is_refused_by_name(tmp_path: Path, ext: str) -> None:
             line = second.answer()
         since = json.loads(lease_path(store).read_text())["since"]
         assert f"process {first.process.pid} on {socket.gethostname()} since {since}" in line
-        assert "another process is writing this store" in line
+        assert "another process is writing it" in line
         with pytest.raises(StoreError, match=f"process {first.process.pid} on"):
             check_free(store)
         assert first.tell(1) == first.tell("seal") == "done"
@@ -127,7 +127,7 @@ def test_a_lease_that_somebody_removed(tmp_path: Path) -> None:
 def test_a_lease_that_cannot_be_read(tmp_path: Path) -> None:
     """Somebody may be writing it just now; an old one is nobody's."""
     lease_path(tmp_path / "a.zarr").write_text("{")
-    with pytest.raises(StoreError, match="another process is writing this store"):
+    with pytest.raises(StoreError, match="another process is writing it"):
         begin(tmp_path / "a.zarr", SMALL)
     os.utime(lease_path(tmp_path / "a.zarr"), (0, 0))
     begin(tmp_path / "a.zarr", SMALL).close()

@@ -137,7 +137,7 @@ def test_two_processes_never_write_one_store(tmp_path: Path, ext: str) -> None:
     run = [sys.executable, "-c", script, str(path)]
     root = Path(__file__).parents[2]
     first = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True)
-    assert "another process is writing this store" in first.stdout
+    assert "another process is writing it" in first.stdout
     writer.close()
     second = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True)
     assert second.stdout == ""

@@ -50,6 +50,31 @@ def test_made_once_for_a_text_a_vocabulary_and_a_length(store, make_tokenizer, c
     assert len(list(cache.iterdir())) == 3 and first.exists()
 
 
+def shorten(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [shorten, flip, Path.unlink])
+@pytest.mark.parametrize("name", ["ids", "lengths", "sha256"])
+def test_a_damaged_table_is_made_anew(store, make_tokenizer, cache, damage, name):
+    tokenizer, index = fresh("wordpiece", make_tokenizer), np.arange(len(store))
+    want = token_table(store, tokenizer).of(index)
+    (folder,) = cache.iterdir()
+    sound = {file.name: file.read_bytes() for file in folder.iterdir()}
+    damage(folder / name)
+    got = token_table(store, tokenizer).of(index)
+    np.testing.assert_array_equal(got.ids, want.ids)
+    np.testing.assert_array_equal(got.offsets, want.offsets)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == sound
+
+
 def test_another_text_has_another_table(store, make_tokenizer, cache, tmp_path, tiny_teacher):
     from teacher_dump.dump import dump
     from teacher_dump.options import DumpOptions
