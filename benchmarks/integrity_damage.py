@@ -51,15 +51,40 @@ def flip(file: Path, byte: int, bit: int) -> None:
         opened.write(bytes([value]))
 
 
-def random_flips(path: Path, count: int, seed: int) -> Iterator[tuple[str, list[str]]]:
-    """Single flipped bits at random places: a file, a byte of it, a bit; and what was reported."""
-    chance, files = random.Random(seed), files_of(path)
+def random_flips(path: Path, count: int, seed: int) -> Iterator[tuple[str, bool]]:
+    """Single flipped bits at random places: a file, a byte of it, a bit; and whether it was
+    reported, with part and array where it lies in the data of one."""
+    chance, files, chunks = random.Random(seed), files_of(path), chunks_of(path)
     for _ in range(count):
         file, bit = chance.choice(files), chance.randrange(8)
         byte = chance.randrange(file.stat().st_size)
         flip(file, byte, bit)
-        yield f"{file.relative_to(path.parent)} byte {byte} bit {bit}", problems(path)
+        found, named = problems(path), array_at(file.relative_to(path), byte, chunks)
+        told = any(line.startswith(named) for line in found)
+        yield f"{file.relative_to(path.parent)} byte {byte} bit {bit} {named}: {found}", told
         flip(file, byte, bit)
+
+
+def chunks_of(path: Path) -> list[tuple[int, int, str]]:
+    """Where the chunks of each array lie in an HDF5 file: first byte, last, name."""
+    found: list[tuple[int, int, str]] = []
+
+    def visit(name: str, item: Any) -> None:
+        for number in range(item.id.get_num_chunks() if isinstance(item, h5py.Dataset) else 0):
+            chunk = item.id.get_chunk_info(number)
+            found.append((chunk.byte_offset, chunk.byte_offset + chunk.size, name))
+
+    if path.is_file():
+        with h5py.File(path) as file:
+            file.visititems(visit)
+    return found
+
+
+def array_at(inside: Path, byte: int, chunks: list[tuple[int, int, str]]) -> str:
+    """How verify begins its line on the data of a part's array; empty for all other bytes."""
+    name = next((name for first, end, name in chunks if first <= byte < end), "")
+    parts = (name or str(inside).partition("/c/")[0] * ("/c/" in str(inside))).split("/")
+    return f"part {parts[1]}: array {'/'.join(parts[2:])} " if parts[0] == "parts" else ""
 
 
 def _swap(one: Path, other: Path) -> None:

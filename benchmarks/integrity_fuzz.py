@@ -87,7 +87,9 @@ def _text(value: Any) -> bytes:
 
 
 def _seal_zarr(path: Path, manifest: bytes, root: dict[str, Any]) -> None:
-    array = zarr.create_array(path / "manifest", shape=len(manifest), dtype="uint8", overwrite=True)
+    array = zarr.create_array(
+        path / "manifest", shape=len(manifest), dtype="uint8", compressors=None, overwrite=True
+    )
     array[:] = np.frombuffer(manifest, np.uint8)
     root["attributes"]["checksum"] = seal_checksum(manifest, root["attributes"]["created"])
     (path / "zarr.json").write_bytes(_text(root))

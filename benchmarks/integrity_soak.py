@@ -12,11 +12,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scipy import stats
+
 from benchmarks.report import table
 
 SAMPLE_SECONDS = 1.0
-GROWTH, SLACK = 1.03, 8.0  # of the memory, and MB: buffers find their size in the first half
-HEAD = ("process", "samples", "anonymous memory, MB: third quarter, last, most",
+GREATEST_SLOPE = 0.01  # of the memory, in the whole second half: a leak of a step adds up to more
+SLACK = 4.0  # MB: allocators keep what they once had
+HEAD = ("process", "samples", "anonymous memory, MB: halfway, last, most", "its slope, MB an hour",
         "all memory, MB: third quarter, last", "open files: third quarter, last, most",
         "flat")  # fmt: skip
 
@@ -42,16 +45,28 @@ class Series:
         self.files.append(sum(1 for _ in Path(f"/proc/{process}/fd").iterdir()))
 
     def flat(self) -> bool:
-        """Whether neither memory of its own nor open files grew in the second half of the time."""
-        memory, files = (_ends(values) for values in (self.anonymous, self.files))
-        return memory[1] <= GROWTH * memory[0] + SLACK and files[1] <= files[0] + 1
+        """Whether neither memory of its own nor open files grew in the second half of the time:
+        the line through the former, Theil's, which single peaks do not move."""
+        begin, end = self._line()
+        files = _ends(self.files)
+        return end - begin <= GREATEST_SLOPE * begin + SLACK and files[1] <= files[0] + 1
+
+    def _line(self) -> tuple[float, float]:
+        """Anonymous memory halfway and at the end, by the line through the second half."""
+        half = self.anonymous[len(self.anonymous) // 2 :]
+        some = half[:: max(1, len(half) // 300)]  # all pairs of the rest would take minutes
+        slope, intercept, _, _ = stats.theilslopes(some)
+        return float(intercept), float(intercept + slope * (len(some) - 1))
 
     def row(self, name: str) -> list[object]:
-        own, all_, files = (_ends(v) for v in (self.anonymous, self.resident, self.files))
+        all_, files = (_ends(values) for values in (self.resident, self.files))
+        begin, end = self._line()
+        hours = len(self.files) / 2 * SAMPLE_SECONDS / 3600
         return [
             name,
             len(self.files),
-            f"{own[0]:.0f}, {own[1]:.0f}, {max(self.anonymous):.0f}",
+            f"{begin:.0f}, {end:.0f}, {max(self.anonymous):.0f}",
+            f"{(end - begin) / hours:+.1f}",
             f"{all_[0]:.0f}, {all_[1]:.0f}",
             f"{files[0]:.0f}, {files[1]:.0f}, {max(self.files)}",
             "yes" if self.flat() else "NO",

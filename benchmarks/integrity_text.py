@@ -37,6 +37,7 @@ KINDS = ("wordpiece", "bpe", "unigram")
 MAX_LENGTH = 48
 SEQUENCES = 2000  # of a part
 HUGE = 1_000_000
+AT_ONCE = 64
 ODD = (
     "\0", "\x07", "\x1b[31m", "\x7f", "\x85", "\r", "\r\n", "\n", "\t", "\v", "\f", " ", "\u00a0",
     "\u2028", "\u2029", "\u3000", "\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff",
@@ -79,6 +80,12 @@ def odd_texts(seed: int, count: int) -> Iterator[str]:
             yield chance.choice("xжé漢") * HUGE
         else:
             yield odd_text(chance)
+
+
+def characters(end: int = 0x110000) -> Iterator[str]:
+    """Every code point up to `end`, surrogates included, AT_ONCE in a text."""
+    for begin in range(0, end, AT_ONCE):
+        yield "".join(map(chr, range(begin, min(begin + AT_ONCE, end))))
 
 
 def write_corpus(path: Path, texts: Sequence[str]) -> Path:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from downstream.finetune import FineTuneSettings, fine_tune
 from downstream.probe import linear_probe
-from downstream.tagging import TaggingSettings, fine_tune
+from downstream.tagging import PartsOfSpeech
 from store import FeatureStore
 from student_train.data import split_blocks
 from student_train.evaluate import evaluate
@@ -80,6 +81,7 @@ def tagging(folder: Path, tags: Tags, seed: int) -> dict[str, float]:
     """Accuracy on part-of-speech tags: a linear probe of a saved student, and a fine-tuning."""
     train_file, dev_file = tags
     probe = linear_probe(str(folder), train_file, dev_file, train_sentences=600, dev_sentences=400)
-    settings = TaggingSettings(epochs=2, lr=5e-4, seeds=1, seed=seed, limit=1500)
-    tuned = fine_tune("pos", str(folder), train_file, dev_file, None, settings, say=lambda _: None)
+    settings = FineTuneSettings(epochs=2, lr=5e-4, seeds=1, seed=seed, limit=1500)
+    files = {"train": train_file, "dev": dev_file}
+    tuned = fine_tune(PartsOfSpeech(), str(folder), files, settings, say=lambda _: None)
     return {"probe": probe["accuracy"], "tuned": tuned["mean"]["dev"]["accuracy"]}

@@ -11,9 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
-SHARED = (
-    Path(__file__).parents[2] / "shared"
-)  # real texts and a real teacher, where a machine has them
+# Real texts and a real teacher, where a machine has them.
+SHARED = Path(os.environ.get("TEACHONCE_DATA") or Path(__file__).parents[2] / "shared")
 TEACHER, NOVELS = SHARED / "models/minilm-mlm", SHARED / "data/text/en_novels.txt"
 
 

@@ -103,7 +103,8 @@ def _origin(report: dict[str, Any], name: str) -> str:
         "store's content, SHA-256": store["content"],
         "store's state": store["state"],
         "student's start": "; ".join(report["start"]),
-        "environment": report["environment"],
+        "environment": report["environments"],
+        "tokenizer, SHA-256": report["tokenizer"],
     }
     return "\n".join(f"| {what} | `{_json(value)}` |" for what, value in rows.items())
 

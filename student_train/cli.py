@@ -116,6 +116,10 @@ def option(*names: str, **settings: Any) -> Any:
     type=click.Choice(["auto", "bf16", "fp32"]),
     help="auto: bf16 where the hardware multiplies it, else fp32.",
 )
+@option(
+    "--workers",
+    help="Processes that prepare batches; 0: a thread. The student is the same, bit for bit.",
+)
 @click.option(
     "--allow-partial", is_flag=True, help="Learn from the published parts of an unfinished store."
 )

@@ -1,13 +1,15 @@
-"""The endless, resumable stream of student batches, made in a thread beside the training step."""
+"""The endless, resumable stream of student batches, made beside the training step."""
 
 from __future__ import annotations
 
+import multiprocessing
 import queue
 import threading
 from collections.abc import Generator, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from store import FeatureStore
 from store.errors import UserError
@@ -55,12 +57,14 @@ def student_batches(
     batch_tokens: int,
     view: int | None,
     first: int = 0,
+    every: int = 1,
 ) -> Iterator[StudentBatch]:
     """Batches of epoch 0, 1, 2, ...
 
-    without end, from batch number `first` on: a pure function of its arguments.
+    without end, from batch number `first` on, each or one of `every`: a pure function of its
+    arguments.
     """
-    epoch, skip = 0, first
+    epoch, skip, before = 0, first, 0  # batches of the epochs before
     while True:
         number = view_of(epoch, store.features.views, view)
         count = store.batch_count(seed, epoch, batch_tokens, blocks=blocks)
@@ -75,9 +79,44 @@ def student_batches(
                 skip=skip,
             )
             for i, batch in enumerate(batches, skip):
-                yield collator(batch, number, (seed, epoch, i))
+                if (before + i - first) % every == 0:
+                    yield collator(batch, number, (seed, epoch, i))
         skip = max(0, skip - count)
-        epoch += 1
+        epoch, before = epoch + 1, before + count
+
+
+def loaded(
+    store: FeatureStore, collator: Collator, blocks: np.ndarray, workers: int, **order: Any
+) -> Generator[StudentBatch]:
+    """`student_batches`, made beside the training: by a thread, or by `workers` processes.
+
+    However many there are, the batches and their order are the same.
+    """
+    if not workers:
+        return prefetched(student_batches(store, collator, blocks, **order))
+    shares = _Shares(store, collator, blocks, order)
+    context = multiprocessing.get_context("forkserver")  # a fork of this process has dead threads
+    context.set_forkserver_preload([__name__])
+    loader = DataLoader(
+        shares, batch_size=None, num_workers=workers, multiprocessing_context=context
+    )
+    return (batch for batch in loader)
+
+
+class _Shares(IterableDataset[StudentBatch]):
+    """Of W workers, worker w makes the batches w, w + W, ...; a loader takes them in turn."""
+
+    def __init__(
+        self, store: FeatureStore, collator: Collator, blocks: np.ndarray, order: dict[str, Any]
+    ) -> None:
+        self.store, self.collator, self.blocks, self.order = store, collator, blocks, order
+
+    def __iter__(self) -> Iterator[StudentBatch]:
+        worker = get_worker_info()
+        assert worker is not None
+        first, every = self.order["first"] + worker.id, worker.num_workers
+        order = {**self.order, "first": first, "every": every}
+        return student_batches(self.store, self.collator, self.blocks, **order)
 
 
 def prefetched(items: Iterable[Item], ready: int = READY) -> Generator[Item]:

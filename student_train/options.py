@@ -51,6 +51,7 @@ class TrainOptions:
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
+    workers: int = 0
     allow_partial: bool = False
 
     @property
@@ -133,6 +134,8 @@ class TrainOptions:
             )
         if self.precision not in ("bf16", "fp32"):
             raise UserError(f"--precision {self.precision}: expected auto, bf16 or fp32")
+        if self.workers < 0:
+            raise UserError(f"--workers {self.workers}: expected 0 or more")
         kind, colon, number = self.device.partition(":")
         if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
             raise UserError(f"--device {self.device}: expected auto, cpu, cuda or cuda:N")
@@ -145,7 +148,8 @@ class TrainOptions:
     def describing(self) -> dict[str, Any]:
         """All that shapes the student, as JSON: where it goes and on what it runs left out."""
         values = asdict(self)
-        del values["out"], values["device"], values["checkpoint_every"], values["allow_partial"]
+        for name in ("out", "device", "checkpoint_every", "allow_partial", "workers"):
+            del values[name]
         if self.schedule != "plateau":  # only there do validations decide anything
             del values["eval_every"]
         resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}

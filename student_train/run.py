@@ -25,10 +25,9 @@ from student_train.checkpoint import remove_checkpoints
 from student_train.data import split_blocks, view_of
 from student_train.initialise import initialise
 from student_train.options import TrainOptions
+from student_train.report import SETTINGS, check_out, go_on, tokenizer_hash
 from student_train.trainer import Trained, train
 from student_train.vocabulary import student_tokenizer
-
-SETTINGS = "training.json"
 
 
 def run(
@@ -54,13 +53,16 @@ def run(
     begun: dict[str, Any] = {
         "settings": options.describing(),
         "store": origin,
-        "environment": environment(options.device),
+        "environments": [environment(options.device)],
     }
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with closing(Lease(out)):  # two trainings would mix their checkpoints
-            _check_out(out, begun, resume)
+            before = check_out(out, begun, resume)
             student, collator, begun["start"] = _prepared(options, store)
+            begun["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
+            if before is not None:
+                go_on(out, before, begun, say)
             for line in begun["start"]:
                 say(f"start     {line}")
             out.mkdir(exist_ok=True)
@@ -164,54 +166,6 @@ def _check_groups(options: TrainOptions, store: FeatureStore, layers: int) -> No
                 f"{name}: {layers} student layers do not fall into as many groups; choose --student"
                 " accordingly"
             )
-
-
-def _check_out(out: Path, begun: dict[str, Any], resume: bool) -> None:
-    """Refuse an output that is in the way, or a `--resume` with other settings."""
-    if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {disk.UNFINISHED}):
-        if resume:
-            raise UserError(f"{out}: nothing to resume there; leave --resume out")
-        return
-    if not resume:
-        raise UserError(f"{out} exists already; give another --out, or --resume to go on with it")
-    before = read_report(out)
-    if before is None:
-        raise UserError(
-            f"{out}: no training.json there, so it is no training that could be resumed"
-        )
-    if "result" in before:
-        remove_checkpoints(out / "checkpoints")
-        raise UserError(f"{out}: this student is finished; nothing to resume")
-    begun = json.loads(json.dumps(begun))
-    now = begun["settings"]
-    if before["store"] != begun["store"]:
-        raise UserError(f"{out}: cannot resume: {now['store']} is not the store it was begun with")
-    del now["store"]  # where it lies now is no matter
-    differing = sorted(key for key in now if now[key] != before["settings"].get(key))
-    if differing:
-        told = ", ".join(
-            f"{key} was {before['settings'].get(key)} and is {now[key]}" for key in differing
-        )
-        raise UserError(f"{out}: cannot resume with other settings: {told}")
-
-
-def read_report(out: Path) -> dict[str, Any] | None:
-    """What training.json says of a student, with `result` once it is finished; None if there is
-    none.
-
-    Raises UserError for one that is damaged.
-    """
-    try:
-        report = json.loads((out / SETTINGS).read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError):
-        report = None
-    if not isinstance(report, dict) or not {"settings", "store"} <= report.keys():
-        raise UserError(
-            f"{out}/{SETTINGS} is damaged; remove the folder to train that student again"
-        )
-    return report
 
 
 def _finish(

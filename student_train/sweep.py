@@ -17,7 +17,7 @@ from student_train.cli import DEFAULT, options_of, told
 from student_train.cli import main as student_train
 from student_train.options import TrainOptions, beside
 
-SINGLE = ("out", "resume", "store")
+SINGLE = ("out", "resume", "store", "workers")
 OUT_HELP = (
     "Folder of the students, each named after its settings, and of sweep.json, the table."
     "  [default: beside the store, STORE-sweep for STORE.zarr]"
@@ -35,14 +35,15 @@ COLUMNS = (
 
 
 @command_errors
-def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
+def sweep(out: Path | None, store: str, workers: int | None, **repeated: tuple[Any, ...]) -> None:
     """Train a student for every combination of the repeated options and compare them in one table.
 
     --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
     Students that are finished already are not trained again.
     """
     from store import open_store
-    from student_train.run import check, read_report
+    from student_train.report import read_report
+    from student_train.run import check
 
     folder = out or beside(store, "sweep")
     source = open_store(store)
@@ -52,7 +53,8 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
     for values in itertools.product(*(repeated[name] for name in names)):
         arguments = dict(zip(names, values, strict=True))
         arguments["loss"] = (arguments["loss"],) if "loss" in arguments else ()
-        options = options_of({"store": store, "out": None, **arguments})
+        once = {"store": store, "out": None, "workers": workers or 0}
+        options = options_of({**once, **arguments})
         check(options, source)  # all of them before the first is trained
         before = read_report(folder / options.name())
         if before and before["store"]["content"] != source.manifest.content():
@@ -78,7 +80,8 @@ def sweep(out: Path | None, store: str, **repeated: tuple[Any, ...]) -> None:
 def _student(told: str, target: Path, options: TrainOptions) -> dict[str, Any]:
     """Train a student, or go on with it, where it is not finished; what its training.json says."""
     from student_train.checkpoint import newest_checkpoint
-    from student_train.run import read_report, run
+    from student_train.report import read_report
+    from student_train.run import run
 
     report = read_report(target)
     if report and "result" in report:

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -47,6 +47,12 @@ class TokenTable:
     begin: np.ndarray
     end: np.ndarray
     special: np.ndarray
+    folder: Path | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the files, too."""
+        arrays = (self.start, self.ids, self.begin, self.end, self.special)
+        return (TokenTable, arrays) if self.folder is None else (_load, (self.folder,))
 
     def of(self, index: np.ndarray) -> Tokens:
         """The tokens of some sequences [B], one after another."""
@@ -82,7 +88,7 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
     except OSError:
         with tempfile.TemporaryDirectory() as there:  # mapped files outlive their names
             _write(Path(there), store.texts(), tokenizer)
-            return _load(Path(there))
+            return replace(_load(Path(there)), folder=None)
 
 
 def cache_folder() -> Path:
@@ -120,7 +126,8 @@ def _digest(folder: Path) -> str:
 
 def _load(folder: Path) -> TokenTable:
     lengths, *flat = (_mapped(folder / name, dtype) for name, dtype in ARRAYS.items())
-    return TokenTable(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), *flat)
+    start = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return TokenTable(start, *flat, folder=folder)
 
 
 def _mapped(file: Path, dtype: type) -> np.ndarray:

@@ -22,7 +22,7 @@ from store.stopping import stoppable
 from student_train.batches import Collator, StudentBatch
 from student_train.board import Board
 from student_train.checkpoint import load_checkpoint, save_checkpoint
-from student_train.data import prefetched, split_blocks, student_batches
+from student_train.data import loaded, split_blocks
 from student_train.evaluate import evaluate
 from student_train.options import TrainOptions
 from student_train.schedule import Schedule
@@ -144,16 +144,15 @@ class _Run:
     def losses(self) -> Iterator[dict[str, float]]:
         """Take the steps that are left; for each, its losses and its tokens."""
         options = self.options
-        batches = prefetched(
-            student_batches(
-                self.store,
-                self.collator,
-                self.train_blocks,
-                seed=options.seed,
-                batch_tokens=options.batch_tokens,
-                view=options.view,
-                first=self.step * options.accumulate,
-            )
+        batches = loaded(
+            self.store,
+            self.collator,
+            self.train_blocks,
+            options.workers,
+            seed=options.seed,
+            batch_tokens=options.batch_tokens,
+            view=options.view,
+            first=self.step * options.accumulate,
         )
         self.distiller.train()
         try:

@@ -118,12 +118,49 @@ def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> 
     assert_same_student(out, undisturbed)
 
 
+def cut_short(store: Path, out: Path, *more: str) -> None:
+    """A training that is stopped after its last step, before the student is written."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("student_train.run._finish", lambda *_: 1 / 0)
+        ok(student_train, "--store", store, "--out", out, *SETTINGS, *more)
+
+
+def test_another_vocabulary_of_the_same_name(tmp_path: Path, store: Path) -> None:
+    out, vocabulary = tmp_path / "student", tmp_path / "vocabulary"
+    student_tokenizer("500", open_store(store)).save_pretrained(vocabulary)
+    words = ("--vocab", str(vocabulary), "--steps", "3")
+    cut_short(store, out, *words)
+    file = vocabulary / "tokenizer.json"
+    sound = file.read_text()
+    pieces = json.loads(sound)
+    known = pieces["model"]["vocab"]
+    known["a"], known["b"] = known["b"], known["a"]
+    file.write_text(json.dumps(pieces))
+    line = refused(student_train, "--store", store, "--out", out, *SETTINGS, *words, "--resume")
+    assert "is not the tokenizer that it was begun with" in line
+    file.write_text(sound)
+    ok(student_train, "--store", store, "--out", out, *SETTINGS, *words, "--resume")
+
+
+def test_other_versions_are_told_and_kept(tmp_path: Path, store: Path) -> None:
+    out = tmp_path / "student"
+    cut_short(store, out, "--steps", "3")
+    settings = out / "training.json"
+    report = json.loads(settings.read_text())
+    report["environments"][0]["torch"] = "0.1"
+    settings.write_text(json.dumps(report))
+    said = ok(student_train, "--store", store, "--out", out, *SETTINGS, "--steps", "3", "--resume")
+    assert "the last bits may differ from a training without a stop: torch was 0.1" in said
+    kept = [found["torch"] for found in json.loads(settings.read_text())["environments"]]
+    assert (
+        kept == ["0.1", torch.__version__] and '"torch": "0.1"' in (out / "README.md").read_text()
+    )
+
+
 def test_killed_after_the_last_step(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     """The student's folder is not yet written, but its last checkpoint and metrics are."""
     out = tmp_path / "student"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("student_train.run._finish", lambda *_: 1 / 0)
-        ok(student_train, "--store", store, "--out", out, *SETTINGS)
+    cut_short(store, out)
     assert last_step(out) == STEPS
     ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
     assert_same_student(out, undisturbed)

@@ -114,7 +114,7 @@ def test_the_same_training_gives_the_same_student(tmp_path: Path, stores: dict[s
     assert report["store"]["content"] == store.manifest.content()
     assert report["store"]["identity"] == store.identity
     assert report["store"]["software"] == store.meta["software"]
-    assert report["environment"]["threads"] == 1 and report["settings"]["seed"] == 0
+    assert report["environments"][0]["threads"] == 1 and report["settings"]["seed"] == 0
     card = (one / "README.md").read_text()
     says(card, store.manifest.content(), store.identity["teacher"]["weights_hash"])
     says(card, store.identity["corpus"]["sources"][0]["sha256"], torch.__version__, "sample")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from align import Tokens
 from store.errors import UserError
 from student_train.batches import Inputs
-from student_train.data import prefetched, split_blocks, student_batches, view_of
+from student_train.data import loaded, prefetched, split_blocks, student_batches, view_of
 from student_train.masking import IGNORED, Masker, covering_spans
 from student_train.options import TrainOptions
 from student_train.run import prepare
@@ -55,6 +57,21 @@ def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(store, collator
                 assert (read.labels[t] != IGNORED) == (bool(over) and not tokens.special[t])
                 if over and not tokens.special[t] and over[0][2] == 0:
                     assert read.ids[t] == collator.masker.mask_id
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_any_number_of_workers_makes_the_same_batches(store, collator, workers):
+    blocks, _ = split_blocks(store, 0.1)
+    order = {"seed": 3, "batch_tokens": 512, "view": None, "first": 5}
+    wanted = student_batches(store, collator, blocks, **order)
+    with closing(loaded(store, collator, blocks, workers, **order)) as found:
+        for want, got, _ in zip(wanted, found, range(2 * len(blocks)), strict=False):
+            torch.testing.assert_close(vars(got.inputs), vars(want.inputs), rtol=0, atol=0)
+            torch.testing.assert_close(got.labels, want.labels, rtol=0, atol=0)
+            for name, states in want.distillation.normalised.items():
+                torch.testing.assert_close(
+                    got.distillation.normalised[name], states, rtol=0, atol=0
+                )
 
 
 def test_spans_of_one_sequence_do_not_reach_into_the_next():

@@ -79,3 +79,9 @@ def test_a_folder_without_a_tokenizer_is_refused(store, tmp_path):
         student_tokenizer(str(tmp_path), store)
     with pytest.raises(UserError, match="expected a size"):
         student_tokenizer(str(tmp_path / "nowhere"), store)
+
+
+def test_a_tokenizer_without_pieces_is_refused(store, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # transformers makes one of it
+    with pytest.raises(UserError, match="special tokens only.*give a size such as 5k"):
+        student_tokenizer(str(tmp_path), store)

@@ -1,0 +1,85 @@
+"""training.json: how a student came to be, and whether a stopped training may go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from store import disk
+from store.errors import UserError
+from student_train.checkpoint import remove_checkpoints
+
+SETTINGS = "training.json"
+
+
+def read_report(out: Path) -> dict[str, Any] | None:
+    """What training.json says of a student, with `result` once it is finished; None if there is
+    none.
+
+    Raises UserError for one that is damaged.
+    """
+    try:
+        report = json.loads((out / SETTINGS).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError):
+        report = None
+    needed = {"settings", "store", "environments", "tokenizer"}
+    if not isinstance(report, dict) or not needed <= report.keys():
+        raise UserError(
+            f"{out}/{SETTINGS} is damaged; remove the folder to train that student again"
+        )
+    return report
+
+
+def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+    """Refuse an output that is in the way, or a `--resume` with other settings; what is resumed."""
+    if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {disk.UNFINISHED}):
+        if resume:
+            raise UserError(f"{out}: nothing to resume there; leave --resume out")
+        return None
+    if not resume:
+        raise UserError(f"{out} exists already; give another --out, or --resume to go on with it")
+    before = read_report(out)
+    if before is None:
+        raise UserError(
+            f"{out}: no training.json there, so it is no training that could be resumed"
+        )
+    if "result" in before:
+        remove_checkpoints(out / "checkpoints")
+        raise UserError(f"{out}: this student is finished; nothing to resume")
+    begun = json.loads(json.dumps(begun))
+    now = begun["settings"]
+    if before["store"] != begun["store"]:
+        raise UserError(f"{out}: cannot resume: {now['store']} is not the store it was begun with")
+    del now["store"]  # where it lies now is no matter
+    differing = sorted(key for key in now if now[key] != before["settings"].get(key))
+    if differing:
+        told = ", ".join(
+            f"{key} was {before['settings'].get(key)} and is {now[key]}" for key in differing
+        )
+        raise UserError(f"{out}: cannot resume with other settings: {told}")
+    return before
+
+
+def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) -> None:
+    """Refuse another vocabulary of the same name; keep what the student was trained on so far."""
+    if before.get("tokenizer") != begun["tokenizer"]:
+        raise UserError(
+            f"{out}: cannot resume: --vocab {begun['settings']['vocab']} is not the tokenizer that"
+            " it was begun with; put that back, or train anew with another --out"
+        )
+    now, known = begun["environments"], before["environments"]
+    if now[0] != known[-1]:
+        changed = ", ".join(f"{key} was {known[-1].get(key)}" for key in sorted(now[0])
+                            if known[-1].get(key) != now[0][key])  # fmt: skip
+        say(f"resume    the last bits may differ from a training without a stop: {changed}")
+        begun["environments"] = known + now
+    else:
+        begun["environments"] = known
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
