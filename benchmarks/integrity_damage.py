@@ -14,7 +14,7 @@ from typing import Any
 import h5py
 
 from store import Features, StoreError
-from store.hdf5_tree import append_digest
+from store.hdf5_file import append_digest
 from store.verify import verify
 from tests.store.making import TOKENIZER, features_of, make_store
 

@@ -30,7 +30,8 @@ import zarr
 from benchmarks.integrity_damage import FORMATS, small_store
 from store import FeatureStore, UserError, open_store
 from store.content import check_tokens
-from store.hdf5_tree import append_digest, read_attributes, write_attributes
+from store.hdf5_file import append_digest, write_attributes
+from store.hdf5_tree import read_attributes
 from store.info import info_lines
 from store.manifest import seal_checksum
 from store.show import record_table

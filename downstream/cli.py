@@ -1,8 +1,8 @@
-"""`downstream`: continue masked-LM training of a checkpoint, or fine-tune and score it."""
+"""`downstream`: use a checkpoint for something, and say how well and how fast it does it."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +14,90 @@ from store.errors import UserError
 HELP = """Use a checkpoint for something.
 
 mlm continues the masked-LM training of MODEL on text (a document a line), or begins it with MODEL
-scratch:HxLxA (width x layers x heads, as student-train --student takes it). pos and ner fine-tune
-MODEL on word<TAB>tag files, once for each seed, and print the mean and the deviation: macro F1 and
-accuracy for pos, entity F1 for ner; the epoch is chosen on --dev.
+scratch:HxLxA (width x layers x heads, as student-train --student takes it).
+
+pos, ner, classify, pair and qa fine-tune MODEL, once for each seed, and print the mean and the
+deviation; the epoch is chosen on --dev. scores.json in --out holds everything.
+
+\b
+pos       word<TAB>tag, a blank line between sentences: macro F1, accuracy
+ner       the same with IOB tags: entity F1, accuracy
+classify  columns text, label: accuracy, macro and weighted F1, Matthews
+pair      columns text_a, text_b, score (a number): Pearson, Spearman
+qa        SQuAD .json, or columns question, context, answer (empty: there
+          is none): exact match, F1
+
+Columns are those of .tsv, .csv or .jsonl files; an option gives a column's name where it is
+another.
+
+speed measures parameters, size on disk, time and peak memory of MODEL, on a GPU as well where there
+is one. table joins finished RUNs (--out folders) into one table.
 """
 FILE = click.Path(path_type=Path)
+COLUMNS = {
+    "classify": ("text", "label"),
+    "pair": ("text_a", "text_b", "score"),
+    "qa": ("question", "context", "answer"),
+    "speed": ("text",),
+}
+"""What the columns of a task's tables are called; each has an option."""
+TRAINING = {"model", "train", "dev", "out", "seed", "epochs", "batch_size", "lr", "max_length"}
+FINE_TUNING = TRAINING | {"test", "seeds", "limit"}
+MLM = {"steps", "batch_tokens", "vocab", "mask_prob", "evaluate_every", "precision", "resume"}
+TAKES = {
+    "mlm": TRAINING | MLM,
+    "pos": FINE_TUNING,
+    "ner": FINE_TUNING,
+    "classify": FINE_TUNING | {"per_class"},
+    "pair": FINE_TUNING,
+    "qa": FINE_TUNING | {"stride"},
+    "speed": {"model", "teacher", "test", "out", "seed", "batch_size", "max_length", "repeat"},
+    "table": {"runs", "out"},
+}
+NEEDS = {task: ("model", "train", "out") for task in TAKES} | {
+    "speed": ("model",),
+    "table": ("runs",),
+}
+
+
+def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for role in reversed(list(dict.fromkeys(role for roles in COLUMNS.values() for role in roles))):
+        tasks = ", ".join(task for task, roles in COLUMNS.items() if role in roles)
+        flag = f"--{role.replace('_', '-')}-column"
+        command = click.option(flag, help=f"{tasks}: its name, where it is not {role}.")(command)
+    return command
 
 
 @click.command(help=HELP, context_settings=CONTEXT)
-@click.option("--task", type=click.Choice(["mlm", "pos", "ner"]), required=True)
+@click.option("--task", type=click.Choice(list(TAKES)), required=True)
+@click.argument("runs", nargs=-1, type=FILE, metavar="[RUN]...")
 @click.option(
-    "--model", required=True, help="Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA."
+    "--model",
+    multiple=True,
+    help="Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA. Repeatable for speed.",
 )
-@click.option("--train", type=FILE, multiple=True, required=True, help="Repeatable for mlm.")
+@click.option("--train", type=FILE, multiple=True, help="Repeatable for mlm.")
 @click.option("--dev", type=FILE, help="mlm: default a hundredth of the lines of --train.")
-@click.option("--test", type=FILE, help="pos, ner: report this as well.")
-@click.option("--out", type=FILE, required=True, help="A new folder.")
-@click.option("--seeds", type=click.IntRange(min=1), help="pos, ner: number of runs. [3]")
-@click.option("--seed", default=0, help="The (first) seed.")
+@click.option(
+    "--test", type=FILE, help="Report this as well; speed: single texts, default random tokens."
+)
+@click.option("--out", type=FILE, help="A new folder. speed, table: not needed.")
+@click.option("--seeds", type=click.IntRange(min=1), help="Fine-tuning: number of runs. [3]")
+@click.option("--seed", type=int, help="The (first) seed. [0]")
 @click.option("--steps", type=click.IntRange(min=1), help="mlm: optimiser steps.")
-@click.option("--epochs", type=click.IntRange(min=1), help="[mlm 1; pos, ner 3]")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Sequences. [mlm 32; pos, ner 16]")
+@click.option("--epochs", type=click.IntRange(min=1), help="[mlm 1; fine-tuning 3]")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Sequences. [mlm 32; others 16]")
 @click.option("--batch-tokens", type=click.IntRange(min=1), help="mlm: instead of --batch-size.")
 @click.option(
     "--lr",
     type=click.FloatRange(min=0, min_open=True),
-    help="[mlm 2e-4, from scratch 1e-3; pos, ner 5e-5, for encoders less than 384 wide 5e-4]",
+    help="[mlm 2e-4, from scratch 1e-3; others 5e-5, for encoders less than 384 wide 5e-4]",
 )
-@click.option("--max-length", default=128, type=click.IntRange(min=8))
+@click.option(
+    "--max-length",
+    type=click.IntRange(min=8),
+    help="Tokens; all but mlm cut it to what the model takes. [128; qa 384, speed 512]",
+)
 @click.option("--vocab", help="mlm from scratch: pieces of its WordPiece, e.g. 30k. [30k]")
 @click.option(
     "--mask-prob",
@@ -50,8 +106,21 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--evaluate-every", type=click.IntRange(min=1), help="mlm: steps. [500]")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="mlm. [fp32]")
-@click.option("--limit", type=click.IntRange(min=1), help="pos, ner: first N training sentences.")
 @click.option("--resume", is_flag=True, help="mlm: continue a run that was stopped, in --out.")
+@click.option("--limit", type=click.IntRange(min=1), help="Fine-tuning: first N training examples.")
+@click.option(
+    "--per-class",
+    type=click.IntRange(min=1),
+    help="classify: N training examples of each class, other ones for each seed.",
+)
+@click.option(
+    "--stride",
+    type=click.IntRange(min=0),
+    help="qa: tokens that two windows of a long context share. [a third of --max-length]",
+)
+@_column_options
+@click.option("--teacher", help="speed: the model that the others are compared with.")
+@click.option("--repeat", type=click.IntRange(min=1), help="speed: runs to take medians of. [5]")
 @command_errors
 def main(task: str, **options: Any) -> None:
     """Parse, refuse what does not fit the task, run."""
@@ -59,34 +128,36 @@ def main(task: str, **options: Any) -> None:
 
     logging.set_verbosity_error()  # heads that are new on purpose are ours to tell
     logging.disable_progress_bar()  # bars of reading and writing weights, terminal or not
-    given = {name: value for name, value in options.items() if value not in (None, (), False)}
-    if task == "mlm":
-        _refuse(task, given, ("test", "seeds", "limit"))
-        _mlm(given)
-    else:
-        _refuse(
-            task,
-            given,
-            (
-                "steps",
-                "batch_tokens",
-                "vocab",
-                "mask_prob",
-                "evaluate_every",
-                "precision",
-                "resume",
-            ),
-        )
-        _tagging(task, given)
+    given = {  # 0 is False for Python, but not here: --stride 0 is said
+        name: value
+        for name, value in options.items()
+        if value not in (None, ()) and value is not False
+    }
+    _refuse(task, given)
+    {"mlm": _mlm, "speed": _speed, "table": _table}.get(task, _fine_tune)(task, given)
 
 
-def _refuse(task: str, given: dict[str, Any], foreign: tuple[str, ...]) -> None:
-    wrong = [f"--{name.replace('_', '-')}" for name in foreign if name in given]
+def _refuse(task: str, given: dict[str, Any]) -> None:
+    takes = TAKES[task] | {f"{role}_column" for role in COLUMNS.get(task, ())}
+    wrong = [_flag(name) for name in given if name not in takes]
     if wrong:
         raise UserError(f"--task {task} does not take {', '.join(wrong)}; leave out")
+    missing = [_flag(name) for name in NEEDS[task] if name not in given]
+    if missing:
+        raise UserError(f"--task {task} needs {', '.join(missing)}; see downstream --help")
+    for name, several in (("model", task == "speed"), ("train", task == "mlm")):
+        if len(given.get(name, ())) > 1 and not several:
+            raise UserError(f"--task {task} takes one {_flag(name)}, got {len(given[name])}")
+    out = given.get("out")
+    if task != "mlm" and out and out.exists():
+        raise UserError(f"--out {out}: exists already; choose another")
 
 
-def _mlm(given: dict[str, Any]) -> None:
+def _flag(name: str) -> str:
+    return "a RUN" if name == "runs" else f"--{name.replace('_', '-')}"
+
+
+def _mlm(task: str, given: dict[str, Any]) -> None:
     from downstream.mlm import MlmSettings, train_mlm
     from downstream.scratch import PREFIX
 
@@ -94,49 +165,86 @@ def _mlm(given: dict[str, Any]) -> None:
         raise UserError("--steps and --epochs contradict each other; give one")
     if "batch_size" in given and "batch_tokens" in given:
         raise UserError("--batch-size and --batch-tokens contradict each other; give one")
+    (given["model"],) = given["model"]
     if "vocab" in given and not given["model"].startswith(PREFIX):
         raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
     if "batch_tokens" in given:
-        given["batch_size"] = max(1, given.pop("batch_tokens") // given["max_length"])
+        length = given.get("max_length", MlmSettings.max_length)
+        given["batch_size"] = max(1, given.pop("batch_tokens") // length)
     figures = train_mlm(MlmSettings(**given), say=click.echo)
     click.echo(
         f"saved {given['out']}: held-out loss {figures['held_out_loss']:.4f} nats per masked token"
     )
 
 
-def _tagging(task: str, given: dict[str, Any]) -> None:
-    from rich.console import Console
+def _fine_tune(task: str, given: dict[str, Any]) -> None:
+    from downstream import report
+    from downstream.finetune import FineTuneSettings, fine_tune
 
-    from downstream.tagging import TaggingSettings, fine_tune
-
-    if len(given["train"]) != 1:
-        raise UserError(f"--task {task} takes one --train file, got {len(given['train'])}")
     if "dev" not in given:
         raise UserError(f"--task {task} needs --dev: the best epoch is chosen on it")
-    out, train, dev = given.pop("out"), given.pop("train")[0], given.pop("dev")
-    if out.exists():
-        raise UserError(f"--out {out}: exists already; choose another")
-    model, test = given.pop("model"), given.pop("test", None)
-    result = fine_tune(task, model, train, dev, test, TaggingSettings(**given), say=click.echo)
-    out.mkdir(parents=True)
-    (out / "scores.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    Console().print(_table(result))
+    if "limit" in given and "per_class" in given:
+        raise UserError("--limit and --per-class contradict each other; give one")
+    (model,), (given["train"],) = given.pop("model"), given["train"]
+    out, columns = given.pop("out"), _columns(task, given)
+    files, own = _taken(given, "train", "dev", "test"), _taken(given, "per_class", "stride")
+    settings = FineTuneSettings(**given)
+    result = fine_tune(_task(task, columns, own), model, files, settings, say=click.echo)
+    report.save(result, out)
+    report.show(report.seed_table(result))
 
 
-def _table(result: dict[str, Any]) -> Any:
-    """A row for each split: mean ± deviation over the seeds, in percent."""
-    from rich.table import Table
+def _taken(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: given.pop(name) for name in names if name in given}
 
-    from downstream.tagging import MEASURES
 
-    table = Table(title=f"{result['task']}: {result['model']}, {len(result['seeds'])} seeds")
-    for heading in ("split", "sentences", *MEASURES[result["task"]]):
-        table.add_column(heading, justify="right")
-    for split, mean in result["mean"].items():
-        deviation = result["deviation"][split]
-        table.add_row(
-            split,
-            str(result["sentences"][split]),
-            *(f"{100 * mean[name]:.2f} ± {100 * deviation[name]:.2f}" for name in mean),
-        )
-    return table
+def _columns(task: str, given: dict[str, Any]) -> dict[str, str]:
+    names = {role: given.pop(f"{role}_column", None) for role in COLUMNS.get(task, ())}
+    return {role: name for role, name in names.items() if name}
+
+
+def _task(name: str, columns: dict[str, str], own: dict[str, Any]) -> Any:
+    from downstream.classify import Classify
+    from downstream.pair import PairScore
+    from downstream.qa import QA
+    from downstream.tagging import Entities, PartsOfSpeech
+
+    if name in ("pos", "ner"):
+        return PartsOfSpeech() if name == "pos" else Entities()
+    return {"classify": Classify, "pair": PairScore, "qa": QA}[name](columns, **own)
+
+
+def _speed(task: str, given: dict[str, Any]) -> None:
+    from downstream import report
+    from downstream.speed import SpeedSettings, measure_speed
+
+    columns, out, test = _columns(task, given), given.pop("out", None), given.pop("test", None)
+    if columns and not test:
+        raise UserError("--text-column needs --test, the file that has the column")
+    if test:
+        given["texts"] = _texts(test, columns)
+    models, teacher = given.pop("model"), given.pop("teacher", None)
+    if "repeat" in given:
+        given["runs"] = given.pop("repeat")
+    result = measure_speed(models, teacher, SpeedSettings(**given), say=click.echo)
+    if out:
+        report.save(result, out)
+    report.show(report.speed_table(result))
+
+
+def _texts(path: Path, columns: dict[str, str]) -> list[str]:
+    from downstream.tables import read_rows
+    from downstream.text import read_lines
+
+    if path.suffix.lower() == ".txt":
+        return read_lines(path)
+    return [row.text("text", columns) for row in read_rows(path)]
+
+
+def _table(task: str, given: dict[str, Any]) -> None:
+    from downstream import report
+
+    result = report.joined(given["runs"])
+    if "out" in given:
+        report.save(result, given["out"])
+    report.show(report.joined_table(result))

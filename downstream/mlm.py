@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import AutoModelForMaskedLM, TrainingArguments, set_seed
 
 from downstream.mlm_trainer import BatchMasking, MlmTrainer, Rows, masked_batches
 from downstream.progress import Progress
@@ -30,10 +25,15 @@ from downstream.scratch import (
     train_tokenizer,
 )
 from downstream.text import blocks, hold_out, read_lines
+from store import disk
 from store.errors import UserError
+from store.positions import first_position
+from store.stopping import Stopped
 from student_train.architecture import parse_student
-from teacher_dump.models import DAMAGED, first_position, resolve_model
+from teacher_dump.loading import load_config, load_network, load_tokenizer
+from teacher_dump.models import ResolvedModel, resolve_model
 
+BEGUN, CHECKPOINTS = "settings.json", "checkpoint-*"
 EVAL_SEED = 0
 EVAL_MASK_PROB = 0.15  # whatever the training masks, so that held-out figures compare
 EVAL_TOKENS = 32_768
@@ -65,7 +65,7 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
 
     Raises UserError on a wrong model, text, size or output folder.
     """
-    _check_out(settings)
+    begun = _check_out(settings)
     set_seed(settings.seed)
     lines = [line for path in settings.train for line in read_lines(path)]
     train, held_out = (
@@ -85,13 +85,15 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
         f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters; "
         f"learning rate {_lr(settings):g}"
     )
+    settings.out.mkdir(parents=True, exist_ok=True)
+    disk.write(settings.out / BEGUN, json.dumps(begun, indent=1).encode())
+    tokenizer.save_pretrained(settings.out)  # first, because a resumed run must read the same one
     return _run(settings, model, tokenizer, rows, dev_rows, say)
 
 
 def _run(
     settings: MlmSettings, model: Any, tokenizer: Any, rows: Any, dev_rows: Any, say: Any
 ) -> dict[str, Any]:
-    tokenizer.save_pretrained(settings.out)  # first, because a resumed run must read the same one
     trainer = MlmTrainer(
         model=model,
         args=_arguments(settings),
@@ -104,10 +106,17 @@ def _run(
     )
     Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
     begun = time.perf_counter()
-    before = None if settings.resume else trainer.evaluate()["eval_loss"]
+    checkpoint = any(settings.out.glob(CHECKPOINTS))
+    before = None if checkpoint else trainer.evaluate()["eval_loss"]
     if before is not None:
         say(f"held-out loss before: {before:.4f} nats per masked token")
-    trainer.train(resume_from_checkpoint=settings.resume or None)
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint or None)
+    except Stopped as stop:
+        kept = f"a checkpoint every {settings.evaluate_every} steps is kept"
+        raise Stopped(
+            stop.number, f"{settings.out}: {kept}; go on with the same command and --resume"
+        ) from None
     after = trainer.evaluate()["eval_loss"]
     minutes = (time.perf_counter() - begun) / 60
     say(f"held-out loss after:  {after:.4f} ({trainer.state.global_step} steps, {minutes:.1f} min)")
@@ -122,8 +131,8 @@ def _run(
         "curve": [row for row in trainer.state.log_history if "eval_loss" in row],
     }
     (settings.out / "metrics.json").write_text(json.dumps(figures, indent=1) + "\n")
-    for checkpoint in settings.out.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
+    for left in settings.out.glob(CHECKPOINTS):
+        shutil.rmtree(left)
     return figures
 
 
@@ -161,25 +170,20 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
     if settings.model.startswith(PREFIX):
         size = settings.model.removeprefix(PREFIX)
         parse_student(size, OPTION, KIND)  # before a vocabulary is trained for it
-        if settings.resume:
-            tokenizer = AutoTokenizer.from_pretrained(settings.out)
+        if settings.resume and (settings.out / "tokenizer.json").exists():
+            tokenizer = load_tokenizer(ResolvedModel(str(settings.out), str(settings.out)))
         else:
             say(f"training a WordPiece of {settings.vocab} pieces on {len(lines):,} lines")
             tokenizer = train_tokenizer(lines, settings.vocab, settings.max_length)
         return random_encoder(size, tokenizer, settings.max_length), tokenizer
-    source = resolve_model(settings.model).path_or_id
-    tokenizer = load_tokenizer(source)
-    return load_with_head(source, say), tokenizer
+    resolved = resolve_model(settings.model)
+    load_config(resolved)
+    tokenizer = _masking_tokenizer(resolved)
+    return load_with_head(resolved, say), tokenizer
 
 
-def load_tokenizer(source: str) -> Any:
-    """The checkpoint's tokenizer. Raises UserError where it is missing or lacks a token of MLM."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"model {source}: its tokenizer cannot be loaded: {str(error).splitlines()[0]}"
-        ) from None
+def _masking_tokenizer(model: ResolvedModel) -> Any:
+    tokenizer = load_tokenizer(model)
     missing = [
         role
         for role in ("cls_token", "sep_token", "mask_token", "pad_token")
@@ -187,34 +191,19 @@ def load_tokenizer(source: str) -> Any:
     ]
     if missing:
         raise UserError(
-            f"model {source}: its tokenizer has no {', '.join(missing)}; "
+            f"model {model.name}: its tokenizer has no {', '.join(missing)}; "
             "masked-LM training needs an encoder's tokenizer"
         )
     return tokenizer
 
 
-def load_with_head(source: str, say: Callable[[str], None] = print) -> Any:
+def load_with_head(resolved: ResolvedModel, say: Callable[[str], None] = print) -> Any:
     """A masked LM in float32; a head that the checkpoint lacks is added on purpose, and said.
 
     The added decoder is tied to the word embeddings, its transform is random and its bias zero.
     Raises UserError where more than the head is missing or transformers cannot load the folder.
     """
-    try:
-        model, report = AutoModelForMaskedLM.from_pretrained(
-            source, dtype=torch.float32, output_loading_info=True
-        )
-    except DAMAGED as error:
-        raise UserError(
-            f"model {source}: no masked LM can be made of it: {str(error).splitlines()[0]}"
-        ) from None
-    prefix = model.base_model_prefix + "."
-    missing = sorted(report["missing_keys"])
-    encoder = [key for key in missing if key.startswith(prefix)]
-    if encoder:
-        raise UserError(
-            f"model {source}: the checkpoint lacks {len(encoder)} encoder weights, first "
-            f"{encoder[0]}; copy the whole checkpoint"
-        )
+    model, missing = load_network(AutoModelForMaskedLM, resolved, dtype=torch.float32)
     if missing:
         output, words = model.get_output_embeddings(), model.get_input_embeddings()
         if output.weight.shape == words.weight.shape:
@@ -225,7 +214,7 @@ def load_with_head(source: str, say: Callable[[str], None] = print) -> Any:
 
 def _length(asked: int, model: Any, tokenizer: Any) -> int:
     positions = getattr(model.config, "max_position_embeddings", None) or asked
-    positions -= first_position(model.config)
+    positions -= first_position(model.config.to_dict())
     limit = min(positions, tokenizer.model_max_length)
     if asked > limit:
         raise UserError(
@@ -234,10 +223,25 @@ def _length(asked: int, model: Any, tokenizer: Any) -> int:
     return asked
 
 
-def _check_out(settings: MlmSettings) -> None:
+def _check_out(settings: MlmSettings) -> dict[str, Any]:
+    """The settings as JSON. UserError for an output in the way, or begun with other settings."""
     out = settings.out
-    if settings.resume:
-        if not any(out.glob("checkpoint-*")):
-            raise UserError(f"--resume: {out} has no checkpoint to continue from; drop --resume")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out}: exists already; choose another, or continue with --resume")
+    now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
+    del now["resume"], now["out"]
+    if not settings.resume:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(
+                f"--out {out}: exists already; choose another, or continue with --resume"
+            )
+        return dict(now)
+    try:
+        before = json.loads((out / BEGUN).read_text())
+        differing = [key for key in now if now[key] != before[key]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"--resume: {out} holds no training to continue; drop --resume") from None
+    if (out / "metrics.json").exists():
+        raise UserError(f"--resume: the training in {out} is finished; choose another --out")
+    if differing:
+        told = ", ".join(f"{key} was {before[key]} and is {now[key]}" for key in differing)
+        raise UserError(f"{out}: cannot resume with other settings: {told}")
+    return dict(now)

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from tqdm import tqdm
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
 
 from downstream.words import Sentence, first_pieces, read_tagged
 from store.errors import UserError
-from teacher_dump.models import DAMAGED, resolve_model
+from teacher_dump.loading import load_config, load_network, load_tokenizer
+from teacher_dump.models import resolve_model
 
 
 def linear_probe(
@@ -41,12 +42,10 @@ def linear_probe(
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    source = resolve_model(model).path_or_id
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        encoder = AutoModel.from_pretrained(source, dtype=torch.float32).eval()
-    except DAMAGED as error:
-        raise UserError(f"model {source}: cannot be loaded: {str(error).splitlines()[0]}") from None
+    resolved = resolve_model(model)
+    load_config(resolved)
+    tokenizer = load_tokenizer(resolved)
+    encoder = load_network(AutoModel, resolved, dtype=torch.float32)[0].eval()
 
     def features(sentences: Sequence[Sentence]) -> tuple[npt.NDArray[np.float32], list[str]]:
         return word_features(encoder, tokenizer, sentences, max_length, batch_size)

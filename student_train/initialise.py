@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from align import VocabularyMap
 from store import FeatureStore
 from store.errors import UserError
+from store.positions import first_position
 
 # Names of other families' parameters as BERT has them; RoBERTa, XLM-R and ELECTRA have BERT's own.
 DISTILBERT = {
@@ -187,13 +188,6 @@ def _bert_name(name: str) -> str:
         ):
             name = name.replace(other, own)
     return name
-
-
-def first_position(config: Mapping[str, Any]) -> int:
-    """Row of the teacher's position embeddings that its first token takes: RoBERTa and its kin
-    begin behind the row of the padding."""
-    shifted = config["model_type"] in ("roberta", "xlm-roberta", "camembert")
-    return int(config["pad_token_id"]) + 1 if shifted else 0
 
 
 def _copy_around_words(

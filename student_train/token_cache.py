@@ -125,9 +125,11 @@ def _digest(folder: Path) -> str:
 
 
 def _load(folder: Path) -> TokenTable:
-    lengths, *flat = (_mapped(folder / name, dtype) for name, dtype in ARRAYS.items())
+    lengths, ids, begin, end, special = (
+        _mapped(folder / name, dtype) for name, dtype in ARRAYS.items()
+    )
     start = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return TokenTable(start, *flat, folder=folder)
+    return TokenTable(start, ids, begin, end, special, folder)
 
 
 def _mapped(file: Path, dtype: type) -> np.ndarray:

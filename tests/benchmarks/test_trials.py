@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from benchmarks import distillation_helps as helps
-from benchmarks import teacher_gone
+from benchmarks import main_job, teacher_gone
 from benchmarks.report import publish, table
 from store import open_store
 from store.errors import UserError
@@ -17,6 +18,7 @@ from student_train.options import TrainOptions
 from student_train.vocabulary import student_tokenizer
 from teacher_dump.dump import dump
 from teacher_dump.options import DumpOptions
+from tests.end_to_end.support import ok
 from tests.texts import ENGLISH, FRENCH, GERMAN
 
 
@@ -100,3 +102,23 @@ def test_a_section_replaces_the_one_of_the_same_name(tmp_path, capsys):
     assert text.count("## Speed\n") == 1 and "later" in text and "1.235" not in text
     assert text.index("## Size") < text.index("## Speed")
     assert "cores" in text and "Speed" in capsys.readouterr().out
+
+
+def test_the_main_job_by_its_two_commands(tiny_teacher, corpus, tmp_path, monkeypatch):
+    def at_once(module, *words):  # a process of its own would import everything anew
+        with pytest.raises(SystemExit) as ended:
+            import_module(module).main(list(map(str, words)))
+        assert ended.value.code == 0
+        return 1.0
+
+    monkeypatch.setattr(main_job, "command", at_once)
+    results = tmp_path / "RESULTS.md"
+    words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--limit", 3000)
+    more = ("--student", "16x1x2", "--vocab", "200", "--work", tmp_path, "--results", results)
+    ok(main_job.main, *words, *more)
+    lines = results.read_text().splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")][2:] == [
+        "| dump", "| distilled", "| MLM only",
+    ]  # fmt: skip
+    ok(main_job.main, *words, *more)  # nothing is made again
+    assert results.read_text().splitlines() == lines

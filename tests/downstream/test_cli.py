@@ -73,7 +73,9 @@ def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: P
         (("--vocab", "5k"), "a checkpoint brings its own"),
         (("--seeds", 2), "does not take --seeds"),
         (("--max-length", 4000), "at most 128 tokens"),
-        (("--resume",), "no checkpoint to continue from"),
+        (("--resume",), "holds no training to continue"),
+        (("--label-column", "x"), "does not take --label-column"),
+        (("--model", "minilm"), "takes one --model, got 2"),
     ],
 )
 def test_mlm_mistakes(

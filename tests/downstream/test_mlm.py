@@ -17,6 +17,8 @@ from downstream.mlm_trainer import BatchMasking, MlmTrainer
 from downstream.scratch import random_encoder, start_from_frequencies, train_tokenizer
 from downstream.text import blocks, hold_out, read_lines
 from store.errors import UserError
+from store.stopping import Stopped
+from teacher_dump.models import resolve_model
 from tests.conftest import TEACHER_KINDS
 from tests.texts import SENTENCES
 
@@ -68,27 +70,35 @@ def test_training_lowers_the_held_out_loss_and_saves_a_plain_folder(
 def test_a_stopped_run_continues_to_the_same_model(
     text: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = str(tiny_teacher("bert"))
+    model, out = str(tiny_teacher("bert")), tmp_path / "stopped"
     whole = train_mlm(settings(text, tmp_path / "whole", model))
     step = MlmTrainer.training_step
 
-    def stop_at_nine(self: MlmTrainer, *args: Any, **kwargs: Any) -> Any:
-        if self.state.global_step == 8:
-            raise KeyboardInterrupt
-        return step(self, *args, **kwargs)
+    def stop_at(number: int, resume: bool) -> None:
+        def taken(self: MlmTrainer, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == number:
+                raise Stopped
+            return step(self, *args, **kwargs)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(MlmTrainer, "training_step", stop_at_nine)
-        train_mlm(settings(text, tmp_path / "stopped", model))
-    resumed = train_mlm(settings(text, tmp_path / "stopped", model, resume=True))
+        with monkeypatch.context() as patch, pytest.raises(Stopped, match="and --resume$"):
+            patch.setattr(MlmTrainer, "training_step", taken)
+            train_mlm(settings(text, out, model, resume=resume))
+
+    stop_at(1, resume=False)  # before the first checkpoint
+    stop_at(8, resume=True)
+    with pytest.raises(UserError, match="other settings: seed was 0 and is 1"):
+        train_mlm(settings(text, out, model, resume=True, seed=1))
+    resumed = train_mlm(settings(text, out, model, resume=True))
     assert resumed["held_out_loss"] == pytest.approx(whole["held_out_loss"], abs=1e-5)
+    with pytest.raises(UserError, match="is finished"):
+        train_mlm(settings(text, out, model, resume=True))
 
 
 def test_a_missing_head_is_added_and_said(tiny_teacher: Teacher, tmp_path: Path) -> None:
     source = AutoModel.from_pretrained(tiny_teacher("bert"), dtype=torch.float32)
     source.save_pretrained(tmp_path)
     said: list[str] = []
-    model = load_with_head(str(tmp_path), said.append)
+    model = load_with_head(resolve_model(str(tmp_path)), said.append)
     assert len(said) == 1 and "added: cls.predictions" in said[0]
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert torch.equal(
@@ -96,7 +106,7 @@ def test_a_missing_head_is_added_and_said(tiny_teacher: Teacher, tmp_path: Path)
         source.encoder.layer[3].output.dense.weight,
     )
     said.clear()
-    load_with_head(str(tiny_teacher("bert")), said.append)
+    load_with_head(resolve_model(str(tiny_teacher("bert"))), said.append)
     assert not said
 
 
@@ -108,8 +118,9 @@ def test_missing_encoder_weights_are_refused(tiny_teacher: Teacher, tmp_path: Pa
     cut = {name: value for name, value in weights.items() if "layer.2." not in name}
     save_file(cut, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    with pytest.raises(UserError, match=r"lacks 16 encoder weights, first bert\.encoder\.layer\.2"):
-        load_with_head(str(tmp_path))
+    lacking = r"lacks weights of its encoder, 16, first bert\.encoder\.layer\.2.*; copy the whole"
+    with pytest.raises(UserError, match=lacking):
+        load_with_head(resolve_model(str(tmp_path)))
 
 
 def test_from_scratch(text: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from store.errors import UserError
 from teacher_dump import models
-from teacher_dump.models import resolve_model
+from teacher_dump.models import corpus_of, resolve_model
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_is_itself(tiny_teacher: Callable[[str], Path]) -> None:
     folder = tiny_teacher("bert")
     assert resolve_model(str(folder)).path_or_id == str(folder)
-    assert resolve_model(str(folder)).default_corpus is None
+    assert corpus_of(str(folder)) is None
 
 
 def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_rubert_brings_its_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_fetched", lambda name: "1" * 40)
     found = resolve_model("rubert-base")
     assert found.path_or_id == "DeepPavlov/rubert-base-cased-conversational"
-    assert found.default_corpus == "hf:wikimedia/wikipedia@20231101.ru:train"
+    assert corpus_of("rubert-base") == "hf:wikimedia/wikipedia@20231101.ru:train"
     assert found.revision == "1" * 40
 
 

@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
+from downstream.encoders import default_lr
+from downstream.finetune import FineTuneSettings, fine_tune
 from downstream.probe import linear_probe
-from downstream.tagging import (
-    IGNORED,
-    TaggingSettings,
-    default_lr,
-    encode,
-    fine_tune,
-    score_words,
-)
+from downstream.tagging import Entities, PartsOfSpeech, encode
+from downstream.tasks import IGNORED
 from downstream.words import Sentence, first_pieces, read_tagged
 from store.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
@@ -72,33 +68,42 @@ def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any])
 
 def test_scores_by_hand() -> None:
     sentences = [Sentence(("a", "b", "c"), ("N", "V", "N")), Sentence(("d",), ("N",))]
-    encoded = [{"first": [1, 2, -1]}, {"first": [1]}]  # the third word was cut off
+    rows = [{"first": [1, 2, -1]}, {"first": [1]}]  # the third word was cut off
     logits = np.zeros((2, 4, 2))
     logits[0, 1, 0] = logits[0, 2, 1] = logits[1, 1, 1] = 1  # N, V; V
-    score = score_words("pos", sentences, encoded, logits, ["N", "V"])
-    assert score.accuracy == pytest.approx(2 / 4)
+    task = PartsOfSpeech()
+    task.prepare({"train": sentences})
+    score = task.score(sentences, rows, logits)
+    assert score["accuracy"] == pytest.approx(2 / 4)
     # N: precision 1, recall 1/3, F1 1/2; V: precision 1/2, recall 1, F1 2/3
-    assert score.primary == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert score["macro_f1"] == pytest.approx((1 / 2 + 2 / 3) / 2)
 
 
 def test_entities_count_whole() -> None:
-    tags = ["B-PER", "I-PER", "O"]
     sentences = [Sentence(tuple("abcd"), ("B-PER", "I-PER", "O", "B-PER"))]
-    encoded = [{"first": [0, 1, 2, 3]}]
+    rows = [{"first": [0, 1, 2, 3]}]
     logits = np.eye(3)[[[0, 2, 2, 0]]]  # the first entity is cut short, the second is right
-    score = score_words("ner", sentences, encoded, logits, tags)
-    assert score.accuracy == pytest.approx(3 / 4)
-    assert score.primary == pytest.approx(1 / 2)
+    task = Entities()
+    task.prepare({"train": sentences})
+    score = task.score(sentences, rows, logits)
+    assert score["accuracy"] == pytest.approx(3 / 4)
+    assert score["entity_f1"] == pytest.approx(1 / 2)
 
 
 def test_fine_tuning_learns_and_reports_every_seed(
     tiny_teacher: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    files = [write_tagged(tmp_path / name, 60, seed) for seed, name in enumerate("abc")]
-    settings = TaggingSettings(epochs=6, batch_size=4, lr=5e-3, seeds=2)
-    result = fine_tune("pos", str(tiny_teacher("bert")), *files, settings, say=lambda _: None)
-    assert [run["seed"] for run in result["seeds"]] == [0, 1]
-    scores = [run["test"]["primary"] for run in result["seeds"]]
+    """The test file is the shortest: each split is scored against its own words."""
+    sizes = {"train": 60, "dev": 50, "test": 40}
+    files = {
+        name: write_tagged(tmp_path / name, size, seed)
+        for seed, (name, size) in enumerate(sizes.items())
+    }
+    settings = FineTuneSettings(epochs=6, batch_size=4, lr=5e-3, seeds=2)
+    model = str(tiny_teacher("bert"))
+    result = fine_tune(PartsOfSpeech(), model, files, settings, say=lambda _: None)
+    assert [run["seed"] for run in result["seeds"]] == [0, 1] and result["examples"] == sizes
+    scores = [run["test"]["macro_f1"] for run in result["seeds"]]
     assert min(scores) > 0.9
     assert result["mean"]["test"]["primary"] == pytest.approx(np.mean(scores))
     assert result["deviation"]["test"]["primary"] == pytest.approx(np.std(scores, ddof=1))

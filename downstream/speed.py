@@ -1,0 +1,218 @@
+"""Size, latency and memory of encoders, as the table of Kolesnikova et al. 2022 has them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoModel
+from transformers.utils.hub import cached_file
+
+from downstream.encoders import longest_input
+from teacher_dump.loading import load_config, load_network, load_tokenizer
+from teacher_dump.models import resolve_model
+
+SENTENCES = 20
+SENTENCE_TOKENS = 32
+STATUS, PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class SpeedSettings:
+    """What is run. `texts` are single sentences, the first 20; without them 32 random tokens."""
+
+    batch_size: int = 16
+    max_length: int = 512
+    runs: int = 5
+    seed: int = 0
+    texts: Sequence[str] = ()
+
+
+class Subject:
+    """A model that is measured: its encoder alone, float32, without heads, and what it reads."""
+
+    def __init__(self, name: str) -> None:
+        model = resolve_model(name)
+        load_config(model)
+        self.tokenizer = load_tokenizer(model)
+        self.encoder, missing = load_network(AutoModel, model, dtype=torch.float32)
+        if any("pooler" in key for key in missing):
+            self.encoder.pooler = None  # not the checkpoint's
+        config = cached_file(model.path_or_id, "config.json", revision=model.revision)
+        folder = Path(str(config)).parent
+        self.encoder.eval()
+        self.name = name
+        files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
+        self.disk = sum(file.stat().st_size for file in files)
+        self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
+        self.longest = longest_input(self.encoder.config, self.tokenizer)
+
+    def prepare(self, settings: SpeedSettings, length: int) -> None:
+        """`batch` [B, S] of random tokens and `sentences`, each [1, n]."""
+        special = set(self.tokenizer.all_special_ids)
+        words = torch.tensor([i for i in range(len(self.tokenizer)) if i not in special])
+        draws = torch.Generator().manual_seed(settings.seed)
+
+        def random_tokens(rows: int, columns: int) -> torch.Tensor:
+            return words[torch.randint(len(words), (rows, columns), generator=draws)]
+
+        self.batch = random_tokens(settings.batch_size, length)
+        if settings.texts:
+            self.sentences = [
+                self.tokenizer(text, truncation=True, max_length=length, return_tensors="pt")[
+                    "input_ids"
+                ]
+                for text in settings.texts[:SENTENCES]
+            ]
+        else:
+            columns = min(SENTENCE_TOKENS, length)
+            self.sentences = [random_tokens(1, columns) for _ in range(SENTENCES)]
+
+    @torch.inference_mode()
+    def run(self, inputs: Sequence[torch.Tensor], device: str) -> float:
+        """Seconds for one forward pass over each of the inputs."""
+        inputs = [ids.to(device) for ids in inputs]
+        masks = [torch.ones_like(ids) for ids in inputs]
+        _wait(device)
+        begun = time.perf_counter()
+        for ids, mask in zip(inputs, masks, strict=True):
+            self.encoder(input_ids=ids, attention_mask=mask)
+        _wait(device)
+        return time.perf_counter() - begun
+
+
+def measure_speed(
+    models: Sequence[str], teacher: str | None, settings: SpeedSettings, say: Say = print
+) -> dict[str, Any]:
+    """Measure `models` and the teacher, if there is one, on the CPU and on a GPU that is there.
+
+    Returns `{"task", "settings", "length", "hardware", "devices", "teacher", "models": [{"model",
+    "parameters", "disk_bytes", "cpu": {"batch_ms", "sentence_ms", "memory_bytes"}, "cuda": ...,
+    "ratio"}]}`, the teacher last. `ratio` says how many times less each figure is than the
+    teacher's. All read batches of one length, what the one that takes least takes. Times are
+    medians of runs that go through all models in turn; that of a sentence is the mean over the
+    sentences. Memory is the weights and the most that a batch takes beside them, None where the
+    system does not tell.
+
+    Raises UserError on a wrong model.
+    """
+    subjects = [Subject(name) for name in [*models, *([teacher] if teacher else [])]]
+    length = min(settings.max_length, *(subject.longest for subject in subjects))
+    if length < settings.max_length:
+        least = min(subjects, key=lambda subject: subject.longest)
+        say(f"batches of {length} tokens, not {settings.max_length}: {least.name} takes no more")
+    for subject in subjects:
+        subject.prepare(settings, length)
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    rows: list[dict[str, Any]] = [
+        {"model": each.name, "parameters": each.parameters, "disk_bytes": each.disk}
+        for each in subjects
+    ]
+    for device in devices:
+        for row, found in zip(rows, _on(device, subjects, settings, say), strict=True):
+            row[device] = found
+    if teacher:
+        for row in rows[:-1]:
+            row["ratio"] = _ratios(row, rows[-1])
+    return {
+        "task": "speed",
+        "settings": {**asdict(settings), "texts": len(settings.texts[:SENTENCES])},
+        "length": length,
+        "hardware": hardware(),
+        "devices": devices,
+        "teacher": teacher,
+        "models": rows,
+    }
+
+
+def _on(
+    device: str, subjects: Sequence[Subject], settings: SpeedSettings, say: Say
+) -> list[dict[str, Any]]:
+    for subject in subjects:
+        subject.encoder.to(device)
+    memory = [peak_memory(subject, device) for subject in subjects]  # warms up, too
+    batches: list[list[float]] = [[] for _ in subjects]
+    sentences: list[list[float]] = [[] for _ in subjects]
+    for run in range(settings.runs):
+        for number, subject in enumerate(subjects):
+            batches[number].append(1000 * subject.run([subject.batch], device))
+            whole = subject.run(subject.sentences, device)
+            sentences[number].append(1000 * whole / len(subject.sentences))
+        say(f"{device}: run {run + 1} of {settings.runs}")
+    for subject in subjects:
+        subject.encoder.to("cpu")
+    return [
+        {"batch_ms": median(batch), "sentence_ms": median(sentence), "memory_bytes": peak}
+        for batch, sentence, peak in zip(batches, sentences, memory, strict=True)
+    ]
+
+
+def _ratios(row: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
+    """teacher / row for each figure that both have."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found[name] = _ratios(value, teacher[name])
+        elif isinstance(value, int | float) and teacher[name]:
+            found[name] = teacher[name] / value
+    return found
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_memory(subject: Subject, device: str) -> int | None:
+    """Bytes of the weights and of the most that one batch takes beside them.
+
+    On a CPU the growth of the process, of which Linux keeps the peak; elsewhere None.
+    """
+    weights = sum(
+        each.numel() * each.element_size()
+        for each in [*subject.encoder.parameters(), *subject.encoder.buffers()]
+    )
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        subject.run([subject.batch], device)
+        return weights + torch.cuda.max_memory_allocated() - before
+    subject.run([subject.sentences[0]], device)  # what libraries load once is no model's
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # else a batch fits into what was freed before
+        PEAK_RESET.write_text("5")
+        before = _status("VmRSS")
+        subject.run([subject.batch], device)
+        return weights + _status("VmHWM") - before
+    except (OSError, AttributeError):
+        return None
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"^{name}:\s*(\d+) kB$", STATUS.read_text(), re.M)
+    if not found:
+        raise OSError(f"{STATUS} has no {name}")
+    return 1024 * int(found[1])
+
+
+def hardware() -> str:
+    """Processor, threads, GPU and torch, in one line."""
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        cpu = named[1] if named else cpu
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    threads = f"{torch.get_num_threads()} threads of {os.cpu_count()}"
+    return f"{cpu}, {threads}{gpu}, torch {version('torch')}, fp32"

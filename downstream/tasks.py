@@ -1,0 +1,74 @@
+"""What is different between the tasks that a checkpoint is fine-tuned for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers import DataCollatorWithPadding
+
+IGNORED = -100
+"""The label that the losses of transformers leave out."""
+
+
+class Task(ABC):
+    """Files, head, rows and measures of a task. `downstream.finetune` does the rest.
+
+    In order: `read` each file, `prepare` with all of them, then for each seed `sample`, `encode`,
+    train, `score`.
+    """
+
+    name: str
+    model_class: Any
+    """An AutoModelFor... of transformers."""
+    measures: Mapping[str, str]
+    """What each figure of a score is called, and its key. All are better when larger, 1 at best."""
+    primary: str
+    """The key of the measure that chooses the epoch."""
+    max_length: ClassVar[int] = 128
+
+    def options(self) -> dict[str, Any]:
+        """What of a run's settings belongs to the task alone, for the record."""
+        return {}
+
+    @abstractmethod
+    def read(self, path: Path) -> list[Any]:
+        """The examples of a file, at least one. Raises UserError with file and line."""
+
+    @abstractmethod
+    def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
+        """Learn from `train` what the head needs. Raises UserError where splits do not fit."""
+
+    @abstractmethod
+    def head(self) -> dict[str, Any]:
+        """What the model's config is told: the number of outputs, the names of labels."""
+
+    def sample(self, train: Sequence[Any], seed: int) -> Sequence[Any]:
+        """The training examples of one seed: all."""
+        return train
+
+    @abstractmethod
+    def encode(self, tokenizer: Any, examples: Sequence[Any], limit: int) -> list[dict[str, Any]]:
+        """Model inputs of at most `limit` tokens, with labels and whatever `score` needs; an
+        example may become several rows."""
+
+    @abstractmethod
+    def score(
+        self, examples: Sequence[Any], rows: Sequence[dict[str, Any]], predictions: Any
+    ) -> dict[str, float]:
+        """A figure for each of `measures`. `predictions` is what the Trainer predicts for rows."""
+
+    def collator(self, tokenizer: Any) -> Any:
+        """What makes batches of rows."""
+        return DataCollatorWithPadding(tokenizer)
+
+
+def label_head(labels: Sequence[str]) -> dict[str, Any]:
+    """The head of a task with these labels, in the order of their numbers."""
+    return {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }

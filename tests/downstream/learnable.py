@@ -1,0 +1,63 @@
+"""Small files of each task that a tiny model can learn in a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WORDS = ("old", "lamp", "stairs", "market", "moss", "stones", "globe", "letters")
+
+
+def table(path: Path, header: str, rows: list[tuple[Any, ...]]) -> Path:
+    """A .tsv or .csv of cells without quotes, or a .jsonl with their types."""
+    names = header.split()
+    if path.suffix == ".jsonl":
+        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    else:
+        separator = "\t" if path.suffix == ".tsv" else ","
+        lines = [separator.join(map(str, row)) for row in [tuple(names), *rows]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def phrase(draws: np.random.Generator, *more: str) -> str:
+    """Five words and `more`, shuffled."""
+    return " ".join(draws.permutation([*draws.choice(WORDS, 5), *more]))
+
+
+def classified(path: Path, size: int, seed: int, header: str = "text label") -> Path:
+    """The label is the one animal of the text."""
+    draws, animals = np.random.default_rng(seed), ("teacher", "student", "keeper")
+    rows = [(phrase(draws, animals[n % 3]), animals[n % 3].upper()) for n in range(size)]
+    return table(path, header, rows)
+
+
+def paired(path: Path, size: int, seed: int, header: str = "text_a text_b score") -> Path:
+    """The score is 1 to 3.5, by how often the two texts hold the word storm."""
+    draws = np.random.default_rng(seed)
+    rows = []
+    for _ in range(size):
+        a, b = draws.integers(0, 4), draws.integers(0, 3)
+        texts = phrase(draws, *["storm"] * a), phrase(draws, *["storm"] * b)
+        rows.append((*texts, 1 + float(a + b) / 2))
+    return table(path, header, rows)
+
+
+def asked(path: Path, size: int, seed: int, length: int = 8, unanswered: float = 0) -> Path:
+    """SQuAD: the answer is the one name among `length` words; of a share there is none."""
+    draws, names = np.random.default_rng(seed), ("harbour", "lighthouse", "tower")
+    paragraphs = []
+    for number in range(size):
+        words = draws.choice(WORDS, length).tolist()
+        answers = []
+        if number >= unanswered * size:
+            name = names[number % 3]
+            words.insert(int(draws.integers(0, length)), name)
+            answers = [{"text": name, "answer_start": " ".join(words).index(name)}]
+        qas = {"id": str(number), "question": "where is it?", "answers": answers}
+        paragraphs.append({"context": " ".join(words), "qas": [qas]})
+    path.write_text(json.dumps({"version": "2.0", "data": [{"paragraphs": paragraphs}]}))
+    return path

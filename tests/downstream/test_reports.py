@@ -1,0 +1,123 @@
+"""Through the command: a run of each task, the table that joins them, and the one of speed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from downstream.speed import STATUS, Subject, peak_memory
+from tests.downstream.learnable import asked, classified, paired
+from tests.downstream.test_cli import run
+
+Teacher = Callable[[str], Path]
+
+
+@pytest.fixture
+def runs(tiny_teacher: Teacher, tmp_path: Path) -> list[Path]:
+    """A finished run of classify (renamed columns), pair and qa."""
+    classified(tmp_path / "classify.csv", 12, 0, "sentence class")
+    paired(tmp_path / "pair.jsonl", 12, 0)
+    asked(tmp_path / "qa.json", 9, 0)
+    options = {
+        "classify.csv": ("--text-column", "sentence", "--label-column", "class", "--per-class", 2),
+        "pair.jsonl": ("--seeds", 2, "--test", tmp_path / "pair.jsonl"),
+        "qa.json": ("--stride", 0, "--max-length", 500),
+    }
+    outs = []
+    for name, more in options.items():
+        task, file = name.split(".")[0], tmp_path / name
+        result = run(
+            *("--task", task, "--model", tiny_teacher("electra"), "--train", file, "--dev", file),
+            *("--out", tmp_path / task, "--epochs", 1, "--seeds", 1, *more),
+        )
+        assert result.exit_code == 0, result.output
+        assert ("the model takes no more" in result.output) == (task == "qa")
+        outs.append(tmp_path / task)
+    return outs
+
+
+def test_runs_are_joined_in_one_table(runs: list[Path], tmp_path: Path) -> None:
+    scores = json.loads((runs[0] / "scores.json").read_text())
+    assert scores["settings"]["per_class"] == 2 and scores["examples"]["train"] == 6
+    assert json.loads((runs[2] / "scores.json").read_text())["settings"]["stride"] == 0
+    result = run("--task", "table", *reversed(runs), "--out", tmp_path / "all")
+    assert result.exit_code == 0, result.output
+    for heading in ("accuracy", "Matthews", "Pearson", "exact match"):
+        assert heading in result.output
+    for cell in ("classify.csv (dev)", "pair.jsonl ", "qa.json (dev)"):
+        assert cell in result.output
+    rows = json.loads((tmp_path / "all" / "scores.json").read_text())["rows"]
+    assert [row["task"] for row in rows] == ["classify", "pair", "qa"]
+    pair = json.loads((runs[1] / "scores.json").read_text())
+    assert rows[1]["mean"]["test"] == pair["mean"]["test"] and rows[1]["seeds"] == 2
+
+
+def test_speed_compares_with_a_teacher(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("The old lamp.\n\nA story is never finished.\n")
+    result = run(
+        *("--task", "speed", "--model", tiny_teacher("bert"), "--teacher", tiny_teacher("xlmr")),
+        *("--repeat", 2, "--batch-size", 2, "--test", texts, "--out", tmp_path / "speed"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "batches of 128 tokens, not 512" in result.output and "2 x 128" in result.output
+    found = json.loads((tmp_path / "speed" / "scores.json").read_text())
+    assert found["settings"]["texts"] == 2 and found["length"] == 128
+    student, teacher = found["models"]
+    file = tiny_teacher("bert") / "model.safetensors"
+    assert student["disk_bytes"] == file.stat().st_size
+    assert student["ratio"]["disk_bytes"] == teacher["disk_bytes"] / student["disk_bytes"]
+    for device in found["devices"]:
+        assert 0 < student[device]["sentence_ms"] < student[device]["batch_ms"]
+    refused = run("--task", "table", tmp_path / "speed")
+    assert refused.exit_code == 1 and "a table of speed" in refused.output
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="the peak of memory is told by Linux alone")
+def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teacher) -> None:
+    from downstream.speed import SpeedSettings
+
+    subject = Subject(str(tiny_teacher("bert")))
+    assert all("pooler" not in name for name, _ in subject.encoder.named_parameters())
+    peaks = []
+    for size in (1, 256):
+        subject.prepare(SpeedSettings(batch_size=size), 128)
+        peaks.append(peak_memory(subject, "cpu") or 0)
+    assert 4 * subject.parameters <= peaks[0]
+    # one state of the feed-forward layer, 64 wide
+    assert peaks[1] - peaks[0] > 255 * 128 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--task", "classify"), "needs --model, --train, --out"),
+        (("--task", "table"), "needs a RUN"),
+        (("--task", "table", "nowhere"), "no finished run, it has no scores.json"),
+        (("--task", "table", "x", "--seed", 0), "does not take --seed"),
+        (("--task", "speed", "--model", "m", "--epochs", 1), "does not take --epochs"),
+        (("--task", "speed", "--model", "m", "--text-column", "x"), "needs --test"),
+        (
+            ("--task", "speed", "--model", "m", "--test", "nowhere.txt"),
+            "nowhere.txt: cannot be read",
+        ),
+        (("--task", "pos", "--stride", 3), "does not take --stride"),
+        (("--task", "pos", "RUN"), "does not take a RUN"),
+        (
+            ("--task", "classify", "--model", "m", "--train", "a.tsv", "--out", "o"),
+            "needs --dev",
+        ),
+        (
+            *(("--task", "qa", "--model", "m", "--train", "a.tsv", "--train", "b.tsv"),),
+            "needs --out",
+        ),
+    ],
+)
+def test_mistakes_are_a_line(arguments: tuple[object, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in result.output
