@@ -92,6 +92,7 @@ def _seal_zarr(path: Path, manifest: bytes, root: dict[str, Any]) -> None:
         path / "manifest", shape=len(manifest), dtype="uint8", compressors=None, overwrite=True
     )
     array[:] = np.frombuffer(manifest, np.uint8)
+    root["attributes"].pop("arrays", None)  # tells again what the manifest says
     root["attributes"]["checksum"] = seal_checksum(manifest, root["attributes"]["created"])
     (path / "zarr.json").write_bytes(_text(root))
 
@@ -172,6 +173,8 @@ def forge_hdf5(path: Path, chance: random.Random) -> str:
                 file[name] = chance.choice(links)
         if kind != 3:
             del file["manifest"]
+            if "arrays" in file.attrs:
+                del file.attrs["arrays"]
             file["manifest"] = np.frombuffer(data, np.uint8)
             created = file.attrs.get("created")
             if isinstance(created, bytes):

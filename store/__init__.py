@@ -1,7 +1,7 @@
 """The feature store: what a teacher knew about every token, in chunks. See FORMAT.md."""
 
 from store.errors import StoreError, UserError
-from store.features import Features, LogitsSpec
+from store.features import Features, LogitsSpec, TaskSpec
 from store.part_writer import PartWriter
 from store.reader import FeatureStore, open_store
 from store.record import Logits, Record
@@ -19,6 +19,7 @@ __all__ = [
     "Record",
     "StoreError",
     "StoreWriter",
+    "TaskSpec",
     "UserError",
     "open_store",
 ]

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from store.errors import StoreError
 from store.features import Features, check_name
 from store.layout import teacher_array
-from store.manifest import Entry
+from store.manifest import DAMAGED, Entry, check_root, digest, read_entries
 from store.part_writer import Calibration
-from store.tree import Array, Sink, Staging
+from store.tree import Array, Sink, Source, Staging
 
 Weights = Mapping[str, Array] | Iterable[tuple[str, Array]]
 
@@ -49,6 +49,28 @@ def begin(
     recorder.sink.attributes("", attributes | {"arrays": recorder.entries})
     recorder.sink.close()
     staging.begin()
+
+
+def read_calibration(source: Source) -> Calibration:
+    """(mean, deviation) of every hidden state of an unfinished store. StoreError unless they have
+    the checksums that they were written with."""
+    attributes = source.attributes()
+    entries = read_entries(attributes.get("arrays"), source.path)
+
+    def read(name: str) -> Array:
+        array = source.array(name)
+        values = array.read(0, array.shape[0])
+        if name not in entries or digest(values) != entries[name].sha256:
+            raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
+        return values
+
+    return {
+        name: (
+            read(f"calibration/hidden/{name}/mean"),
+            read(f"calibration/hidden/{name}/deviation"),
+        )
+        for name in check_root(attributes, source.path).hidden
+    }
 
 
 def _check_calibration(calibration: Calibration, features: Features) -> Calibration:

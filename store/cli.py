@@ -56,8 +56,10 @@ def info(path: str, as_json: bool, allow_partial: bool) -> None:
 @click.argument("path")
 @allow_partial
 @click.option("--model", help="Also run a sample through this teacher (as for teacher-dump).")
-@click.option("--sample", default=64, help="Sequences that --model runs.")
-@click.option("--seed", default=0, help="Which sequences.")
+@click.option(
+    "--sample", default=64, type=click.IntRange(min=1), help="Sequences that --model runs."
+)
+@click.option("--seed", default=0, type=click.IntRange(min=0), help="Which sequences.")
 @click.option("--device", default="auto", help="Of --model: auto | cpu | cuda | cuda:N.")
 @command_errors
 def verify(

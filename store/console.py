@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -10,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import click
 
-from store.errors import UserError, first_line, out_of_memory
+from store.errors import UserError, first_line, of_path, out_of_memory
 from store.stopping import SIGNALS, Stopped, stoppable
 
 Parameters = ParamSpec("Parameters")
@@ -35,8 +36,8 @@ def readable(size: float) -> str:
 
 
 def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Turn a UserError of a click callback into one line on stderr and exit code 1, Ctrl-C and
-    SIGTERM into one line and exit code 130 and 143.
+    """Turn a UserError or OSError of a click callback into one line on stderr and exit code 1,
+    Ctrl-C and SIGTERM into one line and exit code 130 and 143.
 
     Before that, OpenMP is told to wait asleep: on a machine with other work its spinning threads
     make small students ten times slower. It reads the setting when torch is first imported.
@@ -50,6 +51,10 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
                 return command(*args, **kwargs)
         except UserError as error:
             raise click.ClickException(" ".join(str(error).split())) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # who read what we print has gone: click ends quietly
+                raise
+            raise click.ClickException(of_path(error)) from error
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise

@@ -10,7 +10,7 @@ import numpy as np
 
 from store.errors import VERIFY, StoreError
 from store.part_reader import PartReader
-from store.sequences import ACTIONS
+from store.sequences import ACTIONS, wrong_gold
 from store.tree import Array
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def check_part(part: PartReader, tokenizer: Any = None) -> list[str]:
     for view in range(part.features.views):
         problems += _broken_masks(part, view, lengths)
         problems += _broken_logits(part, view)
+    problems += _broken_task(part)
     if not problems and tokenizer is not None:
         difference = other_tokens(part, tokenizer, *everything)
         problems += [difference] if difference else []
@@ -85,6 +86,18 @@ def _broken_logits(part: PartReader, view: int) -> list[str]:
         whole = start[0] == 0 and start[-1] == len(ids)
         if not whole or (np.diff(total[start]) != spec.size).any():
             problems.append(f"{here}/counts do not sum to {spec.size} draws a token")
+    return problems
+
+
+def _broken_task(part: PartReader) -> list[str]:
+    if (task := part.features.task) is None:
+        return []
+    problems = []
+    if wrong_gold(task, part.all(task.gold), part.all("token/special")).any():
+        problems.append(f"{task.gold} holds what is no label of the {task.kind}")
+    for view in range(part.features.views):
+        if not np.isfinite(part.all(f"view{view}/{task.outputs}/values")).all():
+            problems.append(f"view{view}/{task.outputs}/values are not finite")
     return problems
 
 

@@ -38,7 +38,8 @@ def discard(folder: Path, prefix: str) -> None:
     """Remove what lies in `folder`, if there is one, under names that begin so."""
     for left in folder.iterdir() if folder.is_dir() else ():
         if left.name.startswith(prefix):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+            folder_itself = left.is_dir() and not left.is_symlink()
+            shutil.rmtree(left) if folder_itself else left.unlink(missing_ok=True)
 
 
 def rename(source: Path, target: Path) -> None:

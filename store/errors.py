@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class UserError(Exception):
     """One line: what is wrong, where, what was expected and found, what to do next."""
@@ -33,6 +35,13 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return any(words in str(error) for words in NO_MEMORY)
     return isinstance(error, MemoryError)
+
+
+def of_path(error: OSError) -> str:
+    """What the system says of a file or folder, and what to look at."""
+    where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+    cause = error.strerror or first_line(error)
+    return f"{where}{cause}; check the name, its permissions and the room that is left"
 
 
 def first_line(error: BaseException) -> str:

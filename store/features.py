@@ -11,6 +11,10 @@ from store.codecs import CODECS, encodings
 from store.errors import StoreError
 
 TIERS = ("topk", "sample", "head")
+TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag", "tags")}
+"""For each task where a part keeps the gold labels, and the name of the outputs of a view."""
+
+MAX_LABELS = 2**16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 LIMIT = 2**31
 
@@ -32,15 +36,74 @@ def _whole(value: object, what: str, low: int, high: int) -> int:
 
 @dataclass(frozen=True)
 class LogitsSpec:
-    """Tier `topk` (size = kept logits K), `sample` (number of draws) or `head` (size = D)."""
+    """Tier `topk` (size = kept logits K), `sample` (number of draws) or `head` (size = D).
+
+    `next_token`: row t is what a causal teacher expects of token t + 1.
+    """
 
     tier: str
     size: int
+    next_token: bool = False
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
             raise StoreError(f"features: tier must be one of {', '.join(TIERS)}, got {self.tier!r}")
         _whole(self.size, f"size of {self.tier}", 1, 65535 if self.tier == "sample" else 2**20)
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"tier": self.tier, "size": self.size}
+        return found | ({"next_token": True} if self.next_token else {})
+
+    @staticmethod
+    def from_json(value: object) -> LogitsSpec:
+        keys = {"tier", "size"}
+        if not isinstance(value, Mapping) or not keys <= set(value) <= keys | {"next_token"}:
+            raise StoreError(f"features: logits must have tier and size, got {value!r}")
+        if value.get("next_token", True) is not True:
+            raise StoreError(f"features: next_token must be true or absent, got {value!r}")
+        return LogitsSpec(value["tier"], value["size"], "next_token" in value)
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What the teacher was fine-tuned for: `classification` of texts or `tagging` of tokens.
+
+    `labels` are the names of its C classes or tags, by number.
+    """
+
+    kind: str
+    labels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in TASKS:
+            raise StoreError(f"features: task must be one of {', '.join(TASKS)}, got {self.kind!r}")
+        object.__setattr__(self, "labels", tuple(self.labels))
+        if not all(isinstance(label, str) for label in self.labels):
+            raise StoreError(f"features: labels of a task must be texts, got {self.labels!r:.80}")
+        _whole(len(self.labels), "number of labels", 1, MAX_LABELS)
+        if len(set(self.labels)) != len(self.labels):
+            raise StoreError("features: two labels of the task have one name")
+
+    @property
+    def gold(self) -> str:
+        """Array of a part with the gold labels: int32, -1 where there is none."""
+        return TASKS[self.kind][0]
+
+    @property
+    def outputs(self) -> str:
+        """Group of a view with the teacher's logits."""
+        return TASKS[self.kind][1]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "labels": list(self.labels)}
+
+    @staticmethod
+    def from_json(value: object) -> TaskSpec:
+        if not isinstance(value, Mapping) or not isinstance(value.get("labels"), list):
+            raise StoreError(f"features: task must have kind and labels, got {value!r:.80}")
+        if not isinstance(value.get("kind"), str):
+            raise StoreError(f"features: task must be a text, got {value.get('kind')!r:.80}")
+        return TaskSpec(value["kind"], value["labels"])
 
 
 @dataclass(frozen=True)
@@ -55,6 +118,7 @@ class Features:
     hidden: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
     logits: LogitsSpec | None = None
+    task: TaskSpec | None = None
 
     def __post_init__(self) -> None:
         _whole(self.views, "views", 1, 1024)
@@ -82,8 +146,7 @@ class Features:
 
     def to_json(self) -> dict[str, Any]:
         """The `features` attribute of a store, with what undoes every lossy array."""
-        logits = self.logits
-        return {
+        found: dict[str, Any] = {
             "views": self.views,
             "max_length": self.max_length,
             "width": self.width,
@@ -91,9 +154,10 @@ class Features:
             "codec": self.codec,
             "hidden": list(self.hidden),
             "attention": list(self.attention),
-            "logits": None if logits is None else {"tier": logits.tier, "size": logits.size},
+            "logits": None if self.logits is None else self.logits.to_json(),
             "encodings": encodings(self.codec),
         }
+        return found | ({"task": self.task.to_json()} if self.task else {})
 
     @staticmethod
     def from_json(value: object) -> Features:
@@ -104,15 +168,12 @@ class Features:
         missing = sorted((keys | {"logits", "encodings"}) - set(value))
         if missing:
             raise StoreError(f"features lack {', '.join(missing)}")
-        logits = value["logits"]
-        if logits is not None:
-            if not isinstance(logits, Mapping) or set(logits) != {"tier", "size"}:
-                raise StoreError(f"features: logits must have tier and size, got {logits!r}")
-            logits = LogitsSpec(logits["tier"], logits["size"])
+        logits = None if value["logits"] is None else LogitsSpec.from_json(value["logits"])
+        task = TaskSpec.from_json(value["task"]) if "task" in value else None
         for key in ("hidden", "attention"):
             if not isinstance(value[key], list):
                 raise StoreError(f"features: {key} must be a list of names, got {value[key]!r}")
-        features = Features(**{key: value[key] for key in keys}, logits=logits)
+        features = Features(**{key: value[key] for key in keys}, logits=logits, task=task)
         if value["encodings"] != encodings(features.codec):
             raise StoreError(
                 f"features: the encodings of codec {features.codec!r} are not those of this "

@@ -21,6 +21,11 @@ class Damage(Exception):
     """What is wrong with stored bytes; whoever knows where they lie says so, too."""
 
 
+def decoded_size(frame: Bytes) -> int:
+    """What a Blosc frame says that it decodes to; -1 if it is too short to say."""
+    return int(BLOSC_HEADER.unpack_from(frame.data)[4]) if len(frame) >= BLOSC_HEADER.size else -1
+
+
 def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) -> None:
     """Bytes low..high of the `size` bytes that a Blosc frame decodes to. Raises Damage.
 

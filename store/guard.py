@@ -12,10 +12,12 @@ import h5py
 
 from store.errors import StoreError
 
-MAX_JSON = 2**28
+MAX_JSON = 2**25  # takes some 30 times its bytes when it is read
 MAX_CHUNK = 2**30
 MAX_RATIO = 2**15  # a chunk of equal bytes shrinks to some 60; real ones do not come near
 SMALL = 2**26  # decoded bytes that any array may have
+JSON_RATIO, JSON_SMALL = 16, 2**20  # of the manifest: half of it is checksums, and nothing shrinks
+FILTERS = {h5py.h5z.FILTER_FLETCHER32, 32001}
 
 
 class Folder:
@@ -65,12 +67,14 @@ def files_under(root: str) -> Iterator[str]:
             yield Path(folder, name).relative_to(root).as_posix()
 
 
-def check_size(where: str, decoded: int, chunk: int, stored: int) -> None:
+def check_size(where: str, decoded: int, chunk: int, stored: int, is_json: bool = False) -> None:
     """StoreError if an array of `stored` bytes cannot honestly be one of `decoded` bytes.
 
     A few bytes may declare a shape that no memory holds; nothing is allocated before this.
     """
-    if chunk > MAX_CHUNK or decoded > SMALL + MAX_RATIO * stored:
+    limit = SMALL + MAX_RATIO * stored
+    allowed = JSON_SMALL + JSON_RATIO * stored if is_json else limit
+    if chunk > min(MAX_CHUNK, limit) or decoded > allowed:
         raise StoreError(
             f"{where}: declares {decoded:,} bytes (in chunks of {chunk:,}), but {stored:,} bytes"
             " are stored; the store is damaged"
@@ -91,10 +95,18 @@ def check_dataset(dataset: h5py.Dataset, where: str) -> None:
     """StoreError if the values of a dataset lie in other files, or cannot be what they declare."""
     if dataset.external or dataset.is_virtual or dataset.dtype.hasobject:
         raise StoreError(f"{where}: has its values elsewhere, which is not followed; dump again")
+    settings = dataset.id.get_create_plist()
+    filters = {settings.get_filter(place)[0] for place in range(settings.get_nfilters())}
+    if filters - FILTERS:
+        raise StoreError(
+            f"{where}: HDF5 filter {min(filters - FILTERS)} has no place in a store (only 32001,"
+            " Blosc, and Fletcher-32); the store is damaged"
+        )
     chunk = dataset.dtype.itemsize
     for size in dataset.chunks or ():
         chunk *= int(size)
-    check_size(where, int(dataset.nbytes), chunk, int(dataset.id.get_storage_size()))
+    stored, is_json = int(dataset.id.get_storage_size()), dataset.name == "/manifest"
+    check_size(where, int(dataset.nbytes), chunk, stored, is_json)
 
 
 def attribute(attributes: Any, key: str) -> Any:

@@ -1,12 +1,24 @@
-"""New HDF5 files on a disk that may be full."""
+"""New HDF5 files, on a disk that may be full: chunked, with hdf5plugin's Blosc and Fletcher-32."""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import h5py
+import hdf5plugin
+import numpy as np
+
+from store.layout import ArraySpec
+from store.tree import Array
+
+TOKEN_ROWS = 1024
+CHUNK_BYTES = 2**18
+DIGEST_BYTES = 32
 
 
 class NewFile(io.RawIOBase):
@@ -75,3 +87,87 @@ def create_file(file: NewFile) -> h5py.File:
     access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, file)
     return h5py.File(h5py.h5f.create(b"new", h5py.h5f.ACC_TRUNC, created, access))
+
+
+def create_group(file: h5py.File, name: str) -> h5py.Group:
+    """The group of that name, made (with its parents) if it is not there."""
+    settings = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    settings.set_obj_track_times(False)
+    parents = name.split("/")
+    for depth in range(1, len(parents) + 1):
+        path = "/".join(parents[:depth])
+        if path and path not in file:
+            h5py.h5g.create(file.id, path.encode(), gcpl=settings)
+    return file[name or "/"]
+
+
+def write_attributes(group: h5py.Group, values: dict[str, Any]) -> None:
+    """Text as a fixed-length string, a whole number as int64, anything else as JSON text."""
+    for key, value in values.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            group.attrs.create(key, np.int64(value))
+        else:
+            text = value if isinstance(value, str) else json.dumps(value)
+            group.attrs.create(key, np.bytes_(text.encode("ascii")))
+
+
+class Hdf5Sink:
+    """Writes groups and arrays into a new file, under a prefix."""
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        self._prefix, self._new = prefix, NewFile(path)
+        self.file = create_file(self._new)
+
+    def attributes(self, group: str, values: dict[str, Any]) -> None:
+        target = create_group(self.file, f"{self._prefix}/{group}".strip("/"))
+        write_attributes(target, values)
+
+    def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
+        parent, _, leaf = f"{self._prefix}/{name}".strip("/").rpartition("/")
+        group = create_group(self.file, parent)
+        settings: dict[str, Any] = {"track_times": False}
+        if all(spec.shape):
+            settings["chunks"] = (spec.rows(TOKEN_ROWS, CHUNK_BYTES), *spec.shape[1:])
+            settings["fletcher32"] = True
+            if spec.packing != "plain":
+                settings |= hdf5plugin.Blosc(
+                    cname="lz4" if spec.packing == "lz4" else "zstd",
+                    clevel=1,
+                    shuffle=hdf5plugin.Blosc.BITSHUFFLE
+                    if spec.packing == "lz4"
+                    else hdf5plugin.Blosc.NOSHUFFLE,
+                )
+        data = np.ascontiguousarray(values, spec.dtype)
+        group.create_dataset(leaf, shape=spec.shape, dtype=spec.dtype, data=data, **settings)
+        self.check()
+        return None
+
+    def check(self) -> None:
+        """OSError if anything could not be written."""
+        self._new.check()
+
+    def close(self) -> None:
+        self.file.close()
+        self._new.finish()
+
+
+def file_digest(path: Path, size: int) -> bytes:
+    """SHA-256 of the first `size` bytes of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (data := file.read(min(size, 2**24))):
+            digest.update(data)
+            size -= len(data)
+    return digest.digest()
+
+
+def append_digest(path: Path) -> None:
+    """End a finished file with the SHA-256 of all of it.
+
+    HDF5 ignores what follows its end, and checksums all but the gaps between its objects.
+    """
+    digest = file_digest(path, path.stat().st_size)
+    with path.open("ab") as file:
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())

@@ -9,7 +9,8 @@ from typing import Any
 import h5py
 
 from store import disk
-from store.hdf5_tree import Hdf5Sink, Hdf5Source, append_digest, create_group
+from store.hdf5_file import Hdf5Sink, append_digest, create_group
+from store.hdf5_tree import Hdf5Source
 from store.layout import ArraySpec
 from store.tree import Array, Sink, Source
 

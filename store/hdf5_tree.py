@@ -1,8 +1,7 @@
-"""HDF5: the same tree as one file, chunked, with hdf5plugin's Blosc and Fletcher-32."""
+"""HDF5: the same tree as one file; reading it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
@@ -12,64 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import hdf5plugin
+import hdf5plugin  # noqa: F401  registers filter 32001
 import numpy as np
 
 from store.errors import StoreError
+from store.frames import Damage
 from store.guard import attribute, check_dataset, check_links
-from store.hdf5_file import NewFile, create_file
-from store.layout import ArraySpec
+from store.hdf5_chunks import Chunks
+from store.hdf5_file import DIGEST_BYTES, file_digest
 from store.mapping import prefetch
 from store.tree import Array, Slices
 
-TOKEN_ROWS = 1024
-CHUNK_BYTES = 2**18
-DIGEST_BYTES = 32
+OPEN_FILES = 64  # parts of an unfinished store are files: a process may have some 1000 open
+LARGE = 2**18  # bytes from which a read is worth decoding by threads
 FILE_ALTERED = "the bytes of the file do not match the SHA-256 at its end"
-
-
-def file_digest(path: Path, size: int) -> bytes:
-    """SHA-256 of the first `size` bytes of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while size > 0 and (data := file.read(min(size, 2**24))):
-            digest.update(data)
-            size -= len(data)
-    return digest.digest()
-
-
-def append_digest(path: Path) -> None:
-    """End a finished file with the SHA-256 of all of it.
-
-    HDF5 ignores what follows its end, and checksums all but the gaps between its objects.
-    """
-    digest = file_digest(path, path.stat().st_size)
-    with path.open("ab") as file:
-        file.write(digest)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def create_group(file: h5py.File, name: str) -> h5py.Group:
-    """The group of that name, made (with its parents) if it is not there."""
-    settings = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
-    settings.set_obj_track_times(False)
-    parents = name.split("/")
-    for depth in range(1, len(parents) + 1):
-        path = "/".join(parents[:depth])
-        if path and path not in file:
-            h5py.h5g.create(file.id, path.encode(), gcpl=settings)
-    return file[name or "/"]
-
-
-def write_attributes(group: h5py.Group, values: dict[str, Any]) -> None:
-    """Text as a fixed-length string, a whole number as int64, anything else as JSON text."""
-    for key, value in values.items():
-        if isinstance(value, int) and not isinstance(value, bool):
-            group.attrs.create(key, np.int64(value))
-        else:
-            text = value if isinstance(value, str) else json.dumps(value)
-            group.attrs.create(key, np.bytes_(text.encode("ascii")))
 
 
 def read_attributes(group: h5py.Group, where: str) -> dict[str, Any]:
@@ -85,46 +40,6 @@ def read_attributes(group: h5py.Group, where: str) -> dict[str, Any]:
     return values
 
 
-class Hdf5Sink:
-    """Writes groups and arrays into a new file, under a prefix."""
-
-    def __init__(self, path: Path, prefix: str = "") -> None:
-        self._prefix, self._new = prefix, NewFile(path)
-        self.file = create_file(self._new)
-
-    def attributes(self, group: str, values: dict[str, Any]) -> None:
-        target = create_group(self.file, f"{self._prefix}/{group}".strip("/"))
-        write_attributes(target, values)
-
-    def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
-        parent, _, leaf = f"{self._prefix}/{name}".strip("/").rpartition("/")
-        group = create_group(self.file, parent)
-        settings: dict[str, Any] = {"track_times": False}
-        if all(spec.shape):
-            settings["chunks"] = (spec.rows(TOKEN_ROWS, CHUNK_BYTES), *spec.shape[1:])
-            settings["fletcher32"] = True
-            if spec.packing != "plain":
-                settings |= hdf5plugin.Blosc(
-                    cname="lz4" if spec.packing == "lz4" else "zstd",
-                    clevel=1,
-                    shuffle=hdf5plugin.Blosc.BITSHUFFLE
-                    if spec.packing == "lz4"
-                    else hdf5plugin.Blosc.NOSHUFFLE,
-                )
-        data = np.ascontiguousarray(values, spec.dtype)
-        group.create_dataset(leaf, shape=spec.shape, dtype=spec.dtype, data=data, **settings)
-        self.check()
-        return None
-
-    def check(self) -> None:
-        """OSError if anything could not be written."""
-        self._new.check()
-
-    def close(self) -> None:
-        self.file.close()
-        self._new.finish()
-
-
 class Hdf5Slices:
     """Rows of an HDF5 dataset."""
 
@@ -135,9 +50,11 @@ class Hdf5Slices:
         self.shape, self.dtype = tuple(self._dataset.shape), self._dataset.dtype
 
     def _open(self) -> None:
-        self._dataset = self._source.dataset(self._name)
-        self._file: str = self._dataset.file.filename
-        self._opened = self._source.generation
+        with self._source.guard:
+            self._dataset = self._source.dataset(self._name)
+            self._file: str = self._dataset.file.filename
+            self._chunks = Chunks.of(self._dataset)
+            self._opened = self._source.generation
 
     def read(self, begin: int, end: int) -> Array:
         end = min(end, self.shape[0])
@@ -151,6 +68,8 @@ class Hdf5Slices:
         return self._dataset
 
     def read_into(self, begin: int, end: int, out: Array) -> None:
+        if out.nbytes >= LARGE and self._decoded(begin, end, out):
+            return
         with self._source.guard:
             dataset = self._current()
             if begin >= end:
@@ -164,6 +83,28 @@ class Hdf5Slices:
                     f"{self._source.path}: array {self._name}: rows {begin}..{end} cannot be "
                     f"decoded ({error}); run `feature-store verify`"
                 ) from error
+
+    def _decoded(self, begin: int, end: int, out: Array) -> bool:
+        """Whole chunks, decoded outside the lock, so that threads share the work; False where HDF5
+        must do it: other rows, and what is damaged, of which it tells."""
+        chunks, length = self._chunks, self.shape[0]
+        if chunks is None or out.dtype != self.dtype or not out.flags.c_contiguous:
+            return False
+        if begin % chunks.rows or (end % chunks.rows and end != length):
+            return False
+        target, row = out.reshape(-1).view(np.uint8), out.nbytes // (end - begin)
+        for first in range(begin, end, chunks.rows):
+            low, high = first - begin, min(first + chunks.rows, end) - begin
+            try:
+                with self._source.guard:
+                    where = (first, *(0,) * (out.ndim - 1))
+                    skipped, stored = self._current().id.read_direct_chunk(where)
+                chunks.decode(
+                    skipped, np.frombuffer(stored, np.uint8), target[low * row : high * row]
+                )
+            except (Damage, OSError, RuntimeError, ValueError, KeyError):
+                return False
+        return True
 
     def prefetch(self, begin: int, end: int) -> None:
         with self._source.guard, suppress(OSError, RuntimeError, ValueError, KeyError):
@@ -182,41 +123,77 @@ class Hdf5Slices:
             prefetch(self._file, first.byte_offset, size)
 
 
+def _datasets(thing: h5py.Group | h5py.Dataset, path: str) -> set[str]:
+    """Paths of the datasets at and under a path. Raises what HDF5 does for damaged groups."""
+    found = {path} if isinstance(thing, h5py.Dataset) else set()
+
+    def visit(name: str, inner: object) -> None:
+        if isinstance(inner, h5py.Dataset):
+            found.add(f"{path}/{name}")
+
+    if isinstance(thing, h5py.Group):
+        thing.visititems(visit)
+    return found
+
+
 class Hdf5Source:
     """Reads an HDF5 store. Parts of an unfinished store lie beside it, in `<path>.parts/`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.options: dict[str, Any] | None = None
         self.generation: tuple[int, int] = (os.getpid(), 0)
-        self.guard = threading.RLock()
+        self._guard = threading.RLock()
         self._files: dict[Path, h5py.File] = {}
 
     def current(self) -> tuple[int, int]:
         """(process, times closed): an HDF5 handle must never be used after a fork."""
         if self.generation[0] != os.getpid():
-            self._files, self.guard = {}, threading.RLock()
+            self._files, self._guard = {}, threading.RLock()
             self.generation = (os.getpid(), self.generation[1])
         return self.generation
 
+    @property
+    def guard(self) -> threading.RLock:
+        """HDF5 is used by one thread at a time; a lock that a fork inherited may never be free."""
+        self.current()
+        return self._guard
+
     def _file(self, name: str) -> h5py.File:
         self.current()
-        path = Path(self.path)
         segments = name.split("/")
-        if segments[0] == "parts" and len(segments) > 1:
+        if segments[0] == "parts" and len(segments) > 1 and self._unfinished():
             part = Path(f"{self.path}.parts") / f"{segments[1]}.h5"
-            path = part if part.is_file() else path
-        if path not in self._files:
+            if part.is_file():
+                return self._handle(part)
+        return self._handle(Path(self.path))
+
+    def _handle(self, path: Path) -> h5py.File:
+        with self.guard:
+            if path not in self._files:
+                if len(self._files) >= OPEN_FILES:
+                    self.close()  # what is still used is opened again
+                try:
+                    self._files[path] = h5py.File(path, "r")
+                except OSError as error:
+                    raise StoreError(f"{path}: not a readable HDF5 file ({error})") from error
+            return self._files[path]
+
+    def _unfinished(self) -> bool:
+        """Whether parts lie beside the file; beside a sealed one they are not of the store."""
+        with self.guard:
             try:
-                self._files[path] = h5py.File(path, "r")
-            except OSError as error:
-                raise StoreError(f"{path}: not a readable HDF5 file ({error})") from error
-        return self._files[path]
+                state = attribute(self._handle(Path(self.path)).attrs, "state")
+                return bool(state == "writing")
+            except (OSError, RuntimeError, KeyError, TypeError, ValueError):
+                return False
 
     def _object(self, name: str, kind: type) -> Any:
         with self.guard:
             try:
-                check_links(self._file(name), name, self.path)
-                found = self._file(name)[name or "/"]
+                file = self._file(name)
+                check_links(file, name, self.path)
+                found = file[name or "/"]
                 if isinstance(found, h5py.Dataset):
                     check_dataset(found, f"{self.path}: array {name}")
             except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
@@ -233,13 +210,14 @@ class Hdf5Source:
 
     def attributes(self, group: str = "") -> dict[str, Any]:
         try:
-            return read_attributes(self._object(group, h5py.Group), f"{self.path}: {group}")
+            with self.guard:
+                return read_attributes(self._object(group, h5py.Group), f"{self.path}: {group}")
         except (OSError, RuntimeError) as error:
             raise StoreError(f"{self.path}: attributes of '{group}/': {error}") from error
 
     def members(self, group: str) -> list[str]:
         folder = Path(f"{self.path}.parts")
-        if group == "parts" and folder.is_dir():
+        if group == "parts" and folder.is_dir() and self._unfinished():
             return sorted(file.stem for file in folder.glob("*.h5") if file.stem.isdecimal())
         try:
             return sorted(self._object(group, h5py.Group))
@@ -253,18 +231,21 @@ class Hdf5Source:
         return None
 
     def damage(self, arrays: Collection[str]) -> list[str]:
-        found: set[str] = set()
-
-        def visit(name: str, thing: object) -> None:
-            if isinstance(thing, h5py.Dataset):
-                found.add(name)
-
         try:
-            self._file("").visititems(visit)
-        except (OSError, RuntimeError) as error:
+            root = self._file("")
+            tops = [name for name in root if name != "parts"]
+            tops += [f"parts/{name}" for name in root["parts"]]
+        except (OSError, RuntimeError, KeyError, TypeError) as error:
             return [f"the tree of groups cannot be read ({error})"]
-        expected = set(arrays)
-        problems = [f"missing array {name}" for name in sorted(expected - found)]
+        found: set[str] = set()
+        expected, problems = set(arrays), []
+        for top in tops:
+            try:
+                found |= _datasets(root[top], top)
+            except (OSError, RuntimeError, KeyError) as error:
+                problems.append(f"the groups of {top} cannot be read ({error})")
+                expected = {name for name in expected if not f"{name}/".startswith(f"{top}/")}
+        problems += [f"missing array {name}" for name in sorted(expected - found)]
         problems += [f"extra array {name}" for name in sorted(found - expected)]
         path = Path(self.path)
         end = path.stat().st_size - DIGEST_BYTES

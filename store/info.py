@@ -11,10 +11,12 @@ import h5py
 import numpy as np
 
 from store.console import counted, readable
+from store.features import Features, TaskSpec
 from store.reader import FeatureStore
 from store.verify import entries
 
 SOURCES = 8  # shown of a corpus
+LABELS = 20  # shown of a task
 HASH = 12  # characters shown of a hash
 
 
@@ -81,7 +83,6 @@ def describe(store: FeatureStore) -> dict[str, Any]:
 def info_lines(store: FeatureStore) -> list[str]:
     """A description for people, line by line."""
     about, features = describe(store), store.features
-    logits = features.logits
     size = ", ".join(counted(about[what], what[:-1]) for what in ("sequences", "tokens", "parts"))
     rows = [
         ("store", f"{store.path} (version {about['version']}, {about['state']})"),
@@ -90,7 +91,8 @@ def info_lines(store: FeatureStore) -> list[str]:
         ("size", size),
         ("hidden", f"{', '.join(features.hidden) or 'none'} ({features.width} wide)"),
         ("attention", ", ".join(features.attention) or "none"),
-        ("logits", f"{logits.tier}:{logits.size} of {features.vocabulary:,}" if logits else "none"),
+        ("logits", _logits(features)),
+        *([("task", _task(task))] if (task := features.task) else []),
         ("views", f"{features.views}"),
         ("codec", features.codec),
         ("arguments", _words(store.identity.get("arguments", {}))),
@@ -114,6 +116,19 @@ def _disk(about: Mapping[str, Any]) -> Iterator[str]:
         each = about["feature_bytes_per_token_on_disk"]
         yield f"features {readable(disk['features'])}, {each:,.2f} bytes per token"
         yield f"teacher's weights and files {readable(disk['teacher'])}"
+
+
+def _logits(features: Features) -> str:
+    if (logits := features.logits) is None:
+        return "none"
+    following = ", each of the token after" if logits.next_token else ""
+    return f"{logits.tier}:{logits.size} of {features.vocabulary:,}{following}"
+
+
+def _task(task: TaskSpec) -> str:
+    shown = ", ".join(task.labels[:LABELS])
+    more = f", and {len(task.labels) - LABELS:,} more" if len(task.labels) > LABELS else ""
+    return f"{task.kind}, {counted(len(task.labels), 'label')}: {shown}{more}"
 
 
 def _teacher(teacher: Any) -> str:

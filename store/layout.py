@@ -10,7 +10,7 @@ import numpy as np
 
 from store import codecs
 from store.errors import StoreError
-from store.features import Features
+from store.features import Features, TaskSpec
 
 FORMAT = "teachonce"
 VERSION = 1
@@ -145,6 +145,13 @@ def logits_specs(features: Features, tokens: int, draws: int) -> dict[str, Array
     return {"values": _token(dtype, tokens, size)} | partition
 
 
+def _task_outputs(task: TaskSpec, counts: Counts) -> ArraySpec:
+    """Logits [n, C] of classes, or [N, C] of tags."""
+    if task.kind == "tagging":
+        return _token(np.float32, counts.tokens, len(task.labels))
+    return ArraySpec(np.dtype(np.float32), (counts.sequences, len(task.labels)))
+
+
 def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     """Every array of a part by its path inside the part, in the order of writing."""
     sequences, tokens = counts.sequences, counts.tokens
@@ -160,6 +167,9 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
         "token/end": _token(np.int32, tokens),
         "token/special": _token(np.bool_, tokens),
     }
+    if task := features.task:
+        gold = _token(np.int32, tokens) if task.kind == "tagging" else _flat(np.int32, sequences)
+        arrays[task.gold] = gold
     packing: Packing = "zstd" if features.codec == "small" else "lz4"
     attention = np.float32 if features.codec == "exact" else np.uint8
     for view in range(features.views):
@@ -175,6 +185,8 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
                 arrays[f"{here}/hidden/{hidden}/{name}"] = spec
         for name in features.attention:
             arrays[f"{here}/attention/{name}/values"] = _flat(attention, counts.squares, packing)
+        if task:
+            arrays[f"{here}/{task.outputs}/values"] = _task_outputs(task, counts)
     return arrays
 
 

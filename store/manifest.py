@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,24 @@ import numpy as np
 
 from store.errors import RESTORE, StoreError, without_remedy
 from store.features import Features, check_name
-from store.layout import FORMAT, MAX_PART, VERSION, ArraySpec, Counts, part_arrays
+from store.layout import FORMAT, MAX_PART, VERSION, Counts, part_arrays
 from store.tree import Array, Source
 
-MAX_BYTES = 2**30
+MAX_BYTES = 2**29  # 10^5 parts of a view with one hidden state have some 2^28
 CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 ATTRIBUTES = ("format", "version", "identity", "features", "software")
 DAMAGED = f"the store is damaged: {RESTORE}"
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """What cannot be read here keeps `feature-store verify` from opening the store, too."""
+    try:
+        yield
+    except StoreError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
+        raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
 
 
 @dataclass(frozen=True)
@@ -177,7 +189,10 @@ def read_manifest(source: Source, attributes: Mapping[str, Any], features: Featu
         raise StoreError(f"{source.path}: the manifest is not JSON ({error}); {DAMAGED}") from error
     if not isinstance(value, dict):
         raise StoreError(f"{source.path}: the manifest is not a JSON object; {DAMAGED}")
-    if {key: attributes[key] for key in ATTRIBUTES} != value.get("attributes"):
+    known = attributes.get("arrays", value.get("arrays"))  # not in every store
+    if {key: attributes[key] for key in ATTRIBUTES} != value.get(
+        "attributes"
+    ) or known != value.get("arrays"):
         raise StoreError(f"{source.path}: the root attributes were altered; {DAMAGED}")
     if not isinstance(value.get("parts"), list):
         raise StoreError(f"{source.path}: the manifest has no list of parts; {DAMAGED}")
@@ -188,7 +203,7 @@ def read_manifest(source: Source, attributes: Mapping[str, Any], features: Featu
     return Manifest(value["attributes"], read_entries(value.get("arrays"), source.path), parts)
 
 
-def _place(path: str, part: str) -> str:
+def _place(path: str, part: int) -> str:
     """Where a part of an unfinished store lies."""
     return f"{path}.parts/{part}.h5" if path.endswith(".h5") else f"{path}/parts/{part}"
 
@@ -197,21 +212,46 @@ def unsealed_manifest(
     source: Source, attributes: Mapping[str, Any], features: Features
 ) -> Manifest:
     """What an unfinished store has so far: its published parts."""
-    parts = []
-    for name in filter(str.isdecimal, source.members("parts")):
+    manifest, unreadable = readable_manifest(source, attributes, features)
+    for number, error in unreadable.items():
+        raise _unreadable(source, number, error) from error
+    return manifest
+
+
+def _unreadable(source: Source, number: int, error: StoreError) -> StoreError:
+    return StoreError(
+        f"{without_remedy(error)}; remove {_place(source.path, number)} and type the "
+        "teacher-dump command again: it writes this part anew and goes on"
+    )
+
+
+def _own_entry(source: Source, number: int, features: Features) -> Part:
+    value = source.attributes(f"parts/{number}").get("part")
+    part = Part.from_json(value, features, source.path)
+    if part.number != number:
+        raise StoreError(f"{source.path}: part {number} says it is part {part.number}")
+    return part
+
+
+def published_part(source: Source, number: int, features: Features) -> Part:
+    """A part of an unfinished store, by the entry that it holds itself."""
+    try:
+        return _own_entry(source, number, features)
+    except StoreError as error:
+        raise _unreadable(source, number, error) from error
+
+
+def readable_manifest(
+    source: Source, attributes: Mapping[str, Any], features: Features
+) -> tuple[Manifest, dict[int, StoreError]]:
+    """The manifest made of the entries that parts hold themselves, and what is wrong with the parts
+    whose entries cannot be read."""
+    parts, unreadable = [], {}
+    for number in sorted(int(name) for name in source.members("parts") if name.isdecimal()):
         try:
-            value = source.attributes(f"parts/{name}").get("part")
-            parts.append(Part.from_json(value, features, source.path))
+            parts.append(_own_entry(source, number, features))
         except StoreError as error:
-            raise StoreError(
-                f"{without_remedy(error)}; remove {_place(source.path, name)} and type the "
-                "teacher-dump command again: it writes this part anew and goes on"
-            ) from error
-    parts.sort(key=lambda part: part.number)
+            unreadable[number] = error
     arrays = read_entries(attributes.get("arrays"), source.path)
-    return Manifest({key: attributes[key] for key in ATTRIBUTES}, arrays, parts)
-
-
-def spec_of(entry: Entry) -> ArraySpec:
-    """The expected shape and dtype of an entry."""
-    return ArraySpec(np.dtype(entry.dtype), entry.shape)
+    kept = {key: attributes[key] for key in ATTRIBUTES}
+    return Manifest(kept, arrays, parts), unreadable

@@ -141,7 +141,10 @@ def merge(
     if their calibrations differ and `recode` does not allow to encode states again.
     """
     if len(sources) < 2:
-        raise UserError("merge needs at least two stores")
+        raise UserError(
+            "merge needs at least two stores; name them before the new one, or copy a single one"
+            " with `feature-store convert`"
+        )
     stores = [open_store(path) for path in sources]
     _check_alike(stores)
     if not recode:

@@ -72,6 +72,11 @@ class PartReader:
         return start
 
     @cached_property
+    def sequence_start(self) -> Array:
+        """int64 [n + 1]: rows of arrays that have one for each sequence."""
+        return np.arange(self.part.counts.sequences + 1)
+
+    @cached_property
     def square_start(self) -> Array:
         """int64 [n + 1]: where the attention map of each sequence begins."""
         return np.concatenate([[0], np.cumsum(np.diff(self.token_start) ** 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ from store import codecs
 from store.codecs import Floats
 from store.errors import StoreError
 from store.features import Features
-from store.layout import Counts, count_dtype, hidden_specs, logits_specs, part_arrays
-from store.sequences import encode_masks, encode_sequences
+from store.layout import Counts, count_dtype, part_arrays
+from store.sequences import encode_gold, encode_masks, encode_sequences
 from store.tree import Array
 
 Calibration = dict[str, tuple[Floats, Floats]]
@@ -46,36 +47,27 @@ class PartWriter:
         self._tokens = int(self.token_start[-1])
         self._arrays: dict[str, Array] = {}
         self._seen: dict[str, Array] = {}
-        self._draws: dict[int, list[tuple[Array, Array, Array, Array]]] = {}
+        self._draws = defaultdict[int, list[tuple[Array, Array, Array, Array]]](list)
         self._texts: list[str] | None = None
         self._published = False
         self._allocate()
 
     def _allocate(self) -> None:
-        features, tokens = self._features, self._tokens
-        for view in range(features.views):
-            for name in features.hidden:
-                for key, spec in hidden_specs(features, tokens).items():
-                    path = f"view{view}/hidden/{name}/{key}"
-                    self._arrays[path] = np.zeros(spec.shape, spec.dtype)
-                self._seen[f"view{view}/hidden/{name}"] = np.zeros(tokens, bool)
-            if features.logits:
-                for key, spec in logits_specs(features, tokens, 0).items():
-                    if spec.per_token:
-                        self._arrays[f"view{view}/logits/{key}"] = np.zeros(spec.shape, spec.dtype)
-                self._seen[f"view{view}/logits"] = np.zeros(tokens, bool)
-                self._draws[view] = []
-            for name in features.attention:
-                dtype = np.float32 if features.codec == "exact" else np.uint8
-                path = f"view{view}/attention/{name}"
-                self._arrays[f"{path}/values"] = np.zeros(int(self.square_start[-1]), dtype)
-                self._seen[path] = np.zeros(len(self.token_start) - 1, bool)
+        sequences, none = len(self.token_start) - 1, (0,) * self._features.views
+        counts = Counts(sequences, self._tokens, int(self.square_start[-1]), 0, none, none)
+        for path, spec in part_arrays(self._features, counts).items():
+            group = path.rpartition("/")[0]
+            place, _, kind = group.partition("/")
+            if place.startswith("view") and kind != "mask":
+                self._arrays[path] = np.zeros(spec.shape, spec.dtype)
+                of_sequences = kind == "classes" or kind.startswith("attention/")
+                self._seen[group] = np.zeros(sequences if of_sequences else self._tokens, bool)
 
     def _sequence(self, row: int) -> int:
         return int(np.searchsorted(self.token_start, row, "right")) - 1
 
     def _claim(self, name: str, rows: ArrayLike) -> Array:
-        """Mark rows (tokens, or sequences for attention) as put."""
+        """Mark rows (tokens, or sequences for attention and classes) as put."""
         if name not in self._seen:
             raise StoreError(
                 f"{self._where}: this store has no {name}; it has {', '.join(sorted(self._seen))}"
@@ -116,14 +108,27 @@ class PartWriter:
         token_ids: ArrayLike,
         offsets: ArrayLike,
         special: ArrayLike,
-    ) -> None:
-        """Texts and flat tokens [N] in sequence order; offsets [N, 2] are characters."""
+        gold: ArrayLike | None = None,
+    ) -> dict[str, Array]:
+        """Texts and flat tokens [N] in sequence order; offsets [N, 2] are characters. Returns them
+        as they are stored, by path in the part.
+
+        `gold` belongs to a store with a task: labels of the sequences [n] or tags of the tokens
+        [N], -1 where there is none; None is none at all.
+        """
         self._texts = list(texts)
-        self._arrays |= encode_sequences(
+        arrays = encode_sequences(
             self._texts, self.token_start, self._features.vocabulary, self._where,
             {"document": document, "document_begin": document_begin, "hard_cut": hard_cut},
             token_ids, offsets, special,
         )  # fmt: skip
+        task = self._features.task
+        if task is None and gold is not None:
+            raise StoreError(f"{self._where}: this store has no task, so no gold labels")
+        if task:
+            arrays[task.gold] = encode_gold(task, gold, self.token_start, special, self._where)
+        self._arrays |= arrays
+        return arrays
 
     def set_masks(self, view: int, spans: Sequence[ArrayLike]) -> None:
         """For each sequence the masked words of a view > 0: int32 [M, 3] begin, end, action."""
@@ -237,6 +242,18 @@ class PartWriter:
         encoded = codecs.encode_attention(self._features.codec, values)
         self._arrays[f"{path}/values"][begin:end] = encoded.reshape(-1)
 
+    def put_task(self, view: int, rows: ArrayLike, logits: ArrayLike) -> None:
+        """Raw logits float32 [n, C] of n sequences (classification) or n tokens (tagging)."""
+        task = self._features.task
+        if task is None:
+            raise StoreError(f"{self._where}: this store has no task, so no logits of one")
+        path = f"view{view}/{task.outputs}"
+        numbers = self._claim(path, rows)
+        values = self._shaped(path, logits, (len(numbers), len(task.labels)))
+        tokens = numbers if task.kind == "tagging" else self.token_start[numbers]
+        self._check(path, tokens, ~np.isfinite(values), "is NaN or infinite")
+        self._arrays[f"{path}/values"][numbers] = values
+
     def _gather_draws(self, view: int) -> int:
         """Sampled ids in token order; returns how many."""
         put = self._draws[view]
@@ -253,7 +270,7 @@ class PartWriter:
 
     def publish(self) -> None:
         """Write the part in one step. StoreError if anything was not put."""
-        missing = [name for name, seen in self._seen.items() if not seen.all()]
+        missing = sorted(name for name, seen in self._seen.items() if not seen.all())
         if self._texts is None:
             missing.append("sequences")
         features, tier = self._features, self._features.logits and self._features.logits.tier

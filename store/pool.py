@@ -75,6 +75,7 @@ class Pool:
         self._runs, self.index, self.place = _in_order(store, blocks)
         self.lengths = np.concatenate([store.lengths(begin, end) for begin, end in self._runs])
         self.token_start, self.square_start = starts(self.lengths), starts(self.lengths**2)
+        self._sequence_start = np.arange(len(self.lengths) + 1)
         self.hidden = features.hidden if "hidden" in kinds else ()
         self.attention = features.attention if "attention" in kinds else ()
         self.logits = features.logits if "logits" in kinds else None
@@ -82,13 +83,17 @@ class Pool:
         self._specs = part_arrays(features, store.manifest.parts[0].counts)
         groups = [f"view{view}/hidden/{name}/" for name in self.hidden]
         groups += [f"view{view}/logits/"] if self.logits else []
+        groups += [f"view{view}/tags/"] if "task" in kinds else []
         self._token_names = [
             name for name, spec in self._specs.items()
             if spec.per_token and name.startswith(("token/", *groups))
         ]  # fmt: skip
         self._map_names = [f"view{view}/attention/{name}/values" for name in self.attention]
+        wanted = ["sequence/label", *[f"view{view}/classes/values"] * ("task" in kinds)]
+        self._sequence_names = [name for name in wanted if name in self._specs]
         self.token: dict[str, Array] = {}
         self.maps: dict[str, Array] = {}
+        self.sequence: dict[str, Array] = {}
 
     def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:
         """What is to be read: part, array, rows of it, and rows of the pool."""
@@ -99,6 +104,7 @@ class Pool:
             for start, edges, names in (
                 (part.token_start, self.token_start, self._token_names),
                 (part.square_start, self.square_start, self._map_names),
+                (part.sequence_start, self._sequence_start, self._sequence_names),
             ):
                 rows = slice(int(start[first]), int(start[last]))
                 place = slice(int(edges[done]), int(edges[after]))
@@ -123,7 +129,8 @@ class Pool:
 
         self.token = take(self._token_names, self.token_start)
         self.maps = take(self._map_names, self.square_start)
-        arrays = self.token | self.maps
+        self.sequence = take(self._sequence_names, self._sequence_start)
+        arrays = self.token | self.maps | self.sequence
         for part, name, rows, place in self._pieces():
             part.array(name).read_into(rows.start, rows.stop, arrays[name][place])
         self._read_ragged()

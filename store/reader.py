@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,14 @@ from numpy.typing import ArrayLike
 
 from store import order
 from store.codecs import Floats
-from store.errors import StoreError, without_remedy
+from store.errors import StoreError
 from store.features import Features
 from store.manifest import (
     DAMAGED,
     Manifest,
     check_root,
     digest,
+    opening,
     read_manifest,
     unsealed_manifest,
 )
@@ -58,19 +60,8 @@ def open_store(
         raise
 
 
-@contextmanager
-def _opening() -> Iterator[None]:
-    """What cannot be read here keeps `feature-store verify` from opening the store, too."""
-    try:
-        yield
-    except StoreError as error:
-        if isinstance(error.__cause__, PermissionError):
-            raise
-        raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
-
-
 def _open(source: Source, allow_partial: bool) -> FeatureStore:
-    with _opening():
+    with opening():
         attributes = source.attributes()
     features = check_root(attributes, source.path)
     if attributes["state"] != "sealed":
@@ -82,7 +73,7 @@ def _open(source: Source, allow_partial: bool) -> FeatureStore:
             )
         manifest = unsealed_manifest(source, attributes, features)
         return FeatureStore(source, attributes, features, manifest)
-    with _opening():
+    with opening():
         manifest = read_manifest(source, attributes, features)
         return FeatureStore(source, attributes, features, manifest)
 
@@ -120,6 +111,12 @@ class FeatureStore(Sequence[Record]):
         self._opening = Lock()  # training reads ahead in a thread while it validates in another
         self._lengths: dict[int, Array] = {}
         self.spare: list[Buffers] = []  # of streams that have ended
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """Pickled, it is its address and options: a spawned worker opens it again."""
+        unfinished, options = self.meta["state"] != "sealed", self.source.options
+        again = partial(open_store, allow_partial=unfinished, storage_options=options)
+        return again, (self.path,)
 
     def _calibration(self, name: str) -> tuple[Floats, Floats]:
         mean, deviation = (
@@ -182,8 +179,13 @@ class FeatureStore(Sequence[Record]):
         return int(self._first[-1])
 
     def __getitem__(self, index: Any) -> Any:
-        """Sequence `index` (negative counts from the end). Raises IndexError past the end."""
-        number = int(index)
+        """Sequence `index` (negative counts from the end), of a slice the list of them.
+
+        Raises IndexError past the end, TypeError for what is neither.
+        """
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = operator.index(index)
         if not -len(self) <= number < len(self):
             raise IndexError(f"{self.path}: no sequence {number}; it has {len(self)}")
         number %= len(self)
@@ -237,9 +239,9 @@ class FeatureStore(Sequence[Record]):
         """Every sequence of the blocks once, in batches with B * longest <= batch_tokens.
 
         The order is a pure function of (blocks, seed, epoch). `blocks` are rows of `blocks()`;
-        `features` a subset of hidden, logits, attention; `skip` batches are passed over unread.
-        A sequence longer than batch_tokens is a batch alone. Arrays of a batch are valid until
-        the next one.
+        `features` a subset of hidden, logits, attention, task; `skip` batches are passed over
+        unread. A sequence longer than batch_tokens is a batch alone. Arrays of a batch are valid
+        until the next one.
         """
         rows = None if blocks is None else np.asarray(blocks, np.int64)
         kinds = None if features is None else tuple(features)

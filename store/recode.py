@@ -14,6 +14,7 @@ from store.part_writer import Calibration
 from store.tree import Array
 
 ROWS = 16384
+PARTITION = "log_partition"  # float32 in every codec
 
 
 def check_codec(old: str, new: str) -> None:
@@ -92,7 +93,7 @@ def _logits(result: dict[str, Array], path: str, old: Features, new: Features) -
         return
     values, scale = result[f"{path}/values"], result.pop(f"{path}/scale", None)
     specs = logits_specs(new, len(values), 0)
-    made = {key: np.empty(specs[key].shape, specs[key].dtype) for key in specs if key != LAST}
+    made = {key: np.empty(specs[key].shape, specs[key].dtype) for key in specs if key != PARTITION}
     for begin in range(0, len(values), ROWS):
         rows = slice(begin, begin + ROWS)
         floats = codecs.decode_head(values[rows], None if scale is None else scale[rows])
@@ -101,9 +102,6 @@ def _logits(result: dict[str, Array], path: str, old: Features, new: Features) -
                 raise StoreError(f"{path}: head values are too large for codec {new.codec!r}")
             made[key][rows] = part
     result |= {f"{path}/{key}": array for key, array in made.items()}
-
-
-LAST = "log_partition"
 
 
 def _attention(stored: Array, codec: str) -> Array:

@@ -141,6 +141,25 @@ class View:
 
         return decode_logits(features, read, start)
 
+    def _task(self, kind: str, rows: tuple[int, int]) -> Array:
+        task, part = self._record.features.task, self._record.part
+        if task is None or task.kind != kind:
+            held = task.kind if task else "no task"
+            raise MissingFeature(f"no logits of {kind} in this store; it has: {held}")
+        return part.read(f"view{self.number}/{task.outputs}/values", *rows)
+
+    @cached_property
+    def class_logits(self) -> Floats:
+        """float32 [C]: raw logits of the teacher's classes. StoreError if there are none."""
+        position = self._record.position
+        row: Floats = self._task("classification", (position, position + 1))[0]
+        return row
+
+    @cached_property
+    def tag_logits(self) -> Floats:
+        """float32 [T, C]: raw logits of the teacher's tags. StoreError if there are none."""
+        return self._task("tagging", self._record.tokens)
+
     def _hidden(self, name: str) -> Floats:
         """float32 [T, D] raw states."""
         values = self._rows(f"hidden/{name}/values")
@@ -207,6 +226,23 @@ class Record:
     def special(self) -> Array:
         """bool [T]."""
         return self.part.read("token/special", *self.tokens)
+
+    @cached_property
+    def label(self) -> int | None:
+        """Gold label of the text; None if it has none, or the store is not of classification."""
+        task = self.features.task
+        if task is None or task.kind != "classification":
+            return None
+        number = int(self._one("label"))
+        return None if number < 0 else number
+
+    @cached_property
+    def tags(self) -> Array | None:
+        """int32 [T]: gold tags, -1 where there is none; None if the store is not of tagging."""
+        task = self.features.task
+        if task is None or task.kind != "tagging":
+            return None
+        return self.part.read(task.gold, *self.tokens)
 
     def __repr__(self) -> str:
         return f"Record(index={self.index}, tokens={self.tokens[1] - self.tokens[0]})"

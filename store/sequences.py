@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from store.errors import StoreError
+from store.features import TaskSpec
 from store.tree import Array
 
 ACTIONS = 3
@@ -80,6 +81,32 @@ def encode_sequences(
         "token/end": end.astype(np.int32),
         "token/special": flags,
     }
+
+
+def encode_gold(
+    task: TaskSpec, gold: ArrayLike | None, token_start: Array, special: ArrayLike, where: str
+) -> Array:
+    """int32 [n] labels or [N] tags, -1 where there is none. Raises StoreError naming the place."""
+    tagging = task.kind == "tagging"
+    size = int(token_start[-1]) if tagging else len(token_start) - 1
+    values = np.full(size, -1, np.int64) if gold is None else np.asarray(gold, np.int64)
+    if values.shape != (size,):
+        raise StoreError(f"{where}: gold labels have shape {list(values.shape)}, expected [{size}]")
+    bad = wrong_gold(task, values, np.asarray(special, bool))
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        sequence = int(np.searchsorted(token_start, row, "right")) - 1 if tagging else row
+        raise StoreError(
+            f"{where}, sequence {sequence}: gold label {values[row]}, expected -1 (none) or"
+            f" 0..{len(task.labels) - 1}, and -1 for special tokens"
+        )
+    return values.astype(np.int32)
+
+
+def wrong_gold(task: TaskSpec, gold: Array, special: Array) -> Array:
+    """bool, as `gold`: which numbers no label has, or belong to special tokens [N] with a tag."""
+    bad = (gold < -1) | (gold >= len(task.labels))
+    return bad | (special & (gold != -1)) if task.kind == "tagging" else bad
 
 
 def encode_masks(spans: Sequence[ArrayLike], texts: Sequence[str], where: str) -> dict[str, Array]:

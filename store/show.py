@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from store.console import counted
 from store.errors import UserError
+from store.features import TaskSpec
 from store.reader import FeatureStore
 from store.record import Record, View
 from store.tree import Array
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 BEST = 3
+SAYS = "the teacher says"
 
 
 def _names(store: FeatureStore) -> Any:
@@ -54,8 +57,40 @@ def _head_best(store: FeatureStore, view: View) -> list[list[tuple[int, str]]]:
     ]
 
 
+def _said(task: TaskSpec, logits: Array) -> str:
+    """The most likely labels by their logits [C], with probabilities."""
+    raised = np.exp(logits - logits.max())
+    order = np.argsort(-raised, kind="stable")[:BEST]
+    return "  ".join(f"{task.labels[place]} {raised[place] / raised.sum():.3f}" for place in order)
+
+
+def _gold(task: TaskSpec, number: int) -> str:
+    return task.labels[number] if 0 <= number < len(task.labels) else ""
+
+
+def _columns(store: FeatureStore, record: Record, seen: View) -> dict[str, Callable[[int], str]]:
+    """What a token's table shows beside the token: head, and cell of each token."""
+    name, logits, task = _names(store), store.features.logits, store.features.task
+    found: dict[str, Callable[[int], str]] = {}
+    if seen.number:
+        found["masked"] = lambda token: "x" if seen.mask[token] else ""
+    if logits:
+        head = _head_best(store, seen) if logits.tier == "head" else None
+
+        def best(token: int) -> str:
+            pairs = head[token] if head else _best(store, seen, token)
+            return "  ".join(f"{name(number)} {figure}" for number, figure in pairs)
+
+        found[f"{SAYS} of the next" if logits.next_token else SAYS] = best
+    if task and (tags := record.tags) is not None:
+        found["tag"] = lambda token: _gold(task, int(tags[token]))
+        found[SAYS] = lambda token: _said(task, seen.tag_logits[token])
+    return found
+
+
 def record_table(store: FeatureStore, index: int, view: int = 0) -> tuple[str, Record, Table]:
-    """A headline, the sequence, and its tokens as a table: spans, masked words, best logits.
+    """A headline, the sequence, and its tokens as a table: spans, masked words, best logits; gold
+    labels and the teacher's where it was fine-tuned for a task.
 
     Raises UserError for a number that the store does not have.
     """
@@ -66,18 +101,12 @@ def record_table(store: FeatureStore, index: int, view: int = 0) -> tuple[str, R
     if not 0 <= view < store.features.views:
         raise UserError(f"{store.path}: no view {view}; it has 0..{store.features.views - 1}")
     record, name = store[index], _names(store)
-    seen, logits = record.views[view], store.features.logits
-    head = _head_best(store, seen) if logits and logits.tier == "head" else None
-    columns = ["token", "piece", "characters", "text", *["masked"] * bool(view)]
-    table = Table(*columns, *["the teacher says"] * bool(logits))
+    columns = _columns(store, record, record.views[view])
+    table = Table("token", "piece", "characters", "text", *columns)
     for token, (begin, end) in enumerate(record.offsets.tolist()):
         span = "" if record.special[token] else f"{begin}:{end}"
         row = [str(token), name(record.token_ids[token]), span, record.text[begin:end]]
-        row += ["x" if seen.mask[token] else ""] * bool(view)
-        if logits:
-            best = head[token] if head else _best(store, seen, token)
-            row.append("  ".join(f"{name(number)} {figure}" for number, figure in best))
-        table.add_row(*map(_plain, row))
+        table.add_row(*map(_plain, row + [cell(token) for cell in columns.values()]))
     return _headline(store, record, view), record, table
 
 
@@ -86,7 +115,12 @@ def _headline(store: FeatureStore, record: Record, view: int) -> str:
     cut = ", cut inside a word" if record.hard_cut else ""
     views = f", view {view} of {store.features.views}" if store.features.views > 1 else ""
     tokens = counted(len(record.token_ids), "token")
-    return f"sequence {record.index} of {len(store):,}: {where}{cut}, {tokens}{views}"
+    line = f"sequence {record.index} of {len(store):,}: {where}{cut}, {tokens}{views}"
+    if (task := store.features.task) is None or task.kind != "classification":
+        return line
+    gold = "none" if record.label is None else _gold(task, record.label)
+    said = _said(task, record.views[view].class_logits)
+    return _plain(f"{line}; label {gold}, {SAYS} {said}")
 
 
 def _plain(text: str) -> str:

@@ -20,7 +20,7 @@ from store.tree import Array
 if TYPE_CHECKING:
     from store.reader import FeatureStore
 
-KINDS = ("hidden", "logits", "attention")
+KINDS = ("hidden", "logits", "attention", "task")
 SPAN_BASE = np.int64(2**32)
 
 
@@ -59,11 +59,13 @@ class Batch:
     """B sequences, N tokens, flat. Arrays are valid until the next batch.
 
     index int64 [B], start int64 [B + 1], token_ids int32 [N], offsets int32 [N, 2],
-    special bool [N], document int64 [B], mask bool [N] (tokens of masked words),
-    spans_start int64 [B + 1], spans int32 [M, 3]. logits None if the store has none or they were
-    not asked for; attention[name] float32 [sum L^2], row-major maps one after another, decoded
-    when asked for. stored[path] are the same arrays as they lie in a part (see FORMAT.md), for
-    those who decode on another device.
+    special bool [N], document int64 [B], spans_start int64 [B + 1], spans int32 [M, 3] (of masked
+    words). logits None if the store has none or they were not asked for; attention[name]
+    float32 [sum L^2], row-major maps one after another, decoded when asked for. Of a store with a
+    task: the gold labels int32 [B] or tags [N], -1 where there is none, and the teacher's
+    class_logits float32 [B, C] or tag_logits [N, C]; else None.
+    stored[path] are the same arrays as they lie in a part (see FORMAT.md), for those who decode on
+    another device.
     """
 
     index: Array
@@ -72,7 +74,6 @@ class Batch:
     offsets: Array
     special: Array
     document: Array
-    mask: Array
     spans_start: Array
     spans: Array
     hidden: Mapping[str, HiddenBatch]
@@ -80,11 +81,20 @@ class Batch:
     attention: Mapping[str, Floats]
     stored: Mapping[str, Array]
     load_texts: Callable[[], list[str]]
+    labels: Array | None = None
+    tags: Array | None = None
+    class_logits: Floats | None = None
+    tag_logits: Floats | None = None
 
     @cached_property
     def texts(self) -> list[str]:
         """Texts of the B sequences, read when first asked for."""
         return self.load_texts()
+
+    @cached_property
+    def mask(self) -> Array:
+        """bool [N]: tokens of masked words, found when first asked for."""
+        return _mask(self.offsets, np.diff(self.start), self.spans, np.diff(self.spans_start))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -205,6 +215,9 @@ def _gather(store: FeatureStore, pool: Pool, chosen: Array, buffers: Buffers) ->
     for name, whole in pool.maps.items():
         stored[name] = buffers.get(name, (int((lengths**2).sum()),), whole.dtype)
         gather_maps(whole, pool.square_start[chosen], lengths, stored[name])
+    for name, whole in pool.sequence.items():
+        stored[name] = buffers.get(name, (len(chosen), *whole.shape[1:]), whole.dtype)
+        np.take(whole, chosen, axis=0, out=stored[name], mode="clip")
     offsets = buffers.get("offsets", (len(rows), 2), np.dtype(np.int32))
     offsets[:, 0], offsets[:, 1] = stored["token/begin"], stored["token/end"]
     span_sizes = np.diff(pool.span_start)[chosen]
@@ -229,7 +242,6 @@ def _gather(store: FeatureStore, pool: Pool, chosen: Array, buffers: Buffers) ->
         offsets=offsets,
         special=stored["token/special"],
         document=pool.document[chosen],
-        mask=_mask(offsets, lengths, spans, span_sizes),
         spans_start=starts(span_sizes),
         spans=spans,
         hidden=LazyMap(tuple(hidden), hidden.__getitem__, "hidden state"),
@@ -237,6 +249,10 @@ def _gather(store: FeatureStore, pool: Pool, chosen: Array, buffers: Buffers) ->
         attention=LazyMap(pool.attention, attention, "attention map"),
         stored=stored,
         load_texts=lambda: [pool.texts[sequence] for sequence in chosen.tolist()],
+        labels=stored.get("sequence/label"),
+        tags=stored.get("token/tag"),
+        class_logits=stored.get(f"{here}/classes/values"),
+        tag_logits=stored.get(f"{here}/tags/values"),
     )
 
 

@@ -34,6 +34,7 @@ class Source(Protocol):
     """A tree of groups, arrays and attributes that is read."""
 
     path: str
+    options: dict[str, Any] | None  # of the file system behind a URL
 
     def attributes(self, group: str = "") -> dict[str, Any]:
         """Attributes of a group ('' is the root). StoreError if there is no such group."""

@@ -66,12 +66,18 @@ def verify(
     """Read every array of a store once, in threads, and check it against the manifest; then check
     the meaning of every part whose bytes are those that were written.
 
-    Decoding and SHA-256 release the GIL; each thread holds SLICE_BYTES of an array, or the tokens
-    of a part. `progress` wraps a list and says what it counts, as tqdm does. `allow_partial` checks
-    the published parts of an unfinished store. Raises StoreError if the store cannot be opened at
-    all (see `open_store`); everything else is a problem in the report.
+    Decoding (in HDF5 of whole chunks, by us) and SHA-256 release the GIL; each thread holds
+    SLICE_BYTES of an array, or the tokens of a part. `progress` wraps a list and says what it
+    counts, as tqdm does. `allow_partial` checks the published parts of an unfinished store. Raises
+    StoreError if the store cannot be opened at all (see `open_store`); everything else is a problem
+    in the report.
     """
     store = open_store(path, storage_options=storage_options, allow_partial=allow_partial)
+    return verify_store(store, progress)
+
+
+def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: items) -> Report:
+    """`verify` of an open store, which is closed."""
     report = Report(len(store.manifest.parts))
     absent = {problem.part: problem for problem in _absent_parts(store)}
     report.found += absent.values()

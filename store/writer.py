@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,41 +14,26 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from store import disk
-from store.begin import Weights, begin
+from store.begin import Weights, begin, read_calibration
 from store.differences import differences
 from store.errors import StoreError, UserError
 from store.features import Features
 from store.hdf5_staging import Hdf5Staging
 from store.layout import FORMAT, MAX_PART, VERSION, ArraySpec, Counts, part_arrays, teacher_array
 from store.lease import Lease, check_free, lease_path
-from store.manifest import Entry, Part, check_root, seal_checksum, unsealed_manifest
+from store.manifest import (
+    Entry,
+    Part,
+    check_root,
+    digest,
+    published_part,
+    seal_checksum,
+    unsealed_manifest,
+)
 from store.part_writer import Calibration, PartWriter
+from store.staging import staging_of, writing
 from store.tree import Array, Staging
 from store.zarr_staging import ZarrStaging
-
-
-def staging_of(path: str | Path) -> Staging:
-    """How a store with this name is written. UserError unless it ends in .zarr or .h5."""
-    target = Path(path)
-    if "://" in str(path):
-        raise UserError(f"{path}: stores are written to a local path; upload the finished folder")
-    if target.suffix == ".zarr":
-        return ZarrStaging(target)
-    if target.suffix == ".h5":
-        return Hdf5Staging(target)
-    raise UserError(f"{path}: the name of a store must end in .zarr (Zarr v3) or .h5 (HDF5)")
-
-
-@contextmanager
-def _writing(path: Path, what: str = "") -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # h5py tells a full disk as RuntimeError
-        kept = " (published parts are kept)" if path.exists() else ""
-        raise StoreError(
-            f"cannot write {what}{path}: {disk.reason(error)} and start again with the same"
-            f" arguments{kept}"
-        ) from error
 
 
 def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -67,6 +52,7 @@ class StoreWriter:
         self.path = staging.path
         self.features = check_root(attributes, str(self.path))
         self._calibration = StoreWriter.calibration(self.path)
+        self.software: dict[str, Any] = attributes["software"]  # of the process that began it
         self.published: set[int] = staging.published()
 
     @staticmethod
@@ -97,7 +83,7 @@ class StoreWriter:
             "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         StoreWriter._check_same(staging, attributes)
-        with _writing(staging.path):
+        with writing(staging.path):
             lease = Lease(staging.path)
             try:
                 staging.mark = lease.token
@@ -136,9 +122,7 @@ class StoreWriter:
         staging = staging_of(path)
         stored = StoreWriter._stored(staging)
         if stored is not None and stored["state"] == "sealed":
-            lease_path(staging.path).unlink(missing_ok=True)  # of one killed at the very end
-            if isinstance(staging, Hdf5Staging):
-                staging.clean()
+            StoreWriter._tidy(staging)
             raise UserError(
                 f"{path}: exists already and is finished; give another name, or if it is damaged"
                 " drop its damaged parts with `feature-store repair` and type this again"
@@ -148,7 +132,24 @@ class StoreWriter:
             raise UserError(f"{path}: folder {folder} does not exist; make it")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"{path}: folder {folder} cannot be written to; {disk.WRITABLE}")
-        check_free(staging.path)
+        with writing(staging.path):
+            check_free(staging.path)
+
+    @staticmethod
+    def _tidy(staging: Staging) -> None:
+        """Remove what one left who was killed between sealing and tidying up. StoreError if the
+        writer, or a repair, lives: the parts are its own."""
+        parts = staging.parts if isinstance(staging, Hdf5Staging) else None
+        if not (lease_path(staging.path).exists() or (parts and parts.exists())):
+            return
+        with suppress(OSError):  # a folder that cannot be written is no reason to refuse
+            lease = Lease(staging.path)
+            try:
+                stored = StoreWriter._stored(staging)  # a repair may have ended just now
+                if isinstance(staging, Hdf5Staging) and stored and stored["state"] == "sealed":
+                    staging.clean()
+            finally:
+                lease.close()
 
     @staticmethod
     def _stored(staging: Staging) -> dict[str, Any] | None:
@@ -171,13 +172,13 @@ class StoreWriter:
         return attributes
 
     @staticmethod
-    def peek(path: str | Path) -> dict[str, Any] | None:
-        """Root attributes of an unfinished store; None if there is none."""
+    def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
+        """Root attributes of a store of this state; None if there is none that can be read."""
         try:
             attributes = StoreWriter._stored(staging_of(path))
         except UserError:
             return None
-        return attributes if attributes and attributes["state"] == "writing" else None
+        return attributes if attributes and attributes["state"] == state else None
 
     @staticmethod
     def kept(path: str | Path) -> tuple[int, int]:
@@ -191,12 +192,10 @@ class StoreWriter:
 
     @staticmethod
     def calibration(path: str | Path) -> Calibration:
-        """(mean, deviation) float32 [D] of every hidden state of an unfinished store."""
+        """(mean, deviation) float32 [D] of every hidden state of an unfinished store. StoreError
+        unless they are what it was begun with: all parts are encoded relative to them."""
         source = staging_of(path).source()
-        found = {}
-        for name in check_root(source.attributes(), str(path)).hidden:
-            pair = [source.array(f"calibration/hidden/{name}/{k}") for k in ("mean", "deviation")]
-            found[name] = (pair[0].read(0, pair[0].shape[0]), pair[1].read(0, pair[1].shape[0]))
+        found = read_calibration(source)
         source.close()
         return found
 
@@ -211,6 +210,17 @@ class StoreWriter:
             self.features, self._calibration, token_counts, write, f"{self.path}: part {number}"
         )
 
+    def differing(self, number: int, token_counts: ArrayLike, **sequences: Any) -> list[str]:
+        """Arrays of the published part that differ from those of given sequences (as they are given
+        to `PartWriter.set_sequences`), by the checksums of its entry; the part is not read."""
+        where = f"{self.path}: part {number}"
+        source = self._staging.source()
+        entries = published_part(source, number, self.features).arrays
+        source.close()
+        part = PartWriter(self.features, self._calibration, token_counts, lambda *_: None, where)
+        given = part.set_sequences(**sequences).items()
+        return [name for name, values in given if digest(values) != entries[name].sha256]
+
     def _check_number(self, number: int) -> None:
         if not 0 <= number < MAX_PART:
             raise StoreError(f"{self.path}: part number {number} is not in 0..{MAX_PART - 1}")
@@ -220,7 +230,7 @@ class StoreWriter:
     def write_part(self, number: int, counts: Counts, arrays: Mapping[str, Array]) -> None:
         """Publish a part from encoded arrays (all of `layout.part_arrays`)."""
         self._check_number(number)
-        with _writing(self.path, f"part {number} of "):
+        with writing(self.path, f"part {number} of "):
             try:
                 self._lease.check()
                 sink = self._staging.part(number)
@@ -238,18 +248,23 @@ class StoreWriter:
         self.published.add(number)
 
     def seal(self) -> None:
-        """Write the manifest and finish the store. StoreError if no part was published."""
+        """Write the manifest and finish the store. StoreError if no part was published.
+
+        What parts hold is not read again, which would take as long as `feature-store verify`: it
+        was on the disk before they had their names. Their entries go into the manifest as they are,
+        so that what a disk has lost since is found by every later reader.
+        """
         if not self.published:
             raise StoreError(f"{self.path}: no part was published; there is nothing to seal")
         source = self._staging.source()
         manifest = unsealed_manifest(source, self._attributes, self.features)
         source.close()
         data = manifest.to_bytes()
-        attributes = {k: v for k, v in self._attributes.items() if k != "arrays"}
-        attributes["state"] = "sealed"
+        entries = {name: manifest.arrays[name].to_json() for name in sorted(manifest.arrays)}
+        attributes = self._attributes | {"state": "sealed", "arrays": entries}
         attributes["checksum"] = seal_checksum(data, attributes["created"])
         values = np.frombuffer(data, np.uint8)
-        with _writing(self.path):
+        with writing(self.path):
             try:
                 self._lease.check()
                 self._staging.seal(attributes, teacher_array(values), values)

@@ -22,6 +22,7 @@ from store.guard import MAX_JSON, Folder, check_size, files_under
 from store.layout import ArraySpec
 from store.shards import ShardMaps, ShardSlices, layout_of
 from store.tree import Array, Slices
+from store.zarr_slices import check_codecs, open_slices
 
 TOKEN_ROWS = 4096
 CHUNK_BYTES = 2**20
@@ -98,32 +99,6 @@ class ZarrSink:
         sync_tree(self.folder)
 
 
-class ZarrSlices:
-    """Rows of a Zarr array, by zarr-python."""
-
-    def __init__(self, array: zarr.Array[Any], where: str) -> None:
-        self._array, self._where = array, where
-        self.shape = tuple(array.shape)
-        self.dtype = np.dtype(array.dtype)
-
-    def read(self, begin: int, end: int) -> Array:
-        if begin >= end:
-            return np.empty((0, *self.shape[1:]), self.dtype)
-        try:
-            return np.asarray(self._array[begin:end])
-        except Exception as error:  # codecs raise whatever their library raises
-            raise StoreError(
-                f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); "
-                "run `feature-store verify`"
-            ) from error
-
-    def read_into(self, begin: int, end: int, out: Array) -> None:
-        out[...] = self.read(begin, end)
-
-    def prefetch(self, begin: int, end: int) -> None:
-        """Zarr-python reads when it is asked."""
-
-
 class ZarrSource:
     """Reads a Zarr store from a folder or from anything fsspec knows.
 
@@ -131,7 +106,7 @@ class ZarrSource:
     """
 
     def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
-        self.path = path
+        self.path, self.options = path, storage_options
         self.maps = None if "://" in path else ShardMaps()
         self._folder = None if "://" in path else Folder(path)
         self._digests: dict[str, str] = {}
@@ -154,7 +129,10 @@ class ZarrSource:
     def bytes(self, name: str) -> bytes | None:
         """A whole small file, None where there is none."""
         try:
-            return bytes(self._fs.cat_file(self._address(name, MAX_JSON)))
+            address = self._address(name, MAX_JSON)
+            if self._folder is None and (self._fs.size(address) or 0) > MAX_JSON:
+                raise StoreError(f"{self.path}: {name} is larger than {MAX_JSON:,} bytes")
+            return bytes(self._fs.cat_file(address))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
@@ -200,7 +178,8 @@ class ZarrSource:
             except OSError as error:
                 message = f"{where}: its file {shard} is missing ({error}); restore the store"
                 raise StoreError(message) from error
-            check_size(where, prod(array.shape) * array.dtype.itemsize, chunk, stored)
+            decoded = prod(array.shape) * array.dtype.itemsize
+            check_size(where, decoded, chunk, stored, is_json=name == "manifest")
         return array
 
     def _mapped(self, name: str) -> tuple[Slices, int] | None:
@@ -218,15 +197,12 @@ class ZarrSource:
         return slices, layout.rows * layout.row_bytes
 
     def _by_zarr(self, name: str) -> tuple[Slices, int]:
-        self._node(name)  # no link out of the store
+        where = f"{self.path}: array {name}"
+        check_codecs(self._node(name), where)
         try:
-            array = zarr.open_array(self._store, path=name, mode="r", zarr_format=3)
-            slices = ZarrSlices(array, f"{self.path}: array {name}")
+            return open_slices(self._store, name, where)
         except Exception as error:  # zarr raises many kinds for damaged metadata
-            raise StoreError(
-                f"{self.path}: array {name} cannot be opened ({error}); the store is damaged"
-            ) from error
-        return slices, prod(array.chunks) * slices.dtype.itemsize
+            raise StoreError(f"{where} cannot be opened ({error}); the store is damaged") from error
 
     def fingerprint(self, name: str) -> str | None:
         """Of the metadata that the array was opened with last."""

@@ -172,7 +172,7 @@ def options_of(arguments: dict[str, Any]) -> TrainOptions:
         partial = arguments.get("allow_partial", False)
         features = open_store(arguments["store"], allow_partial=partial).features
         loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
-        if features.logits and not features.hidden:
+        if features.logits and not features.logits.next_token and not features.hidden:
             loss["kl"] = 1.0
     return TrainOptions(**arguments, loss=loss).resolved()
 

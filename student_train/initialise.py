@@ -17,6 +17,9 @@ from store import FeatureStore
 from store.errors import UserError
 from store.positions import first_position
 
+WORDS = tuple(
+    f"{name}.weight" for name in ("word_embeddings", "tok_embeddings", "wte", "embed_tokens")
+)
 # Names of other families' parameters as BERT has them; RoBERTa, XLM-R and ELECTRA have BERT's own.
 DISTILBERT = {
     "transformer.layer.": "encoder.layer.",
@@ -72,8 +75,8 @@ def initialise(
     name = _word_embeddings(weights)
     if name is None:
         raise UserError(
-            "--init: the store keeps no teacher weights (dumped with --no-weights); use --init"
-            " random"
+            f"--init {how}: the store keeps no word embeddings of the teacher (dumped with"
+            " --no-weights?); use --init random"
         )
     rows, known = embedding_means(
         np.asarray(weights[name], np.float32), vocabulary, student.config.vocab_size
@@ -93,8 +96,7 @@ def initialise(
 
 
 def _word_embeddings(weights: Mapping[str, np.ndarray]) -> str | None:
-    names = ("word_embeddings.weight", "tok_embeddings.weight")
-    return next((name for name in weights if name.endswith(names)), None)
+    return next((name for name in weights if name.endswith(WORDS)), None)
 
 
 def _layer_count(weights: Mapping[str, np.ndarray]) -> int:

@@ -143,6 +143,12 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
                     " another loss"
                 )
     spec = store.features.logits
+    for name in set(losses.OF_LOGITS) & set(options.loss):
+        if spec and spec.next_token:
+            raise UserError(
+                f"--loss {name}: the logits of {options.store} are of the token after each, as a"
+                " causal teacher gives them, and students are masked LMs; use mlm and hidden"
+            )
     if spec and spec.tier == "sample" and "logit" in options.loss:
         raise UserError("--loss logit: the store keeps random draws, which have no logits; use kl")
     plain = view_of(0, store.features.views, options.view) == 0

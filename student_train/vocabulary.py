@@ -58,7 +58,7 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
             f"--vocab {word}: expected a size (5k, 8000), a folder with a tokenizer, or teacher"
         )
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(word)
+        tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
     except Exception as error:  # of many libraries, which raise what they like for a bad file
         raise UserError(
             f"--vocab {word}: no tokenizer can be loaded from it: {first_line(error)}"

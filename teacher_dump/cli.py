@@ -36,12 +36,22 @@ A dump that was stopped continues where it was: type the same command again.
     "--text-column", help="Column with the text in .jsonl/.csv/.tsv/.parquet and hf: sources."
 )
 @click.option(
-    "--head",
-    type=click.Choice(["auto", "mlm", "none"]),
-    default="auto",
-    help="LM head to read logits from; auto takes what the checkpoint has.",
+    "--label-column",
+    help="Column with the gold label, by name or number, for a teacher that classifies texts.",
 )
-@click.option("--logits", default="topk:64", help="topk:K | sample:DRAWS | head | none.")
+@click.option(
+    "--head",
+    type=click.Choice(["auto", "mlm", "classification", "tagging", "causal", "none"]),
+    default="auto",
+    help=(
+        "Head to read logits from; auto takes what the checkpoint was fine-tuned for"
+        " (classification, tagging), else its masked-LM head."
+    ),
+)
+@click.option(
+    "--logits",
+    help="Of an LM head: topk:K | sample:DRAWS | head | none.  [default: topk:64]",
+)
 @click.option(
     "--hidden",
     default="mean",
@@ -88,13 +98,15 @@ A dump that was stopped continues where it was: type the same command again.
     default=True,
     help="Keep the encoder's weights (fp16), from which students start.",
 )
+@click.option(
+    "--trust-remote-code", is_flag=True, help="Run Python code that comes with the checkpoint."
+)
 @command_errors
 def main(**arguments: Any) -> None:
     from teacher_dump.dump import dump  # torch and transformers load only for work, not for --help
 
     corpus = tuple(word for value in arguments.pop("corpus") for word in value.split(",") if word)
-    options = DumpOptions(corpus=corpus, **arguments).resolved()
-    click.echo(describe(options, bool(corpus)))
+    options = DumpOptions(corpus=corpus, **arguments)
     done = dump(options, say=click.echo)
     resumed = f" ({done.resumed_parts:,} of them from before)" if done.resumed_parts else ""
     click.echo(
@@ -102,8 +114,14 @@ def main(**arguments: Any) -> None:
         f" of {counted(done.documents, 'document')}, {counted(done.parts, 'part')}{resumed};"
         f" {counted(done.empty_lines, 'empty line')} skipped"
     )
+    if done.task == "classification":
+        click.echo(f"{counted(done.gold, 'sequence')} with a gold label")
+    elif done.task == "tagging":
+        click.echo(f"{counted(done.gold, 'token')} with a gold tag")
     if done.without_tokens:
         click.echo(f"{counted(done.without_tokens, 'window')} without any token left out")
+    if done.task == "classification" and done.cut:
+        click.echo(f"{counted(done.cut, 'document')} cut at the longest sequence (--max-length)")
     if done.surrogates:
         held = counted(done.surrogates, "character")
         click.echo(f"{held} that UTF-8 cannot hold replaced by U+FFFD")
@@ -112,19 +130,3 @@ def main(**arguments: Any) -> None:
     if done.widened:
         click.echo(f"{done.widened:,} times a sequence gave NaN or infinity: run in float32")
     click.echo(f"next: student-train --store {options.out} --vocab 5k (or what its text can give)")
-
-
-def describe(options: DumpOptions, corpus_was_given: bool) -> str:
-    """The settings that are known before the teacher is loaded, one line each."""
-    source = "" if corpus_was_given else " (no --corpus given: the default)"
-    rows = {
-        "teacher": options.model,
-        "corpus": ", ".join(options.corpus) + source,
-        "codec": options.codec,
-        "device": (
-            f"{options.device}, {options.precision}, {options.batch_tokens} tokens a batch, seed"
-            f" {options.seed}"
-        ),
-        "out": str(options.out),
-    }
-    return "\n".join(f"{name:9} {value}" for name, value in rows.items())

@@ -12,7 +12,7 @@ import torch
 from store import Features, Logits, Record
 from store.codecs import GROUP
 from store.live import Comparison
-from teacher_dump.heads import Decoder
+from teacher_dump.heads import Decoder, all_logits
 
 STANDARD_ERRORS = 6.0  # by which random draws may miss what is expected of them
 FLOOR = -63.0  # log-probabilities below may be clipped
@@ -92,6 +92,16 @@ class Errors:
         slack = self.tolerance * (0.1 + stored)
         path = f"view{view}/attention/{name}"
         self._add(path, "probability", np.abs(live - stored), promised, slack, record)
+
+    def task(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> np.ndarray:
+        """Raw logits of classes [1,C] or tags [L,C], which no codec changes."""
+        task, seen = self.features.task, record.views[view]
+        assert task is not None
+        stored = seen.tag_logits if task.kind == "tagging" else seen.class_logits[None]
+        live = all_logits(decoder, values)
+        error = np.abs(live - stored)
+        self._add(f"view{view}/{task.outputs}", "logits", error, 0.0, self._slack(live), record)
+        return live
 
     def logits(
         self, record: Record, view: int, decoder: Decoder, values: torch.Tensor

@@ -20,17 +20,21 @@ Iterating again gives the same documents.
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teacher_dump.readers import READERS, CorpusError
+from teacher_dump.lines import CorpusError
+from teacher_dump.readers import READERS
+from teacher_dump.rows import Columns, Gold
 from teacher_dump.sources import HUB, PYTHON_DOCS, FileSource, HubSource, PythonDocs, Source
 
 __all__ = ["Corpus", "CorpusError", "Document"]
 
 SUFFIXES = ", ".join(READERS)
+NO_COLUMNS = Columns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Document:
     text: str
     source: str
     number: int
+    gold: Gold | None = None
 
 
 class Corpus:
@@ -49,37 +54,47 @@ class Corpus:
     blanks) say what it met.
     """
 
-    def __init__(self, sources: Sequence[Source], text_column: str | None = None) -> None:
+    def __init__(self, sources: Sequence[Source], columns: Columns = NO_COLUMNS) -> None:
         self.sources = list(sources)
-        self.text_column = text_column
+        self.columns = columns
         self.documents = 0
         self.empty_lines = 0
 
     @classmethod
-    def open(cls, sources: Sequence[str], text_column: str | None = None) -> Corpus:
+    def open(
+        cls, sources: Sequence[str], text_column: str | None = None, label_column: str | None = None
+    ) -> Corpus:
         """Find the sources and read the first text of each, so that most mistakes are told at once.
 
-        Raises CorpusError for what is missing, empty, not text, not UTF-8, or has no column of
-        text; the rest of a file is checked while iterating, or by `check`.
+        Tables hold the text in one column and, if `label_column` is given, its gold label in
+        another. Raises CorpusError for what is missing, empty, not text, not UTF-8, or has no such
+        columns; the rest of a file is checked while iterating, or by `check`.
         """
-        found = [source for name in sources for source in _resolve(name, text_column)]
+        if label_column is not None and label_column == text_column:
+            raise CorpusError(f"--label-column {label_column}: holds the text; name another")
+        columns = Columns(text_column, label_column)
+        found = [source for name in sources for source in _resolve(name, columns)]
         if not found:
             raise CorpusError(
                 f"no corpus given; expected files ({SUFFIXES}), a folder, hf:NAME or {PYTHON_DOCS}"
             )
+        for option, column in (("--text-column", text_column), ("--label-column", label_column)):
+            if column is not None and not any(source.tabular for source in found):
+                names = ", ".join(source.name for source in found)
+                raise CorpusError(f"{option} {column}: {names} has no columns; leave it out")
         for source in found:
-            next(source.texts(), None)
-        return cls(found, text_column)
+            next(source.rows(), None)
+        return cls(found, columns)
 
     def __iter__(self) -> Iterator[Document]:
         """Raises CorpusError at the first text that cannot be read, or at the end without any."""
         self.documents = self.empty_lines = 0
         for source in self.sources:
-            for text in source.texts():
-                if not text or text.isspace():
+            for row in source.rows():
+                if not row.text or row.text.isspace():
                     self.empty_lines += 1
                     continue
-                yield Document(text, source.name, self.documents)
+                yield Document(row.text, source.name, self.documents, row.gold)
                 self.documents += 1
         if self.documents == 0:
             names = ", ".join(source.name for source in self.sources)
@@ -96,52 +111,63 @@ class Corpus:
         for source in self.sources:
             source.check()
 
+    def met(self, kind: str) -> dict[str, str]:
+        """Names of the labels (`classification`) or tags (`tagging`) that `check` met in local
+        sources, with the place where each was first."""
+        found: dict[str, str] = {}
+        for source in self.sources:
+            found = source.met(kind) | found
+        return found
+
     def identity(self) -> dict[str, Any]:
         """What the corpus is, as JSON: two corpora with the same identity give the same documents.
 
-        `text_column`, and for each source its kind and name, with bytes and sha256 for files,
-        config, split and revision for the hub, and the Python version with the number and sha256 of
-        the paragraphs for python-docs. Reads files whole that `check` has not hashed.
+        `text_column` (and `label_column` where one was given), and for each source its kind and
+        name, with bytes and sha256 for files, config, split and revision for the hub, and the
+        Python version with the number and sha256 of the paragraphs for python-docs. Reads files
+        whole that `check` has not hashed.
         """
+        label = {} if self.columns.label is None else {"label_column": self.columns.label}
         return {
-            "text_column": self.text_column,
+            "text_column": self.columns.text,
+            **label,
             "sources": [source.identity() for source in self.sources],
         }
 
 
-def _resolve(name: str, column: str | None) -> list[Source]:
+def _resolve(name: str, columns: Columns) -> list[Source]:
     if name == PYTHON_DOCS:
         return [PythonDocs()]
     if name.startswith(HUB):
-        return [HubSource(name.removeprefix(HUB), column)]
-    path = Path(name).expanduser()
+        return [HubSource(name.removeprefix(HUB), columns)]
+    path = Path(os.path.expanduser(name))  # Path's own raises for a user that is not there
     if path.is_dir():
         return _several(
-            name, sorted(p for p in path.rglob("*") if not _hidden(p.relative_to(path))), column
+            name, sorted(p for p in path.rglob("*") if not _hidden(p.relative_to(path))), columns
         )
     if path.is_file():
         if path.suffix.lower() not in READERS:
             raise CorpusError(f"{name}: unknown suffix {path.suffix!r}, expected one of {SUFFIXES}")
         if path.stat().st_size == 0:
             raise CorpusError(f"{name}: the file is empty; give a file with text")
-        return [FileSource(path, column)]
+        return [FileSource(path, columns)]
     if path.exists():
         raise CorpusError(
             f"{name}: not an ordinary file, but it must be read more than once; save it to one"
         )
     if glob.has_magic(name):
-        return _several(name, sorted(map(Path, glob.glob(str(path), recursive=True))), column)
+        return _several(name, sorted(map(Path, glob.glob(str(path), recursive=True))), columns)
     raise CorpusError(
         f"{name}: no such file or folder (seen from {Path.cwd()}); "
         f"for a dataset of the hub write {HUB}{name}"
     )
 
 
-def _several(name: str, paths: list[Path], column: str | None) -> list[Source]:
+def _several(name: str, paths: list[Path], columns: Columns) -> list[Source]:
     usable = [p for p in paths if p.suffix.lower() in READERS and p.is_file() and p.stat().st_size]
     if not usable:
         raise CorpusError(f"{name}: no file with text in it, expected some of {SUFFIXES}")
-    return [FileSource(path, column) for path in usable]
+    return [FileSource(path, columns) for path in usable]
 
 
 def _hidden(path: Path) -> bool:

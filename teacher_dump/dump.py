@@ -9,12 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -22,16 +21,22 @@ from store import Features, StoreWriter
 from store.console import counted
 from store.errors import UserError
 from store.stopping import Stop, Stopped, stoppable
-from teacher_dump.batches import length_batches
+from teacher_dump.calibration import calibration
 from teacher_dump.corpus import Corpus
-from teacher_dump.forward import forward
+from teacher_dump.gold import Labels
 from teacher_dump.models import resolve_model
-from teacher_dump.options import DEFAULT_MAX_LENGTH, DumpOptions, check_options, parse_logits
-from teacher_dump.parts import write_part
+from teacher_dump.options import (
+    DEFAULT_LOGITS,
+    DEFAULT_MAX_LENGTH,
+    DumpOptions,
+    check_head,
+    check_options,
+    describe,
+    parse_logits,
+)
+from teacher_dump.parts import check_published, write_part
 from teacher_dump.teacher import Teacher, load_teacher
 from teacher_dump.windows import Window, iter_windows
-
-CALIBRATION_TOKENS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,9 @@ class DumpSummary:
     resumed_parts: int
     halved: int  # batches of this run that were too large for the memory
     widened: int  # times in this run that a sequence was run again in float32
+    task: str | None = None
+    gold: int = 0  # sequences with a gold label, or tokens with a gold tag
+    cut: int = 0  # documents of a classification that were longer than a sequence
 
 
 def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None) -> DumpSummary:
@@ -59,7 +67,9 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
     """
     with stoppable() as stop:
         try:
-            return _dump(options.resolved(), say, stop)
+            resolved = options.resolved()
+            say(describe(resolved, bool(options.corpus)))
+            return _dump(resolved, say, stop)
         except Stopped as stopped:
             raise Stopped(stopped.number, _kept(options.out)) from None
 
@@ -77,11 +87,12 @@ def _kept(out: Path) -> str:
 def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> DumpSummary:
     check_options(options)
     StoreWriter.check(options.out)
-    corpus = Corpus.open(list(options.corpus), text_column=options.text_column)
+    model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
+    corpus = Corpus.open(list(options.corpus), options.text_column, options.label_column)
     corpus.check()  # a bad line far down is told now, not after hours
     teacher = load_teacher(
-        options.model,
-        head="none" if options.logits == "none" else options.head,
+        model,
+        head="none" if options.logits == "none" and options.head == "auto" else options.head,
         hidden=options.hidden,
         attention=options.attention,
         device=options.device,
@@ -89,8 +100,20 @@ def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> Dum
     )
     max_length = _max_length(options.max_length, teacher)
     counters: Counter[str] = Counter()
-    windows = iter_windows(corpus, teacher.tokenizer, max_length, options.stride, counters)
+    task = teacher.task
+    windows = iter_windows(
+        corpus,
+        teacher.tokenizer,
+        max_length,
+        options.stride,
+        counters,
+        one_each=bool(task and task.kind == "classification"),
+    )
     features = _features(options, teacher, max_length)
+    if task:
+        labels = Labels(task, teacher.name)
+        labels.check(corpus.met(task.kind))
+        windows = labels.numbered(windows)
     parts = _parts(windows, options.part_tokens, options.limit)
     first = next(parts, None)
     if first is None:
@@ -104,14 +127,14 @@ def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> Dum
         options.out,
         identity=_identity(options, teacher, corpus, files, max_length),
         features=features,
-        calibration=_calibration(options, teacher, first),
+        calibration=calibration(options, teacher, first),
         files=files,
         weights=teacher.weights() if options.weights else {},
         head=teacher.head_arrays() if features.logits and features.logits.tier == "head" else None,
         software=software(),
     )
     resumed = len(writer.published)
-    documents = sequences = tokens = number = 0
+    documents = sequences = tokens = number = gold = 0
     with (
         closing(writer),
         tqdm(
@@ -139,10 +162,12 @@ def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> Dum
                     )
                 stop.check()
             else:
+                check_published(writer, number, part)
                 progress.update(size)
             documents = part[-1].document + 1
             sequences += len(part)
             tokens += size
+            gold += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
         writer.seal()
     return DumpSummary(
         documents,
@@ -155,13 +180,18 @@ def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> Dum
         resumed,
         tally["halved"],
         tally["widened"],
+        task.kind if task else None,
+        gold,
+        counters["cut"],
     )
 
 
 def _told(options: DumpOptions, features: Features) -> str:
     """What the store is going to hold: which logits is only known once the teacher is loaded."""
-    logits = options.logits
-    if logits != "none" and not features.logits:
+    logits = options.logits or DEFAULT_LOGITS
+    if task := features.task:
+        logits = f"of {counted(len(task.labels), 'label')} ({task.kind})"
+    elif logits != "none" and not features.logits:
         reason = "--head none" if options.head == "none" else "no masked-LM head in the checkpoint"
         logits = f"none ({reason})"
     return (
@@ -188,10 +218,16 @@ def _features(options: DumpOptions, teacher: Teacher, max_length: int) -> Featur
         raise UserError(
             f"--views {options.views}: the teacher's tokenizer has no mask token; use --views 1"
         )
+    check_head(options, teacher.head or "none")
     logits = None
-    if teacher.decoder:
-        logits = parse_logits(options.logits, teacher.decoder.weight.shape[1], teacher.vocabulary)
-    if not (logits or teacher.hidden.groups or teacher.attention.groups):
+    if teacher.decoder and not teacher.task:
+        logits = parse_logits(
+            options.logits or DEFAULT_LOGITS,
+            teacher.decoder.weight.shape[1],
+            teacher.vocabulary,
+            teacher.head == "causal",
+        )
+    if not (logits or teacher.task or teacher.hidden.groups or teacher.attention.groups):
         raise UserError(
             "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"
             " nothing to dump"
@@ -205,6 +241,7 @@ def _features(options: DumpOptions, teacher: Teacher, max_length: int) -> Featur
         hidden=tuple(teacher.hidden.groups),
         attention=tuple(teacher.attention.groups),
         logits=logits,
+        task=teacher.task,
     )
 
 
@@ -226,7 +263,7 @@ def _identity(
     return {
         "teacher": {
             "id": teacher.name,
-            "revision": resolve_model(options.model).revision,
+            "revision": teacher.revision,
             "architecture": type(teacher.model).__name__,
             "weights_hash": teacher.weights_hash(),
             "config_hash": hashlib.sha256(files["config.json"]).hexdigest(),
@@ -237,6 +274,7 @@ def _identity(
             **arguments,
             "max_length": max_length,
             "device": torch.device(options.device).type,
+            **({"remote_code": True} if options.trust_remote_code else {}),
         },
     }
 
@@ -258,33 +296,3 @@ def _parts(
             part, filled = [], 0
     if part:
         yield part
-
-
-def _calibration(
-    options: DumpOptions, teacher: Teacher, windows: list[Window]
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """That of the unfinished store, else a new one."""
-    if StoreWriter.peek(options.out):
-        return StoreWriter.calibration(options.out)
-    return _calibrate(teacher, windows, options.batch_tokens)
-
-
-def _calibrate(
-    teacher: Teacher, windows: list[Window], batch_tokens: int
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Mean and deviation of every channel over windows spread evenly through the first part."""
-    step = max(1, sum(len(w.ids) for w in windows) // CALIBRATION_TOKENS)
-    inputs = [w.ids for w in windows]
-    chosen = np.arange(0, len(windows), step)
-    batches = length_batches([len(inputs[i]) for i in chosen], batch_tokens)
-    states: dict[str, list[np.ndarray]] = {name: [] for name in teacher.hidden.groups}
-    for known in forward(teacher, windows, inputs, [chosen[b] for b in batches], 0, Counter()):
-        for name, values in known.hidden.items():
-            states[name].append(values)
-    statistics = {}
-    for name, parts in states.items():
-        joined = np.concatenate(parts).astype(np.float64)
-        deviation = joined.std(axis=0)
-        deviation[deviation == 0] = 1.0
-        statistics[name] = (joined.mean(axis=0).astype(np.float32), deviation.astype(np.float32))
-    return statistics

@@ -27,7 +27,9 @@ class Known:
     lengths: np.ndarray  # [B]
     hidden: dict[str, np.ndarray]  # [N,D]
     attention: dict[str, list[np.ndarray]]  # B maps [L,L]
-    logits: tuple[np.ndarray, ...]  # what `Logits` gives, each [N,...], the log-partition last
+    # what `Logits` gives, the log-partition last: each [N,...], or [B,...] if `of_sequences`
+    logits: tuple[np.ndarray, ...]
+    of_sequences: bool = False
 
     def of(self, chosen: np.ndarray) -> Known:
         """The same of some sequences, chosen [B] bool."""
@@ -40,7 +42,8 @@ class Known:
                 name: [one for one, take in zip(maps, chosen, strict=True) if take]
                 for name, maps in self.attention.items()
             },
-            tuple(values[tokens] for values in self.logits),
+            tuple(values[chosen if self.of_sequences else tokens] for values in self.logits),
+            self.of_sequences,
         )
 
     def unusable(self) -> dict[str, np.ndarray]:
@@ -51,7 +54,8 @@ class Known:
         for name, maps in self.attention.items():
             found[f"attention {name}"] = np.array([not np.isfinite(one).all() for one in maps])
         if self.logits:
-            found["logits"] = self._any(~np.isfinite(self.logits[-1]))
+            bad = ~np.isfinite(self.logits[-1]).reshape(len(self.logits[-1]), -1).all(axis=1)
+            found["logits"] = bad if self.of_sequences else self._any(bad)
         return found
 
     def _any(self, tokens: np.ndarray) -> np.ndarray:
@@ -71,8 +75,9 @@ def forward(
     """Run batches (numbers of `windows`) over token ids `inputs`; every sequence comes once.
 
     A batch that memory does not hold is halved, and again. Sequences with NaN or infinity are run
-    again in float32 if the teacher is narrower. `logits` reads the head's input [N,D] of the tokens
-    of a batch. `tally` counts `halved` batches and `widened` sequences. Raises UserError, naming
+    again in float32 if the teacher is narrower. `logits` reads the head's input of a batch: [N,D]
+    of its tokens, or [B,D] where the head speaks of sequences. `tally` counts `halved` batches and
+    `widened` sequences. Raises UserError, naming
     the sequence, where neither helps.
     """
 
@@ -126,14 +131,17 @@ def _run(
             got = teacher.run(ids, present)
             lengths = present.sum(axis=1)
             read: tuple[np.ndarray, ...] = ()
-            if logits and got.head_input is not None:
-                read = logits(got.head_input[torch.from_numpy(present).to(teacher.device)], batch)
+            values, of_sequences = got.head_input, False
+            if logits and values is not None:
+                of_sequences = values.dim() == 2
+                here = torch.from_numpy(present).to(teacher.device)
+                read = logits(values if of_sequences else values[here], batch)
             hidden = {name: states.cpu().numpy()[present] for name, states in got.hidden.items()}
             attention = {
                 name: [one[:n, :n] for one, n in zip(maps.cpu().numpy(), lengths, strict=True)]
                 for name, maps in got.attention.items()
             }
-            return Known(batch, lengths, hidden, attention, read)
+            return Known(batch, lengths, hidden, attention, read, of_sequences)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

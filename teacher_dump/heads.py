@@ -1,6 +1,6 @@
-"""What leaves the LM head: K best log-probabilities, random draws, or the head's input.
+"""What leaves the head: K best log-probabilities, random draws, or the head's input.
 
-Never the whole vocabulary.
+Never the whole vocabulary; all classes of a task.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Decoder:
 
 
 def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
-    """Take the decoder off a masked-LM model: afterwards the model's `logits` are the decoder's
-    input.
+    """Take the decoder off a model with a head over a `vocabulary` (of tokens, classes or tags):
+    afterwards the model's `logits` are the decoder's input.
 
-    Raises UserError if the model has no linear decoder over its `vocabulary`.
+    Raises UserError if the model has no linear decoder over as many outputs.
     """
     found = [
         (name, m)
@@ -68,7 +68,7 @@ def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
             embeddings: Any = model.get_input_embeddings()
             return Decoder.of(embeddings.weight, bias)
     raise UserError(
-        f"{type(model).__name__} has no linear layer over its {vocabulary} tokens: use --head none"
+        f"{type(model).__name__} has no linear layer with {vocabulary} outputs: use --head none"
     )
 
 
@@ -127,6 +127,11 @@ def sampled_logits(
         )
         partitions.append(log_partition)
     return torch.cat(draws).cpu().numpy(), torch.cat(partitions).cpu().numpy()
+
+
+def all_logits(decoder: Decoder, values: torch.Tensor) -> np.ndarray:
+    """Raw logits [N,C] of `values` [N,D], for heads over a few classes or tags."""
+    return torch.cat([logits for _, logits in decoder.logits(values)]).cpu().numpy()
 
 
 def log_partitions(decoder: Decoder, values: torch.Tensor) -> np.ndarray:

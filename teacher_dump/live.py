@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from store import FeatureStore, Record, UserError
+from store import Features, FeatureStore, Record, UserError
 from store.live import LiveReport
 from teacher_dump.batches import length_batches
 from teacher_dump.comparing import Errors
 from teacher_dump.forward import Known, forward
 from teacher_dump.masking import RANDOM, mask_spans, masked_input
-from teacher_dump.options import DumpOptions
+from teacher_dump.options import DumpOptions, check_device
 from teacher_dump.teacher import Teacher, load_teacher
 from teacher_dump.windows import Window
 
@@ -45,9 +45,10 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
     arguments: dict[str, Any] = stored if isinstance(stored, dict) else {}
     precision = str(arguments.get("precision", "fp32"))
     resolved = DumpOptions(model, Path(store.path), device=device, precision=precision).resolved()
+    check_device(resolved.device)
     teacher = load_teacher(
         model,
-        head="mlm" if store.features.logits else "none",
+        head=_head(store.features),
         hidden=_spec(store.features.hidden),
         attention=_spec(store.features.attention),
         device=resolved.device,
@@ -78,6 +79,14 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
     )
 
 
+def _head(features: Features) -> str:
+    if features.task:
+        return features.task.kind
+    if features.logits:
+        return "causal" if features.logits.next_token else "mlm"
+    return "none"
+
+
 def _spec(names: Iterable[str]) -> str:
     """The option of `teacher-dump` that gives features of these names."""
     words = [
@@ -96,6 +105,12 @@ def _check_sizes(store: FeatureStore, teacher: Teacher) -> None:
             f"--model {teacher.name}: width {ours[0]} and vocabulary {ours[1]}, the store's teacher"
             f" has {features.width} and {features.vocabulary}; give the model that {store.path} was"
             " made with"
+        )
+    if teacher.task != features.task:
+        theirs, mine = (", ".join(t.labels) if t else "none" for t in (features.task, teacher.task))
+        raise UserError(
+            f"--model {teacher.name}: its labels are {mine:.200}, the store's are {theirs:.200};"
+            f" give the model that {store.path} was made with"
         )
 
 
@@ -171,6 +186,7 @@ class _Sample:
 
     def run(self, view: int, errors: Errors) -> None:
         """The teacher over one view; what it says goes to `errors`."""
+        task = self.store.features.task
         inputs = [self._input(i, view) for i in range(len(self.records))]
         chosen = np.array([i for i, ids in enumerate(inputs) if ids is not None], np.int64)
         self.left_out += len(inputs) - len(chosen)
@@ -181,15 +197,17 @@ class _Sample:
 
         def read(values: torch.Tensor, batch: np.ndarray) -> tuple[np.ndarray, ...]:
             assert self.teacher.decoder is not None
-            pieces = values.split([len(flat[i]) for i in batch])
+            of_sequences = task and task.kind == "classification"
+            pieces = values.split([1 if of_sequences else len(flat[i]) for i in batch])
+            compare = errors.task if task else errors.logits
             with torch.inference_mode():
                 logits = [
-                    errors.logits(self.records[i], view, self.teacher.decoder, piece)
+                    compare(self.records[i], view, self.teacher.decoder, piece)
                     for i, piece in zip(batch, pieces, strict=True)
                 ]
             return (np.concatenate(logits),)
 
-        reader = read if self.store.features.logits else None
+        reader = read if task or self.store.features.logits else None
         for known in forward(self.teacher, self.windows, flat, batches, 0, Counter(), reader):
             self._compare(view, known, errors)
 

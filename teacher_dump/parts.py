@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import torch
 
-from store import Features, LogitsSpec, PartWriter, StoreWriter
+from store import Features, PartWriter, StoreWriter
+from store.errors import UserError
 from teacher_dump.batches import length_batches
 from teacher_dump.forward import Known, Logits, forward
-from teacher_dump.heads import Decoder, log_partitions, sampled_logits, top_logits
+from teacher_dump.heads import Decoder, all_logits, log_partitions, sampled_logits, top_logits
 from teacher_dump.masking import mask_spans, masked_input
 from teacher_dump.options import DumpOptions
 from teacher_dump.teacher import Teacher
 from teacher_dump.windows import Window
 
 Keys = list[tuple[int, int, int]]  # of each window: seed, view, number of the sequence in the store
+
+VERSIONS = ("teachonce", "transformers", "tokenizers")  # which cut a corpus into sequences
 
 
 def write_part(
@@ -39,15 +44,7 @@ def write_part(
     lengths = np.array([len(w.ids) for w in windows])
     start = np.concatenate([[0], np.cumsum(lengths)])
     part = writer.part(number, lengths)
-    part.set_sequences(
-        texts=[w.text for w in windows],
-        document=np.array([w.document for w in windows]),
-        document_begin=np.array([w.document_begin for w in windows]),
-        hard_cut=np.array([w.hard_cut for w in windows]),
-        token_ids=np.concatenate([w.ids for w in windows]),
-        offsets=np.concatenate([w.offsets for w in windows]),
-        special=np.concatenate([w.special for w in windows]),
-    )
+    part.set_sequences(**_sequences(windows, features))
     batches = length_batches(lengths, options.batch_tokens)
     for view in range(features.views):
         keys = [(options.seed, view, first_sequence + i) for i in range(len(windows))]
@@ -56,12 +53,47 @@ def write_part(
             if view
             else [w.ids for w in windows]
         )
-        read = _reader(teacher.decoder, features.logits, keys, lengths)
+        read = _reader(teacher.decoder, features, keys, lengths)
         for known in forward(teacher, windows, inputs, batches, first_sequence, tally, read):
             rows = np.concatenate([np.arange(start[i], start[i + 1]) for i in known.sequences])
-            _put(part, view, rows, known, features.logits)
+            _put(part, view, rows, known, features)
             progress(len(rows) if view == 0 else 0)
     part.publish()
+
+
+def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> None:
+    """UserError unless the published part `number` was made of these windows: with other versions
+    of the libraries a store would hold some sequences twice and others not at all."""
+    lengths = np.array([len(w.ids) for w in windows])
+    differ = writer.differing(number, lengths, **_sequences(windows, writer.features))
+    if differ:
+        versions = [
+            f"{name} {then} then and {version(name)} now"
+            for name, then in writer.software.items()
+            if name in VERSIONS and then != version(name)
+        ]
+        raise UserError(
+            f"{writer.path}: part {number}, published before, is of other sequences than the corpus"
+            f" gives now ({differ[0]} differs; {', '.join(versions) or 'with the same libraries'});"
+            " install the versions that began it, or give another name"
+        )
+
+
+def _sequences(windows: list[Window], features: Features) -> dict[str, Any]:
+    return {
+        "texts": [w.text for w in windows],
+        "document": np.array([w.document for w in windows]),
+        "document_begin": np.array([w.document_begin for w in windows]),
+        "hard_cut": np.array([w.hard_cut for w in windows]),
+        "token_ids": np.concatenate([w.ids for w in windows]),
+        "offsets": np.concatenate([w.offsets for w in windows]),
+        "special": np.concatenate([w.special for w in windows]),
+        "gold": _gold(windows) if features.task else None,
+    }
+
+
+def _gold(windows: list[Window]) -> np.ndarray:
+    return np.concatenate([w.numbers for w in windows if w.numbers is not None])
 
 
 def _view_inputs(
@@ -93,14 +125,17 @@ def _view_inputs(
 
 
 def _reader(
-    decoder: Decoder | None, spec: LogitsSpec | None, keys: Keys, lengths: np.ndarray
+    decoder: Decoder | None, features: Features, keys: Keys, lengths: np.ndarray
 ) -> Logits | None:
     """What is kept of the logits, read from the decoder's input of a batch."""
-    if decoder is None or spec is None:
+    spec = features.logits
+    if decoder is None or not (spec or features.task):
         return None
 
     @torch.inference_mode()
     def read(values: torch.Tensor, batch: np.ndarray) -> tuple[np.ndarray, ...]:
+        if spec is None:
+            return (all_logits(decoder, values),)
         if spec.tier == "topk":
             return top_logits(decoder, values, spec.size)
         if spec.tier == "head":
@@ -113,15 +148,15 @@ def _reader(
     return read
 
 
-def _put(
-    part: PartWriter, view: int, rows: np.ndarray, known: Known, spec: LogitsSpec | None
-) -> None:
+def _put(part: PartWriter, view: int, rows: np.ndarray, known: Known, features: Features) -> None:
     for name, states in known.hidden.items():
         part.put_hidden(view, name, rows, states)
     for name, maps in known.attention.items():
         for sequence, probabilities in zip(known.sequences, maps, strict=True):
             part.put_attention(view, name, int(sequence), probabilities)
-    if known.logits and spec:
+    if features.task:
+        part.put_task(view, known.sequences if known.of_sequences else rows, *known.logits)
+    if spec := features.logits:
         puts: dict[str, Callable[..., None]] = {
             "topk": part.put_topk,
             "sample": part.put_samples,

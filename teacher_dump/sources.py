@@ -9,43 +9,51 @@ import platform
 import re
 import sysconfig
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from teacher_dump.readers import CorpusError, Seen, choose_column, ignore, read_texts, text_of
+from teacher_dump.lines import CorpusError, Seen, ignore
+from teacher_dump.readers import read_rows
+from teacher_dump.rows import Columns, Row, check_label, choose_column, gold_of, text_of
 
 PYTHON_DOCS = "python-docs"
 HUB = "hf:"
 SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "lib2to3", "site-packages"}
 SKIPPED_FOLDERS |= {"test", "tests"}
+KEPT_NAMES = 1 << 17  # more than any teacher has labels
 
 
 class Source(Protocol):
     """Texts in a fixed order, empty ones too, as often as they are asked for."""
 
     name: str
+    tabular: bool  # whether its texts stand in a column
 
-    def texts(self) -> Iterator[str]: ...
+    def rows(self) -> Iterator[Row]: ...
 
     def check(self) -> None:
         """Read what lies on this machine to its end. Raises CorpusError."""
+
+    def met(self, kind: str) -> dict[str, str]:
+        """Names of the labels (`classification`) or tags (`tagging`) that `check` met, with the
+        place where each was first."""
 
     def identity(self) -> dict[str, Any]: ...
 
 
 class FileSource:
-    def __init__(self, path: Path, column: str | None) -> None:
-        self.name = path.name
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self.name, self.tabular = path.name, path.suffix.lower() != ".txt"
         self._path = path
-        self._column = column
+        self._columns = columns
         self._sha256: str | None = None
+        self._met: dict[str, dict[str, int]] = {"classification": {}, "tagging": {}}
 
-    def texts(self, seen: Seen = ignore) -> Iterator[str]:
+    def rows(self, seen: Seen = ignore) -> Iterator[Row]:
         try:
-            yield from read_texts(self._path, self._column, seen)
+            yield from read_rows(self._path, self._columns, seen)
         except OSError as error:
             raise CorpusError(
                 f"{self._path}: cannot be read ({error.strerror}); check the file"
@@ -60,9 +68,21 @@ class FileSource:
             digest.update(raw)
             size += len(raw)
 
-        deque(self.texts(seen), maxlen=0)
+        for row in self.rows(seen):
+            if row.gold and row.gold.label is not None:
+                self._meet("classification", row.gold.label, row.line)
+            elif row.gold:
+                for _, _, tag in row.gold.tags:
+                    self._meet("tagging", tag, row.line)
         if size == self._path.stat().st_size:
             self._sha256 = digest.hexdigest()
+
+    def _meet(self, kind: str, name: str, line: int) -> None:
+        if len(self._met[kind]) < KEPT_NAMES:
+            self._met[kind].setdefault(name, line)
+
+    def met(self, kind: str) -> dict[str, str]:
+        return {name: f"{self._path}, line {line}" for name, line in self._met[kind].items()}
 
     def identity(self) -> dict[str, Any]:
         size, sha256 = self._path.stat().st_size, self._sha256 or _sha256(self._path)
@@ -77,9 +97,9 @@ def _sha256(path: Path) -> str:
 class HubSource:
     """A dataset of the hub, pinned to the revision it had when opened, or a local folder of one."""
 
-    def __init__(self, spec: str, column: str | None) -> None:
-        self.name = HUB + spec
-        self._column = column
+    def __init__(self, spec: str, columns: Columns) -> None:
+        self.name, self.tabular = HUB + spec, True
+        self._columns = columns
         match = re.fullmatch(r"(?P<name>.+?)(@(?P<config>[^@:/]+))?(:(?P<split>[^:/]+))?", spec)
         if match is None:
             raise CorpusError(
@@ -117,7 +137,7 @@ class HubSource:
                 f"check the network, or give a local file or folder"
             ) from None
 
-    def texts(self) -> Iterator[str]:
+    def rows(self) -> Iterator[Row]:
         from datasets import load_dataset
 
         revision = self._revision
@@ -125,13 +145,15 @@ class HubSource:
             rows = load_dataset(
                 self._dataset, self._config, split=self._split, revision=revision, streaming=True
             )
-            chosen = ""
+            chosen, label = "", self._columns.label
             for number, row in enumerate(rows, 1):
                 where = f"{self.name}, row {number}"
                 if not chosen:
-                    textual = [name for name, value in row.items() if isinstance(value, str)]
-                    chosen = choose_column(list(row), textual, self._column, self.name)
-                yield text_of(row[chosen], chosen, where)
+                    textual = [n for n, v in row.items() if isinstance(v, str) and n != label]
+                    chosen = choose_column(list(row), textual, self._columns.text, self.name)
+                    check_label(list(row), label, self.name)
+                gold = gold_of(row[label], label, where) if label else None
+                yield Row(text_of(row[chosen], chosen, where), number, gold)
         except CorpusError:
             raise
         except Exception as error:  # a dataset may fail in any way, and in the middle
@@ -143,6 +165,9 @@ class HubSource:
 
     def check(self) -> None:
         """Nothing: to read it is to fetch it, all of it."""
+
+    def met(self, kind: str) -> dict[str, str]:
+        return {}
 
     def identity(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": "hf", "name": self._dataset, "config": self._config}
@@ -159,13 +184,16 @@ class HubSource:
 class PythonDocs:
     """Paragraphs of the standard library's docstrings, each once; nothing is imported for it."""
 
-    name = PYTHON_DOCS
+    name, tabular = PYTHON_DOCS, False
 
-    def texts(self) -> Iterator[str]:
-        return iter(self._paragraphs)
+    def rows(self) -> Iterator[Row]:
+        return (Row(text, number) for number, text in enumerate(self._paragraphs, 1))
 
     def check(self) -> None:
         """Nothing: its texts are all in memory."""
+
+    def met(self, kind: str) -> dict[str, str]:
+        return {}
 
     @cached_property
     def _paragraphs(self) -> list[str]:

@@ -21,17 +21,18 @@ def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
     the embeddings. `mean` averages layers 1..L, `groups:N` cuts them into N equal consecutive
     groups.
 
-    Raises UserError for an unknown word, a layer that does not exist or groups that do not divide
-    the layers.
+    Raises UserError for an unknown word, `none` beside others, a layer that does not exist or
+    groups that do not divide the layers.
     """
     groups: dict[str, list[int]] = {}
-    for word in filter(None, (part.strip() for part in spec.split(","))):
+    words = [part.strip() for part in spec.split(",")]
+    for word in words if words != ["none"] else ():
         kind, _, argument = word.partition(":")
         if word == "none":
-            continue
+            raise UserError(f"{spec}: none beside others; leave it out")
         if word == "mean":
             groups["mean"] = list(range(1, layers + 1))
-        elif kind == "groups" and argument.isdigit() and int(argument) > 0:
+        elif kind == "groups" and argument.isdecimal() and int(argument) > 0:
             count = int(argument)
             if layers % count:
                 raise UserError(
@@ -41,7 +42,7 @@ def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
             size = layers // count
             for i in range(count):
                 groups[f"groups{count}.{i}"] = list(range(1 + i * size, 1 + (i + 1) * size))
-        elif kind == "layer" and argument.isdigit():
+        elif kind == "layer" and argument.isdecimal():
             if int(argument) > layers:
                 raise UserError(f"{word}: the teacher has layers 0 (embeddings) to {layers}")
             groups[f"layer{int(argument)}"] = [int(argument)]

@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel
 
-from store.errors import UserError, first_line
+from store import TaskSpec
+from store.errors import UserError
+from store.positions import first_position
 from teacher_dump.heads import Decoder, split_decoder
-from teacher_dump.models import DAMAGED, first_position, resolve_model
+from teacher_dump.loading import load_config, load_tokenizer
+from teacher_dump.models import ResolvedModel, resolve_model
+from teacher_dump.networks import load_with_head, task_of
 from teacher_dump.taps import Accumulator, layer_groups, tapped
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -31,25 +33,31 @@ class Activations:
 
     hidden: dict[str, torch.Tensor]  # [B,L,D] float32
     attention: dict[str, torch.Tensor]  # [B,L,L] float32
-    head_input: torch.Tensor | None  # [B,L,D'] input of the decoder
+    head_input: torch.Tensor | None  # [B,L,D'] input of the decoder; [B,D'] for classes of texts
 
 
 class Teacher:
-    """An encoder in evaluation mode, with taps for averaged states and maps.
+    """A model in evaluation mode, with taps for averaged states and maps.
 
-    `decoder` is None where the checkpoint has no LM head (or `head="none"` was asked for).
+    `name` is what the user typed, `revision` the commit on the hub, None for a folder. `head` and
+    `decoder`, its last step, are None where the checkpoint has no head (or `none` was asked for);
+    `task` is what the head was fine-tuned for, None for LM heads.
     """
 
     def __init__(
         self,
-        name: str,
+        resolved: ResolvedModel,
         model: PreTrainedModel,
         tokenizer: Any,
         decoder: Decoder | None,
         hidden: str,
         attention: str,
+        head: str | None = None,
+        task: TaskSpec | None = None,
     ) -> None:
-        self.name, self.model, self.tokenizer, self.decoder = name, model, tokenizer, decoder
+        self.head, self.task = head, task
+        self.name, self.revision = resolved.name, resolved.revision
+        self.model, self.tokenizer, self.decoder = model, tokenizer, decoder
         self.config = model.config
         self.base: Any = model.base_model
         self.layers = int(self.config.num_hidden_layers)
@@ -63,6 +71,8 @@ class Teacher:
         # Some families return maps only when asked; the others would keep all of them if asked.
         asks = "output_attentions" in inspect.signature(self.base.forward).parameters
         self._arguments = {"output_attentions": True} if asks and self.attention.groups else {}
+        if head == "causal":
+            self._arguments["use_cache"] = False  # of keys and values, which nobody asks for again
 
     @torch.inference_mode()
     def run(self, ids: np.ndarray, present: np.ndarray) -> Activations:
@@ -116,7 +126,7 @@ class Teacher:
         limit = self.tokenizer.model_max_length
         positions = getattr(self.config, "max_position_embeddings", None)
         if positions:
-            positions -= first_position(self.config)
+            positions -= first_position(self.config.to_dict())
         known = [int(n) for n in (limit, positions) if n and 0 < n < 1_000_000]
         return min(known, default=None)
 
@@ -177,7 +187,7 @@ class Teacher:
 
 
 def load_teacher(
-    model: str,
+    model: str | ResolvedModel,
     *,
     head: str = "auto",
     hidden: str = "mean",
@@ -185,75 +195,29 @@ def load_teacher(
     device: str = "cpu",
     precision: str = "fp32",
 ) -> Teacher:
-    """Load a checkpoint (folder, model id or alias) with the LM head that is in it.
+    """Load a checkpoint (folder, model id or alias) with the head that is in it (`auto`), with the
+    one of `networks.HEADS` that is asked for, or with `none`.
 
-    Raises UserError if the model cannot be found, has a slow tokenizer, or `head="mlm"` and the
-    checkpoint has no such head: transformers would fill it with random numbers.
+    Raises UserError if the model cannot be found, is an encoder-decoder, has a slow tokenizer or
+    none, or the checkpoint has not the head that is asked for: transformers would fill it with
+    random numbers.
     """
-    resolved = resolve_model(model)
-    source = str(resolved.path_or_id)
+    resolved = model if isinstance(model, ResolvedModel) else resolve_model(model)
+    config = load_config(resolved)
     options: dict[str, Any] = {"dtype": PRECISIONS[precision]}
     if attention != "none":
         options["attn_implementation"] = "eager"  # the others never hold the probabilities
-    tokenizer = _load(AutoTokenizer, source)
+    tokenizer = load_tokenizer(resolved)
     if not tokenizer.is_fast:
         raise UserError(
             f"{resolved.name}: {type(tokenizer).__name__} gives no character offsets, which key the"
             " store; add a tokenizer.json (fast tokenizer) to the checkpoint"
         )
-    network, missing = (
-        (None, ["asked for none"]) if head == "none" else _load_masked_lm(source, options)
-    )
-    if head == "mlm" and missing:
-        raise UserError(
-            f"{resolved.name}: the checkpoint has no masked-LM head (missing:"
-            f" {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}); use --head none for"
-            " hidden states and attention maps only, or train one with `downstream --task mlm`"
-        )
-    if network is None or missing:
-        network, missing = _load(AutoModel, source, output_loading_info=True, **options)
-        lacking = [
-            key
-            for key in missing["missing_keys"]
-            if "pooler" not in key and "position_ids" not in key
-        ]
-        if lacking:
-            raise UserError(
-                f"{resolved.name}: the checkpoint lacks weights of its encoder:"
-                f" {', '.join(sorted(lacking)[:3])}"
-            )
-        if any("pooler" in key for key in missing["missing_keys"]):
-            network.pooler = None  # random, so the same checkpoint would be another each time
-        decoder = None
-    else:
-        decoder = split_decoder(network, int(network.config.vocab_size))
+    network, found = load_with_head(resolved, config, head, options)
+    task = task_of(network, found, resolved.name)
+    decoder = None
+    if found:
+        outputs = len(task.labels) if task else int(network.config.vocab_size)
+        decoder = split_decoder(network, outputs).to(device)
     network = network.eval().to(device)
-    if decoder:
-        decoder = decoder.to(device)
-    return Teacher(resolved.name, network, tokenizer, decoder, hidden, attention)
-
-
-def _load_masked_lm(
-    source: str, options: dict[str, Any]
-) -> tuple[PreTrainedModel | None, list[str]]:
-    """The masked-LM model and the parameters that its checkpoint lacks; None for families without
-    such a model."""
-    try:
-        model, info = _load(AutoModelForMaskedLM, source, output_loading_info=True, **options)
-    except UserError as error:
-        if "Unrecognized configuration class" in str(error):
-            return None, ["this family has none"]
-        raise
-    return model, sorted(key for key in info["missing_keys"] if "position_ids" not in key)
-
-
-def _load(factory: Any, source: str, **options: Any) -> Any:
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # what it warns about is checked and said by us
-    transformers_logging.disable_progress_bar()
-    try:
-        return factory.from_pretrained(source, **options)
-    except (*DAMAGED, KeyError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{source}: cannot be loaded: {first_line(error)}") from error
-    finally:
-        transformers_logging.set_verbosity(level)
+    return Teacher(resolved, network, tokenizer, decoder, hidden, attention, found, task)

@@ -4,7 +4,9 @@ Nothing is downloaded. Heavy imports stay inside the fixtures, so that the tests
 `align` start fast.
 
 - `make_tokenizer(kind)`: kind in TOKENIZER_KINDS -> PreTrainedTokenizerFast
-- `tiny_teacher(kind)`: kind in TEACHER_KINDS -> Path of a transformers folder (float32)
+- `tiny_teacher(kind)`: kind in TEACHER_KINDS -> Path of a transformers folder (float32);
+  `tiny_teacher(kind, "classification", labels)` or `"tagging"`: with such a head instead;
+  `tiny_teacher("gpt2")`: a causal one
 """
 
 from __future__ import annotations
@@ -36,6 +38,13 @@ TOKENIZER_OF = {
     "xlmr": "unigram",
     "distilbert": "wordpiece",
     "modernbert": "bpe",
+    "gpt2": "bpe-plain",
+}
+HEADS = {
+    "mlm": "ForMaskedLM",
+    "classification": "ForSequenceClassification",
+    "tagging": "ForTokenClassification",
+    "causal": "LMHeadModel",
 }
 MAX_LENGTH = 128
 VOCABULARY = 600
@@ -76,6 +85,8 @@ def _backend(kind: str, specials: dict[str, str]) -> Any:
     backend.train_from_iterator(SENTENCES, trainer)
     if kind == "unigram":
         backend.model = models.Unigram(_counted(backend, list(specials.values())), unk_id=1)
+    if "cls_token" not in specials:
+        return backend
     cls, sep = specials["cls_token"], specials["sep_token"]
     backend.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
@@ -118,6 +129,12 @@ def _tokenizer(kind: str) -> Any:
 
     if kind.startswith("wordpiece"):
         return _wordpiece(kind == "wordpiece-lower")
+    if kind == "bpe-plain":  # what causal models read: no token around a text, none for padding
+        return PreTrainedTokenizerFast(
+            tokenizer_object=_backend("bpe", {"unk_token": "<|endoftext|>"}),
+            unk_token="<|endoftext|>",
+            model_max_length=MAX_LENGTH,
+        )
     names = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
     roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     specials = dict(zip(roles, names, strict=True))
@@ -126,8 +143,8 @@ def _tokenizer(kind: str) -> Any:
     )
 
 
-def _model(kind: str, tokenizer: Any) -> Any:
-    """A random model of 4 layers, 32 wide, 4 heads, with its masked-LM head."""
+def _model(kind: str, tokenizer: Any, head: str, labels: tuple[str, ...]) -> Any:
+    """A random model of 4 layers, 32 wide, 4 heads, with a head."""
     import torch
     import transformers
 
@@ -140,6 +157,9 @@ def _model(kind: str, tokenizer: Any) -> Any:
         "sep_token_id": tokenizer.sep_token_id,
         "initializer_range": 0.2,  # wide enough that logits and maps are far from uniform
     }
+    if labels:
+        common["id2label"] = dict(enumerate(labels))
+        common["label2id"] = {label: number for number, label in enumerate(labels)}
     sizes: dict[str, Any] = {
         "hidden_size": 32,
         "num_hidden_layers": 4,
@@ -147,7 +167,7 @@ def _model(kind: str, tokenizer: Any) -> Any:
         "intermediate_size": 64,
         "max_position_embeddings": MAX_LENGTH,
     }
-    shifted = {**sizes, "max_position_embeddings": MAX_LENGTH + tokenizer.pad_token_id + 1}
+    shifted = {**sizes, "max_position_embeddings": MAX_LENGTH + 1 + (tokenizer.pad_token_id or 0)}
     settings: dict[str, tuple[str, dict[str, Any]]] = {
         "bert": ("Bert", sizes),
         "roberta": ("Roberta", {**shifted, "type_vocab_size": 1}),
@@ -178,14 +198,15 @@ def _model(kind: str, tokenizer: Any) -> Any:
             "ModernBert",
             {**sizes, "local_attention": 16, "global_attn_every_n_layers": 2},
         ),
+        "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": MAX_LENGTH}),
     }
     if kind not in settings:
-        raise ValueError(f"teacher kind {kind!r}: expected one of {TEACHER_KINDS}")
+        raise ValueError(f"teacher kind {kind!r}: expected one of {', '.join(settings)}")
     prefix, own = settings[kind]
     config = getattr(transformers, f"{prefix}Config")(**common, **own)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(TEACHER_KINDS.index(kind))
-        model = getattr(transformers, f"{prefix}ForMaskedLM")(config)
+        torch.manual_seed([*TEACHER_KINDS, "gpt2"].index(kind))
+        model = getattr(transformers, prefix + HEADS[head])(config)
     return model.float().eval()
 
 
@@ -196,15 +217,17 @@ def make_tokenizer() -> Callable[[str], Any]:
 
 
 @pytest.fixture(scope="session")
-def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`tiny_teacher(kind)` -> folder of a random teacher and its tokenizer, saved once."""
     root = tmp_path_factory.mktemp("teachers")
 
     @cache
-    def saved(kind: str) -> Path:
+    def saved(kind: str, head: str | None = None, labels: tuple[str, ...] = ()) -> Path:
         tokenizer = _tokenizer(TOKENIZER_OF[kind])
-        _model(kind, tokenizer).save_pretrained(root / kind)
-        tokenizer.save_pretrained(root / kind)
-        return root / kind
+        folder = root / "-".join([kind, *([head] if head else []), *labels])
+        head = head or ("causal" if kind == "gpt2" else "mlm")
+        _model(kind, tokenizer, head, labels).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
 
     return saved

@@ -24,7 +24,14 @@ def dangers(source: str) -> Iterator[str]:
             MODULES | LOADERS
         ):
             yield f"from {node.module}"
-        elif "trust_remote_code" in (getattr(node, "arg", None), getattr(node, "value", None)):
+        elif isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+            if ast.unparse(node.value) not in ("False", "model.trusted"):  # asked for by the user
+                yield "trust_remote_code"
+        elif isinstance(node, ast.Subscript | ast.Dict) and "'trust_remote_code'" in (
+            ast.unparse(key)
+            for key in [getattr(node, "slice", None), *getattr(node, "keys", [])]
+            if key
+        ):
             yield "trust_remote_code"
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             if not (isinstance(node.value, ast.Constant) and node.value.value is False):
@@ -69,6 +76,7 @@ def test_nothing_that_is_read_can_run(package: str) -> None:
         "np.load(path, allow_pickle=True)",
         "AutoModel.from_pretrained(x, trust_remote_code=True)",
         "options['trust_remote_code'] = True",
+        "load(**{'trust_remote_code': True})",
     ],
 )
 def test_what_is_looked_for(line: str) -> None:

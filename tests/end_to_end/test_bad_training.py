@@ -91,7 +91,7 @@ def test_train_options(
         ("--loss cosine=1", ("--loss cosine", "holds no hidden states")),
         ("--loss attention=1", ("--loss attention", "holds no attention maps")),
         ("--loss logit=1", ("--loss logit", "use kl")),
-        ("--loss mlm=1 --init svd", ("no teacher weights", "--init random")),
+        ("--loss mlm=1 --init svd", ("no word embeddings", "--init random")),
     ],
 )
 def test_store_lacks_what_is_asked_for(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from align import FlatText, Tokens, align_span
 from benchmarks import integrity_text
 from benchmarks.integrity_text import HUGE, KINDS, check_documents, check_laws, odd_texts, run
-from teacher_dump.windows import cut_windows
+from tests.teacher_dump.cutting import cut_windows
 
 Tokenizers = dict[str, Any]
 TEXTS = st.lists(

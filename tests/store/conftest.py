@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -52,3 +53,11 @@ def copy(tmp_path: Path, made: Callable[..., Made]) -> Callable[..., Path]:
         return target
 
     return make
+
+
+@pytest.fixture
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A small sealed store of three parts in the format of the parameter, to be damaged."""
+    path: Path = tmp_path / f"a.{request.param}"
+    make_store(path, dataclasses.replace(features_of(), hidden=("mean",), attention=(), views=1))
+    return path

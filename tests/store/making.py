@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from store import Features, LogitsSpec, StoreWriter
+from store import Features, LogitsSpec, StoreWriter, TaskSpec
+from store.features import TASKS
 
 TEXT = "the story of a Нева river, ξένος and 東京 was told; no один knows 🙂 why it ended so"
 WORDS = TEXT.split(" ")
@@ -17,17 +18,20 @@ IDENTITY = {
     "teacher": {"id": "tiny", "revision": "1", "weights_hash": "ab"},
     "corpus": {"hash": "c"},
 }
+LABELS = ("dull", "bright", "надо", "[x]")
 SOFTWARE = {"teachonce": "0.1"}
 
 
 def features_of(
     codec: str = "default", tier: str | None = "topk", views: int = 2, size: int | None = None
 ) -> Features:
+    """`tier` may also be a task: the store of a teacher that was fine-tuned."""
     sizes = {"topk": 5, "sample": 12, "head": 20}
-    logits = None if tier is None else LogitsSpec(tier, size or sizes[tier])
+    task = TaskSpec(tier, LABELS) if tier in TASKS else None
+    logits = None if tier is None or task else LogitsSpec(tier, size or sizes[tier])
     return Features(
         views=views, max_length=64, width=37, vocabulary=1000, codec=codec,
-        hidden=("mean", "groups2.1"), attention=("mean",), logits=logits,
+        hidden=("mean", "groups2.1"), attention=("mean",), logits=logits, task=task,
     )  # fmt: skip
 
 
@@ -45,6 +49,8 @@ class Part:
     hidden: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
     logits: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     attention: dict[tuple[int, str], list[np.ndarray]] = field(default_factory=dict)
+    gold: np.ndarray | None = None
+    task: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 def _pieces() -> dict[str, int]:
@@ -105,6 +111,11 @@ def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
             part.hidden[view, name] = states.astype(np.float32)
         if features.logits:
             part.logits[view] = _logits(features, total, rng)
+        if features.task:
+            size = total if features.task.kind == "tagging" else sequences
+            part.task[view] = rng.normal(size=(size, len(LABELS)), scale=5).astype(np.float32)
+            part.gold = rng.integers(-1, len(LABELS), size)
+            part.gold[part.special if size == total else []] = -1
         for name in features.attention:
             part.attention[view, name] = [
                 rng.dirichlet(np.full(n, 0.3), size=n).astype(np.float32) for n in counts
@@ -174,8 +185,9 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
     w = writer.part(number, part.token_counts)
     zeros = np.zeros(len(part.texts), np.int64)
     w.set_sequences(
-        part.texts, part.document, zeros + 7, zeros > 0, part.token_ids, part.offsets, part.special
-    )
+        part.texts, part.document, zeros + 7, zeros > 0, part.token_ids, part.offsets, part.special,
+        part.gold,
+    )  # fmt: skip
     for view, spans in part.spans.items():
         w.set_masks(view, spans)
     for rows in np.array_split(rng.permutation(len(part.token_ids)), 3):
@@ -186,6 +198,9 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
             taken = {name: array[rows] for name, array in logits.items()}
             put = {"topk": w.put_topk, "sample": w.put_samples, "head": w.put_head}
             put[features.logits.tier](view, rows, **taken)
+    for view, outputs in part.task.items():
+        for rows in np.array_split(rng.permutation(len(outputs)), 2):
+            w.put_task(view, rows, outputs[rows])
     for (view, name), maps in part.attention.items():
         for sequence in rng.permutation(len(maps)):
             w.put_attention(view, name, int(sequence), maps[sequence])

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 
 from store import open_store
 from store.cli import main
-from tests.store.making import IDENTITY, begin, features_of, make_part, make_store, put_part
+from tests.store.making import IDENTITY, LABELS, begin, features_of, make_part, make_store, put_part
 
 Made = Callable[..., Any]
 
@@ -125,7 +125,7 @@ def test_convert_between_formats(made: Made, tmp_path: Path, one: str, other: st
     assert "exists already" in refused("convert", source, target)
 
 
-@pytest.mark.parametrize("tier", ("topk", "head"))
+@pytest.mark.parametrize("tier", ("topk", "head", "tagging"))
 @pytest.mark.parametrize("codec", ("default", "small"))
 def test_recoding_equals_writing_with_the_codec(
     made: Made, tmp_path: Path, tier: str, codec: str
@@ -187,6 +187,26 @@ def test_show(tmp_path: Path, tier: str) -> None:
         assert f" piece{token} " in line and (" x " in line) == mask
     assert "no sequence 99" in refused("show", tmp_path / "a.h5", 99)
     assert "no view 5" in refused("show", tmp_path / "a.h5", 0, "--view", 5)
+
+
+def test_a_task_is_shown_by_name(made: Made) -> None:
+    texts, tokens = made("h5", "default", "classification"), made("zarr", "default", "tagging")
+    for (path, parts), kind in ((texts, "classification"), (tokens, "tagging")):
+        assert f"{kind}, 4 labels: dull, bright, надо, [x]" in run("info", path).output
+        about = json.loads(run("info", path, "--json").output)
+        assert about["features"]["task"] == {"kind": kind, "labels": list(LABELS)}
+        assert ("view0/tags" in about["bytes_per_token_encoded"]) == (kind == "tagging")
+        assert run("verify", path).exit_code == 0
+        for number in range(6):
+            said = run("show", path, number, "--view", 1).output
+            part, record = parts[0], open_store(path)[number]
+            if kind == "classification":
+                name = LABELS[part.gold[number]] if part.gold[number] >= 0 else "none"
+                best = LABELS[part.task[1][number].argmax()]
+                assert f"label {name}, the teacher says {best} " in " ".join(said.split())
+            else:
+                names = [LABELS[tag] for tag in record.tags if tag >= 0]
+                assert all(name in said for name in names) and "│ tag" in said.replace("┃", "│")
 
 
 def test_help_needs_no_heavy_import() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from store import StoreError, open_store
 from store.content import check_tokens
-from store.hdf5_tree import append_digest
+from store.hdf5_file import append_digest
 from store.manifest import seal_checksum
 from store.verify import verify
 from tests.store.making import TOKENIZER
@@ -49,7 +49,7 @@ def forge(path: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
     append_digest(path)
 
 
-def put(place: int | tuple[int, ...], value: int) -> Callable[[np.ndarray], Any]:
+def put(place: int | tuple[int, ...], value: float) -> Callable[[np.ndarray], Any]:
     return lambda values: values.__setitem__(place, value)
 
 
@@ -68,6 +68,11 @@ LAWS: dict[str, tuple[str, str, Callable[[np.ndarray], Any], str]] = {
     "best": ("topk", "view1/logits/ids", put(2, 5000), "ids are outside the vocabulary"),
     "draws": ("sample", "view0/logits/counts", put(1, 200), "do not sum to 12 draws"),
     "drawn": ("sample", "view0/logits/ids", put(1, 7000), "ids are outside the vocabulary"),
+    "label": ("classification", "sequence/label", put(3, 4), "sequence/label holds what is no"),
+    "tag": ("tagging", "token/tag", put(2, -2), "token/tag holds what is no label"),
+    "tag of a special": ("tagging", "token/tag", put(0, 1), "token/tag holds what is no label"),
+    "classes": ("classification", "view1/classes/values", put((1, 2), np.nan), "are not finite"),
+    "tags": ("tagging", "view0/tags/values", put((4, 0), np.inf), "are not finite"),
     "lengths": ("topk", "sequence/token_start", put(1, 3), "do not give the squares"),
 }
 

@@ -118,6 +118,27 @@ def test_a_reader_written_from_the_format_alone(made: Made, ext: str, codec: str
             assert np.allclose(found["attention"][i], view.attention["mean"], atol=1e-6)
 
 
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+@pytest.mark.parametrize("kind", ("classification", "tagging"))
+def test_a_task_read_from_the_format_alone(made: Made, ext: str, kind: str) -> None:
+    path = made(ext, "default", kind)[0]
+    foreign, fs = Foreign(path), open_store(path)
+    foreign.check()
+    assert foreign.features["task"]["kind"] == kind
+    assert len(foreign.features["task"]["labels"]) == 4
+    part = foreign.root["parts/0"]
+    if kind == "classification":
+        labels = [-1 if record.label is None else record.label for record in fs]
+        assert part["sequence/label"][:].tolist() == labels[:12]
+        logits = [record.views[1].class_logits for record in fs]
+        assert (part["view1/classes/values"][:] == logits[:12]).all()
+    else:
+        begin, end = part["sequence/token_start"][3:5]
+        assert (part["token/tag"][int(begin) : int(end)] == fs[3].tags).all()
+        found = part["view1/tags/values"][int(begin) : int(end)]
+        assert (found == fs[3].views[1].tag_logits).all()
+
+
 def arrays_of(path: Path) -> list[str]:
     return sorted(
         str(file.parent.relative_to(path))

@@ -1,4 +1,4 @@
-"""Stores that were written by the first release of format version 1 must read the same for ever.
+"""Stores that were written by early releases of format version 1 must read the same for ever.
 
 They were made once, with `python -m tests.store.golden.make FOLDER`, and committed with the values
 that were read from them. If this test fails, the reader is wrong: never make them anew to let it
@@ -42,5 +42,8 @@ def test_golden_stores_read_as_they_did(name: str) -> None:
     fs = open_store(GOLDEN / name)
     assert len(fs) == 3 and fs.meta["version"] == 1
     assert_same(values_of(fs), expected, name)
-    (problem,) = verify(GOLDEN / name).problems  # they hold a placeholder for a tokenizer
-    assert "tokenizer.json in it cannot be loaded" in problem
+    problems = verify(GOLDEN / name).problems
+    if name == "tags.h5":
+        assert problems == []
+    else:  # they hold a placeholder for a tokenizer
+        assert len(problems) == 1 and "tokenizer.json in it cannot be loaded" in problems[0]

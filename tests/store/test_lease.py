@@ -6,19 +6,29 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from store import StoreError, open_store
-from store.lease import check_free, lease_path
+from store import StoreError, StoreWriter, UserError, open_store
+from store.lease import Lease, check_free, lease_path
 from store.verify import verify
 from tests.store.leased import Writer
-from tests.store.making import begin, make_part, put_part
+from tests.store.making import begin, make_part, make_store, put_part
 from tests.store.test_writing import SMALL
 
 EXT = ("zarr", "h5")
+HOLD = """
+import sys
+from pathlib import Path
+from store.lease import Lease
+lease = Lease(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.mark.parametrize("ext", EXT)
@@ -131,3 +141,102 @@ def test_a_lease_that_cannot_be_read(tmp_path: Path) -> None:
         begin(tmp_path / "a.zarr", SMALL)
     os.utime(lease_path(tmp_path / "a.zarr"), (0, 0))
     begin(tmp_path / "a.zarr", SMALL).close()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "folder", "pipe"])
+def test_a_lease_that_is_no_file(tmp_path: Path, kind: str) -> None:
+    """What a link leads to would be overwritten, and a pipe would never open."""
+    lease, precious = lease_path(tmp_path / "a.zarr"), tmp_path / "precious"
+    precious.write_text("precious")
+    os.utime(precious, (0, 0))
+    make = {
+        "link": lambda: lease.symlink_to(precious),
+        "dangling link": lambda: lease.symlink_to(tmp_path / "none"),
+        "folder": lease.mkdir,
+        "pipe": lambda: os.mkfifo(lease),
+    }
+    make[kind]()
+    for refused in (lambda: check_free(tmp_path / "a.zarr"), lambda: Lease(tmp_path / "a.zarr")):
+        with pytest.raises(StoreError, match="is not a lease but a link, folder or device"):
+            refused()
+    assert precious.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [lease.name, "precious"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_lease_has_its_name_only_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """One killed as it begins keeps nobody waiting."""
+    store, real = tmp_path / "a.zarr", os.link
+
+    def killed(*_: object, **__: object) -> None:
+        os._exit(0)
+
+    pid = os.fork()
+    if pid == 0:
+        os.link = killed  # type: ignore[assignment]
+        Lease(store)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0 and not lease_path(store).exists()
+    assert len(list(tmp_path.iterdir())) == 1
+
+    def unable(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", real if links else unable)
+    lease = Lease(store)
+    assert json.loads(lease_path(store).read_text())["pid"] == os.getpid()
+    assert [path.name for path in tmp_path.iterdir()] == [lease_path(store).name]
+    lease.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("boot", "silent", "taken"), [
+    ("far", 600, True),
+    ("far", 5, False),
+    ("here", 600, False),
+])  # fmt: skip
+def test_a_lock_that_is_kept_for_another_machine(
+    tmp_path: Path, boot: str, silent: int, taken: bool
+) -> None:
+    """A file server may keep the lock of a machine that is gone; silence tells."""
+    with Writer(tmp_path / "a.zarr") as holder:
+        assert holder.answer() == "done"
+        path = lease_path(tmp_path / "a.zarr")
+        if boot == "far":
+            path.write_text(json.dumps({**json.loads(path.read_text()), "boot": boot}))
+        heard = time.time() - silent
+        os.utime(path, (heard, heard))
+        if taken:
+            Lease(tmp_path / "a.zarr").close()
+        else:
+            with pytest.raises(StoreError, match="another process is writing it"):
+                Lease(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_a_refused_dump_leaves_the_lease_of_a_repair(tmp_path: Path, ext: str) -> None:
+    """And the parts that a repair of HDF5 has just copied."""
+    store = tmp_path / f"a.{ext}"
+    make_store(store, SMALL, parts=1)
+    parts = tmp_path / "a.h5.parts"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout and holder.stdout.readline() == b"held\n"
+        if ext == "h5":
+            parts.mkdir()
+            (parts / "0.h5").write_text("a sound part")
+        with pytest.raises(StoreError, match=f"process {holder.pid} on"):
+            StoreWriter.check(store)
+        with pytest.raises(StoreError, match=f"process {holder.pid} on"):
+            Lease(store)
+        assert ext == "zarr" or (parts / "0.h5").exists()
+    finally:
+        holder.kill()
+        holder.communicate()
+    with pytest.raises(UserError, match="exists already and is finished"):
+        StoreWriter.check(store)
+    assert [path.name for path in tmp_path.iterdir()] == [store.name]

@@ -51,8 +51,27 @@ def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
     target = tmp_path / "all.h5"
     line = refused("merge", one, made("h5")[0], target)
     assert "hold different features: attention is '[]' and '[\"mean\"]'; dump" in line
-    assert "at least two stores" in refused("merge", one, target)
+    line = refused("merge", one, target)
+    assert "at least two stores" in line and "`feature-store convert`" in line
     assert not target.exists()
+
+
+def test_merge_of_tasks(tmp_path: Path) -> None:
+    """Gold labels and outputs follow their texts; other names of labels are refused."""
+    features = dataclasses.replace(features_of(tier="classification"), hidden=())
+    paths = [tmp_path / "1.h5", tmp_path / "2.zarr"]
+    for path in paths:
+        make_store(path, features, parts=2)
+    assert run("merge", *paths, tmp_path / "all.zarr").exit_code == 0
+    fs, second = open_store(tmp_path / "all.zarr"), open_store(paths[1])
+    assert [record.label for record in fs][24:] == [record.label for record in second]
+    assert (fs[30].views[1].class_logits == second[6].views[1].class_logits).all()
+    assert run("verify", tmp_path / "all.zarr").exit_code == 0
+    assert features.task is not None
+    other = dataclasses.replace(features.task, labels=("dull", "bright", "надо", "other"))
+    make_store(tmp_path / "3.h5", dataclasses.replace(features, task=other), parts=1)
+    line = refused("merge", paths[0], tmp_path / "3.h5", tmp_path / "b.h5")
+    assert "hold different features: task.labels.3 is '[x]' and 'other'; dump" in line
 
 
 def test_merge_of_other_calibrations_gives_the_command(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from store import Features, LogitsSpec, PartWriter, StoreError
-from tests.store.making import calibration_of, make_part
+from tests.store.making import calibration_of, features_of, make_part
 from tests.store.test_writing import SMALL
 
 
@@ -94,6 +94,55 @@ def test_bad_sequences_are_refused(change: dict[str, Any], message: str) -> None
     writer.set_sequences(**good)
     with pytest.raises(StoreError, match=message):
         writer.set_sequences(**(good | change))
+
+
+def test_unusable_labels_and_logits_of_a_task_are_refused() -> None:
+    features = features_of(tier="classification")
+    part = make_part(features, 0)
+    arguments = (part.texts, part.document, part.document, part.document > 9)
+    tokens = (part.token_ids, part.offsets, part.special)
+    for kind, gold, message in (
+        ("classification", [4] * 12, r"sequence 0: gold label 4, expected -1 \(none\) or 0..3"),
+        ("classification", [0] * 11, r"shape \[11\], expected \[12\]"),
+        ("tagging", part.special.astype(int), "sequence 0: gold label 1, .* -1 for special tokens"),
+        (None, [0] * 12, "has no task"),
+    ):
+        writer = PartWriter(
+            features_of(tier=kind), calibration_of(features), part.token_counts, lambda c, a: None,
+            "x: part 4",
+        )  # fmt: skip
+        with pytest.raises(StoreError, match=message):
+            writer.set_sequences(*arguments, *tokens, gold)
+        if kind is None:
+            with pytest.raises(StoreError, match="has no task"):
+                writer.put_task(0, [0], np.zeros((1, 4)))
+        elif kind == "classification":
+            writer.set_sequences(*arguments, *tokens)  # without gold: -1
+            with pytest.raises(StoreError, match="sequence 2, token 0: view1/classes is NaN"):
+                writer.put_task(1, [2], np.full((1, 4), np.nan))
+            with pytest.raises(StoreError, match=r"shape \[1, 3\], expected \[1, 4\]"):
+                writer.put_task(0, [2], np.zeros((1, 3)))
+
+
+def test_features_of_a_task_in_json() -> None:
+    features = features_of(tier="tagging")
+    assert Features.from_json(features.to_json()) == features
+    plain = features_of().to_json()
+    assert "task" not in plain and set(plain["logits"]) == {"tier", "size"}
+    causal = Features(vocabulary=9, logits=LogitsSpec("topk", 3, next_token=True))
+    assert causal.to_json()["logits"] == {"tier": "topk", "size": 3, "next_token": True}
+    assert Features.from_json(causal.to_json()) == causal
+    good = {"kind": "tagging", "labels": ["a"]}
+    for bad in (
+        None, [], {}, {"kind": "tagging"}, good | {"kind": "parsing"}, good | {"kind": {}},
+        good | {"labels": []}, good | {"labels": "ab"}, good | {"labels": ["a", "a"]},
+        good | {"labels": ["a", 1]}, good | {"labels": {"a": 1}},
+    ):  # fmt: skip
+        with pytest.raises(StoreError, match="^features: "):
+            Features.from_json(plain | {"task": bad})
+    for bad in ({"next_token": False}, {"next_token": 1}, {"more": 1}):
+        with pytest.raises(StoreError, match="^features: "):
+            Features.from_json(plain | {"logits": {"tier": "topk", "size": 3} | bad})
 
 
 def test_bad_counts_masks_and_features() -> None:

@@ -64,6 +64,22 @@ def test_reading_over_s3(made: Made, server: str, monkeypatch: pytest.MonkeyPatc
         open_store("s3://bucket/dumps/b.zarr", storage_options=options)
 
 
+def test_without_credentials_the_remedy_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs")
+    for key in (*KEYS, "AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(key, raising=False)
+    for key in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(key, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    options = {"endpoint_url": "http://127.0.0.1:9"}
+    told = r"s3://bucket/a.zarr: cannot be reached: .*credentials; .*AWS_ACCESS_KEY_ID"
+    with pytest.raises(StoreError, match=told) as caught:
+        open_store("s3://bucket/a.zarr", storage_options=options)
+    assert "\n" not in str(caught.value)
+
+
 def test_reading_and_verifying_from_memory(made: Made) -> None:
     path, parts = made("zarr")
     memory = fsspec.filesystem("memory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,22 +13,16 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.integrity_damage import flip
-from store import StoreWriter, UserError, open_store
+from store import StoreError, StoreWriter, UserError, disk, open_store
 from store.cli import main
+from store.lease import lease_path
 from store.repair import repair
 from store.verify import verify
-from tests.store.making import begin, make_part, make_store, put_part
+from tests.store.making import begin, make_part, put_part
 from tests.store.test_writing import SMALL
 
 EXT = ("zarr", "h5")
 PARTS = 3
-
-
-@pytest.fixture
-def store(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    path: Path = tmp_path / f"a.{request.param}"
-    make_store(path, SMALL, PARTS)
-    return path
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -157,8 +152,6 @@ def test_a_damaged_part_of_an_unfinished_store(tmp_path: Path, ext: str) -> None
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is never sealed with what is damaged, and another call goes on."""
-    from store import disk
-
     before, real = contents(store), disk.rename
     flip_in(store, 1, "token/id")
 
@@ -195,6 +188,41 @@ def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert contents(store) == before
 
 
+@pytest.mark.parametrize("store", ["zarr"], indirect=True)
+def test_a_part_that_is_a_link_is_dropped(store: Path) -> None:
+    """The link goes; what it leads to stays."""
+    before, precious = contents(store), store.parent / "precious"
+    shutil.rmtree(store / "parts/1")
+    precious.mkdir()
+    (precious / "x").write_text("x")
+    (store / "parts/1").symlink_to(precious)
+    assert repair(store)[0] == PARTS - 1
+    assert (precious / "x").read_text() == "x"
+    shutil.rmtree(precious)
+    assert made_again(store) == {1}
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
+def test_a_repair_that_lost_its_lease_stops(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its last rename: who has it now may be writing the very same names."""
+    flip_in(store, 1, "token/id")
+    root = (store / "zarr.json" if store.is_dir() else store).read_bytes()
+    real, lease = disk.rename, lease_path(store)
+
+    def rename(source: Path, target: Path) -> None:
+        real(source, target)
+        lease.write_text(json.dumps({**json.loads(lease.read_text()), "token": "another"}))
+
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="has taken over"):
+        patch.setattr(disk, "rename", rename)
+        repair(store)
+    assert (store / "zarr.json" if store.is_dir() else store).read_bytes() == root
+    lease.unlink()
+    repair(store)
+    assert made_again(store) == {1}
+
+
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_the_commands_name_each_other(store: Path) -> None:
     def run(*words: object) -> str:
@@ -207,5 +235,5 @@ def test_the_commands_name_each_other(store: Path) -> None:
         begin(store, SMALL)
     said = run("repair", store)
     assert "part 0: array token/begin" in said and "2 sound parts kept" in said
-    assert "no such file" in run("repair", store.parent / "none.zarr")
+    assert "no such file or folder; check the name" in run("repair", store.parent / "none.zarr")
     assert "local path" in run("repair", "memory://a.zarr")

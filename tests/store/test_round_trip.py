@@ -19,6 +19,7 @@ EXT = ("zarr", "h5")
 COMBINATIONS = [
     ("exact", "topk"), ("default", "topk"), ("small", "topk"),
     ("exact", "head"), ("small", "head"), ("default", "sample"),
+    ("default", "classification"), ("small", "tagging"),
 ]  # fmt: skip
 
 
@@ -29,6 +30,16 @@ def expected_hidden(part: Part, codec: str, key: tuple[int, str], rows: slice) -
     mean, deviation = np.linspace(-1, 1, 37, dtype="f"), channel_scale(37).astype("f")
     values, scale = codecs.encode_hidden(codec, states, mean, deviation)
     return codecs.decode_scaled(values, scale, 37) * deviation + mean
+
+
+def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
+    fs = open_store(made("zarr")[0])
+    assert [record.index for record in fs[1:9:3]] == [1, 4, 7]
+    assert [record.index for record in fs[34:99]] == [34, 35] and fs[40:] == []
+    assert fs[-1].index == 35 and fs[np.int64(2)].index == 2
+    for wrong in (2.7, "2", None):
+        with pytest.raises(TypeError, match="integer"):
+            fs[wrong]
 
 
 @pytest.mark.parametrize("ext", EXT)
@@ -58,11 +69,30 @@ def test_records(made: Callable[..., Any], ext: str, codec: str, tier: str) -> N
             attention = part.attention[number, "mean"][s]
             bound = 0 if codec == "exact" else np.sqrt(attention) / 255 + 4e-6
             assert (np.abs(view.attention["mean"] - attention) <= bound).all()
-            check_logits(view.logits, part.logits[number], rows, codec)
+            if fs.features.logits:
+                check_logits(view.logits, part.logits[number], rows, codec)
+            else:
+                check_task(record, view, part, number, s, rows)
     assert fs[-1].index == 35
     for wrong in (36, -37):
         with pytest.raises(IndexError):
             fs[wrong]
+
+
+def check_task(record: Any, view: Any, part: Part, number: int, sequence: int, rows: slice) -> None:
+    """What one kind of task has is there as it was put, what the other has is not."""
+    tagging = record.features.task.kind == "tagging"
+    here = rows if tagging else sequence
+    gold, logits = part.gold[here], part.task[number][here]
+    if tagging:
+        assert (record.tags == gold).all() and record.tags.dtype == np.int32
+        assert record.label is None and (view.tag_logits == logits).all()
+    else:
+        assert record.label == (None if gold < 0 else gold) and record.tags is None
+        assert (view.class_logits == logits).all() and view.class_logits.dtype == np.float32
+    for name in ("logits", "class_logits" if tagging else "tag_logits"):
+        with pytest.raises(StoreError, match="no .*logits"):
+            getattr(view, name)
 
 
 def check_logits(read: Any, put: dict[str, np.ndarray], rows: slice, codec: str) -> None:
@@ -110,7 +140,18 @@ def test_stream_gives_what_records_give(
                 assert np.allclose(normalised * deviation + mean, states, atol=1e-4)
             held = batch.attention["mean"][squares[place] : squares[place + 1]]
             assert (held == view.attention["mean"].reshape(-1)).all()
-            compare_logits(batch.logits, view.logits, rows)
+            if fs.features.logits:
+                compare_logits(batch.logits, view.logits, rows)
+                assert batch.labels is batch.tags is batch.class_logits is batch.tag_logits is None
+            elif tier == "tagging":
+                assert (batch.tags[rows] == record.tags).all()
+                assert (batch.tag_logits[rows] == view.tag_logits).all()
+                assert batch.labels is batch.class_logits is None
+            else:
+                label = -1 if record.label is None else record.label
+                assert batch.labels[place] == label and len(batch.labels) == len(batch)
+                assert (batch.class_logits[place] == view.class_logits).all()
+                assert batch.tags is batch.tag_logits is None
     assert sorted(seen) == list(range(len(fs)))
 
 
@@ -149,6 +190,9 @@ def test_stream_order_skip_and_subset(made: Callable[..., Any]) -> None:
     assert sum(some, []) == [i for row in (2, 0) for i in range(*blocks[row])]
     batch = next(h5.stream(features=("hidden",)))
     assert batch.logits is None and not batch.attention and len(batch.hidden) == 2
+    task = open_store(made("h5", "default", "classification")[0])
+    batch = next(task.stream(features=("hidden",)))
+    assert batch.class_logits is None and len(batch.labels) == len(batch)
 
 
 @pytest.mark.parametrize("ext", EXT)

@@ -3,15 +3,19 @@ outside itself."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
+import hdf5plugin
 import numpy as np
 import pytest
 import zarr
+from numcodecs import Blosc
 
 from store import StoreError, open_store
 from store.manifest import seal_checksum
@@ -32,9 +36,11 @@ def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     edit(value)
     data = json.dumps(value).encode()
     created = json.loads((path / "zarr.json").read_text())["attributes"]["created"]
-    array = zarr.create_array(path / "manifest", shape=len(data), dtype="uint8", overwrite=True)
+    array = zarr.create_array(
+        path / "manifest", shape=len(data), dtype="uint8", compressors=None, overwrite=True
+    )
     array[:] = np.frombuffer(data, np.uint8)
-    edit_root(path, checksum=seal_checksum(data, created))
+    edit_root(path, checksum=seal_checksum(data, created), arrays=value["arrays"])
 
 
 @pytest.mark.parametrize(
@@ -117,6 +123,99 @@ def test_forged_starts_are_refused(copy: Copy) -> None:
             read()
 
 
+def test_a_manifest_that_unpacks_to_far_more_than_is_stored(copy: Copy) -> None:
+    """JSON of empty lists takes 20 times its bytes in memory, and packs to a thousandth of them."""
+    data = b'{"x": [' + b"[]," * 2**21 + b"[]]}"
+    for ext in ("zarr", "h5"):
+        path = copy(ext)
+        if ext == "zarr":
+            packing = zarr.codecs.BloscCodec(cname="zstd", clevel=5, shuffle="noshuffle")
+            array: Any = zarr.create_array(
+                path / "manifest", shape=len(data), dtype="uint8", chunks=(2**20,),
+                shards=(2**23,), compressors=[packing], overwrite=True,
+            )  # fmt: skip
+            array[:] = np.frombuffer(data, np.uint8)
+        else:
+            with h5py.File(path, "r+") as file:
+                del file["manifest"]
+                file.create_dataset(
+                    "manifest", data=np.frombuffer(data, np.uint8), chunks=(2**20,),
+                    **hdf5plugin.Blosc(cname="zstd"),
+                )  # fmt: skip
+        with pytest.raises(StoreError, match=r"manifest: declares 6,291,4\d\d bytes"):
+            open_store(path)
+
+
+def test_metadata_of_any_size_is_not_read(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, memory = copy("zarr"), fsspec.filesystem("memory")
+    monkeypatch.setattr("store.zarr_tree.MAX_JSON", 10_000)
+    monkeypatch.setattr("store.guard.MAX_JSON", 10_000)
+    edit_root(path, software={"x": "y" * 20_000})
+    memory.pipe_file("/large.zarr/zarr.json", (path / "zarr.json").read_bytes())
+    for place in (str(path), "memory://large.zarr"):
+        with pytest.raises(StoreError, match=r"zarr.json is larger than 10,000 bytes"):
+            open_store(place)
+    memory.rm("/large.zarr", recursive=True)
+
+
+def forge_array(path: Path, data: bytes, codecs: list[Any], chunk: int) -> None:
+    """Another file and other codecs for an array, the manifest altered with them."""
+    node = json.loads((path / "parts/0/token/id/zarr.json").read_text())
+    known = hashlib.sha256((path / "parts/0/token/id/zarr.json").read_bytes()).hexdigest()
+    node["codecs"] = codecs
+    node["chunk_grid"]["configuration"]["chunk_shape"] = [chunk]
+    text = json.dumps(node)
+    (path / "parts/0/token/id/zarr.json").write_text(text)
+    (path / "parts/0/token/id/c/0").write_bytes(data)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    edit_manifest(
+        path,
+        lambda m: m.update(json.loads(json.dumps(m).replace(known, digest))),
+    )
+
+
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+BLOSC = {"name": "blosc", "configuration": {"cname": "zstd", "clevel": 1, "shuffle": "noshuffle",
+                                            "typesize": 4, "blocksize": 0}}  # fmt: skip
+SHARDED = {"chunk_shape": [8], "index_codecs": [LITTLE], "index_location": "end"}
+
+
+@pytest.mark.parametrize(
+    ("codecs", "message"),
+    [
+        ([LITTLE, {"name": "zstd", "configuration": {}}], "codec 'zstd' has no place in a store"),
+        ([LITTLE, {"name": "gzip", "configuration": {"level": 1}}], "codec 'gzip' has no place"),
+        ([LITTLE, "zstd"], "codec 'zstd' has no place"),
+        ([{"name": "sharding_indexed", "configuration": {**SHARDED, "codecs": [
+            LITTLE, {"name": "numcodecs.zlib"}]}}], "codec 'numcodecs.zlib' has no place"),
+        ([LITTLE, BLOSC], "a chunk decodes to 16777216 bytes, expected 8000"),
+    ],
+)  # fmt: skip
+def test_a_chunk_that_unpacks_to_more_than_it_holds(
+    copy: Copy, codecs: list[Any], message: str
+) -> None:
+    """Decoded by zarr-python, which believes what the chunk says."""
+    path = copy("zarr")
+    bomb = Blosc("zstd", 1, 0).encode(np.zeros(2**22, np.uint32))
+    forge_array(path, bomb, codecs, 2000)
+    with pytest.raises(StoreError, match=message) as caught:
+        open_store(path)[0].token_ids  # noqa: B018
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"compression": "gzip"}, {"shuffle": True}])
+def test_filters_of_hdf5_that_have_no_place_in_a_store(
+    copy: Copy, settings: dict[str, Any]
+) -> None:
+    path = copy("h5")
+    with h5py.File(path, "r+") as file:
+        values = file["parts/0/token/id"][:]
+        del file["parts/0/token/id"]
+        file.create_dataset("parts/0/token/id", data=values, chunks=(9,), **settings)
+    with pytest.raises(StoreError, match=r"token/id: HDF5 filter [12] has no place in a store"):
+        open_store(path)[0].token_ids  # noqa: B018
+
+
 def test_text_that_is_not_utf8(copy: Copy) -> None:
     path = copy("h5")
     with h5py.File(path, "r+") as file:
@@ -139,6 +238,18 @@ def test_hdf5_of_other_shapes(tmp_path: Path, copy: Copy) -> None:
         file["parts/0/token/id"] = h5py.SoftLink("/parts/0/token")
     with pytest.raises(StoreError, match="token/id is a link, which is not followed"):
         open_store(path)[0].token_ids  # noqa: B018
+
+
+def test_parts_beside_a_sealed_file_are_not_read(copy: Copy) -> None:
+    path = copy("h5")
+    before = open_store(path)[0].views[0].hidden["mean"]
+    aside = Path(f"{path}.parts")
+    aside.mkdir()
+    with h5py.File(path) as sound, h5py.File(aside / "0.h5", "w") as stale:
+        sound.copy("parts/0", stale.create_group("parts"))
+        values = stale["parts/0/view0/hidden/mean/values"]
+        values[...] = np.roll(values[...], 5, axis=1)
+    assert (open_store(path)[0].views[0].hidden["mean"] == before).all()
 
 
 def test_what_is_no_store(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import json
 import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from teacher_dump import readers
+from teacher_dump import lines
 from teacher_dump.corpus import Corpus, CorpusError, Document
 from tests.teacher_dump.corpora import TEXTS, refusal, texts, write_table
 
@@ -62,6 +64,33 @@ def test_quotes_in_csv_and_in_tsv(tmp_path: Path) -> None:
     assert texts(tab) == ['" Маркетинг " удивляет', '"open']
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_two_columns_of_one_name(tmp_path: Path, suffix: str) -> None:
+    """Of which one would be taken for the other; those that are not read may be called the same."""
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        columns = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
+        pq.write_table(pa.Table.from_arrays(columns, ["text", "x", "x"]), path)
+    else:
+        separator = "," if suffix == ".csv" else "\t"
+        path.write_text("text,x,x\na,b,c\n".replace(",", separator))
+    message = refusal(path, "x")
+    assert "2 columns are named 'x'; rename all but one" in message and str(path) in message
+    assert texts(path) == ["a"]
+    with pytest.raises(CorpusError, match="2 columns are named 'x'"):
+        Corpus.open([str(path)], label_column="x")
+
+
+@pytest.mark.parametrize("option", ["text_column", "label_column"])
+def test_a_column_of_no_table(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("words\n")
+    with pytest.raises(CorpusError, match=r"--\w+-column nope: a.txt has no columns; leave it out"):
+        Corpus.open([str(path)], **{option: "nope"})
+    table = write_table(tmp_path / "b.csv", [{"nope": "1", "text": "more"}])
+    Corpus.open([str(path), str(table)], **{option: "nope"})
+
+
 def test_tokens_and_tags(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text('# id = 1\n"\tO\nČo\tB-PER\n.\tO\n\n\n# id = 2\nno\tO\n', encoding="utf-8")
@@ -97,23 +126,23 @@ def test_folders_and_patterns(tmp_path: Path) -> None:
 
 
 def test_identity(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("abc\n")
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "abc"}\n')
     corpus = Corpus.open([str(path)], "body")
     assert corpus.identity() == {
         "text_column": "body",
         "sources": [
             {
                 "kind": "file",
-                "name": "a.txt",
-                "bytes": 4,
-                "sha256": "edeaaff3f1774ad2888673770c6d64097e391bc362d7d6fb34982ddf0efd18cb",
+                "name": "a.jsonl",
+                "bytes": 16,
+                "sha256": hashlib.sha256(b'{"body": "abc"}\n').hexdigest(),
             }
         ],
     }
     before = corpus.identity()
     assert json.loads(json.dumps(before)) == before
-    path.write_text("abd\n")
+    path.write_text('{"body": "abd"}\n')
     assert corpus.identity()["sources"] != before["sources"]
 
 
@@ -244,7 +273,7 @@ def test_bad_rows(tmp_path: Path) -> None:
 def test_quote_that_is_never_closed_in_a_long_csv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_LINE", 10_000)
+    monkeypatch.setattr(lines, "MAX_LINE", 10_000)
     path = tmp_path / "a.csv"
     path.write_text('text,n\n"a,1\n' + "row,1\n" * 5000)
     assert "line 2: field larger than field limit (10000)" in refusal(path)

@@ -121,8 +121,8 @@ def wrong_layer(patch: pytest.MonkeyPatch, model: Path) -> None:
 def changed_windows(patch: pytest.MonkeyPatch, change: Callable[[Window], Window]) -> None:
     real = dumping.iter_windows
 
-    def windows(*words: Any) -> Iterator[Window]:
-        return map(change, real(*words))
+    def windows(*words: Any, **named: Any) -> Iterator[Window]:
+        return map(change, real(*words, **named))
 
     patch.setattr(dumping, "iter_windows", windows)
 
@@ -242,7 +242,14 @@ def test_command(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
     assert "every error is within" in said
     line = run("--model", tiny_teacher("roberta")).strip().splitlines()[-1]
     assert line.startswith("Error: ") and ("give the model" in line or "width" in line)
-    assert "--sample 0" in run("--model", tiny_teacher("bert"), "--sample", 0)
+    for option, wrong, told in (
+        ("--sample", 0, "x>=1"),
+        ("--seed", -1, "x>=0"),
+        ("--device", "toaster", "cuda:N"),
+        ("--device", "cpu:", "cuda:N"),
+    ):
+        said = run("--model", tiny_teacher("bert"), option, wrong).splitlines()[-1]
+        assert said.startswith("Error: ") and option in said and told in said
     assert "no such folder" in run("--model", "./nowhere")
 
 

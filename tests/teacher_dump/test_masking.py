@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teacher_dump.masking import KEEP, MASK, RANDOM, mask_spans, masked_input, word_spans
-from teacher_dump.windows import cut_windows
 from tests.conftest import TOKENIZER_KINDS
+from tests.teacher_dump.cutting import cut_windows
 from tests.texts import SENTENCES
 
 LAWS = settings(max_examples=100, deadline=None)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from store.errors import UserError
 from teacher_dump.corpus import Document
 from teacher_dump.masking import word_spans
-from teacher_dump.windows import SEGMENT, Window, cut_windows, iter_windows
+from teacher_dump.windows import SEGMENT, Window, iter_windows
 from tests.conftest import TOKENIZER_KINDS
+from tests.teacher_dump.cutting import cut_windows
 from tests.texts import SENTENCES
 
 LAWS = settings(

@@ -11,7 +11,12 @@ from typing import Any
 from store import FeatureStore, open_store
 from tests.store.making import begin, features_of, make_part, put_part
 
-STORES = {"default.zarr": "default", "default.h5": "default", "small.h5": "small"}
+STORES = {
+    "default.zarr": ("default", "topk"),
+    "default.h5": ("default", "topk"),
+    "small.h5": ("small", "topk"),
+    "tags.h5": ("small", "tagging"),  # made later, when stores could first hold a task
+}
 
 
 def values_of(fs: FeatureStore) -> dict[str, Any]:
@@ -20,11 +25,15 @@ def values_of(fs: FeatureStore) -> dict[str, Any]:
     for record in fs:
         views = []
         for view in record.views:
-            logits = {k: getattr(view.logits, k) for k in ("ids", "logprobs", "rest")}
+            names = ("ids", "logprobs", "rest", "log_partition")
+            logits = (
+                {"tag_logits": view.tag_logits}
+                if fs.features.task
+                else {name: getattr(view.logits, name) for name in names}
+            )
             views.append(
                 {name: array.tolist() for name, array in logits.items()}
                 | {
-                    "log_partition": view.logits.log_partition.tolist(),
                     "hidden": view.hidden["mean"][:, :6].tolist(),
                     "attention": view.attention["mean"].sum(axis=0).tolist(),
                     "spans": view.spans.tolist(),
@@ -33,13 +42,15 @@ def values_of(fs: FeatureStore) -> dict[str, Any]:
             )
         fields = {name: getattr(record, name) for name in ("text", "document", "document_begin")}
         arrays = {name: getattr(record, name).tolist() for name in ("token_ids", "offsets")}
+        if record.tags is not None:
+            arrays["tags"] = record.tags.tolist()
         records.append(fields | arrays | {"special": record.special.tolist(), "views": views})
     return {"identity": fs.identity, "records": records}
 
 
 def main(folder: Path) -> None:
-    for name, codec in STORES.items():
-        features = dataclasses.replace(features_of(codec), hidden=("mean",))
+    for name, (codec, tier) in STORES.items():
+        features = dataclasses.replace(features_of(codec, tier), hidden=("mean",))
         writer = begin(folder / name, features)
         put_part(writer, 3, make_part(features, seed=1, sequences=3))
         writer.seal()

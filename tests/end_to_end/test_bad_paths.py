@@ -1,0 +1,76 @@
+"""Paths that no file can have, or that are no files: one line that names them, for every option."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from downstream.cli import main as downstream
+from store import StoreError, open_store
+from store.cli import main as feature_store
+from student_train.cli import main as student_train
+from teacher_dump.cli import main as teacher_dump
+from tests.end_to_end.support import refused, says
+
+LONG = "n" * 300  # a file system takes 255 bytes
+STRANGER = "~nosuchuser"
+
+WORDS: dict[str, tuple[click.Command, str]] = {
+    "model": (teacher_dump, "--model PATH --corpus {text} --out {here}/a.zarr"),
+    "corpus": (teacher_dump, "--model {model} --corpus PATH.txt --out {here}/a.zarr"),
+    "out": (teacher_dump, "--model {model} --corpus {text} --out PATH.zarr"),
+    "info": (feature_store, "info PATH.zarr"),
+    "verify": (feature_store, "verify PATH.h5"),
+    "repair": (feature_store, "repair PATH.zarr"),
+    "convert": (feature_store, "convert PATH.zarr {here}/b.h5"),
+    "merge": (feature_store, "merge PATH.h5 {text} {here}/b.h5"),
+    "store": (student_train, "--store PATH.zarr --vocab 5k --out {here}/s"),
+    "checkpoint": (downstream, "--task mlm --model PATH --train {text} --out {here}/s"),
+    "train": (downstream, "--task mlm --model {model} --train PATH --out {here}/s"),
+    "new": (downstream, "--task mlm --model {model} --train {text} --out PATH"),
+}
+
+
+@pytest.mark.parametrize("option", WORDS)
+def test_a_name_that_is_too_long(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Some words.\n" * 30)
+    command, words = WORDS[option]
+    known = {"text": text, "model": tiny_teacher("bert"), "here": tmp_path}
+    filled = words.format(**known).replace("PATH", str(tmp_path / LONG))
+    says(refused(command, *filled.split()), LONG, "too long")
+    assert os.listdir(tmp_path) == ["text.txt"]
+
+
+@pytest.mark.parametrize("option", ["model", "corpus", "checkpoint"])
+def test_the_home_of_a_stranger(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Some words.\n" * 30)
+    command, words = WORDS[option]
+    known = {"text": text, "model": tiny_teacher("bert"), "here": tmp_path}
+    filled = words.format(**known).replace("PATH", f"{STRANGER}/x")
+    says(refused(command, *filled.split()), STRANGER, "no such")
+
+
+def test_a_pipe_is_no_store(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
+    pipe, text = tmp_path / "pipe.h5", tmp_path / "text.txt"
+    os.mkfifo(pipe)
+    text.write_text("Some words.\n")
+    for name in ("info", "verify"):
+        says(refused(feature_store, name, pipe), "pipe.h5", "not a feature store")
+    says(refused(feature_store, "repair", pipe), "pipe.h5", "not a folder or an ordinary file")
+    words = ("--model", tiny_teacher("bert"), "--corpus", text, "--out", pipe)
+    says(refused(teacher_dump, *words), "pipe.h5", "ordinary file; give another name")
+
+
+def test_what_the_system_refuses_is_a_store_error_in_python(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"File name too long; check the name"):
+        open_store(tmp_path / LONG)
