@@ -27,7 +27,14 @@ def without_remedy(message: object) -> str:
     return text
 
 
-NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED")
+NO_MEMORY = (
+    "out of memory",
+    "allocate memory",
+    "not enough memory",
+    "bad_alloc",
+    "ALLOC_FAILED",
+    "could not create a primitive",  # oneDNN, on a CPU
+)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -115,8 +115,15 @@ def test_student_without_out_goes_beside_the_store(store: Path) -> None:
     said = ok(student_train, "--store", store, "--vocab", "450", "--steps", "2", *STUDENT)
     (folder,) = (store.parent / "store-students").iterdir()
     assert f"out       {folder}" in said and f"student in {folder}" in said
-    assert folder.name.startswith("450-32x2x4-span-mlm1+hidden30-svd-seed0-")
-    for word in ("vocabulary 450", "start svd", "1 mlm + 30 hidden", "2 steps", "lr 0.004"):
+    assert folder.name.startswith("450-32x2x4-span-mlm1+hidden30-auto-seed0-")
+    for word in (
+        "vocabulary 450",
+        "start auto",
+        "layers 1+2, 3+4 of 4, cut to 32",
+        "1 mlm + 30 hidden",
+        "2 steps",
+        "lr 0.004",
+    ):
         assert word in said
     files = {path.name for path in folder.iterdir()}
     assert {"model.safetensors", "tokenizer.json", "README.md", "metrics.jsonl"} <= files

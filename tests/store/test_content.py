@@ -33,7 +33,7 @@ def forge(path: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
         data = file["manifest"][:].tobytes()
         value = json.loads(data)
         arrays = value["arrays"]
-        if name.startswith("parts/"):
+        if name_in_part := name.startswith("parts/"):
             _, number, inner = name.split("/", 2)
             part = file[f"parts/{number}"]
             arrays = value["parts"][int(number)]["arrays"]
@@ -41,6 +41,9 @@ def forge(path: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
             part.attrs.create("part", np.bytes_(text.encode()))
             name = inner
         arrays[name]["sha256"] = after
+        if not name_in_part:
+            text = json.dumps(arrays)
+            file.attrs.create("arrays", np.bytes_(text.encode("ascii")))
         data = json.dumps(value).encode()
         del file["manifest"]
         file["manifest"] = np.frombuffer(data, np.uint8)
