@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ COLUMNS = {
 }
 """What the columns of a task's tables are called; each has an option."""
 TRAINING = {"model", "train", "dev", "out", "seed", "epochs", "batch_size", "lr", "max_length"}
-FINE_TUNING = TRAINING | {"test", "seeds", "limit"}
+FINE_TUNING = TRAINING | {"test", "seeds", "limit", "save"}
 MLM = {"steps", "batch_tokens", "vocab", "mask_prob", "evaluate_every", "precision", "resume"}
 TAKES = {
     "mlm": TRAINING | MLM,
@@ -107,6 +108,9 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--evaluate-every", type=click.IntRange(min=1), help="mlm: steps. [500]")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="mlm. [fp32]")
 @click.option("--resume", is_flag=True, help="mlm: continue a run that was stopped, in --out.")
+@click.option(
+    "--save", is_flag=True, help="Fine-tuning: keep the first seed's model in OUT/model, a teacher."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Fine-tuning: first N training examples.")
 @click.option(
     "--per-class",
@@ -149,7 +153,7 @@ def _refuse(task: str, given: dict[str, Any]) -> None:
         if len(given.get(name, ())) > 1 and not several:
             raise UserError(f"--task {task} takes one {_flag(name)}, got {len(given[name])}")
     out = given.get("out")
-    if task != "mlm" and out and out.exists():
+    if task != "mlm" and out and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"--out {out}: exists already; choose another")
 
 
@@ -188,9 +192,15 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
     (model,), (given["train"],) = given.pop("model"), given["train"]
     out, columns = given.pop("out"), _columns(task, given)
     files, own = _taken(given, "train", "dev", "test"), _taken(given, "per_class", "stride")
+    keep = out / "model" if given.pop("save", False) else None
     settings = FineTuneSettings(**given)
-    result = fine_tune(_task(task, columns, own), model, files, settings, say=click.echo)
-    report.save(result, out)
+    out.mkdir(parents=True, exist_ok=True)  # told now, not after hours, if it cannot be made
+    try:
+        result = fine_tune(_task(task, columns, own), model, files, settings, click.echo, keep)
+        report.save(result, out)
+    finally:
+        with suppress(OSError):
+            out.rmdir()  # only if nothing came of it
     report.show(report.seed_table(result))
 
 

@@ -41,8 +41,11 @@ def fine_tune(
     files: Mapping[str, Path],
     settings: FineTuneSettings,
     say: Say = print,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed; scores on dev, and on test where it is given.
+
+    The model of the first seed is saved in the folder `keep`, where one is given.
 
     `files` has `train`, `dev` and perhaps `test`. Returns `{"task", "model", "measures", "primary",
     "files", "settings", "examples": {split: number}, "seeds": [{"seed", "lr", "best_epoch", "dev",
@@ -57,7 +60,10 @@ def fine_tune(
     splits["train"] = splits["train"][: settings.limit]
     task.prepare(splits)
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    runs = [_one_seed(task, source, splits, settings, seed, say) for seed in seeds]
+    runs = [
+        _one_seed(task, source, splits, settings, seed, say, keep if seed == seeds[0] else None)
+        for seed in seeds
+    ]
     counts = {name: len(rows) for name, rows in splits.items()}
     counts["train"] = len(task.sample(splits["train"], settings.seed))
     scored = [split for split in ("dev", "test") if split in splits]
@@ -90,6 +96,7 @@ def _one_seed(
     settings: FineTuneSettings,
     seed: int,
     say: Say,
+    keep: Path | None,
 ) -> dict[str, Any]:
     set_seed(seed)
     tokenizer, model = load_with_fresh_head(source, task.model_class, task.head())
@@ -123,6 +130,9 @@ def _one_seed(
         for split in splits.keys() & {"dev", "test"}:
             predictions = trainer.predict(rows[split]).predictions  # type: ignore[arg-type]
             result[split] = score(split, predictions)
+        if keep is not None:
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(keep)
+            tokenizer.save_pretrained(keep)
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
     return result
 

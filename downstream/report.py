@@ -28,7 +28,7 @@ def show(table: Table) -> None:
 
 def save(result: dict[str, Any], out: Path) -> None:
     """Write `scores.json` into a new folder."""
-    out.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
     (out / FILE).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 

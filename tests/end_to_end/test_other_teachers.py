@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from downstream.cli import main as downstream
+from store import open_store
 from student_train.cli import main as student_train
+from teacher_dump.cli import main as teacher_dump
+from tests.downstream.learnable import classified
 from tests.end_to_end.support import STUDENT, dumped, ok, refused, says, write_corpus
 
 STEPS = ("--vocab", "500", "--steps", "3", *STUDENT, "--init", "svd")
@@ -30,3 +36,23 @@ def test_states_of_a_causal_teacher(tmp_path: Path, causal: Path) -> None:
 def test_logits_of_the_next_token(tmp_path: Path, causal: Path, loss: str) -> None:
     words = ("--store", causal, "--out", tmp_path / "student", *STEPS, "--loss", f"mlm,{loss}")
     says(refused(student_train, *words), f"--loss {loss}", "of the token after", "use mlm")
+
+
+def test_from_labelled_texts_to_a_store_of_classes(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    """Fine-tune, keep, dump with the gold labels, train a student from the states."""
+    train, dev = (classified(tmp_path / f"{n}.tsv", n, seed=n) for n in (120, 30))
+    scores, store = tmp_path / "scores", tmp_path / "store.h5"
+    words = ("--task", "classify", "--model", tiny_teacher("bert"), "--train", train, "--dev", dev)
+    learning = ("--epochs", 5, "--lr", 3e-3, "--batch-size", 4, "--seeds", 1)
+    ok(downstream, *words, *learning, "--out", scores, "--save")
+    words = ("--model", scores / "model", "--corpus", dev, "--text-column", "text")
+    said = ok(teacher_dump, *words, "--label-column", "label", "--out", store, "--device", "cpu")
+    assert "30 sequences with a gold label" in said
+    records = list(open_store(store))
+    told = [record.views[0].class_logits.argmax() == record.label for record in records]
+    (seed,) = json.loads((scores / "scores.json").read_text())["seeds"]
+    assert np.mean(told) == seed["dev"]["accuracy"] > 0.8
+    out = tmp_path / "student"
+    ok(student_train, "--store", store, "--out", out, *STEPS, "--vocab", "teacher")
