@@ -57,8 +57,8 @@ def legend(sentences: int) -> str:
         f"Spearman: between the teacher's and the model's cosines of all {pairs:,}"
         f" pairs of {sentences} paragraphs that were not dumped. A paragraph's vector is the mean"
         " over layers and tokens, less the mean of all paragraphs; the same for every model."
-        " MLM loss: nats a masked token, on the held-out part of the store. Before training: word"
-        " embeddings from the teacher's by SVD, layers at random; both students start there."
+        " MLM loss: nats a masked token, on the held-out part of the store. Before training:"
+        " cut out of the teacher's embeddings and layers; both students start there."
     )
 
 
