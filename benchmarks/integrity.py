@@ -125,7 +125,7 @@ def long_run(minutes: float, path: str | None, readers: int) -> list[str]:
         folder = Path(name)
         store = Path(path) if path else folder / "soak.zarr"
         if path is None:
-            _dump(folder, store)
+            small_dump(folder, store)
         flat, rows = soak(store, folder, minutes, readers)
     publish(
         "Soak",
@@ -138,7 +138,8 @@ def long_run(minutes: float, path: str | None, readers: int) -> list[str]:
     return [] if flat else ["memory or open files grew"]
 
 
-def _dump(folder: Path, out: Path) -> None:
+def small_dump(folder: Path, out: Path, limit: int = 400_000) -> None:
+    """What a small random teacher knows about Python's own documentation."""
     from teacher_dump.dump import dump
     from teacher_dump.options import DumpOptions
 
@@ -147,7 +148,7 @@ def _dump(folder: Path, out: Path) -> None:
         part.save_pretrained(folder / "teacher")
     dump(
         DumpOptions(
-            model=str(folder / "teacher"), out=out, corpus=("python-docs",), limit=400_000,
+            model=str(folder / "teacher"), out=out, corpus=("python-docs",), limit=limit,
             logits="topk:16", views=2, part_tokens=20_000, device="cpu", precision="fp32",
         )
     )  # fmt: skip

@@ -143,7 +143,7 @@ def _tokenizer(kind: str) -> Any:
     )
 
 
-def _model(kind: str, tokenizer: Any, head: str, labels: tuple[str, ...]) -> Any:
+def _model(kind: str, tokenizer: Any, head: str = "mlm", labels: tuple[str, ...] = ()) -> Any:
     """A random model of 4 layers, 32 wide, 4 heads, with a head."""
     import torch
     import transformers

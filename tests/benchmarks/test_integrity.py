@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import integrity, integrity_soak
 from benchmarks.integrity_soak import Series, watch
+from store import open_store
 
 GROWING = """
 import sys
@@ -87,3 +88,9 @@ def test_a_finding_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = dict.fromkeys(("flips", "forgeries", "characters", "texts"), 0) | {"stores": 2}
     rows, wrong = integrity.integrity(counts, 3)
     assert "| 2 | 0 | 2 |" in rows and len(wrong) == 2
+
+
+def test_the_store_of_a_soak(tmp_path: Path) -> None:
+    integrity.small_dump(tmp_path, tmp_path / "soak.zarr", limit=2000)
+    store = open_store(tmp_path / "soak.zarr")
+    assert store.features.views == 2 and 1000 < store.meta["tokens"] <= 2000
