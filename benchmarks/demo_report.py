@@ -102,17 +102,10 @@ def _losses(axes: Any, comparison: Comparison) -> None:
         window = max(1, min(SMOOTHED, len(trained) // 4))
         smooth = np.convolve(trained[:, 1], np.ones(window) / window, "valid")
         axes.plot(trained[window - 1 :, 0], smooth, color=colour, alpha=0.35, lw=1.5)
-        axes.plot(*held_out.T, "o-", color=colour, lw=2.2, ms=5)
-        axes.annotate(
-            f" {name} {held_out[-1, 1]:.2f}",
-            held_out[-1],
-            color=colour,
-            fontsize=11,
-            weight="bold",
-            va="center",
-        )
+        told = f"{name} {held_out[-1, 1]:.2f}"
+        axes.plot(*held_out.T, "o-", color=colour, lw=2.2, ms=5, label=told)
     axes.margins(x=0.02)
-    axes.set_xlim(right=1.25 * max(rows[-1]["step"] for rows in comparison.curves.values()))
+    axes.legend(frameon=False, fontsize=11, labelcolor="linecolor", loc="upper right")
     axes.grid(axis="y", color=FAINT)
     axes.set_xlabel("training step", fontsize=10)
     _style(axes, "Masked-LM loss, nats a token: held-out (points), training (pale)")

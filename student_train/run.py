@@ -138,8 +138,10 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
     for feature, (there, names) in has.items():
         for name in set(names) & set(options.loss):
             if not there:
+                task = store.features.task if feature == "logits" else None
+                held = f" over a vocabulary (its teacher does {task.kind})" if task else ""
                 raise UserError(
-                    f"--loss {name}: {options.store} holds no {feature}; dump them, or choose"
+                    f"--loss {name}: {options.store} holds no {feature}{held}; dump them, or choose"
                     " another loss"
                 )
     spec = store.features.logits

@@ -63,7 +63,7 @@ def sweep(out: Path | None, store: str, workers: int | None, **repeated: tuple[A
             )
         planned.append((arguments, options))
     for number, (arguments, options) in enumerate(planned, 1):
-        told = ", ".join(f"{name} {arguments[name]}" for name in varied) or options.name()
+        told = ", ".join(f"{name} {_told(arguments[name])}" for name in varied) or options.name()
         report = _student(f"[{number}/{len(planned)}] {told}", folder / options.name(), options)
         rows.append(
             {

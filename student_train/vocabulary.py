@@ -61,7 +61,8 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
         tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
     except Exception as error:  # of many libraries, which raise what they like for a bad file
         raise UserError(
-            f"--vocab {word}: no tokenizer can be loaded from it: {first_line(error)}"
+            f"--vocab {word}: no tokenizer can be loaded from it ({first_line(error).rstrip(' :')})"
+            "; give a folder that save_pretrained of a tokenizer wrote, or a size such as 5k"
         ) from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise UserError(

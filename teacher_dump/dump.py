@@ -227,6 +227,12 @@ def _features(options: DumpOptions, teacher: Teacher, max_length: int) -> Featur
             teacher.vocabulary,
             teacher.head == "causal",
         )
+    elif not teacher.task and options.logits not in (None, "none"):
+        raise UserError(
+            f"--logits {options.logits}: no LM head was read from {teacher.name}; leave --logits"
+            " out for hidden states and attention maps only, or train a head first with `downstream"
+            " --task mlm`"
+        )
     if not (logits or teacher.task or teacher.hidden.groups or teacher.attention.groups):
         raise UserError(
             "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"

@@ -87,8 +87,9 @@ def check_options(options: DumpOptions) -> None:
         raise UserError(
             f"--mask-prob {options.mask_prob}: expected a share of words between 0 and 1"
         )
-    if options.batch_tokens < 1 or (options.limit is not None and options.limit < 1):
-        raise UserError("--batch-tokens and --limit count tokens: at least 1")
+    for name, tokens in (("--batch-tokens", options.batch_tokens), ("--limit", options.limit)):
+        if tokens is not None and tokens < 1:
+            raise UserError(f"{name} {tokens}: counts tokens, at least 1")
     head = "--head" if options.head == "none" else "--logits"
     logits = options.head if options.head == "none" else options.logits
     if options.head not in TASKS and logits == options.hidden == options.attention == "none":
