@@ -106,7 +106,7 @@ def measure(options: DumpOptions, folder: Path) -> tuple[list[list[object]], Fea
 @click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
 @click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
 @click.option("--tokens", default=50_000)
-@click.option("--logits", default="topk:16")
+@click.option("--logits", default="topk:16" if TEACHER.exists() else "none")
 @command_errors
 def main(model: str, corpus: str, tokens: int, logits: str) -> None:
     """Print the table and put it into RESULTS.md."""
