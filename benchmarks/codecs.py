@@ -12,7 +12,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.report import NOVELS, TEACHER, publish, table
+from benchmarks.report import NOVELS, TEACHER, publish, table, whole_size
 from store import FeatureStore, open_store
 from store.console import command_errors
 from store.convert import convert
@@ -40,13 +40,6 @@ def float16_bytes(store: FeatureStore) -> float:
     squares = sum(len(store[i].token_ids) ** 2 for i in range(len(store)))
     maps = squares / store.meta["tokens"] * len(features.attention)
     return 2 * features.width * len(features.hidden) + kept * 6 + 2 * maps
-
-
-def stored_bytes(path: Path) -> int:
-    """Of a whole store without weights; it holds the tokenizer, too."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
 
 
 def errors(exact: FeatureStore, other: FeatureStore) -> dict[str, float]:
@@ -97,7 +90,7 @@ def measure(options: DumpOptions, folder: Path) -> tuple[list[list[object]], Fea
                 convert(options.out, path, codec)
             store = open_store(path)
             found = errors(exact, store)
-            sizes.append(stored_bytes(path) / exact.meta["tokens"])
+            sizes.append(whole_size(path) / exact.meta["tokens"])
         rows.append([codec, *sizes, f"{sizes[0] / plain:.0%}", *found.values()])
     return rows, exact
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from benchmarks.report import whole_size
 from store import FeatureStore, open_store
 from store.console import command_errors
 from store.errors import UserError
@@ -143,7 +144,7 @@ def _dump(settings: Settings) -> None:
         device="cpu",
     )
     done = dump(options)
-    size = sum(p.stat().st_size for p in settings.store.rglob("*") if p.is_file())
+    size = whole_size(settings.store)
     _say(
         f"   {settings.store}: {done.tokens:,} tokens of {done.sequences:,} sequences,"
         f" {size / 1e6:.0f} MB with the teacher's weights"

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from benchmarks.report import NOVELS, RESULTS, TEACHER, publish, table
+from benchmarks.report import NOVELS, RESULTS, TEACHER, publish, table, whole_size
 from store import open_store
 from store.console import command_errors
 
@@ -31,12 +31,6 @@ def command(module: str, *words: str | Path) -> float:
     call = f"from {module} import main; main()"
     subprocess.run([sys.executable, "-c", call, *map(str, words)], check=True)
     return (time.perf_counter() - begun) / 60
-
-
-def size(folder: Path, *names: str) -> float:
-    """Megabytes of the files of a folder, or of those so named."""
-    files = [folder / name for name in names] or [f for f in folder.rglob("*") if f.is_file()]
-    return sum(file.stat().st_size for file in files) / 1e6
 
 
 def train(store: Path, out: Path, words: tuple[str, ...]) -> dict[str, Any]:
@@ -75,7 +69,7 @@ def main(
         took.write_text(json.dumps(command("teacher_dump.cli", *words)))
     meta = open_store(store).meta
     minutes = float(json.loads(took.read_text()))
-    rows: list[list[object]] = [["dump", minutes, size(store), "", "", ""]]
+    rows: list[list[object]] = [["dump", minutes, whole_size(store) / 1e6, "", "", ""]]
     settings: dict[str, Any] = {}
     for name, words in STUDENTS.items():
         out = work / name.replace(" ", "-")
@@ -85,7 +79,7 @@ def main(
             [
                 name,
                 result["seconds"] / 60,
-                size(out, "model.safetensors"),
+                (out / "model.safetensors").stat().st_size / 1e6,
                 result["parameters"] / 1e6,
                 result["valid_mlm"],
                 result["valid_mlm_per_character"],
@@ -94,7 +88,7 @@ def main(
     publish(
         title,
         f"`python -m benchmarks.main_job`; teacher {model.name}, {meta['tokens']:,} tokens of"
-        f" {corpus.name} ({1e6 * size(store) / meta['tokens']:.0f} bytes a token, the teacher's"
+        f" {corpus.name} ({whole_size(store) / meta['tokens']:.0f} bytes a token, the teacher's"
         f" weights included), students {student} with {vocab} WordPiece, {settings['epochs']:g}"
         f" epochs in batches of {settings['batch_tokens']} tokens, lr {settings['lr']:.2g}; losses"
         " on the held-out part of the store, of the student's own tokens.",

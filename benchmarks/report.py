@@ -20,10 +20,8 @@ def hardware() -> str:
     """Processor, cores, memory and the versions that matter, in one line."""
     import torch
 
-    model = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-        model = found[1] if found else model
+    from downstream.speed import processor
+
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     device = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     versions = ", ".join(
@@ -31,9 +29,18 @@ def hardware() -> str:
         for name in ("torch", "transformers", "tokenizers", "zarr", "h5py")
     )
     return (
-        f"{model}, {os.cpu_count()} cores, {memory:.0f} GB{device}; Python"
+        f"{processor()}, {os.cpu_count()} cores, {memory:.0f} GB{device}; Python"
         f" {platform.python_version()}, {versions}"
     )
+
+
+def whole_size(store: Path) -> int:
+    """Bytes on the disk of a store, teacher and all."""
+    from store.info import bytes_on_disk
+
+    sizes = bytes_on_disk(str(store))
+    assert sizes is not None  # of an address
+    return sizes["total"]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

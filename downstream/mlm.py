@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForMaskedLM, TrainingArguments, set_seed
 
+from downstream.encoders import longest_input
 from downstream.mlm_trainer import BatchMasking, MlmTrainer, Rows, masked_batches
 from downstream.progress import Progress
 from downstream.scratch import (
@@ -27,8 +28,7 @@ from downstream.scratch import (
 from downstream.text import blocks, hold_out, read_lines
 from store import disk
 from store.errors import UserError
-from store.positions import first_position
-from store.stopping import Stopped
+from store.stopping import stoppable
 from student_train.architecture import parse_student
 from teacher_dump.loading import load_config, load_network, load_tokenizer
 from teacher_dump.models import ResolvedModel, resolve_model
@@ -110,13 +110,12 @@ def _run(
     before = None if checkpoint else trainer.evaluate()["eval_loss"]
     if before is not None:
         say(f"held-out loss before: {before:.4f} nats per masked token")
-    try:
+    kept = (
+        f"{settings.out}: a checkpoint every {settings.evaluate_every} steps is kept; go on with"
+        " the same command and --resume"
+    )
+    with stoppable(lambda: kept):
         trainer.train(resume_from_checkpoint=checkpoint or None)
-    except Stopped as stop:
-        kept = f"a checkpoint every {settings.evaluate_every} steps is kept"
-        raise Stopped(
-            stop.number, f"{settings.out}: {kept}; go on with the same command and --resume"
-        ) from None
     after = trainer.evaluate()["eval_loss"]
     minutes = (time.perf_counter() - begun) / 60
     say(f"held-out loss after:  {after:.4f} ({trainer.state.global_step} steps, {minutes:.1f} min)")
@@ -213,9 +212,7 @@ def load_with_head(resolved: ResolvedModel, say: Callable[[str], None] = print) 
 
 
 def _length(asked: int, model: Any, tokenizer: Any) -> int:
-    positions = getattr(model.config, "max_position_embeddings", None) or asked
-    positions -= first_position(model.config.to_dict())
-    limit = min(positions, tokenizer.model_max_length)
+    limit = longest_input(model.config, tokenizer)
     if asked > limit:
         raise UserError(
             f"--max-length {asked}: the model takes at most {limit} tokens; ask for at most that"

@@ -207,12 +207,17 @@ def _status(name: str) -> int:
     return 1024 * int(found[1])
 
 
-def hardware() -> str:
-    """Processor, threads, GPU and torch, in one line."""
-    cpu = platform.processor() or platform.machine()
+def processor() -> str:
+    """What the system calls the processor."""
     if Path("/proc/cpuinfo").exists():
         named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-        cpu = named[1] if named else cpu
+        if named:
+            return named[1]
+    return platform.processor() or platform.machine()
+
+
+def hardware() -> str:
+    """Processor, threads, GPU and torch, in one line."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     threads = f"{torch.get_num_threads()} threads of {os.cpu_count()}"
-    return f"{cpu}, {threads}{gpu}, torch {version('torch')}, fp32"
+    return f"{processor()}, {threads}{gpu}, torch {version('torch')}, fp32"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from store.errors import UserError
-from teacher_dump.lines import MAX_LINE, read_lines
+from teacher_dump.lines import read_lines
+from teacher_dump.readers import csv_rows, json_rows
 
 
 class Row(dict[str, Any]):
@@ -64,17 +63,9 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            cells = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: not JSON ({error}); write an object on each line") from None
-        if not isinstance(cells, dict):
-            raise UserError(f"{where}: expected an object, got {type(cells).__name__}; write one")
-        yield Row(where, cells)
+    for number, cells in json_rows(path):
+        if cells is not None:
+            yield Row(f"{path}, line {number}", cells)
 
 
 def _tsv(path: Path) -> Iterator[Row]:
@@ -82,21 +73,7 @@ def _tsv(path: Path) -> Iterator[Row]:
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    return _table(path, _csv_records(path))
-
-
-def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(MAX_LINE)
-    records = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
-    number = 1
-    try:
-        for cells in records:
-            yield number, cells
-            number = records.line_num + 1
-    except csv.Error as error:
-        raise UserError(
-            f"{path}, line {number}: {error}; close every quote, and double those inside a cell"
-        ) from None
+    return _table(path, csv_rows(path))
 
 
 def _table(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:

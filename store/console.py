@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import signal
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -33,6 +34,17 @@ def readable(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"
+
+
+def check_device(device: str, gpus: int) -> None:
+    """UserError for a name of `--device` that is none, or a GPU beyond the `gpus` that are here."""
+    found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", device)
+    if not found:
+        raise UserError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+    if found[1] == "cuda" and int(found[2] or 0) >= gpus:
+        raise UserError(
+            f"--device {device}: this machine has {gpus} CUDA devices; use --device cpu"
+        )
 
 
 def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -11,13 +11,13 @@ from typing import Any
 import h5py
 
 from store.errors import StoreError
+from store.hdf5_chunks import BLOSC, FLETCHER, filters_of
 
 MAX_JSON = 2**25  # takes some 30 times its bytes when it is read
 MAX_CHUNK = 2**30
 MAX_RATIO = 2**15  # a chunk of equal bytes shrinks to some 60; real ones do not come near
 SMALL = 2**26  # decoded bytes that any array may have
 JSON_RATIO, JSON_SMALL = 16, 2**20  # of the manifest: half of it is checksums, and nothing shrinks
-FILTERS = {h5py.h5z.FILTER_FLETCHER32, 32001}
 
 
 class Folder:
@@ -95,11 +95,9 @@ def check_dataset(dataset: h5py.Dataset, where: str) -> None:
     """StoreError if the values of a dataset lie in other files, or cannot be what they declare."""
     if dataset.external or dataset.is_virtual or dataset.dtype.hasobject:
         raise StoreError(f"{where}: has its values elsewhere, which is not followed; dump again")
-    settings = dataset.id.get_create_plist()
-    filters = {settings.get_filter(place)[0] for place in range(settings.get_nfilters())}
-    if filters - FILTERS:
+    if foreign := set(filters_of(dataset)) - {BLOSC, FLETCHER}:
         raise StoreError(
-            f"{where}: HDF5 filter {min(filters - FILTERS)} has no place in a store (only 32001,"
+            f"{where}: HDF5 filter {min(foreign)} has no place in a store (only {BLOSC},"
             " Blosc, and Fletcher-32); the store is damaged"
         )
     chunk = dataset.dtype.itemsize

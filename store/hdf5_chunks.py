@@ -17,6 +17,12 @@ CHECKSUM_BYTES = 4
 BLOCK = 2**18  # words whose weighted sum, below 2^52, is exact in float64
 
 
+def filters_of(dataset: h5py.Dataset) -> tuple[int, ...]:
+    """Numbers of the filters that its chunks go through, in order."""
+    settings = dataset.id.get_create_plist()
+    return tuple(settings.get_filter(place)[0] for place in range(settings.get_nfilters()))
+
+
 @dataclass(frozen=True)
 class Chunks:
     """Chunks of whole rows, and the filters that they went through."""
@@ -28,8 +34,7 @@ class Chunks:
     @staticmethod
     def of(dataset: h5py.Dataset) -> Chunks | None:
         """None where chunks are not of whole rows or not filtered as we filter."""
-        chunks, settings = dataset.chunks, dataset.id.get_create_plist()
-        filters = tuple(settings.get_filter(n)[0] for n in range(settings.get_nfilters()))
+        chunks, filters = dataset.chunks, filters_of(dataset)
         if not chunks or chunks[1:] != dataset.shape[1:]:
             return None
         if filters not in ((), (FLETCHER,), (BLOSC,), (BLOSC, FLETCHER)):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+AGAIN = 0.02  # seconds after which a signal that was lost is sent again
 
 
 class Stopped(KeyboardInterrupt):
@@ -27,7 +31,16 @@ class Stop:
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self.raised: Stopped | None = None
         self._held = False
+        self.unraisable = sys.unraisablehook
+
+    def listen(self) -> None:
+        """Handle both signals from now on, but none that is ignored, as it is for a job in the
+        background of a shell."""
+        for each in SIGNALS:
+            if signal.getsignal(each) is not signal.SIG_IGN:
+                signal.signal(each, self)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         for each in SIGNALS:
@@ -44,7 +57,20 @@ class Stop:
     def check(self) -> None:
         """Raise Stopped if there was a signal."""
         if self.number is not None:
-            raise Stopped(self.number)
+            self.raised = Stopped(self.number)
+            raise self.raised
+
+    def dropped(self, unraisable: Any) -> None:
+        """The `sys.unraisablehook`: a Stopped that arose where Python drops every exception, in
+        the callback of a weak reference or a destructor, is raised again elsewhere."""
+        if not isinstance(unraisable.exc_value, Stopped):
+            self.unraisable(unraisable)
+            return
+        number, self.number, self.raised = unraisable.exc_value.number, None, None
+        self.listen()
+        again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -56,23 +82,41 @@ class Stop:
             self._held = False
 
 
-@contextmanager
-def stoppable() -> Iterator[Stop]:
-    """Handle the signals while open, as the one who opened first does.
+_first: Stop | None = None  # of those that are open
 
-    Outside the main thread none is handled: there they never arrive.
+
+@contextmanager
+def stoppable(kept: Callable[[], str] | None = None) -> Iterator[Stop]:
+    """Handle the signals while open, as the one who opened first does; `kept` tells, after a stop,
+    what there is and how to go on.
+
+    Compiled libraries, above all while they are imported, may answer a Stopped with an error of
+    their own: any error that follows one is taken for it.
     """
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    active = [handler for handler in before.values() if isinstance(handler, Stop)]
-    if active or threading.current_thread() is not threading.main_thread():
-        yield active[0] if active else Stop()
+    with _handled() as stop:
+        try:
+            yield stop
+        except (Exception, Stopped) as error:
+            stopped = error if isinstance(error, Stopped) else stop.raised
+            if stopped is None:
+                raise
+            raise Stopped(stopped.number, kept() if kept else stopped.kept) from None
+
+
+@contextmanager
+def _handled() -> Iterator[Stop]:
+    """Outside the main thread no signal is handled: there they never arrive."""
+    global _first
+    if _first or threading.current_thread() is not threading.main_thread():
+        yield _first or Stop()
         return
-    stop = Stop()
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as for a job in the background of a shell
-            signal.signal(number, stop)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    _first = Stop()
     try:
-        yield stop
+        sys.unraisablehook = _first.dropped
+        _first.listen()
+        yield _first
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        sys.unraisablehook, _first = _first.unraisable, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -142,14 +142,11 @@ class StoreWriter:
         parts = staging.parts if isinstance(staging, Hdf5Staging) else None
         if not (lease_path(staging.path).exists() or (parts and parts.exists())):
             return
-        with suppress(OSError):  # a folder that cannot be written is no reason to refuse
-            lease = Lease(staging.path)
-            try:
-                stored = StoreWriter._stored(staging)  # a repair may have ended just now
-                if isinstance(staging, Hdf5Staging) and stored and stored["state"] == "sealed":
-                    staging.clean()
-            finally:
-                lease.close()
+        # A folder that cannot be written is no reason to refuse.
+        with suppress(OSError), closing(Lease(staging.path)):
+            stored = StoreWriter._stored(staging)  # a repair may have ended just now
+            if isinstance(staging, Hdf5Staging) and stored and stored["state"] == "sealed":
+                staging.clean()
 
     @staticmethod
     def _stored(staging: Staging) -> dict[str, Any] | None:

@@ -21,46 +21,32 @@ SIZES = {"tiny": (264, 3, 12)}
 DEFAULT_KIND = "bert"
 
 
-def _bert(size: tuple[int, int, int], positions: int, tokenizer: Any) -> BertForMaskedLM:
-    width, layers, heads = size
+def _bert(width: int, layers: int, tokenizer: Any, **common: Any) -> BertForMaskedLM:
     return BertForMaskedLM(
         BertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
             intermediate_size=4 * width,
-            max_position_embeddings=positions,
-            pad_token_id=tokenizer.pad_token_id,
             hidden_dropout_prob=0.0,  # a small student underfits: dropout would only slow it down
             attention_probs_dropout_prob=0.0,
+            **common,
         )
     )
 
 
-def _modernbert(
-    size: tuple[int, int, int], positions: int, tokenizer: Any
-) -> ModernBertForMaskedLM:
-    width, layers, heads = size
+def _modernbert(width: int, layers: int, tokenizer: Any, **common: Any) -> ModernBertForMaskedLM:
     return ModernBertForMaskedLM(
         ModernBertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
             intermediate_size=2 * width,
-            max_position_embeddings=positions,
             layer_types=["full_attention"] * layers,
-            pad_token_id=tokenizer.pad_token_id,
             cls_token_id=tokenizer.cls_token_id,
             bos_token_id=tokenizer.cls_token_id,
             sep_token_id=tokenizer.sep_token_id,
             eos_token_id=tokenizer.sep_token_id,
+            **common,
         )
     )
 
 
-KINDS: dict[str, Callable[[tuple[int, int, int], int, Any], PreTrainedModel]] = {
+KINDS: dict[str, Callable[..., PreTrainedModel]] = {
     "bert": _bert,  # Devlin et al. 2019
     "modernbert": _modernbert,  # Warner et al. 2024: rotary positions, normalised before a block
 }
@@ -119,8 +105,18 @@ def make_student(
 
     Raises UserError where `student` is no kind and size; see `parse_student`.
     """
-    kind, size = parse_student(student, option, default)
-    return KINDS[kind](size, positions, tokenizer)
+    kind, (width, layers, heads) = parse_student(student, option, default)
+    return KINDS[kind](
+        width,
+        layers,
+        tokenizer,
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=positions,
+        pad_token_id=tokenizer.pad_token_id,
+    )
 
 
 def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:

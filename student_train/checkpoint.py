@@ -1,4 +1,7 @@
-"""Checkpoints: written whole or not at all, with a checksum, and passed over if torn."""
+"""Checkpoints: written whole or not at all, with a checksum, and passed over if torn.
+
+Torch is imported where it is used: a command that is stopped while torch loads tells of them, too.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ import io
 import shutil
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from store import disk
 
@@ -19,6 +20,8 @@ DIGEST_BYTES = 32
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
     """Write `state` as checkpoint `step`, ended by the SHA-256 of all bytes before; keep the last
     two."""
+    import torch
+
     folder.mkdir(exist_ok=True)
     buffer = io.BytesIO()
     torch.save({"step": step, **state}, buffer)
@@ -31,6 +34,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
 def load_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
     """The newest whole checkpoint, on the CPU (None where there is none), and the torn ones after
     it, which are removed: they must not count among those that are kept."""
+    import torch
+
     torn: list[Path] = []
     for path in _newest_first(folder):
         data = path.read_bytes()

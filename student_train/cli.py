@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from store.console import CONTEXT, command_errors
-from store.stopping import Stopped
+from store.stopping import stoppable
 from student_train.options import ALIGNMENTS, DEFAULT_LOSS, TrainOptions, parse_losses
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
@@ -126,14 +126,12 @@ def option(*names: str, **settings: Any) -> Any:
 @click.option("--resume", is_flag=True, help="Go on with a stopped training.")
 @command_errors
 def main(resume: bool, **arguments: Any) -> None:
-    from student_train.run import run  # torch and transformers load only for work, not for --help
-
     options = options_of(arguments)
     click.echo(describe(options))
-    try:
+    with stoppable(lambda: kept(options.out_folder())):
+        from student_train.run import run  # torch and transformers load only for work
+
         report = run(options, resume=resume, say=click.echo)
-    except Stopped as stop:
-        raise Stopped(stop.number, kept(options.out_folder())) from None
     result = report["result"]
     for name in (
         "parameters",

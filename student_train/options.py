@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from store.console import check_device
 from store.errors import UserError
 
 ALIGNMENTS = ("span", "match", "reduce")
@@ -136,14 +137,7 @@ class TrainOptions:
             raise UserError(f"--precision {self.precision}: expected auto, bf16 or fp32")
         if self.workers < 0:
             raise UserError(f"--workers {self.workers}: expected 0 or more")
-        kind, colon, number = self.device.partition(":")
-        if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
-            raise UserError(f"--device {self.device}: expected auto, cpu, cuda or cuda:N")
-        devices = torch.cuda.device_count()
-        if kind == "cuda" and int(number or 0) >= devices:
-            raise UserError(
-                f"--device {self.device}: this machine has {devices} CUDA devices; use --device cpu"
-            )
+        check_device(self.device, torch.cuda.device_count())
 
     def describing(self) -> dict[str, Any]:
         """All that shapes the student, as JSON: where it goes and on what it runs left out."""

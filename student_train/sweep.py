@@ -12,7 +12,7 @@ import click
 
 from store.console import CONTEXT, command_errors
 from store.errors import UserError
-from store.stopping import Stopped
+from store.stopping import stoppable
 from student_train.cli import DEFAULT, options_of, told
 from student_train.cli import main as student_train
 from student_train.options import TrainOptions, beside
@@ -47,17 +47,18 @@ def sweep(out: Path | None, store: str, workers: int | None, **repeated: tuple[A
 
     folder = out or beside(store, "sweep")
     source = open_store(store)
+    content = source.manifest.content()
+    once = {"store": store, "out": None, "workers": workers or 0}
     varied = [name for name, values in repeated.items() if len(values) > 1]
     names = [name for name, values in repeated.items() if values]
     rows, planned = [], []
     for values in itertools.product(*(repeated[name] for name in names)):
         arguments = dict(zip(names, values, strict=True))
         arguments["loss"] = (arguments["loss"],) if "loss" in arguments else ()
-        once = {"store": store, "out": None, "workers": workers or 0}
         options = options_of({**once, **arguments})
         check(options, source)  # all of them before the first is trained
         before = read_report(folder / options.name())
-        if before and before["store"]["content"] != source.manifest.content():
+        if before and before["store"]["content"] != content:
             raise UserError(
                 f"{folder / options.name()} learnt from another store; give another --out"
             )
@@ -83,16 +84,16 @@ def _student(told: str, target: Path, options: TrainOptions) -> dict[str, Any]:
     from student_train.report import read_report
     from student_train.run import run
 
+    def kept() -> str:
+        return f"{target}: {newest_checkpoint(target / 'checkpoints')}; the same command goes on"
+
     report = read_report(target)
     if report and "result" in report:
         click.echo(f"{told} (finished before)")
         return report
     click.echo(told)
-    try:
+    with stoppable(kept):
         return run(replace(options, out=target), resume=report is not None, say=click.echo)
-    except Stopped as stop:
-        saved = newest_checkpoint(target / "checkpoints")
-        raise Stopped(stop.number, f"{target}: {saved}; the same command goes on") from None
 
 
 def _told(value: Any) -> str:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from store import Features, StoreWriter
 from store.console import counted
 from store.errors import UserError
-from store.stopping import Stop, Stopped, stoppable
+from store.stopping import Stop, stoppable
 from teacher_dump.calibration import calibration
 from teacher_dump.corpus import Corpus
 from teacher_dump.gold import Labels
@@ -65,13 +65,10 @@ def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None)
     for bad input; then nothing that existed before is changed. Raises Stopped, with what is kept,
     after SIGINT or SIGTERM: between two batches once the teacher runs.
     """
-    with stoppable() as stop:
-        try:
-            resolved = options.resolved()
-            say(describe(resolved, bool(options.corpus)))
-            return _dump(resolved, say, stop)
-        except Stopped as stopped:
-            raise Stopped(stopped.number, _kept(options.out)) from None
+    with stoppable(lambda: _kept(options.out)) as stop:
+        resolved = options.resolved()
+        say(describe(resolved, bool(options.corpus)))
+        return _dump(resolved, say, stop)
 
 
 def _kept(out: Path) -> str:

@@ -15,12 +15,13 @@ import torch
 from tqdm import tqdm
 
 from store import Features, FeatureStore, Record, UserError
+from store.console import check_device
 from store.live import LiveReport
 from teacher_dump.batches import length_batches
 from teacher_dump.comparing import Errors
 from teacher_dump.forward import Known, forward
 from teacher_dump.masking import RANDOM, mask_spans, masked_input
-from teacher_dump.options import DumpOptions, check_device
+from teacher_dump.options import DumpOptions
 from teacher_dump.teacher import Teacher, load_teacher
 from teacher_dump.windows import Window
 
@@ -45,7 +46,7 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
     arguments: dict[str, Any] = stored if isinstance(stored, dict) else {}
     precision = str(arguments.get("precision", "fp32"))
     resolved = DumpOptions(model, Path(store.path), device=device, precision=precision).resolved()
-    check_device(resolved.device)
+    check_device(resolved.device, torch.cuda.device_count())
     teacher = load_teacher(
         model,
         head=_head(store.features),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from store import LogitsSpec
+from store.console import check_device
 from store.errors import UserError
 from store.features import TASKS
 from teacher_dump.models import corpus_of
@@ -81,6 +81,8 @@ def describe(options: DumpOptions, corpus_was_given: bool) -> str:
 
 def check_options(options: DumpOptions) -> None:
     """Refuse, in one line, what cannot work whatever the teacher is."""
+    import torch
+
     if options.views < 1:
         raise UserError(f"--views {options.views}: view 0 is the plain text, so at least 1")
     if not 0 < options.mask_prob < 1:
@@ -107,21 +109,7 @@ def check_options(options: DumpOptions) -> None:
         raise UserError(f"--seed {options.seed}: expected 0 or more")
     if options.logits is not None:
         _tier_and_size(options.logits)
-    check_device(options.device)
-
-
-def check_device(device: str) -> None:
-    """Refuse a name that is none, and a GPU that is not there."""
-    import torch
-
-    found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", device)
-    if not found:
-        raise UserError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
-    devices = torch.cuda.device_count()
-    if found[1] == "cuda" and int(found[2] or 0) >= devices:
-        raise UserError(
-            f"--device {device}: this machine has {devices} CUDA devices; use --device cpu"
-        )
+    check_device(options.device, torch.cuda.device_count())
 
 
 def check_head(options: DumpOptions, head: str) -> None:

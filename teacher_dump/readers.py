@@ -43,21 +43,11 @@ def _read_txt(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
 
 def _read_jsonl(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
     chosen, label = "", columns.label
-    for number, line in enumerate(read_lines(path, seen), 1):
-        if not line.strip():
+    for number, row in json_rows(path, seen):
+        if row is None:
             yield Row("", number)
             continue
         where = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise CorpusError(
-                f"{where}: not JSON ({error}); expected one object on every line"
-            ) from None
-        if not isinstance(row, dict):
-            raise CorpusError(
-                f'{where}: expected an object like {{"text": "..."}}, got {type(row).__name__}'
-            )
         if not chosen:
             textual = [n for n, value in row.items() if isinstance(value, str) and n != label]
             chosen = choose_column(list(row), textual, columns.text, where)
@@ -68,11 +58,29 @@ def _read_jsonl(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
         yield Row(text_of(row[chosen], chosen, where), number, gold)
 
 
+def json_rows(path: Path, seen: Seen = ignore) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The object of every line with the line's number; None for a blank line."""
+    for number, line in enumerate(read_lines(path, seen), 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(
+                f"{path}, line {number}: not JSON ({error}); expected one object on every line"
+            ) from None
+        if not isinstance(row, dict | None):
+            raise CorpusError(
+                f'{path}, line {number}: expected an object like {{"text": "..."}}, got'
+                f" {type(row).__name__}"
+            )
+        yield number, row
+
+
 def _read_csv(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
-    return _read_table(path, columns, _csv_rows(path, seen))
+    return _read_table(path, columns, csv_rows(path, seen))
 
 
-def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(path: Path, seen: Seen = ignore) -> Iterator[tuple[int, list[str]]]:
+    """The cells of every record with the line where it begins."""
     csv.field_size_limit(lines.MAX_LINE)
     rows = csv.reader((line + "\n" for line in read_lines(path, seen)), strict=True)
     while True:

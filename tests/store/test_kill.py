@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from store import open_store
+from store import disk, open_store
 from tests.store import killed
+from tests.store.dying import Killed, dies_at
 from tests.store.leased import Writer
 from tests.store.test_writing import contents
 
@@ -73,37 +74,19 @@ def test_killed_while_sealing(tmp_path: Path, ext: str) -> None:
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
 def test_killed_at_every_rename(tmp_path: Path, ext: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop just before and just after each step that gives something its name."""
-    from store import disk
-
     whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
     whole.parent.mkdir()
     broken.parent.mkdir()
     killed.main(whole)
-    real, stops = disk.rename, 0
-
-    class Killed(BaseException):
-        pass
-
+    stops = 0
     for step in range(100):
-        calls = 0
-
-        def stop(source: Path, target: Path, step: int = step) -> None:
-            nonlocal calls
-            calls += 1
-            if step % 2:
-                real(source, target)
-            if calls == 1 + step % 2:
-                raise Killed
-            if not step % 2:
-                real(source, target)
-
-        monkeypatch.setattr(disk, "rename", stop)
-        try:
-            killed.main(broken)
-            break
-        except Killed:
-            stops += 1
-    monkeypatch.setattr(disk, "rename", real)
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "rename", dies_at(1 + step % 2, done=bool(step % 2)))
+            try:
+                killed.main(broken)
+                break
+            except Killed:
+                stops += 1
     killed.main(broken)
     assert stops > killed.PARTS // 2
     assert contents(whole) == contents(broken)

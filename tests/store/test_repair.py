@@ -18,6 +18,7 @@ from store.cli import main
 from store.lease import lease_path
 from store.repair import repair
 from store.verify import verify
+from tests.store.dying import Killed, dies_at
 from tests.store.making import begin, make_part, put_part
 from tests.store.test_writing import SMALL
 
@@ -152,26 +153,11 @@ def test_a_damaged_part_of_an_unfinished_store(tmp_path: Path, ext: str) -> None
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is never sealed with what is damaged, and another call goes on."""
-    before, real = contents(store), disk.rename
+    before = contents(store)
     flip_in(store, 1, "token/id")
-
-    class Killed(BaseException):
-        pass
-
     for step in range(20):
-        calls = 0
-
-        def stop(source: Path, target: Path, step: int = step) -> None:
-            nonlocal calls
-            calls += 1
-            if step % 2:
-                real(source, target)
-            if calls > step // 2:
-                raise Killed
-            real(source, target) if not step % 2 else None
-
         with monkeypatch.context() as patch:
-            patch.setattr(disk, "rename", stop)
+            patch.setattr(disk, "rename", dies_at(step // 2 + 1, done=bool(step % 2)))
             try:
                 repair(store)
                 break
