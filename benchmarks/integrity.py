@@ -128,7 +128,7 @@ def long_run(minutes: float, path: str | None, readers: int) -> list[str]:
             small_dump(folder, store)
         flat, rows = soak(store, folder, minutes, readers)
     publish(
-        "Soak",
+        f"Soak of a {store.suffix[1:]} store",
         f"`python -m benchmarks.integrity --soak {minutes:g}`; a training and {readers} readers on"
         f" one {store.suffix[1:]} store for {minutes:g} minutes, sampled every second. Flat is a"
         " line through the second half of the time that rises by no more than 1 % and 4 MB, and no"

@@ -65,18 +65,28 @@ class Classify(Task):
             raise UserError(
                 f"--train: every label is {self.labels[0]!r}; a classifier needs two or more"
             )
-        for example in (example for examples in splits.values() for example in examples):
-            if example.label not in counts:
-                raise UserError(
-                    f"{example.where}: label {example.label!r} does not occur in training, which "
-                    f"has {', '.join(self.labels)[:200]}; add examples of it, or take the row out"
-                )
+        self._refuse_others(splits, "does not occur in training", "add examples of it")
         rarest = min(self.labels, key=lambda label: counts[label])
         if self.per_class and counts[rarest] < self.per_class:
             raise UserError(
                 f"--per-class {self.per_class}: label {rarest!r} has {counts[rarest]} training "
                 "examples; ask for at most as many"
             )
+
+    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Labelled]]) -> None:
+        """The labels are those of the model. Raises UserError where a split has others."""
+        self.labels = list(labels)
+        self._refuse_others(splits, "is unknown to the model", "name it as the model does")
+
+    def _refuse_others(
+        self, splits: Mapping[str, Sequence[Labelled]], problem: str, remedy: str
+    ) -> None:
+        for example in (example for examples in splits.values() for example in examples):
+            if example.label not in self.labels:
+                raise UserError(
+                    f"{example.where}: label {example.label!r} {problem}, which has"
+                    f" {', '.join(self.labels)[:200]}; {remedy}, or take the row out"
+                )
 
     def head(self) -> dict[str, Any]:
         return label_head(self.labels)

@@ -15,10 +15,12 @@ from store.errors import UserError
 HELP = """Use a checkpoint for something.
 
 mlm continues the masked-LM training of MODEL on text (a document a line), or begins it with MODEL
-scratch:HxLxA (width x layers x heads, as student-train --student takes it).
+scratch:HxLxA (width x layers x heads; any that student-train --student takes).
 
 pos, ner, classify, pair and qa fine-tune MODEL, once for each seed, and print the mean and the
-deviation; the epoch is chosen on --dev. scores.json in --out holds everything.
+deviation; the epoch is chosen on --dev. With --as-is all but qa score on --test, untrained, a
+MODEL that has its head: a student of a task teacher, or what --save kept. scores.json in --out
+holds everything.
 
 \b
 pos       word<TAB>tag, a blank line between sentences: macro F1, accuracy
@@ -45,12 +47,13 @@ COLUMNS = {
 TRAINING = {"model", "train", "dev", "out", "seed", "epochs", "batch_size", "lr", "max_length"}
 FINE_TUNING = TRAINING | {"test", "seeds", "limit", "save"}
 MLM = {"steps", "batch_tokens", "vocab", "mask_prob", "evaluate_every", "precision", "resume"}
+AS_IS = {"as_is", "model", "test", "out", "max_length"}
 TAKES = {
     "mlm": TRAINING | MLM,
-    "pos": FINE_TUNING,
-    "ner": FINE_TUNING,
-    "classify": FINE_TUNING | {"per_class"},
-    "pair": FINE_TUNING,
+    "pos": FINE_TUNING | AS_IS,
+    "ner": FINE_TUNING | AS_IS,
+    "classify": FINE_TUNING | AS_IS | {"per_class"},
+    "pair": FINE_TUNING | AS_IS,
     "qa": FINE_TUNING | {"stride"},
     "speed": {"model", "teacher", "test", "out", "seed", "batch_size", "max_length", "repeat"},
     "table": {"runs", "out"},
@@ -92,7 +95,7 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--lr",
     type=click.FloatRange(min=0, min_open=True),
-    help="[mlm 2e-4, from scratch 1e-3; others 5e-5, for encoders less than 384 wide 5e-4]",
+    help="[mlm 2e-4, from scratch 1e-3; others 5e-5, less than 384 wide 5e-4, BiLSTMs 3e-3]",
 )
 @click.option(
     "--max-length",
@@ -110,6 +113,9 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--resume", is_flag=True, help="mlm: continue a run that was stopped, in --out.")
 @click.option(
     "--save", is_flag=True, help="Fine-tuning: keep the first seed's model in OUT/model, a teacher."
+)
+@click.option(
+    "--as-is", is_flag=True, help="pos, ner, classify, pair: score MODEL on --test, untrained."
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Fine-tuning: first N training examples.")
 @click.option(
@@ -142,13 +148,16 @@ def main(task: str, **options: Any) -> None:
 
 
 def _refuse(task: str, given: dict[str, Any]) -> None:
-    takes = TAKES[task] | {f"{role}_column" for role in COLUMNS.get(task, ())}
+    what, takes, needs = f"--task {task}", TAKES[task], NEEDS[task]
+    if "as_is" in given and "as_is" in takes:
+        what, takes, needs = f"{what} --as-is", AS_IS, ("model", "test", "out")
+    takes = takes | {f"{role}_column" for role in COLUMNS.get(task, ())}
     wrong = [_flag(name) for name in given if name not in takes]
     if wrong:
-        raise UserError(f"--task {task} does not take {', '.join(wrong)}; leave out")
-    missing = [_flag(name) for name in NEEDS[task] if name not in given]
+        raise UserError(f"{what} does not take {', '.join(wrong)}; leave out")
+    missing = [_flag(name) for name in needs if name not in given]
     if missing:
-        raise UserError(f"--task {task} needs {', '.join(missing)}; see downstream --help")
+        raise UserError(f"{what} needs {', '.join(missing)}; see downstream --help")
     for name, several in (("model", task == "speed"), ("train", task == "mlm")):
         if len(given.get(name, ())) > 1 and not several:
             raise UserError(f"--task {task} takes one {_flag(name)}, got {len(given[name])}")
@@ -183,20 +192,26 @@ def _mlm(task: str, given: dict[str, Any]) -> None:
 
 def _fine_tune(task: str, given: dict[str, Any]) -> None:
     from downstream import report
-    from downstream.finetune import FineTuneSettings, fine_tune
+    from downstream.finetune import FineTuneSettings, fine_tune, score_as_is
 
-    if "dev" not in given:
+    as_is = given.pop("as_is", False)
+    if not as_is and "dev" not in given:
         raise UserError(f"--task {task} needs --dev: the best epoch is chosen on it")
     if "limit" in given and "per_class" in given:
         raise UserError("--limit and --per-class contradict each other; give one")
-    (model,), (given["train"],) = given.pop("model"), given["train"]
-    out, columns = given.pop("out"), _columns(task, given)
-    files, own = _taken(given, "train", "dev", "test"), _taken(given, "per_class", "stride")
+    (model,), out, columns = given.pop("model"), given.pop("out"), _columns(task, given)
+    files = _taken(given, "train", "dev", "test")
+    if not as_is:
+        (files["train"],) = files["train"]
+    subject = _task(task, columns, _taken(given, "per_class", "stride"))
     keep = out / "model" if given.pop("save", False) else None
     settings = FineTuneSettings(**given)
     out.mkdir(parents=True, exist_ok=True)  # told now, not after hours, if it cannot be made
     try:
-        result = fine_tune(_task(task, columns, own), model, files, settings, click.echo, keep)
+        if as_is:
+            result = score_as_is(subject, model, files["test"], settings.max_length, click.echo)
+        else:
+            result = fine_tune(subject, model, files, settings, click.echo, keep)
         report.save(result, out)
     finally:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The one loop: fine-tune a checkpoint for a task with the transformers Trainer, over seeds."""
+"""Fine-tune a checkpoint for a task with the transformers Trainer, over seeds, or only score it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Trainer, TrainingArguments, set_seed
+from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
-from downstream.encoders import default_lr, load_with_fresh_head, longest_input
+from downstream.encoders import (
+    default_lr,
+    load_with_fresh_head,
+    load_with_own_head,
+    longest_input,
+)
 from downstream.progress import Progress
 from downstream.tasks import Task
 from store.console import counted
@@ -64,8 +69,50 @@ def fine_tune(
         _one_seed(task, source, splits, settings, seed, say, keep if seed == seeds[0] else None)
         for seed in seeds
     ]
-    counts = {name: len(rows) for name, rows in splits.items()}
-    counts["train"] = len(task.sample(splits["train"], settings.seed))
+    used = {**splits, "train": task.sample(splits["train"], settings.seed)}
+    return _result(task, model, files, asdict(settings), used, runs)
+
+
+def score_as_is(
+    task: Task, model: str, test: Path, max_length: int | None = None, say: Say = print
+) -> dict[str, Any]:
+    """Score a model that has its head on the file `test`, without training it.
+
+    Labels of model and file are matched by name. Texts are cut to `max_length` tokens, that of the
+    task where it is None. Returns what `fine_tune` returns, of a single run without a seed; of its
+    settings only `as_is` and `max_length` are there.
+
+    Raises UserError on a wrong model or file, where the model has no head for the task, and where
+    the file has a label that the model does not have.
+    """
+    source = resolve_model(model)
+    splits = {"test": task.read(test)}
+    tokenizer, network, labels = load_with_own_head(source, task.model_class)
+    task.adopt(labels, splits)
+    length, cut = _length(task, max_length, network, tokenizer)
+    rows = task.encode(tokenizer, splits["test"], length)
+    say(f"as it is: {counted(network.num_parameters(), 'parameter')}{cut}")
+    with tempfile.TemporaryDirectory(prefix="score-") as scratch:
+        trainer = Trainer(
+            model=network,
+            args=TrainingArguments(**_scoring(scratch)),
+            data_collator=task.collator(tokenizer),
+        )
+        trainer.remove_callback(PrinterCallback)
+        found = _predict(trainer, rows)
+    score = _score(task, splits["test"], rows, found, "; its weights are damaged, train it anew")
+    settings = {"as_is": True, "max_length": max_length}
+    return _result(task, model, {"test": test}, settings, splits, [{"test": score}])
+
+
+def _result(
+    task: Task,
+    model: str,
+    files: Mapping[str, Path],
+    settings: Mapping[str, Any],
+    splits: Mapping[str, Sequence[Any]],
+    runs: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
     scored = [split for split in ("dev", "test") if split in splits]
     return {
         "task": task.name,
@@ -73,8 +120,8 @@ def fine_tune(
         "measures": dict(task.measures),
         "primary": task.primary,
         "files": {name: str(path) for name, path in files.items()},
-        "settings": {**asdict(settings), **task.options()},
-        "examples": counts,
+        "settings": {**settings, **task.options()},
+        "examples": {name: len(examples) for name, examples in splits.items()},
         "seeds": runs,
         "mean": {split: _over_seeds(runs, split, np.mean) for split in scored},
         "deviation": {split: _over_seeds(runs, split, _deviation) for split in scored},
@@ -101,16 +148,14 @@ def _one_seed(
     set_seed(seed)
     tokenizer, model = load_with_fresh_head(source, task.model_class, task.head())
     lr = settings.lr or default_lr(model)
-    asked = settings.max_length or task.max_length
-    length = min(asked, longest_input(model.config, tokenizer))
-    cut = f", {length} tokens at most (the model takes no more)" if length < asked else ""
+    length, cut = _length(task, settings.max_length, model, tokenizer)
     examples = {**splits, "train": task.sample(splits["train"], seed)}
     say(f"seed {seed}: learning rate {lr:g}, {counted(model.num_parameters(), 'parameter')}{cut}")
     rows = {name: task.encode(tokenizer, some, length) for name, some in examples.items()}
 
     def score(split: str, predictions: Any) -> dict[str, float]:
-        found = task.score(examples[split], rows[split], _finite(predictions, lr))
-        return {"primary": found[task.primary], **found}
+        blame = f" after training at {lr:g}; lower --lr"
+        return _score(task, examples[split], rows[split], predictions, blame)
 
     with tempfile.TemporaryDirectory(prefix="fine-tune-") as scratch:
         trainer = Trainer(
@@ -128,8 +173,7 @@ def _one_seed(
         result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
         trainer.compute_metrics = None  # that of dev, where `predict` would score every split by it
         for split in splits.keys() & {"dev", "test"}:
-            predictions = trainer.predict(rows[split]).predictions  # type: ignore[arg-type]
-            result[split] = score(split, predictions)
+            result[split] = score(split, _predict(trainer, rows[split]))
         if keep is not None:
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(keep)
             tokenizer.save_pretrained(keep)
@@ -137,19 +181,48 @@ def _one_seed(
     return result
 
 
-def _finite(predictions: Any, lr: float) -> Any:
+def _length(task: Task, asked: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:
+    """Tokens of an input at most, and what to say where the model takes fewer than asked."""
+    asked = asked or task.max_length
+    length = min(asked, longest_input(model.config, tokenizer))
+    return length, f", {length} tokens at most (the model takes no more)" if length < asked else ""
+
+
+def _predict(trainer: Trainer, rows: Sequence[dict[str, Any]]) -> Any:
+    """Without `labels`, as a loss that a model's config asks for may not take those of the task."""
+    inputs = [{name: row[name] for name in row if name != "labels"} for row in rows]
+    return trainer.predict(inputs).predictions  # type: ignore[arg-type]
+
+
+def _score(
+    task: Task,
+    examples: Sequence[Any],
+    rows: Sequence[dict[str, Any]],
+    predictions: Any,
+    blame: str,
+) -> dict[str, float]:
     parts = predictions if isinstance(predictions, tuple) else (predictions,)
     if not all(np.isfinite(part).all() for part in parts):
-        raise UserError(f"the model predicts NaN or infinity after training at {lr:g}; lower --lr")
-    return predictions
+        raise UserError(f"the model predicts NaN or infinity{blame}")
+    found = task.score(examples, rows, predictions)
+    return {"primary": found[task.primary], **found}
+
+
+def _scoring(folder: str) -> dict[str, Any]:
+    return {
+        "output_dir": folder,
+        "per_device_eval_batch_size": 64,
+        "disable_tqdm": True,  # `Progress` does it
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "report_to": "none",
+    }
 
 
 def _arguments(folder: str, settings: FineTuneSettings, lr: float, seed: int) -> TrainingArguments:
     return TrainingArguments(
-        output_dir=folder,
+        **_scoring(folder),
         num_train_epochs=settings.epochs,
         per_device_train_batch_size=settings.batch_size,
-        per_device_eval_batch_size=64,
         learning_rate=lr,
         warmup_steps=0.1,
         weight_decay=0.01,
@@ -157,12 +230,9 @@ def _arguments(folder: str, settings: FineTuneSettings, lr: float, seed: int) ->
         eval_strategy="epoch",
         save_strategy="epoch",
         logging_strategy="epoch",
-        disable_tqdm=True,  # `Progress` does it
         save_only_model=True,
         save_total_limit=1,
         load_best_model_at_end=True,
         metric_for_best_model="eval_primary",
         greater_is_better=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        report_to="none",
     )

@@ -27,6 +27,7 @@ from downstream.scratch import (
 )
 from downstream.text import blocks, hold_out, read_lines
 from store import disk
+from store.console import counted
 from store.errors import UserError
 from store.stopping import stoppable
 from student_train.architecture import parse_student
@@ -81,7 +82,8 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
     dev_rows = blocks(tokenizer, held_out, length, "held-out text")
     dev_rows = dev_rows[: max(1, EVAL_TOKENS // length)]
     say(
-        f"{len(rows):,} training blocks and {len(dev_rows):,} held-out blocks of {length} tokens; "
+        f"{counted(len(rows), 'training block')} and {counted(len(dev_rows), 'held-out block')} of"
+        f" {length} tokens; "
         f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters; "
         f"learning rate {_lr(settings):g}"
     )
@@ -118,7 +120,8 @@ def _run(
         trainer.train(resume_from_checkpoint=checkpoint or None)
     after = trainer.evaluate()["eval_loss"]
     minutes = (time.perf_counter() - begun) / 60
-    say(f"held-out loss after:  {after:.4f} ({trainer.state.global_step} steps, {minutes:.1f} min)")
+    steps = counted(trainer.state.global_step, "step")
+    say(f"held-out loss after:  {after:.4f} ({steps}, {minutes:.1f} min)")
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
     figures = {
         "held_out_loss_before": before,

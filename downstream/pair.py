@@ -58,14 +58,18 @@ class PairScore(Task):
 
     def prepare(self, splits: Mapping[str, Sequence[Pair]]) -> None:
         """Raises UserError where all scores of a split are one: correlations do not exist."""
-        for name, pairs in splits.items():
-            if len({pair.score for pair in pairs}) < 2:
-                raise UserError(
-                    f"--{name}: every score is {pairs[0].score:g}; "
-                    "a correlation needs different ones, add pairs"
-                )
+        _check_scores(splits)
         scores = np.array([pair.score for pair in splits["train"]])
         self.mean, self.scale = float(scores.mean()), float(scores.std())
+
+    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Pair]]) -> None:
+        """Raises UserError where the model gives no single score, too."""
+        if len(labels) != 1:
+            raise UserError(
+                f"--model: tells {len(labels)} labels apart, {', '.join(labels)[:200]}; a score is"
+                " one output, as `downstream --task pair --save` trains it"
+            )
+        _check_scores(splits)
 
     def head(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
@@ -95,6 +99,15 @@ class PairScore(Task):
             "pearson": float(pearsonr(gold, found).statistic),
             "spearman": float(spearmanr(gold, found).statistic),
         }
+
+
+def _check_scores(splits: Mapping[str, Sequence[Pair]]) -> None:
+    for name, pairs in splits.items():
+        if len({pair.score for pair in pairs}) < 2:
+            raise UserError(
+                f"--{name}: every score is {pairs[0].score:g}; "
+                "a correlation needs different ones, add pairs"
+            )
 
 
 def _score(row: Row, columns: Mapping[str, str]) -> float:

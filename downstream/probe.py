@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModel
 
+import student_train.bilstm  # noqa: F401  so that AutoModel knows such students
 from downstream.words import Sentence, first_pieces, read_tagged
 from store.errors import UserError
 from teacher_dump.loading import load_config, load_network, load_tokenizer
@@ -31,8 +32,8 @@ def linear_probe(
 ) -> dict[str, float]:
     """Accuracy and macro F1 on dev of a logistic regression over frozen features of a checkpoint.
 
-    The feature of a word is its first piece's mean over the transformer layers, standardised. The
-    first `train_sentences` and `dev_sentences` are used. Words without a piece are left out on both
+    The feature of a word is its first piece's mean over the layers, standardised. The first
+    `train_sentences` and `dev_sentences` are used. Words without a piece are left out on both
     sides, and counted in `lost` (a share of the dev words).
 
     Raises UserError on a wrong model or file.

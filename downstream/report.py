@@ -7,23 +7,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from store.console import counted, readable
+from store.console import counted, readable, wide_console
 from store.errors import UserError
 
-WIDTH = 200
 FILE = "scores.json"
 Told = Callable[[float], str]
 
 
 def show(table: Table) -> None:
     """Print it; into a file or pipe as wide as it is."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
-    console.print(table)
+    wide_console().print(table)
 
 
 def save(result: dict[str, Any], out: Path) -> None:
@@ -34,7 +29,9 @@ def save(result: dict[str, Any], out: Path) -> None:
 
 def seed_table(result: dict[str, Any]) -> Table:
     """A row for each split: mean ± deviation over the seeds, in percent."""
-    title = f"{result['task']}: {result['model']}, {counted(len(result['seeds']), 'seed')}"
+    as_is = result["settings"].get("as_is")
+    how = "as it is" if as_is else counted(len(result["seeds"]), "seed")
+    title = f"{result['task']}: {result['model']}, {how}"
     table = _table(title, ("split", "examples", *result["measures"]))
     for split in result["mean"]:
         table.add_row(split, f"{result['examples'][split]:,}", *_cells(result, split))
@@ -107,7 +104,7 @@ def speed_table(result: dict[str, Any]) -> Table:
     """A row for each model; in brackets how many times less it is than the teacher's."""
     settings, length = result["settings"], result["length"]
     batch = f"{settings['batch_size']} x {length}"
-    title = f"median of {settings['runs']} runs on {result['hardware']}"
+    title = f"median of {counted(settings['runs'], 'run')} on {result['hardware']}"
     headings = ["model", "parameters", "disk"]
     for device in result["devices"]:
         headings += [f"{device} {batch}, ms", f"{device} memory", f"{device} sentence, ms"]

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 
 from store.errors import UserError
+from store.wordpiece import vocabulary_size
 from student_train.architecture import make_student
-from student_train.vocabulary import train_wordpiece, vocabulary_size
+from student_train.vocabulary import train_wordpiece
 
 PREFIX = "scratch:"
 OPTION = f"--model {PREFIX}"

@@ -19,6 +19,7 @@ from transformers import AutoModel
 from transformers.utils.hub import cached_file
 
 from downstream.encoders import longest_input
+from store.console import counted
 from teacher_dump.loading import load_config, load_network, load_tokenizer
 from teacher_dump.models import resolve_model
 
@@ -219,5 +220,5 @@ def processor() -> str:
 def hardware() -> str:
     """Processor, threads, GPU and torch, in one line."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    threads = f"{torch.get_num_threads()} threads of {os.cpu_count()}"
+    threads = f"{counted(torch.get_num_threads(), 'thread')} of {os.cpu_count()}"
     return f"{processor()}, {threads}{gpu}, torch {version('torch')}, fp32"

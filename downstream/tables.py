@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from store.console import counted
 from store.errors import UserError
 from teacher_dump.lines import read_lines
 from teacher_dump.readers import csv_rows, json_rows
@@ -88,8 +89,9 @@ def _table(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
                 raise UserError(f"{where}: two columns of the header have one name; rename one")
         elif len(cells) != len(header):
             raise UserError(
-                f"{where}: expected {len(header)} columns as in the header, got {len(cells)}; "
-                "quote cells that hold the separator (.csv) or take it out (.tsv)"
+                f"{where}: expected {counted(len(header), 'column')} as in the header,"
+                f" got {len(cells)}; quote cells that hold the separator (.csv) or take it out"
+                " (.tsv)"
             )
         else:
             yield Row(where, dict(zip(header, cells, strict=True)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,17 @@ class Tagging(Task):
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
         """The tags are those of `train`."""
         self.tags = sorted({tag for sentence in splits["train"] for tag in sentence.tags})
+
+    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Sentence]]) -> None:
+        """The tags are those of the model. Raises UserError where a split has others."""
+        self.tags = list(labels)
+        for name, sentences in splits.items():
+            for tag in (tag for sentence in sentences for tag in sentence.tags):
+                if tag not in self.tags:
+                    raise UserError(
+                        f"--{name}: tag {tag!r} is unknown to the model, which has"
+                        f" {', '.join(self.tags)[:200]}; name tags as it does"
+                    )
 
     def head(self) -> dict[str, Any]:
         return label_head(self.tags)
@@ -70,13 +81,13 @@ class Entities(Tagging):
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
         """Raises UserError on tags that are not IOB."""
         for name, sentences in splits.items():
-            for tag in (tag for sentence in sentences for tag in sentence.tags):
-                if tag != "O" and not tag.startswith(("B-", "I-")):
-                    raise UserError(
-                        f"--{name}: tag {tag!r} is neither O nor B-... nor I-...; "
-                        "entity F1 needs IOB tags, take --task pos for others"
-                    )
+            _check_iob(name, (tag for sentence in sentences for tag in sentence.tags))
         super().prepare(splits)
+
+    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Sentence]]) -> None:
+        """Raises UserError on tags that are not IOB, as well."""
+        _check_iob("model", labels)
+        super().adopt(labels, splits)
 
     def score(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
@@ -86,6 +97,15 @@ class Entities(Tagging):
         gold, found = word_tags(examples, rows, predictions, self.tags)
         entities = float(f1_score(gold, found, zero_division=0))
         return {"entity_f1": entities, "accuracy": _accuracy(gold, found)}
+
+
+def _check_iob(option: str, tags: Iterable[str]) -> None:
+    for tag in tags:
+        if tag != "O" and not tag.startswith(("B-", "I-")):
+            raise UserError(
+                f"--{option}: tag {tag!r} is neither O nor B-... nor I-...; "
+                "entity F1 needs IOB tags, take --task pos for others"
+            )
 
 
 def encode(

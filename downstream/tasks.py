@@ -1,4 +1,4 @@
-"""What is different between the tasks that a checkpoint is fine-tuned for."""
+"""What is different between the tasks that a checkpoint is fine-tuned and scored for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from transformers import DataCollatorWithPadding
 
+from store.errors import UserError
+
 IGNORED = -100
 """The label that the losses of transformers leave out."""
 
@@ -17,7 +19,8 @@ class Task(ABC):
     """Files, head, rows and measures of a task. `downstream.finetune` does the rest.
 
     In order: `read` each file, `prepare` with all of them, then for each seed `sample`, `encode`,
-    train, `score`.
+    train, `score`. A model that has its head is scored as it is: `read`, `adopt`, `encode`,
+    `score`.
     """
 
     name: str
@@ -40,6 +43,11 @@ class Task(ABC):
     @abstractmethod
     def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
         """Learn from `train` what the head needs. Raises UserError where splits do not fit."""
+
+    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Any]]) -> None:
+        """Learn from the head of a model, whose outputs have these labels, what `prepare` learns
+        from `train`. Raises UserError where head and splits do not fit; here always."""
+        raise UserError(f"--task {self.name}: its models cannot be scored as they are; fine-tune")
 
     @abstractmethod
     def head(self) -> dict[str, Any]:

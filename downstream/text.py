@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from store.console import counted
 from store.errors import UserError
 
 SMALL = 10_000
@@ -47,7 +48,8 @@ def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
     step = max(100 if len(lines) >= SMALL else 20, len(lines) // HELD_OUT_AT_MOST)
     if len(lines) < step:
         raise UserError(
-            f"training text: {len(lines)} lines, too few to hold some out; add text, or give --dev"
+            f"training text: {counted(len(lines), 'line')}, too few to hold some out; add text, or"
+            " give --dev"
         )
     train = [line for number, line in enumerate(lines) if number % step != step - 1]
     return train, list(lines[step - 1 :: step])
@@ -64,7 +66,7 @@ def blocks(tokenizer: Any, lines: Sequence[str], length: int, what: str) -> npt.
     count = len(flat) // body
     if count == 0:
         raise UserError(
-            f"{what}: {len(flat)} tokens do not fill one block of {length}; "
+            f"{what}: {counted(len(flat), 'token')}, too few for one block of {length}; "
             "add text or lower --max-length"
         )
     packed = np.empty((count, length), np.int32)

@@ -12,6 +12,7 @@ from store.errors import StoreError
 from store.features import Features, check_name
 from store.layout import teacher_array
 from store.manifest import DAMAGED, Entry, check_root, digest, read_entries
+from store.mixed_vocab import MixedVocab
 from store.part_writer import Calibration
 from store.tree import Array, Sink, Source, Staging
 
@@ -25,8 +26,9 @@ def begin(
     files: Mapping[str, bytes],
     weights: Weights,
     head: tuple[ArrayLike, ArrayLike] | None,
+    mixed_vocab: MixedVocab | None = None,
 ) -> None:
-    """Write calibration, files, weights and the frozen head of a new store, and give it its name.
+    """Write what a new store holds outside its parts, and give it its name.
 
     Raises StoreError for values that are not finite or do not fit the features.
     """
@@ -46,6 +48,8 @@ def begin(
     if head is not None:
         for key, values in zip(("weight", "bias"), head, strict=True):
             recorder.put(f"teacher/head/{key}", np.asarray(values, np.float32))
+    for name, array in mixed_vocab.arrays().items() if mixed_vocab else ():
+        recorder.put(name, array)
     recorder.sink.attributes("", attributes | {"arrays": recorder.entries})
     recorder.sink.close()
     staging.begin()

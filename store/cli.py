@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from store.codecs import CODECS
-from store.console import CONTEXT, command_errors, counted, readable
+from store.console import CONTEXT, command_errors, counted, readable, wide_console
 from store.errors import StoreError, without_remedy
 
 if TYPE_CHECKING:
     from store.verify import Report
-
-WIDE = 160  # of a table that goes to a file or another program
 
 
 def _progress(unit: str) -> Any:
@@ -193,17 +191,13 @@ def _written(path: str) -> None:
 @command_errors
 def show(path: str, number: int, view: int, allow_partial: bool) -> None:
     """One sequence: text, tokens with their spans, best logits."""
-    from rich.console import Console
-
     from store.reader import open_store
     from store.show import record_table
 
     headline, record, table = record_table(
         open_store(path, allow_partial=allow_partial), number, view
     )
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, WIDE)
+    console = wide_console()
     console.print(headline, highlight=False)
     console.print(record.text, markup=False, highlight=False)
     console.print(table)

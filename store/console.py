@@ -8,16 +8,20 @@ import os
 import re
 import signal
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
 from store.errors import UserError, first_line, of_path, out_of_memory
 from store.stopping import SIGNALS, Stopped, stoppable
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+WIDE = 200  # of a table that goes to a file or another program
 CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
 """Settings of every command; a group hands them on to its subcommands."""
 
@@ -36,14 +40,26 @@ def readable(size: float) -> str:
     return f"{size:.3g} TB"
 
 
-def check_device(device: str, gpus: int) -> None:
-    """UserError for a name of `--device` that is none, or a GPU beyond the `gpus` that are here."""
+def wide_console() -> Console:
+    """Where tables are printed: as wide as the terminal, or in a file or pipe as wide as they
+    are."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    return console
+
+
+def check_device(device: str, gpus: int | None = None) -> None:
+    """UserError for a name of `--device` that is none, or a GPU beyond the `gpus` that are here
+    (None where nobody has counted them: that takes torch)."""
     found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", device)
     if not found:
         raise UserError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
-    if found[1] == "cuda" and int(found[2] or 0) >= gpus:
+    if gpus is not None and found[1] == "cuda" and int(found[2] or 0) >= gpus:
         raise UserError(
-            f"--device {device}: this machine has {gpus} CUDA devices; use --device cpu"
+            f"--device {device}: this machine has {counted(gpus, 'CUDA device')}; use --device cpu"
         )
 
 

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from store.errors import ANOTHER, UserError
 from store.features import Features
+from store.manifest import digest
+from store.mixed_vocab import MixedVocab
+from store.part_writer import Calibration
 from store.reader import FeatureStore, open_store
-from store.recode import check_codec, recode_part
+from store.recode import ENCODED, check_codec, recode_part
 from store.tree import Array
 from store.writer import StoreWriter
 
+DOCUMENT = "sequence/document"
 Progress = Callable[[list[Any]], Any]
 
 
+def same_calibration(one: Calibration, other: Calibration) -> bool:
+    """Whether hidden states are encoded relative to the same means and deviations."""
+    return all(
+        np.array_equal(a, b) for name in one for a, b in zip(one[name], other[name], strict=True)
+    )
+
+
 def begin_copy(
-    path: str | Path, store: FeatureStore, features: Features, identity: dict[str, Any]
+    path: str | Path,
+    store: FeatureStore,
+    features: Features,
+    identity: dict[str, Any],
+    numbers: Iterable[int],
 ) -> StoreWriter:
-    """Begin (or go on with) a store that holds all of `store` outside its parts."""
+    """Begin (or go on with) a store that holds all of `store` outside its parts, and is going to
+    have parts of these numbers. UserError if it was begun as a copy of another store."""
     weights = store.teacher_weights()
 
     def pairs() -> Iterator[tuple[str, Array]]:
@@ -28,7 +47,7 @@ def begin_copy(
             yield name, weights[name]
 
     head = features.logits is not None and features.logits.tier == "head"
-    return StoreWriter.create_or_resume(
+    writer = StoreWriter.create_or_resume(
         path,
         identity=identity,
         features=features,
@@ -37,7 +56,15 @@ def begin_copy(
         weights=pairs(),
         head=store.head() if head else None,
         software=store.meta["software"],
+        mixed_vocab=MixedVocab.stored(store),
     )
+    theirs = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
+    unlike = [name for name, e in writer.outside.items() if e.sha256 != theirs.get(name)]
+    unlike += [f"part {number}" for number in sorted(writer.published.difference(numbers))]
+    if unlike:
+        writer.close()
+        raise UserError(_other_source(path, store, unlike[0]))
+    return writer
 
 
 def copy_part(
@@ -45,14 +72,44 @@ def copy_part(
     documents: int,
 ) -> None:  # fmt: skip
     """Publish the part at `place` of `store` as part `number`, in the codec of `writer` and with
-    the calibration of `target`; its document numbers are raised by `documents`."""
+    the calibration of `target`; its document numbers are raised by `documents`. One that was
+    published before a stop is compared instead, and refused with a UserError if it is of another
+    source."""
+    if number in writer.published:
+        _check_copied(writer, number, store, place, target, documents)
+        return
     part = store.part(place)
     arrays = {name: part.all(name) for name in part.names()}
-    arrays["sequence/document"] = arrays["sequence/document"] + documents
+    arrays[DOCUMENT] = arrays[DOCUMENT] + documents
     recoded = recode_part(
         arrays, store.features, writer.features, store.calibration, target.calibration
     )
     writer.write_part(number, part.part.counts, recoded)
+
+
+def _check_copied(
+    writer: StoreWriter, number: int, store: FeatureStore, place: int, target: FeatureStore,
+    documents: int,
+) -> None:  # fmt: skip
+    """By checksums, those left out that encoding alters. Equal identities alone may have unequal
+    parts: a merge leaves out the arguments that differ, and a GPU may have rounded otherwise."""
+    kept, part = writer.published_part(number).arrays, store.part(place)
+    came = {name: entry.sha256 for name, entry in part.part.arrays.items()}
+    came[DOCUMENT] = digest(part.document + documents)
+    plain = store.features.codec == writer.features.codec and same_calibration(
+        store.calibration, target.calibration
+    )
+    names = [name for name in kept if plain or not ENCODED.fullmatch(name)]
+    unlike = [name for name in names if kept[name].sha256 != came[name]]
+    if unlike:
+        raise UserError(_other_source(writer.path, store, f"{unlike[0]} of part {number}"))
+
+
+def _other_source(path: str | Path, store: FeatureStore, what: str) -> str:
+    return (
+        f"{path}: was begun from another store than {store.path}: {what} differs; go on with that"
+        f" store, or {ANOTHER}"
+    )
 
 
 def convert(
@@ -71,9 +128,10 @@ def convert(
     new = codec or store.features.codec
     check_codec(store.features.codec, new)
     features = dataclasses.replace(store.features, codec=new)
-    with closing(begin_copy(target, store, features, store.identity)) as writer:
-        for place, part in progress(list(enumerate(store.manifest.parts))):
-            if part.number not in writer.published:
-                copy_part(writer, part.number, store, place, store, 0)
+    parts = store.manifest.parts
+    numbers = [part.number for part in parts]
+    with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:
+        for place, part in progress(list(enumerate(parts))):
+            copy_part(writer, part.number, store, place, store, 0)
         writer.seal()
     store.close()

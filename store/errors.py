@@ -17,6 +17,8 @@ VERIFY = "run `feature-store verify`"
 """What to do where a store can be opened, but something in it cannot be read."""
 RESTORE = "restore it from a copy, or remove it and dump again with the same arguments"
 """What to do where a store cannot even be opened."""
+ANOTHER = "give another name, or remove what is there"
+"""What to do where something is in the way of a new store."""
 
 
 def without_remedy(message: object) -> str:

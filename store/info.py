@@ -93,6 +93,7 @@ def info_lines(store: FeatureStore) -> list[str]:
         ("attention", ", ".join(features.attention) or "none"),
         ("logits", _logits(features)),
         *([("task", _task(task))] if (task := features.task) else []),
+        *([("mixed vocab", _words(mixed))] if (mixed := store.identity.get("mixed_vocab")) else []),
         ("views", f"{features.views}"),
         ("codec", features.codec),
         ("arguments", _words(store.identity.get("arguments", {}))),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from store.console import counted
 from store.errors import RESTORE, StoreError, without_remedy
 from store.features import Features, check_name
 from store.layout import FORMAT, MAX_PART, VERSION, Counts, part_arrays
@@ -241,13 +242,33 @@ def published_part(source: Source, number: int, features: Features) -> Part:
         raise _unreadable(source, number, error) from error
 
 
+def part_numbers(source: Source) -> list[int]:
+    """Numbers of the parts of an unfinished store, ascending."""
+    return sorted(int(name) for name in source.members("parts") if name.isdecimal())
+
+
+def unfinished(source: Source) -> StoreError:
+    """Why an unfinished store is refused.
+
+    Parts are written in order, so one that is missing before another was there and is gone.
+    """
+    there = part_numbers(source)
+    gone = there[-1] + 1 - len(there) if there else 0
+    parts = counted(len(there), "part") + (f" there, {gone:,} dropped or lost" if gone else "")
+    return StoreError(
+        f"{source.path}: is not finished ({parts}); let the command that makes it end, or type it"
+        " again (teacher-dump with the same arguments), which makes the rest; or take the parts"
+        " that are there with --allow-partial, open_store(..., allow_partial=True)"
+    )
+
+
 def readable_manifest(
     source: Source, attributes: Mapping[str, Any], features: Features
 ) -> tuple[Manifest, dict[int, StoreError]]:
     """The manifest made of the entries that parts hold themselves, and what is wrong with the parts
     whose entries cannot be read."""
     parts, unreadable = [], {}
-    for number in sorted(int(name) for name in source.members("parts") if name.isdecimal()):
+    for number in part_numbers(source):
         try:
             parts.append(_own_entry(source, number, features))
         except StoreError as error:

@@ -9,9 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from store.convert import Progress, begin_copy, copy_part
+from store.convert import Progress, begin_copy, copy_part, same_calibration
 from store.differences import differences
 from store.errors import UserError
 from store.features import Features
@@ -32,6 +30,7 @@ FREE = frozenset(
         "arguments.part_tokens",
         "arguments.device",
         "arguments.weights",
+        "mixed_vocab",  # which one of the stores alone has: of no one sequence
     }
 )
 """Keys of the identity that say what was dumped and how, but not what is kept of a sequence."""
@@ -52,6 +51,11 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
     """UserError unless a sequence would have been stored alike in all of them."""
     first = stores[0]
     for other in stores[1:]:
+        if "mixed_vocab" in other.identity and "mixed_vocab" not in first.identity:
+            raise UserError(
+                f"{other.path} holds a student's vocabulary, and what lies outside the parts is"
+                f" taken from the first store, {first.path}; name {other.path} first"
+            )
         both = f"{first.path} and {other.path}"
         unlike = [
             f"{key} is {one} and {two}"
@@ -75,19 +79,11 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
             )
 
 
-def _same_calibration(one: FeatureStore, other: FeatureStore) -> bool:
-    return all(
-        np.array_equal(a, b)
-        for name in one.features.hidden
-        for a, b in zip(one.calibration[name], other.calibration[name], strict=True)
-    )
-
-
 def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> None:
     """UserError, with the command that does it, if states have to be encoded again."""
     first, codec = stores[0], stores[0].features.codec
     for other in stores[1:]:
-        if codec != "exact" and not _same_calibration(first, other):
+        if codec != "exact" and not same_calibration(first.calibration, other.calibration):
             command = shlex.join([*(store.path for store in stores), str(target)])
             raise UserError(
                 f"{other.path}: codec {codec!r} stores hidden states relative to a mean and "
@@ -154,10 +150,10 @@ def merge(
     for store in stores:
         todo += [(store, place, documents) for place in range(len(store.manifest.parts))]
         documents += _documents(store)
-    with closing(begin_copy(target, first, first.features, _identity(stores))) as writer:
+    identity, numbers = _identity(stores), range(len(todo))
+    with closing(begin_copy(target, first, first.features, identity, numbers)) as writer:
         for number, (store, place, offset) in progress(list(enumerate(todo))):
-            if number not in writer.published:
-                copy_part(writer, number, store, place, first, offset)
+            copy_part(writer, number, store, place, first, offset)
         writer.seal()
     for store in stores:
         store.close()

@@ -24,6 +24,7 @@ from store.manifest import (
     digest,
     opening,
     read_manifest,
+    unfinished,
     unsealed_manifest,
 )
 from store.part_reader import PartReader
@@ -66,11 +67,7 @@ def _open(source: Source, allow_partial: bool) -> FeatureStore:
     features = check_root(attributes, source.path)
     if attributes["state"] != "sealed":
         if not allow_partial:
-            raise StoreError(
-                f"{source.path}: is still being written; let teacher-dump finish it (start it "
-                "again with the same arguments), or take the parts that are there with "
-                "--allow-partial, open_store(..., allow_partial=True)"
-            )
+            raise unfinished(source)
         manifest = unsealed_manifest(source, attributes, features)
         return FeatureStore(source, attributes, features, manifest)
     with opening():

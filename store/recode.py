@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,6 +16,8 @@ from store.tree import Array
 
 ROWS = 16384
 PARTITION = "log_partition"  # float32 in every codec
+ENCODED = re.compile(r"view\d+/(hidden/.*|attention/.*|logits/(logprobs|rest|values|scale))")
+"""Arrays of a part that another codec or calibration may alter."""
 
 
 def check_codec(old: str, new: str) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from store.content import check_part
-from store.errors import StoreError
+from store.errors import StoreError, without_remedy
 from store.manifest import Entry
+from store.mixed_vocab import GROUP, MixedVocab
 from store.reader import FeatureStore, open_store
 
 SLICE_BYTES = 2**24  # decoded at once by each thread
@@ -96,6 +97,7 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
             damaged = report.damaged_parts()
             places = [i for i, p in enumerate(store.manifest.parts) if p.number not in damaged]
             tokenizer = _tokenizer(store, report)
+            report.found += _mixed_vocab(store, report)
             meant = threads.map(lambda place: _check_meaning(store, place, tokenizer), places)
             for _, found in zip(progress(places, "part"), meant, strict=True):
                 report.found += found
@@ -197,6 +199,17 @@ def _tokenizer(store: FeatureStore, report: Report) -> Any:
         if not any("teacher/files/tokenizer.json" in line for line in report.problems):
             report.found.append(Problem(str(error)))
         return None
+
+
+def _mixed_vocab(store: FeatureStore, report: Report) -> list[Problem]:
+    """Embeddings that are not those of their tokenizer; damaged bytes were told already."""
+    if any(f"array {GROUP}/" in line for line in report.problems):
+        return []
+    try:
+        MixedVocab.stored(store)
+    except StoreError as error:
+        return [Problem(without_remedy(error))]
+    return []
 
 
 def _check_meaning(store: FeatureStore, place: int, tokenizer: Any) -> list[Problem]:

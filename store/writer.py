@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from store import disk
 from store.begin import Weights, begin, read_calibration
 from store.differences import differences
-from store.errors import StoreError, UserError
+from store.errors import ANOTHER, StoreError, UserError
 from store.features import Features
 from store.hdf5_staging import Hdf5Staging
 from store.layout import FORMAT, MAX_PART, VERSION, ArraySpec, Counts, part_arrays, teacher_array
@@ -27,9 +27,11 @@ from store.manifest import (
     check_root,
     digest,
     published_part,
+    read_entries,
     seal_checksum,
     unsealed_manifest,
 )
+from store.mixed_vocab import MixedVocab
 from store.part_writer import Calibration, PartWriter
 from store.staging import staging_of, writing
 from store.tree import Array, Staging
@@ -53,6 +55,7 @@ class StoreWriter:
         self.features = check_root(attributes, str(self.path))
         self._calibration = StoreWriter.calibration(self.path)
         self.software: dict[str, Any] = attributes["software"]  # of the process that began it
+        self.outside = read_entries(attributes["arrays"], str(self.path))
         self.published: set[int] = staging.published()
 
     @staticmethod
@@ -65,6 +68,7 @@ class StoreWriter:
         weights: Weights | None = None,
         head: tuple[ArrayLike, ArrayLike] | None = None,
         software: Mapping[str, Any] | None = None,
+        mixed_vocab: MixedVocab | None = None,
     ) -> StoreWriter:
         """Begin a store, or go on with an unfinished one of the same identity and features.
 
@@ -90,7 +94,8 @@ class StoreWriter:
                 staging.clear()
                 StoreWriter.check(path)  # another process may have sealed it meanwhile
                 if not StoreWriter._check_same(staging, attributes):
-                    begin(staging, attributes, calibration, files or {}, weights or {}, head)
+                    outside = files or {}, weights or {}, head, mixed_vocab
+                    begin(staging, attributes, calibration, *outside)
                 return StoreWriter(staging, StoreWriter._stored(staging) or attributes, lease)
             except BaseException:
                 with suppress(OSError):
@@ -111,8 +116,8 @@ class StoreWriter:
         ]
         if differ:
             raise UserError(
-                f"{staging.path}: holds an unfinished dump with other arguments: "
-                f"{'; '.join(differ)}; use the same arguments to go on, or give another name"
+                f"{staging.path}: holds an unfinished store with other arguments: "
+                f"{'; '.join(differ)}; use the same arguments to go on, or {ANOTHER}"
             )
         return True
 
@@ -124,8 +129,8 @@ class StoreWriter:
         if stored is not None and stored["state"] == "sealed":
             StoreWriter._tidy(staging)
             raise UserError(
-                f"{path}: exists already and is finished; give another name, or if it is damaged"
-                " drop its damaged parts with `feature-store repair` and type this again"
+                f"{path}: exists already and is finished; {ANOTHER}; or if it is damaged, drop its"
+                " damaged parts with `feature-store repair` and type this again"
             )
         folder = staging.path.parent
         if not folder.is_dir():
@@ -164,7 +169,7 @@ class StoreWriter:
         except StoreError as error:
             raise UserError(
                 f"{path}: exists and is not a feature store that can be continued ({error}); "
-                "nothing was touched: give another name"
+                f"nothing was touched: {ANOTHER}"
             ) from error
         return attributes
 
@@ -210,13 +215,17 @@ class StoreWriter:
     def differing(self, number: int, token_counts: ArrayLike, **sequences: Any) -> list[str]:
         """Arrays of the published part that differ from those of given sequences (as they are given
         to `PartWriter.set_sequences`), by the checksums of its entry; the part is not read."""
-        where = f"{self.path}: part {number}"
-        source = self._staging.source()
-        entries = published_part(source, number, self.features).arrays
-        source.close()
+        where, entries = f"{self.path}: part {number}", self.published_part(number).arrays
         part = PartWriter(self.features, self._calibration, token_counts, lambda *_: None, where)
         given = part.set_sequences(**sequences).items()
         return [name for name, values in given if digest(values) != entries[name].sha256]
+
+    def published_part(self, number: int) -> Part:
+        """A published part by its own entry: counts and checksums."""
+        source = self._staging.source()
+        part = published_part(source, number, self.features)
+        source.close()
+        return part
 
     def _check_number(self, number: int) -> None:
         if not 0 <= number < MAX_PART:

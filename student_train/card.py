@@ -4,15 +4,58 @@ from __future__ import annotations
 
 import json
 import platform
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from store import FeatureStore
 
 LONGEST = 1000  # characters of a cell; a corpus of many files would fill pages
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a card says of a head: the hub's tag, what the model is, how a prediction is read."""
+
+    pipeline: str
+    what: str
+    text: str
+    predict: str
+
+
+HEADS = {
+    "MaskedLM": Head(
+        "fill-mask",
+        "masked language model",
+        'f"The {tokenizer.mask_token} is old."',
+        """\
+masked = inputs["input_ids"][0] == tokenizer.mask_token_id
+print(tokenizer.decode(logits[0, masked].argmax(-1)))""",
+    ),
+    "SequenceClassification": Head(
+        "text-classification",
+        "classifier of texts",
+        '"A text."',
+        "print(model.config.id2label[logits[0].argmax(-1).item()])",
+    ),
+    "TokenClassification": Head(
+        "token-classification",
+        "tagger of tokens",
+        '"A text."',
+        "print([model.config.id2label[best] for best in logits[0].argmax(-1).tolist()])",
+    ),
+}
+MEASURES = {
+    "valid_mlm": "is in nats a masked token",
+    "valid_mlm_per_character": "divides that by the characters that the masked tokens cover",
+    "valid_kl": "is in nats",
+    "valid_hidden": "is in squared deviations of a channel",
+}
+"""What the cards say of figures whose names do not say it."""
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -30,40 +73,38 @@ def hub_id(store: FeatureStore) -> str | None:
     return config.get("_name_or_path") or None
 
 
-def model_card(report: dict[str, Any], base_model: str | None) -> str:
+def model_card(report: dict[str, Any], base_model: str | None, student: PreTrainedModel) -> str:
     """Markdown with the settings, the teacher and the held-out results of a finished student.
 
     `base_model` is the teacher's id on the hub, where it has one.
     """
     settings, result = report["settings"], report["result"]
-    store = report["store"]
-    teacher = _teacher(store["identity"])
-    name = base_model or PurePath(str(teacher.get("id", "an unnamed teacher"))).name
+    teacher = _teacher(report["store"]["identity"])
+    name = base_model or _named(teacher)
+    both = [_named(_teacher(other["identity"])) for other in report.get("others", ())]
     base = f"base_model: {base_model}\n" if base_model else ""
+    head = _head(student)
     paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
+    paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
     rows = "\n".join(
         f"| {key} | {_told(value)} |"
         for key, value in {**settings, **paths}.items()
-        if value is not None
+        if value not in (None, "", [])
     )
     results = "\n".join(f"| {name} | {_told(value)} |" for name, value in result.items())
+    units = "; ".join(f"`{name}` {told}" for name, told in MEASURES.items() if name in result)
     return f"""---
 library_name: transformers
-pipeline_tag: fill-mask
+pipeline_tag: {head.pipeline}
 {base}tags: [distillation, teachonce]
 ---
 
-# Student of {name}
+# Student of {" and ".join([name, *both])}
 
-A masked language model of {result["parameters"]:,} parameters, trained by teachonce from a store of
+A {head.what} of {result["parameters"]:,} parameters, trained by teachonce from a store of
 what its teacher knew, with no teacher in memory.
 
-```python
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-
-model = AutoModelForMaskedLM.from_pretrained("this folder")
-tokenizer = AutoTokenizer.from_pretrained("this folder")
-```
+{how_to_load(student)}
 
 ## Held-out results
 
@@ -71,8 +112,7 @@ tokenizer = AutoTokenizer.from_pretrained("this folder")
 |---|---|
 {results}
 
-`valid_mlm` and `valid_kl` are in nats, `valid_hidden` in squared deviations of a channel;
-`valid_mlm_per_character` divides the masked-LM loss by the characters that the masked tokens cover.
+{units and units + "."}
 
 ## Settings
 
@@ -89,6 +129,34 @@ tokenizer = AutoTokenizer.from_pretrained("this folder")
 The same store (by its content), settings and environment give the same student, bit for bit on a
 CPU. `training.json` has all of this in full.
 """
+
+
+def _head(student: PreTrainedModel) -> Head:
+    return HEADS[type(student).__name__.partition("For")[2]]
+
+
+def how_to_load(student: PreTrainedModel) -> str:
+    """Markdown with code that loads a student's folder and predicts: through its own class where
+    transformers has none of that kind."""
+    own, module = type(student).__name__, type(student).__module__
+    head, name = _head(student), f"AutoModelFor{own.partition('For')[2]}"
+    note, imports = "", f"from transformers import {name}, AutoTokenizer"
+    if not module.startswith("transformers."):
+        note = (
+            "Its class comes with teachonce, not with transformers; once that module is imported,"
+            f" {name} and pipelines\nload it as well.\n\n"
+        )
+        imports = f"from transformers import AutoTokenizer\n\nfrom {module} import {own}"
+        name = own
+    return f"""{note}```python
+{imports}
+
+model = {name}.from_pretrained("this folder")
+tokenizer = AutoTokenizer.from_pretrained("this folder")
+inputs = tokenizer({head.text}, return_tensors="pt")
+logits = model(**inputs).logits
+{head.predict}
+```"""
 
 
 def _origin(report: dict[str, Any], name: str) -> str:
@@ -118,6 +186,10 @@ def _teacher(identity: dict[str, Any]) -> dict[str, Any]:
     """What the store says of its teacher; its keys are free."""
     teacher = identity.get("teacher")
     return teacher if isinstance(teacher, dict) else {}
+
+
+def _named(teacher: dict[str, Any]) -> str:
+    return PurePath(str(teacher.get("id", "an unnamed teacher"))).name
 
 
 def _told(value: Any) -> str:

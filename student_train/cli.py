@@ -9,7 +9,14 @@ import click
 
 from store.console import CONTEXT, command_errors
 from store.stopping import stoppable
-from student_train.options import ALIGNMENTS, DEFAULT_LOSS, TrainOptions, parse_losses
+from student_train.options import (
+    ALIGNMENTS,
+    DATA,
+    DEFAULT_LOSS,
+    LENGTH,
+    MASK_WORDS,
+    TrainOptions,
+)
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
 
@@ -17,6 +24,7 @@ Stopped by Ctrl-C or SIGTERM it saves itself; the same command with --resume goe
 loss curve.
 """
 DEFAULT = TrainOptions(store="")
+MIXED_VOCAB = "mixed-vocab"  # start and vocabulary both, of teacher-dump mixed-vocab
 LOSS_DEFAULT = " ".join(f"{name}={weight:g}" for name, weight in DEFAULT_LOSS.items())
 
 
@@ -26,11 +34,34 @@ def option(*names: str, **settings: Any) -> Any:
     return click.option(*names, default=getattr(DEFAULT, field), **settings)
 
 
+def _list_recipes(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    if value == "list":
+        from student_train.recipe import listed
+
+        click.echo(listed())
+        context.exit()
+    return value
+
+
 @click.command(help=HELP, context_settings=CONTEXT)
-@click.option("--store", required=True, help="A sealed store: .zarr, .h5 or an object-store URL.")
+@click.option(
+    "--store",
+    required=True,
+    multiple=True,
+    help="A sealed store: .zarr, .h5 or an object-store URL. Repeated: the student learns from all"
+    " of them, each aligned through its own tokens.",
+)
+@click.option(
+    "--recipe",
+    callback=_list_recipes,
+    is_eager=True,
+    help="Settings and stages by name, of the sources or FILE.toml[:NAME]; options given beside it"
+    " win. list: tell all of them.",
+)
 @option(
     "--vocab",
-    help="5k | 10k | 20k | 30k | N (WordPiece of the store's text) | a tokenizer folder | teacher.",
+    help="5k | 10k | 20k | 30k | N (WordPiece of the store's text) | a tokenizer folder | teacher |"
+    " pruned:N (the teacher's most frequent pieces) | mixed-vocab (the store's).",
 )
 @click.option(
     "--out",
@@ -56,8 +87,10 @@ def option(*names: str, **settings: Any) -> Any:
     "--loss",
     multiple=True,
     help=(
-        "NAME=WEIGHT, repeated or a comma list: mlm, kl, logit, hard, hidden, cosine, attention.  "
-        f"[default: {LOSS_DEFAULT}; kl=1 for hidden where the store has no hidden states]"
+        "NAME=WEIGHT, repeated or a comma list: mlm, kl, logit, hard, hidden, hidden-kld, cosine,"
+        " contrastive, attention; of a task ce, kl, logit, log-odds, hard, sentence, sentence-kld."
+        f"  [default: {LOSS_DEFAULT}; kl=1 for hidden where the store has no hidden states; of a"
+        " task kl=1, and ce=1 where there are gold labels]"
     ),
 )
 @option("--temperature", help="Of kl.")
@@ -73,8 +106,13 @@ def option(*names: str, **settings: Any) -> Any:
 )
 @option(
     "--init",
-    help="svd | teacher | layers:I,J,... | random | auto: teacher where its layers can be cut, else"
-    " svd.",
+    help="svd | teacher | layers:I,J,... | mixed-vocab | random | auto: teacher where its layers"
+    " can be cut, else svd.",
+)
+@option(
+    "--word-vectors",
+    help="File of word vectors (GloVe, fastText or word2vec as text), as wide as the embeddings,"
+    " for the pieces that are words there.",
 )
 @option(
     "--view",
@@ -88,7 +126,7 @@ def option(*names: str, **settings: Any) -> Any:
 @option(
     "--lr",
     type=float,
-    help="Peak learning rate of AdamW.  [default: 0.5 / width, at most 0.004]",
+    help="Peak learning rate of AdamW.  [default: 0.5 / width, at most 0.004; of a BiLSTM 0.003]",
 )
 @option("--warmup", help="Share of the steps.")
 @option(
@@ -99,6 +137,27 @@ def option(*names: str, **settings: Any) -> Any:
 @option("--weight-decay", help="Of matrices.")
 @option("--clip", help="Gradient norm.")
 @option("--mask-prob", help="Share of tokens masked anew each time (view 0).")
+@option(
+    "--mask-words",
+    type=click.Choice(MASK_WORDS),
+    help="rare: a piece is masked the more often the rarer it is (view 0).",
+)
+@option(
+    "--data",
+    type=click.Choice(DATA),
+    help="Sequences to learn from; labelled: those with a gold label or tag.",
+)
+@option("--min-length", help="Shorter sequences, in teacher tokens, are not learnt from.")
+@click.option(
+    "--freeze",
+    default="",
+    show_default=False,
+    help="Parts that keep their weights, a comma list: embeddings, positions, layers, layers.N,"
+    " head, projection.",
+)
+@click.option(
+    "--best", is_flag=True, help="Keep the weights with the best validation loss, not the last."
+)
 @option(
     "--max-length",
     type=int,
@@ -124,9 +183,13 @@ def option(*names: str, **settings: Any) -> Any:
     "--allow-partial", is_flag=True, help="Learn from the published parts of an unfinished store."
 )
 @click.option("--resume", is_flag=True, help="Go on with a stopped training.")
+@click.pass_context
 @command_errors
-def main(resume: bool, **arguments: Any) -> None:
-    options = options_of(arguments)
+def main(context: click.Context, resume: bool, **arguments: Any) -> None:
+    default = click.core.ParameterSource.DEFAULT
+    options = options_of(
+        {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
+    )
     click.echo(describe(options))
     with stoppable(lambda: kept(options.out_folder())):
         from student_train.run import run  # torch and transformers load only for work
@@ -141,6 +204,8 @@ def main(resume: bool, **arguments: Any) -> None:
         "valid_loss",
         "valid_mlm",
         "valid_mlm_per_character",
+        "valid_accuracy",
+        "valid_agreement",
     ):
         if name in result:
             click.echo(f"{name:24} {told(result[name])}")
@@ -161,18 +226,47 @@ def told(number: float) -> str:
 
 
 def options_of(arguments: dict[str, Any]) -> TrainOptions:
-    """TrainOptions from the command line's words; the default losses are those that the store can
-    serve."""
-    from store import open_store
+    """TrainOptions from those words of the command line that were given.
 
-    loss = parse_losses(arguments.pop("loss"))
-    if not loss:
-        partial = arguments.get("allow_partial", False)
-        features = open_store(arguments["store"], allow_partial=partial).features
-        loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
-        if features.logits and not features.logits.next_token and not features.hidden:
-            loss["kl"] = 1.0
-    return TrainOptions(**arguments, loss=loss).resolved()
+    They win over those of a recipe, in all its stages. The default losses are those that the store
+    can serve.
+    """
+    from student_train.recipe import find_recipe
+    from student_train.stages import parse_values
+
+    given = {name: value for name, value in arguments.items() if value not in (None, ())}
+    given["store"], *others = given["store"]
+    given["others"] = tuple(others)
+    name = given.pop("recipe", None)
+    given = parse_values(given)
+    if name:
+        recipe = find_recipe(name)
+        over = given.keys() | (LENGTH if LENGTH & given.keys() else set())
+        stages = tuple(
+            {key: value for key, value in stage.items() if key not in over}
+            for stage in recipe.stages
+        )
+        kept = {key: value for key, value in recipe.options.items() if key not in over}
+        given = {**kept, "stages": stages, **given}
+    if given.get("init") == MIXED_VOCAB:
+        given.setdefault("vocab", MIXED_VOCAB)
+    if "loss" not in given:
+        given["loss"] = _default_losses(given)
+    return TrainOptions(**given).resolved()
+
+
+def _default_losses(given: dict[str, Any]) -> dict[str, float]:
+    from store import open_store
+    from student_train.stages import has_gold
+
+    store = open_store(given["store"], allow_partial=given.get("allow_partial", False))
+    features = store.features
+    if features.task:
+        return {"kl": 1.0, "ce": 1.0} if has_gold(store) else {"kl": 1.0}
+    loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
+    if features.logits and not features.logits.next_token and not features.hidden:
+        loss["kl"] = 1.0
+    return loss
 
 
 def describe(options: TrainOptions) -> str:
@@ -180,7 +274,7 @@ def describe(options: TrainOptions) -> str:
     loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
     length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
     rows = {
-        "store": options.store,
+        "store": ", ".join((options.store, *options.others)),
         "student": f"{options.student}, vocabulary {options.vocab}, start {options.init}",
         "losses": (
             f"{loss}; {options.align}, pool {options.resolved_pool}, {options.projection}"

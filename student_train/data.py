@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from store import FeatureStore
 from store.errors import UserError
-from student_train.batches import Collator, StudentBatch
+from student_train.batches import StudentBatch
+from student_train.collator import Collator
 
 Item = TypeVar("Item")
 READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool

@@ -8,10 +8,13 @@ import numpy as np
 import torch
 
 from store import FeatureStore
-from student_train.batches import Collator, StudentBatch
+from student_train.batches import StudentBatch
+from student_train.collator import Collator
 from student_train.data import view_of
 from student_train.options import TrainOptions
 from student_train.student import Distiller
+from student_train.targets import TaskTargets
+from student_train.task_losses import NO_LABEL
 
 
 @torch.no_grad()
@@ -27,8 +30,9 @@ def evaluate(
 
     `valid_NAME` is the mean over batches of loss NAME, `valid_loss` their weighted sum;
     `valid_mlm_per_character` is the masked-LM loss summed over masked tokens and divided by the
-    characters they cover (nats), which compares students with different vocabularies. Empty if
-    there are no blocks.
+    characters they cover (nats), which compares students with different vocabularies. For a task:
+    `valid_accuracy` is the share of the gold labels that the student gives, `valid_agreement` of
+    the teacher's best ones. Empty if there are no blocks.
     """
     if not len(blocks):
         return {}
@@ -37,6 +41,7 @@ def evaluate(
     device = next(distiller.parameters()).device
     sums: dict[str, float] = {}
     nats = masked = characters = count = 0.0
+    judged: list[tuple[torch.Tensor, TaskTargets]] = []
     view = view_of(0, store.features.views, options.view)
     batches = store.stream(
         0,
@@ -57,6 +62,8 @@ def evaluate(
             nats += float(found["mlm"]) * len(batch.labels)
             masked += len(batch.labels)
             characters += batch.characters
+        if batch.distillation and batch.distillation.task:
+            judged.append((distiller.task_logits(batch).float(), batch.distillation.task))
     distiller.train(was_training)
     means = {name: value / count for name, value in sums.items()}
     if masked:
@@ -65,4 +72,16 @@ def evaluate(
     result["valid_loss"] = sum(options.loss[name] * value for name, value in means.items())
     if characters:
         result["valid_mlm_per_character"] = nats / characters
-    return result
+    return result | (_right(judged) if judged else {})
+
+
+def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
+    best = torch.cat([logits.argmax(dim=1) for logits, _ in judged])
+    gold = torch.cat([targets.gold for _, targets in judged])
+    found, known = {}, gold != NO_LABEL
+    if known.any():
+        found["valid_accuracy"] = float((best == gold)[known].float().mean())
+    if judged[0][1].logits is not None:
+        teacher = torch.cat([t.logits.argmax(dim=1) for _, t in judged if t.logits is not None])
+        found["valid_agreement"] = float((best == teacher).float().mean())
+    return found

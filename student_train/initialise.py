@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from align import VocabularyMap
+from align import Vocabulary, VocabularyMap
 from store import FeatureStore
 from store.errors import UserError
+from store.mixed_vocab import MixedVocab
 from store.positions import first_position
 
 WORDS = tuple(
@@ -53,12 +54,16 @@ def initialise(
     `svd`: word embeddings averaged over teacher pieces, then projected on their main directions to
     the student's width. `teacher`: the same averages cut to the width, and layers averaged in
     consecutive groups and cut. `layers:1,3,5`: the same, each student layer from one teacher layer.
-    `random`: nothing. `auto`: teacher where its layers can be cut for the student, else svd, else
-    random. (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al.
-    2019, section 3.)
+    `mixed-vocab`: word embeddings as a mixed-vocabulary training left them in the store (Zhao et
+    al. 2021), the rest at random. `random`: nothing. `auto`: teacher where its layers can be cut
+    for the student, else svd, else random. (Kolesnikova et al. 2022, section 3; the choice of
+    layers as in DistilBERT, Sanh et al. 2019, section 3.)
 
-    Raises UserError if the store keeps no weights, or the layers asked for do not exist or fit.
+    Raises UserError if the store keeps no weights or embeddings, or those asked for do not exist or
+    do not fit.
     """
+    if how == "mixed-vocab":
+        return [_take_stored(student, MixedVocab.of(store), store, vocabulary)]
     weights = store.teacher_weights()
     if how == "auto":
         how = _best_start(student, weights)
@@ -66,7 +71,9 @@ def initialise(
         return ["random weights"]
     kind, colon, chosen = how.partition(":")
     if kind not in ("svd", "teacher", "layers") or bool(colon) != (kind == "layers"):
-        raise UserError(f"--init {how}: expected auto, svd, teacher, layers:I,J,..., or random")
+        raise UserError(
+            f"--init {how}: expected auto, svd, teacher, layers:I,J,..., mixed-vocab, or random"
+        )
     if kind != "svd" and student.config.model_type != "bert":
         raise UserError(
             f"--init {how}: a {student.config.model_type} cannot be cut out of BERT's layers; use"
@@ -81,8 +88,8 @@ def initialise(
     rows, known = embedding_means(
         np.asarray(weights[name], np.float32), vocabulary, student.config.vocab_size
     )
-    width = student.config.hidden_size
     words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
+    width = words.shape[1]
     with torch.no_grad():
         narrow = torch.from_numpy(_to_width(rows, known, width, kind == "svd")[known])
         if kind == "svd":  # the rest is random: known and unknown pieces must enter it alike
@@ -93,6 +100,33 @@ def initialise(
             f" ({'SVD' if kind == 'svd' else 'cut'} to {width})"
         )
         return [said] if kind == "svd" else [said, _cut_layers(student, how, chosen, store)]
+
+
+def _take_stored(
+    student: PreTrainedModel, stored: MixedVocab, store: FeatureStore, vocabulary: VocabularyMap
+) -> str:
+    """Set the word embeddings to the stored ones, row by row; says so."""
+    words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
+    pieces, width = stored.embeddings.shape
+    if words.shape[1] != width:
+        raise UserError(
+            f"--init mixed-vocab: the stored embeddings are {width} wide and the student's"
+            f" {words.shape[1]}; choose --student {width}xLxA"
+        )
+    theirs = VocabularyMap.between(
+        Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
+        Vocabulary.from_tokenizer_json(stored.tokenizer.decode()),
+    )
+    same = np.array_equal(theirs.split_ids, vocabulary.split_ids)
+    same = same and np.array_equal(theirs.split_start, vocabulary.split_start)
+    if len(words) != pieces or not same:
+        raise UserError(
+            "--init mixed-vocab: the stored embeddings are of the vocabulary stored beside them,"
+            " and the student has another; use --vocab mixed-vocab"
+        )
+    with torch.no_grad():
+        words.copy_(torch.from_numpy(stored.embeddings))
+    return f"word embeddings of all {pieces} pieces from mixed-vocabulary training"
 
 
 def _word_embeddings(weights: Mapping[str, np.ndarray]) -> str | None:

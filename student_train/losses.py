@@ -12,9 +12,14 @@ from torch.nn import functional
 
 from student_train.targets import LogitTargets
 
-NAMES = ("mlm", "kl", "logit", "hard", "hidden", "cosine", "attention")
-OF_LOGITS = ("kl", "logit", "hard")
-OF_HIDDEN = ("hidden", "cosine")
+OF_LOGITS = ("kl", "logit", "hard")  # over a vocabulary, or over the classes of a task
+OF_TASK = ("ce", *OF_LOGITS, "log-odds")
+OF_RUNS = ("hidden", "hidden-kld", "cosine", "contrastive")  # of states of aligned runs
+OF_SENTENCE = ("sentence", "sentence-kld")  # of the state of the first token
+OF_HIDDEN = (*OF_RUNS, *OF_SENTENCE)
+NAMES = ("mlm", *OF_TASK, *OF_HIDDEN, "attention")
+CONTRASTED = 512  # runs of a batch that are told apart: the scores are their square
+SHARPNESS = 20.0  # 1 / temperature of the cosines
 
 
 def mlm(logits: Tensor, labels: Tensor) -> Tensor:
@@ -102,6 +107,36 @@ def cosine(student: Tensor, teacher: Tensor) -> Tensor:
     if len(student) == 0:
         return student.sum() * 0.0
     return (1 - functional.cosine_similarity(student.float(), teacher, dim=1)).mean()
+
+
+def hidden_kld(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(softmax teacher || softmax GELU(student)) over the channels of projected student states
+    [G,D] and the teacher's, mean over G.
+
+    (Mukherjee & Awadallah 2020, section 3.2: the projection ends in a GELU, and the divergence does
+    not mind the scale.) `teacher` is normalised per channel, as for `hidden`: else a few loud
+    channels would be the whole distribution.
+    """
+    if len(student) == 0:
+        return student.sum() * 0.0
+    log_q = functional.log_softmax(functional.gelu(student.float()), dim=1)
+    log_p = functional.log_softmax(teacher, dim=1)
+    return functional.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
+
+
+def contrastive(student: Tensor, teacher: Tensor) -> Tensor:
+    """Cross-entropy of telling each projected student state's own teacher state from those of the
+    batch's other runs, by the cosine; states [G,D], mean over the first 512 of G.
+
+    (InfoNCE: van den Oord et al. 2018, eq. 4; for distillation Tian et al. 2020.)
+    """
+    if len(student) == 0:
+        return student.sum() * 0.0
+    own = functional.normalize(student[:CONTRASTED].float(), dim=1)
+    others = functional.normalize(teacher[:CONTRASTED], dim=1)
+    return functional.cross_entropy(
+        SHARPNESS * own @ others.T, torch.arange(len(own), device=own.device)
+    )
 
 
 def attention(student: Tensor, teacher: Tensor, pairs: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,9 +15,14 @@ from store.console import check_device
 from store.errors import UserError
 
 ALIGNMENTS = ("span", "match", "reduce")
+DATA = ("all", "labelled")
+MASK_WORDS = ("uniform", "rare")
+LENGTH = {"steps", "epochs"}  # the one takes the place of the other
+FREEZABLE = r"embeddings|positions|layers(\.[1-9][0-9]*)?|head|projection"
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 SEEDS = 2**32
 GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5  # the best rate falls with the student's width
+RECURRENT_RATE = 3e-3  # of a BiLSTM, at any width
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class TrainOptions:
     """Everything that decides what a student becomes; see `student-train --help` for each."""
 
     store: str
+    others: tuple[str, ...] = ()
     vocab: str = "5k"
     out: Path | None = None
     student: str = "tiny"
@@ -34,6 +41,7 @@ class TrainOptions:
     targets: str = "all"
     projection: str = "trainable"
     init: str = "auto"
+    word_vectors: str | None = None
     view: int | None = None
     steps: int | None = None
     epochs: float | None = None
@@ -45,7 +53,13 @@ class TrainOptions:
     weight_decay: float = 0.01
     clip: float = 1.0
     mask_prob: float = 0.15
+    mask_words: str = "uniform"
     max_length: int | None = None
+    min_length: int = 0
+    data: str = "all"
+    freeze: tuple[str, ...] = ()
+    best: bool = False
+    stages: tuple[Mapping[str, Any], ...] = ()
     held_out: float = 0.02
     eval_every: int | None = None
     checkpoint_every: int | None = None
@@ -67,8 +81,10 @@ class TrainOptions:
 
         if self.lr is not None:
             return self.lr
-        _, (width, _, _) = parse_student(self.student)
-        return min(GREATEST_RATE, RATE_TIMES_WIDTH / width)
+        shape = parse_student(self.student)
+        if not shape.heads:
+            return RECURRENT_RATE
+        return min(GREATEST_RATE, RATE_TIMES_WIDTH / shape.width)
 
     def resolved(self) -> TrainOptions:
         """The same options with what depends on the machine decided."""
@@ -96,10 +112,23 @@ class TrainOptions:
         for name in self.loss:
             if name not in losses.NAMES:
                 raise UserError(f"--loss {name}: unknown; there are {', '.join(losses.NAMES)}")
-        if self.align not in ALIGNMENTS:
-            raise UserError(f"--align {self.align}: expected one of {', '.join(ALIGNMENTS)}")
-        if self.schedule == "plateau" and not self.held_out:
-            raise UserError("--schedule plateau and --held-out 0: nothing to validate on")
+        for name, wanted in (("--schedule plateau", self.schedule == "plateau"),
+                             ("--best", self.best)):  # fmt: skip
+            if wanted and not self.held_out:
+                raise UserError(f"{name} and --held-out 0: nothing to validate on")
+        for name, value, known in (
+            ("align", self.align, ALIGNMENTS),
+            ("data", self.data, DATA),
+            ("mask-words", self.mask_words, MASK_WORDS),
+        ):
+            if value not in known:
+                raise UserError(f"--{name} {value}: expected one of {', '.join(known)}")
+        for group in self.freeze:
+            if not re.fullmatch(FREEZABLE, group):
+                raise UserError(
+                    f"--freeze {group}: expected embeddings, positions, layers, layers.N, head or"
+                    " projection"
+                )
         if not self.mask_prob and ("mlm" in self.loss or self.targets == "masked"):
             raise UserError("--mask-prob 0: nothing would be masked for --loss mlm to learn")
         positive = (
@@ -135,8 +164,9 @@ class TrainOptions:
             )
         if self.precision not in ("bf16", "fp32"):
             raise UserError(f"--precision {self.precision}: expected auto, bf16 or fp32")
-        if self.workers < 0:
-            raise UserError(f"--workers {self.workers}: expected 0 or more")
+        for name, number in (("workers", self.workers), ("min-length", self.min_length)):
+            if number < 0:
+                raise UserError(f"--{name} {number}: expected 0 or more")
         check_device(self.device, torch.cuda.device_count())
 
     def describing(self) -> dict[str, Any]:
@@ -147,13 +177,20 @@ class TrainOptions:
         if self.schedule != "plateau":  # only there do validations decide anything
             del values["eval_every"]
         resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}
-        return {**values, "loss": dict(self.loss), **resolved}
+        values |= {"loss": dict(self.loss), "stages": [{**stage} for stage in self.stages]}
+        lists = {"freeze": list(self.freeze), "others": list(self.others)}
+        return {**values, **lists, **resolved}
+
+    def losses(self) -> set[str]:
+        """Names of the losses of all stages."""
+        return {name for stage in self.stages or ({},) for name in stage.get("loss", self.loss)}
 
     def name(self) -> str:
         """A folder name that tells the main settings, with a short hash of all of them."""
         loss = "+".join(f"{name}{weight:g}" for name, weight in self.loss.items())
         # Of the store only its name counts: spelled otherwise or moved it is the same one.
-        values = self.describing() | {"store": Path(self.store).name}
+        names = {"store": Path(self.store).name, "others": [Path(o).name for o in self.others]}
+        values = self.describing() | names
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
         settings = (
             Path(self.vocab).name,

@@ -34,6 +34,11 @@ def read_report(out: Path) -> dict[str, Any] | None:
     return report
 
 
+def learnt_from(report: dict[str, Any]) -> list[Any]:
+    """The content of every store that a student has learnt from."""
+    return [store["content"] for store in (report["store"], *report.get("others", ()))]
+
+
 def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] | None:
     """Refuse an output that is in the way, or a `--resume` with other settings; what is resumed."""
     if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {disk.UNFINISHED}):
@@ -52,9 +57,11 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
         raise UserError(f"{out}: this student is finished; nothing to resume")
     begun = json.loads(json.dumps(begun))
     now = begun["settings"]
-    if before["store"] != begun["store"]:
-        raise UserError(f"{out}: cannot resume: {now['store']} is not the store it was begun with")
-    del now["store"]  # where it lies now is no matter
+    for which, paths in (("store", [now["store"]]), ("others", now["others"])):
+        if before.get(which) != begun[which]:
+            told = ", ".join(paths) or "one store alone"
+            raise UserError(f"{out}: cannot resume: {told} is not the store it was begun with")
+    del now["store"], now["others"]  # where they lie now is no matter
     differing = sorted(key for key in now if now[key] != before["settings"].get(key))
     if differing:
         told = ", ".join(

@@ -17,17 +17,17 @@ from store import FeatureStore, disk, open_store
 from store.content import check_tokens
 from store.errors import UserError
 from store.lease import Lease
-from student_train import losses
-from student_train.architecture import make_student, parse_student
-from student_train.batches import Collator
+from student_train.architecture import has_attention, make_student
 from student_train.card import environment, hub_id, model_card
+from student_train.check import check
 from student_train.checkpoint import remove_checkpoints
-from student_train.data import split_blocks, view_of
+from student_train.collator import Collator
 from student_train.initialise import initialise
 from student_train.options import TrainOptions
 from student_train.report import SETTINGS, check_out, go_on, tokenizer_hash
 from student_train.trainer import Trained, train
 from student_train.vocabulary import student_tokenizer
+from student_train.word_vectors import set_word_vectors
 
 
 def run(
@@ -39,20 +39,19 @@ def run(
     `say` is told, in a line each, what a user should know. Raises UserError for bad input, before
     anything is written.
     """
-    store = open_store(options.store, allow_partial=options.allow_partial)
-    check(options, store)
-    check_tokens(store)
+    stores = [
+        open_store(path, allow_partial=options.allow_partial)
+        for path in (options.store, *options.others)
+    ]
+    store = stores[0]
+    check(options, *stores)
+    for each in stores:
+        check_tokens(each)
     out = options.out_folder()
-    origin = {
-        "identity": store.identity,
-        "features": store.features.to_json(),
-        "content": store.manifest.content(),
-        "state": store.meta["state"],
-        "software": store.meta["software"],
-    }
     begun: dict[str, Any] = {
         "settings": options.describing(),
-        "store": origin,
+        "store": _origin(store),
+        "others": [_origin(other) for other in stores[1:]],
         "environments": [environment(options.device)],
     }
     try:
@@ -67,13 +66,29 @@ def run(
                 say(f"start     {line}")
             out.mkdir(exist_ok=True)
             disk.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
-            trained = train(store, student, collator, options, out, resume=resume, say=say)
+            others = [
+                (other, make_collator(options, other, collator.student_tokenizer))
+                for other in stores[1:]
+            ]
+            trained = train(
+                store, student, collator, options, out, others=others, resume=resume, say=say
+            )
             return _finish(out, begun, trained, collator, hub_id(store))
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{out}: cannot be written: {disk.reason(error)} and go on with --resume, or give"
             " another --out"
         ) from error
+
+
+def _origin(store: FeatureStore) -> dict[str, Any]:
+    return {
+        "identity": store.identity,
+        "features": store.features.to_json(),
+        "content": store.manifest.content(),
+        "state": store.meta["state"],
+        "software": store.meta["software"],
+    }
 
 
 def _prepared(
@@ -96,12 +111,17 @@ def prepare(
     tokenizer = student_tokenizer(options.vocab, store)
     tokenizer.model_max_length = options.max_length or min(512, 2 * store.features.max_length)
     torch.manual_seed(options.seed)
-    student = make_student(options.student, tokenizer, tokenizer.model_max_length)
+    student = make_student(
+        options.student, tokenizer, tokenizer.model_max_length, task=store.features.task
+    )
     # The fused kernels never hold the probabilities, and their backward pass is slow on a CPU.
-    if "attention" in options.loss or options.device == "cpu":
+    if has_attention(student) and ("attention" in options.losses() or options.device == "cpu"):
         student.set_attn_implementation("eager")
     collator = make_collator(options, store, tokenizer)
-    return student, collator, initialise(student, options.init, store, collator.vocabulary)
+    start = initialise(student, options.init, store, collator.vocabulary)
+    if options.word_vectors:
+        start.append(set_word_vectors(student, tokenizer, Path(options.word_vectors)))
+    return student, collator, start
 
 
 def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) -> Collator:
@@ -114,66 +134,11 @@ def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) ->
         loss_names=options.loss,
         masked_only=options.targets == "masked",
         mask_probability=options.mask_prob,
+        mask_words=options.mask_words,
         max_length=tokenizer.model_max_length,
         head=store.head() if spec and spec.tier == "head" else None,
         store=store,
     )
-
-
-def check(options: TrainOptions, store: FeatureStore) -> None:
-    """Refuse, in one line, all that can be seen to be wrong before any work is done."""
-    options.check()
-    _, (_, student_layers, _) = parse_student(options.student)
-    _check_features(options, store)
-    _check_groups(options, store, student_layers)
-    split_blocks(store, options.held_out)
-
-
-def _check_features(options: TrainOptions, store: FeatureStore) -> None:
-    has = {
-        "logits": (bool(store.features.logits), losses.OF_LOGITS),
-        "hidden states": (bool(store.features.hidden), losses.OF_HIDDEN),
-        "attention maps": (bool(store.features.attention), ("attention",)),
-    }
-    for feature, (there, names) in has.items():
-        for name in set(names) & set(options.loss):
-            if not there:
-                task = store.features.task if feature == "logits" else None
-                held = f" over a vocabulary (its teacher does {task.kind})" if task else ""
-                raise UserError(
-                    f"--loss {name}: {options.store} holds no {feature}{held}; dump them, or choose"
-                    " another loss"
-                )
-    spec = store.features.logits
-    for name in set(losses.OF_LOGITS) & set(options.loss):
-        if spec and spec.next_token:
-            raise UserError(
-                f"--loss {name}: the logits of {options.store} are of the token after each, as a"
-                " causal teacher gives them, and students are masked LMs; use mlm and hidden"
-            )
-    if spec and spec.tier == "sample" and "logit" in options.loss:
-        raise UserError("--loss logit: the store keeps random draws, which have no logits; use kl")
-    plain = view_of(0, store.features.views, options.view) == 0
-    if options.targets == "masked" and options.align == "reduce" and plain:
-        raise UserError(
-            "--targets masked: under --align reduce the student reads view 0 unmasked; use a store"
-            " with masked views (teacher-dump --views 2), or --targets all"
-        )
-    if options.view is not None and not 0 <= options.view < store.features.views:
-        raise UserError(
-            f"--view {options.view}: {options.store} has views 0 to {store.features.views - 1}"
-        )
-
-
-def _check_groups(options: TrainOptions, store: FeatureStore, layers: int) -> None:
-    compared = [*(store.features.hidden if set(losses.OF_HIDDEN) & set(options.loss) else ())]
-    compared += store.features.attention if "attention" in options.loss else ()
-    for name in compared:
-        if name.startswith("groups") and layers % int(name[6:].split(".")[0]):
-            raise UserError(
-                f"{name}: {layers} student layers do not fall into as many groups; choose --student"
-                " accordingly"
-            )
 
 
 def _finish(
@@ -196,7 +161,7 @@ def _finish(
         "parameters": student.num_parameters(),
     }
     report = {**begun, "result": result}
-    (out / "README.md").write_text(model_card(report, base_model))
+    (out / "README.md").write_text(model_card(report, base_model, student))
     disk.sync_tree(out)
     disk.write(out / SETTINGS, json.dumps(report, indent=1).encode())
     remove_checkpoints(out / "checkpoints")

@@ -1,4 +1,5 @@
-"""The student, an ordinary masked LM, and the projections that exist only while it is trained."""
+"""The student, an ordinary transformers model, and the projections that exist only while it is
+trained."""
 
 from __future__ import annotations
 
@@ -9,10 +10,22 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from student_train import losses
-from student_train.architecture import lm_logits
-from student_train.batches import Inputs, StudentBatch
+from student_train import losses, task_losses
+from student_train.architecture import class_logits, lm_logits, sentence_states, tag_logits
+from student_train.batches import Distillation, Inputs, StudentBatch
 from student_train.options import TrainOptions
+from student_train.stages import stages_of
+from student_train.targets import TaskTargets
+
+OF_RAW_STATES = ("cosine", "contrastive")  # angles, which a norm per channel would turn
+MEASURES = {
+    "hidden": losses.hidden,
+    "hidden-kld": losses.hidden_kld,
+    "cosine": losses.cosine,
+    "contrastive": losses.contrastive,
+    "sentence": losses.hidden,
+    "sentence-kld": losses.hidden_kld,
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,7 @@ class Outputs:
 
     states: list[Tensor]
     maps: list[Tensor]
+    present: Tensor  # bool [B,S]
 
     @property
     def last(self) -> Tensor:
@@ -40,7 +54,8 @@ class Distiller(nn.Module):
         self.layers = student.config.num_hidden_layers
         self.projections = nn.ModuleDict()
         own = student.config.hidden_size
-        for loss in (name for name in losses.OF_HIDDEN if name in options.loss):
+        wanted = {name for stage in stages_of(options, self.layers) for name in stage.loss}
+        for loss in (name for name in losses.OF_HIDDEN if name in wanted):
             for name in hidden:
                 if loss == "cosine" and own == width:
                     continue  # same width: compared as they are (Sanh et al. 2019)
@@ -57,36 +72,83 @@ class Distiller(nn.Module):
     def forward(self, batch: StudentBatch) -> dict[str, Tensor]:
         """Unweighted losses by name, each a scalar with its own normaliser
         (student_train.losses)."""
-        wants_maps = "attention" in self.options.loss
-        native = self.encode(batch.inputs, wants_maps)
-        found = {}
-        if "mlm" in self.options.loss:
+        found, wanted = dict[str, Tensor](), batch.distillation
+        native = None
+        if "mlm" in self.options.loss or wanted is None or wanted.inputs is None:
+            native = self.encode(batch.inputs, "attention" in self.options.loss)
+        if native and "mlm" in self.options.loss:
             found["mlm"] = losses.mlm(self.logits(native.last[batch.masked]), batch.labels)
-        wanted = batch.distillation
         if wanted is None:
             return found
-        read = native if wanted.inputs is None else self.encode(wanted.inputs, wants_maps)
+        read = self._read(batch, native)
+        self._of_states(found, wanted, read)
+        self._of_maps(found, wanted, read)
+        self._of_logits(found, wanted, read)
+        if wanted.task is not None:
+            self._of_task(found, wanted.task, self._task_logits(wanted.task, read))
+        return found
+
+    def task_logits(self, batch: StudentBatch) -> Tensor:
+        """Logits [G,C] where the batch has targets of a task."""
+        assert batch.distillation is not None and batch.distillation.task is not None
+        return self._task_logits(batch.distillation.task, self._read(batch, None))
+
+    def _read(self, batch: StudentBatch, native: Outputs | None) -> Outputs:
+        """What the runs are of: the second input where there is one."""
+        wanted = batch.distillation
+        if wanted is not None and wanted.inputs is not None:
+            return self.encode(wanted.inputs, "attention" in self.options.loss)
+        return native or self.encode(batch.inputs)
+
+    def _of_states(self, found: dict[str, Tensor], wanted: Distillation, read: Outputs) -> None:
         pool = self.options.resolved_pool
-        for loss, targets in (("hidden", wanted.normalised), ("cosine", wanted.states)):
-            for name, target in targets.items():
+        for loss in losses.OF_RUNS:
+            targets = wanted.states if loss in OF_RAW_STATES else wanted.normalised
+            for name, target in targets.items() if loss in self.options.loss else ():
                 own = wanted.runs.pool(self._layers(read.states[1:], name), pool)
-                value = getattr(losses, loss)(self._projected(loss, name, own), target)
+                value = MEASURES[loss](self._projected(loss, name, own), target)
                 found[loss] = found.get(loss, 0.0) + value / len(targets)
+        for loss in losses.OF_SENTENCE:
+            for name, target in wanted.sentences.items() if loss in self.options.loss else ():
+                own = sentence_states(self.student, read.last, read.present)
+                value = MEASURES[loss](self._projected(loss, name, own), target)
+                found[loss] = found.get(loss, 0.0) + value / len(wanted.sentences)
+
+    def _of_maps(self, found: dict[str, Tensor], wanted: Distillation, read: Outputs) -> None:
         for name, target in wanted.maps.items():
             assert wanted.map_pooling is not None
             here = wanted.map_pooling.present
             maps = wanted.map_pooling.pool(self._layers(read.maps, name))
             value = losses.attention(maps, target, here[:, :, None] & here[:, None, :])
             found["attention"] = found.get("attention", 0.0) + value / len(wanted.maps)
-        if wanted.logits is not None and wanted.logit_runs is not None:
-            logits = self.logits(wanted.logit_runs.pool(read.last, pool))
-            if "kl" in self.options.loss:
-                found["kl"] = losses.kl(logits, wanted.logits, self.options.temperature)
-            if "logit" in self.options.loss:
-                found["logit"] = losses.logit(logits, wanted.logits)
-            if "hard" in self.options.loss:
-                found["hard"] = losses.hard(logits, wanted.logits)
-        return found
+
+    def _of_logits(self, found: dict[str, Tensor], wanted: Distillation, read: Outputs) -> None:
+        if wanted.logits is None or wanted.logit_runs is None:
+            return
+        logits = self.logits(wanted.logit_runs.pool(read.last, self.options.resolved_pool))
+        if "kl" in self.options.loss:
+            found["kl"] = losses.kl(logits, wanted.logits, self.options.temperature)
+        if "logit" in self.options.loss:
+            found["logit"] = losses.logit(logits, wanted.logits)
+        if "hard" in self.options.loss:
+            found["hard"] = losses.hard(logits, wanted.logits)
+
+    def _task_logits(self, targets: TaskTargets, read: Outputs) -> Tensor:
+        if targets.tokens is None:
+            return class_logits(self.student, read.last, read.present)
+        return tag_logits(self.student, read.last[targets.tokens])
+
+    def _of_task(self, found: dict[str, Tensor], targets: TaskTargets, logits: Tensor) -> None:
+        if "ce" in self.options.loss:
+            found["ce"] = task_losses.ce(logits, targets.gold)
+        if targets.logits is None:
+            return
+        if "kl" in self.options.loss:
+            found["kl"] = task_losses.kl(logits, targets.logits, self.options.temperature)
+        for loss, measure in (("logit", task_losses.logit), ("hard", task_losses.hard),
+                              ("log-odds", task_losses.log_odds)):  # fmt: skip
+            if loss in self.options.loss:
+                found[loss] = measure(logits, targets.logits)
 
     def _projected(self, loss: str, name: str, pooled: Tensor) -> Tensor:
         key = _key(loss, name)
@@ -105,7 +167,8 @@ class Distiller(nn.Module):
             output_attentions=maps,
         )
         states = [state[inputs.present] for state in output.hidden_states]
-        return Outputs(states, [m.mean(dim=1) for m in output.attentions] if maps else [])
+        averaged = [m.mean(dim=1) for m in output.attentions] if maps else []
+        return Outputs(states, averaged, inputs.present)
 
     def _layers(self, values: list[Tensor], name: str) -> Tensor:
         """The student's counterpart of a teacher feature: `mean` of all layers, group i of N, or

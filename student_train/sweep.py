@@ -6,16 +6,19 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from store.console import CONTEXT, command_errors
+from store.console import CONTEXT, command_errors, wide_console
 from store.errors import UserError
 from store.stopping import stoppable
 from student_train.cli import DEFAULT, options_of, told
 from student_train.cli import main as student_train
 from student_train.options import TrainOptions, beside
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SINGLE = ("out", "resume", "store", "workers")
 OUT_HELP = (
@@ -31,23 +34,27 @@ COLUMNS = (
     "valid_mlm_per_character",
     "valid_kl",
     "valid_hidden",
+    "valid_accuracy",
+    "valid_agreement",
 )
 
 
 @command_errors
-def sweep(out: Path | None, store: str, workers: int | None, **repeated: tuple[Any, ...]) -> None:
+def sweep(
+    out: Path | None, store: tuple[str, ...], workers: int | None, **repeated: tuple[Any, ...]
+) -> None:
     """Train a student for every combination of the repeated options and compare them in one table.
 
     --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
     Students that are finished already are not trained again.
     """
     from store import open_store
-    from student_train.report import read_report
-    from student_train.run import check
+    from student_train.check import check
+    from student_train.report import learnt_from, read_report
 
-    folder = out or beside(store, "sweep")
-    source = open_store(store)
-    content = source.manifest.content()
+    folder = out or beside(store[0], "sweep")
+    sources = [open_store(path) for path in store]
+    contents = [source.manifest.content() for source in sources]
     once = {"store": store, "out": None, "workers": workers or 0}
     varied = [name for name, values in repeated.items() if len(values) > 1]
     names = [name for name, values in repeated.items() if values]
@@ -56,9 +63,9 @@ def sweep(out: Path | None, store: str, workers: int | None, **repeated: tuple[A
         arguments = dict(zip(names, values, strict=True))
         arguments["loss"] = (arguments["loss"],) if "loss" in arguments else ()
         options = options_of({**once, **arguments})
-        check(options, source)  # all of them before the first is trained
+        check(options, *sources)  # all of them before the first is trained
         before = read_report(folder / options.name())
-        if before and before["store"]["content"] != content:
+        if before and learnt_from(before) != contents:
             raise UserError(
                 f"{folder / options.name()} learnt from another store; give another --out"
             )
@@ -74,7 +81,7 @@ def sweep(out: Path | None, store: str, workers: int | None, **repeated: tuple[A
             }
         )
     (folder / "sweep.json").write_text(json.dumps(rows, indent=1))
-    click.echo(table(rows, varied))
+    show(table(rows, varied))
     click.echo(f"students and sweep.json in {folder}")
 
 
@@ -100,17 +107,42 @@ def _told(value: Any) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def table(rows: list[dict[str, Any]], varied: list[str]) -> str:
-    """Markdown table of the students: what varied, then their results."""
+def table(rows: list[dict[str, Any]], varied: list[str]) -> list[list[str]]:
+    """The headings, then a line for each student: what varied, then its results."""
     columns = [
         *(varied or ["folder"]),
         *(name for name in COLUMNS if any(name in row for row in rows)),
     ]
-    lines = [columns, ["---"] * len(columns)]
+    lines = [columns]
     for row in rows:
         cells = (row.get(column, "") for column in columns)
         lines.append([told(c) if isinstance(c, (int, float)) else str(c) for c in cells])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return lines
+
+
+def show(lines: list[list[str]]) -> None:
+    """Print a table: aligned at a terminal, in Markdown into a file or pipe."""
+    console = wide_console()
+    if console.is_terminal:
+        console.print(aligned(lines))
+        return
+    for line in (lines[0], ["---"] * len(lines[0]), *lines[1:]):
+        click.echo(f"| {' | '.join(line)} |")
+
+
+def aligned(lines: list[list[str]]) -> Table:
+    """A table for a terminal of 80 columns: a word of a heading a line, and numbers unbroken."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, collapse_padding=True)
+    for heading in lines[0]:
+        if heading in COLUMNS:
+            made.add_column(heading.replace("_", "\n"), justify="right", no_wrap=True)
+        else:
+            made.add_column(heading, overflow="fold")
+    for line in lines[1:]:
+        made.add_row(*line)
+    return made
 
 
 def _help(option: click.Option) -> str:
@@ -134,7 +166,7 @@ def _command() -> click.Command:
                 option.opts,
                 type=option.type,
                 required=option.required,
-                multiple=option.name not in SINGLE,
+                multiple=option.multiple or option.name not in SINGLE,
                 help=_help(option),
             )
         )

@@ -28,6 +28,15 @@ class LogitTargets:
     log_partition: Tensor  # float32 [G] of the teacher's logits
 
 
+@dataclass(frozen=True)
+class TaskTargets:
+    """What a student for a task should say of G texts, or of G tokens."""
+
+    tokens: Tensor | None  # int64 [G]: flat student tokens; None: of each text one
+    logits: Tensor | None  # float32 [G,C] of the teacher
+    gold: Tensor  # int64 [G], -1 where there is none
+
+
 def fold(
     ids: np.ndarray,
     logprobs: np.ndarray,

@@ -54,6 +54,10 @@ class TokenTable:
         arrays = (self.start, self.ids, self.begin, self.end, self.special)
         return (TokenTable, arrays) if self.folder is None else (_load, (self.folder,))
 
+    def counts(self, vocabulary: int) -> np.ndarray:
+        """int64 [V]: how often each piece occurs in the store."""
+        return np.bincount(self.ids, minlength=vocabulary)
+
     def of(self, index: np.ndarray) -> Tokens:
         """The tokens of some sequences [B], one after another."""
         lengths = self.start[index + 1] - self.start[index]

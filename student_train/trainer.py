@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from store import FeatureStore, disk
 from store.errors import UserError
 from store.stopping import stoppable
-from student_train.batches import Collator, StudentBatch
+from student_train.batches import StudentBatch
 from student_train.board import Board
 from student_train.checkpoint import load_checkpoint, save_checkpoint
-from student_train.data import loaded, split_blocks
-from student_train.evaluate import evaluate
+from student_train.collator import Collator
+from student_train.lesson import Lesson
 from student_train.options import TrainOptions
 from student_train.schedule import Schedule
-from student_train.student import Distiller
+from student_train.stages import set_frozen
 
 BETAS, EPSILON = (0.9, 0.98), 1e-6  # as DistilBERT was trained (Sanh et al. 2019)
 METRICS = "metrics.jsonl"
@@ -50,12 +54,15 @@ def train(
     options: TrainOptions,
     out: Path | None = None,
     *,
+    others: Sequence[tuple[FeatureStore, Collator]] = (),
     resume: bool = False,
     on_step: Callable[[int, dict[str, float]], object] | None = None,
     say: Callable[[str], object] = lambda line: None,
 ) -> Trained:
     """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`,
     `features` and `meta`).
+
+    `others` are learnt from as well, in each step a batch of each (see `Lesson`).
 
     With `out`, metrics and checkpoints are written there; `resume` goes on from the newest
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
@@ -65,7 +72,7 @@ def train(
     """
     with (
         stoppable() as stop,
-        closing(_Run(store, student, collator, options, out, resume, say)) as run,
+        closing(_Run([(store, collator), *others], student, options, out, resume, say)) as run,
         stop.held(),
         tqdm(
             total=run.steps, initial=run.step, desc="train", unit="step", disable=None
@@ -77,13 +84,18 @@ def train(
             if on_step:
                 on_step(run.step, found)
             run.record(found)
-            if run.step % run.eval_every == 0 and run.step < run.steps:
+            if (run.step - run.first) % run.eval_every == 0 and run.step < run.last:
                 run.validate()
             if out is not None and (stop.asked or run.step % run.checkpoint_every == 0):
                 run.save()
             stop.check()
-        validation = run.validate()
-    return Trained(student, validation, run.step, run.tokens, run.seconds())
+    return Trained(student, run.validation, run.step, run.tokens, run.seconds())
+
+
+def _give_back() -> None:
+    """Freed memory to the system: of blocks of ever other sizes glibc keeps gigabytes."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Run:
@@ -91,44 +103,62 @@ class _Run:
 
     def __init__(
         self,
-        store: FeatureStore,
+        stores: Sequence[tuple[FeatureStore, Collator]],
         student: PreTrainedModel,
-        collator: Collator,
         options: TrainOptions,
         out: Path | None,
         resume: bool,
         say: Callable[[str], object],
     ) -> None:
-        self.store, self.collator, self.options, self.out = store, collator, options, out
+        self.out, self.say, self.seed = out, say, options.seed
         self.device = torch.device(options.device)
         torch.manual_seed(options.seed)
-        self.distiller = Distiller(
-            student, options, store.features.hidden, store.features.width
-        ).to(self.device)
-        self.train_blocks, self.valid_blocks = split_blocks(store, options.held_out)
-        self.steps = options.steps or self._steps_of()
-        self.eval_every = options.eval_every or max(1, self.steps // 10)
-        self.checkpoint_every = options.checkpoint_every or self.eval_every
-        self.optimizer = self._optimizer()
-        self.schedule = Schedule(options.schedule, self.steps, round(self.steps * options.warmup))
+        self.lessons = [Lesson(*each, student, options, self.device) for each in stores]
+        self.model = nn.ModuleList(lesson.distiller for lesson in self.lessons)
+        self.stages = self.lessons[0].stages
+        steps = [self.lessons[0].steps_of(number) for number in range(len(self.stages))]
+        self.ends = np.cumsum(steps).tolist()
+        self.steps = self.ends[-1]
         self.step = self.tokens = 0
         self.spent, self.begun = 0.0, time.perf_counter()
+        self.validation: dict[str, float] = {}
+        self.enter(0)
         if out is not None and resume:
-            self.load(say)
+            self.load()
         # What a killed run showed after its last checkpoint comes again.
         purge = self.step + 1 if resume else None
         self.board = Board(out / "tensorboard", purge) if out else None
 
-    def _steps_of(self) -> int:
-        assert self.options.epochs is not None  # resolved
-        batches = self.store.batch_count(
-            self.options.seed, 0, self.options.batch_tokens, blocks=self.train_blocks
-        )
-        return max(1, round(self.options.epochs * batches / self.options.accumulate))
+    def enter(self, number: int) -> None:
+        """Begin a stage: its losses, data and weights that move, with a new optimiser."""
+        self.number, self.options = number, self.stages[number]
+        self.first, self.last = [0, *self.ends][number], self.ends[number]
+        steps = self.last - self.first
+        for lesson in self.lessons:
+            lesson.enter(number)
+        set_frozen(self.model, self.options)
+        self.eval_every = self.options.eval_every or max(1, steps // 10)
+        self.checkpoint_every = self.options.checkpoint_every or self.eval_every
+        self.optimizer = self._optimizer()
+        warmup = round(steps * self.options.warmup)
+        self.schedule = Schedule(self.options.schedule, steps, warmup)
+        self.best: dict[str, Any] | None = None
+
+    def leave(self) -> None:
+        """End a stage: validate, and go back to its best weights if that was asked for."""
+        self.validation = self.validate()
+        if self.best is not None:
+            self.model.load_state_dict(self.best["weights"])
+            self.validation = self.best["found"]
+        if len(self.stages) > 1 and "valid_loss" in self.validation:
+            self.say(
+                f"stage     {self.number + 1} of {len(self.stages)} ends at step {self.step}: "
+                + ", ".join(f"{name} {value:.4g}" for name, value in self.validation.items())
+            )
 
     def _optimizer(self) -> torch.optim.AdamW:
-        decayed = [p for p in self.distiller.parameters() if p.requires_grad and p.dim() > 1]
-        plain = [p for p in self.distiller.parameters() if p.requires_grad and p.dim() <= 1]
+        decayed = [p for p in self.model.parameters() if p.requires_grad and p.dim() > 1]
+        plain = [p for p in self.model.parameters() if p.requires_grad and p.dim() <= 1]
         groups = [
             {"params": decayed, "weight_decay": self.options.weight_decay},
             {"params": plain, "weight_decay": 0.0},
@@ -143,26 +173,26 @@ class _Run:
 
     def losses(self) -> Iterator[dict[str, float]]:
         """Take the steps that are left; for each, its losses and its tokens."""
+        yield from self._stage()
+        self.leave()
+        for number in range(self.number + 1, len(self.stages)):
+            self.enter(number)
+            yield from self._stage()
+            self.leave()
+
+    def _stage(self) -> Iterator[dict[str, float]]:
         options = self.options
-        batches = loaded(
-            self.store,
-            self.collator,
-            self.train_blocks,
-            options.workers,
-            seed=options.seed,
-            batch_tokens=options.batch_tokens,
-            view=options.view,
-            first=self.step * options.accumulate,
-        )
-        self.distiller.train()
+        first = (self.step - self.first) * options.accumulate
+        batches = [lesson.batches(first) for lesson in self.lessons]
+        self.model.train()
         try:
-            while self.step < self.steps:
+            while self.step < self.last:
                 self._seed()
-                rate = options.resolved_lr * self.schedule.factor(self.step)
+                rate = options.resolved_lr * self.schedule.factor(self.step - self.first)
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
                 tokens, found = self._accumulate(batches)
-                norm = torch.nn.utils.clip_grad_norm_(self.distiller.parameters(), options.clip)
+                norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.clip)
                 if not math.isfinite(found["loss"]) or not math.isfinite(norm):
                     raise UserError(
                         f"step {self.step + 1}: training has diverged (loss {found['loss']:g}, its"
@@ -174,40 +204,44 @@ class _Run:
                 self.tokens += tokens
                 yield {**found, "lr": rate, "tokens": tokens}
         finally:
-            batches.close()
+            for each in batches:
+                each.close()
 
     def _seed(self) -> None:
         """Dropout is a function of (seed, step), so that a resumed run draws the same."""
-        sequence = np.random.SeedSequence([self.options.seed, self.step])
+        sequence = np.random.SeedSequence([self.seed, self.step])
         torch.manual_seed(int(sequence.generate_state(1)[0]))
 
-    def _accumulate(self, batches: Iterator[StudentBatch]) -> tuple[int, dict[str, float]]:
+    def _accumulate(
+        self, batches: Sequence[Generator[StudentBatch]]
+    ) -> tuple[int, dict[str, float]]:
         """Add up the gradients of one optimiser step; its tokens and mean losses."""
         tokens, found = 0, dict[str, float]()
+        shares = self.options.accumulate * len(self.lessons)
         for _ in range(self.options.accumulate):
-            batch = next(batches).to(self.device)
-            tokens += batch.tokens
-            parts = self.forward(batch)
-            loss = torch.stack([self.options.loss[k] * v for k, v in parts.items()]).sum()
-            (loss / self.options.accumulate).backward()
-            for name, value in {**parts, "loss": loss}.items():
-                share = float(value.detach()) / self.options.accumulate
-                found[name] = found.get(name, 0.0) + share
+            for lesson, some in zip(self.lessons, batches, strict=True):
+                batch = next(some).to(self.device)
+                tokens += batch.tokens
+                loss, parts = lesson.loss(batch)
+                (loss / shares).backward()
+                for name, value in {**parts, "loss": loss}.items():
+                    found[name] = found.get(name, 0.0) + float(value.detach()) / shares
         return tokens, found
 
-    def forward(self, batch: StudentBatch) -> dict[str, torch.Tensor]:
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.options.precision == "bf16"
-        ):
-            return self.distiller(batch)
-
     def validate(self) -> dict[str, float]:
-        found = evaluate(
-            self.distiller, self.store, self.collator, self.valid_blocks, self.options, self.forward
-        )
+        each = [lesson.validate() for lesson in self.lessons]
+        found = dict(each[0])
+        for number, values in enumerate(each[1:], 2):
+            found |= {f"store{number}_{name}": value for name, value in values.items()}
         if "valid_loss" in found:
+            found["valid_loss"] = sum(values["valid_loss"] for values in each) / len(each)
             self.schedule.validated(found["valid_loss"])
+            best = self.best["found"]["valid_loss"] if self.best else math.inf
+            if self.options.best and found["valid_loss"] < best:
+                weights = copy.deepcopy(self.model.state_dict())
+                self.best = {"found": found, "weights": weights}
         self.record(found)
+        _give_back()
         return found
 
     def record(self, values: dict[str, float]) -> None:
@@ -221,7 +255,9 @@ class _Run:
         assert self.out is not None
         disk.sync(self.out / METRICS)
         state = {
-            "distiller": self.distiller.state_dict(),
+            "stage": self.number,
+            "best": self.best,
+            "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": vars(self.schedule),
             "tokens": self.tokens,
@@ -230,17 +266,19 @@ class _Run:
         }
         save_checkpoint(self.out / "checkpoints", self.step, state)
 
-    def load(self, say: Callable[[str], object]) -> None:
+    def load(self) -> None:
         assert self.out is not None
         (state, torn), written = load_checkpoint(self.out / "checkpoints"), 0
         if state is not None:
-            self.distiller.load_state_dict(state["distiller"])
+            self.enter(state["stage"])
+            self.best = state["best"]
+            self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.schedule = Schedule(**state["schedule"])
             self.step, written = state["step"], state["metrics"]
             self.tokens, self.spent = state["tokens"], state["seconds"]
         passed = f" ({', '.join(path.name for path in torn)} torn: passed over)" if torn else ""
-        say(f"resume    after step {self.step}{passed}")
+        self.say(f"resume    after step {self.step}{passed}")
         metrics = self.out / METRICS
         if metrics.exists() and metrics.stat().st_size > written:
             os.truncate(metrics, written)  # what was written after that checkpoint comes again

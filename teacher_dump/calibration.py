@@ -20,6 +20,8 @@ def calibration(
     options: DumpOptions, teacher: Teacher, windows: list[Window]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """That of the unfinished store, else a new one."""
+    if not teacher.hidden.groups:
+        return {}
     if StoreWriter.peek(options.out):
         return StoreWriter.calibration(options.out)
     return _calibrate(teacher, windows, options.batch_tokens)

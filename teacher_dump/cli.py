@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from store.console import CONTEXT, command_errors, counted
+from teacher_dump import shared_options as shared
+from teacher_dump.mixed_vocab_cli import mixed_vocab
 from teacher_dump.options import DumpOptions
 
 HELP = """Run a teacher once over a corpus and write what it knew about every token into a store.
@@ -16,25 +17,32 @@ A dump that was stopped continues where it was: type the same command again.
 """
 
 
-@click.command(help=HELP, context_settings=CONTEXT)
-@click.option(
-    "--model", required=True, help="Teacher: model id, folder, or an alias (rubert-base, minilm)."
-)
-@click.option(
-    "--corpus",
-    multiple=True,
-    help=(
-        "Text: .txt (a document a line), .jsonl/.csv/.tsv/.parquet, token/tag .tsv, a folder,"
-        " hf:NAME[@CONFIG][:SPLIT], or python-docs. Repeatable. Default: the alias's own corpus,"
-        " else python-docs (embedded)."
-    ),
-)
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="The store: NAME.zarr or NAME.h5."
-)
-@click.option(
-    "--text-column", help="Column with the text in .jsonl/.csv/.tsv/.parquet and hf: sources."
-)
+class WithCommand(click.Command):
+    """A command that is another one where its first word is the name of that."""
+
+    other = mixed_vocab
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] != [self.other.name]:
+            return super().make_context(info_name, args, parent, **extra)
+        return self.other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl([(str(self.other.name), self.other.get_short_help_str(90))])
+
+
+@click.command(cls=WithCommand, help=HELP, context_settings=CONTEXT)
+@shared.model
+@shared.corpus
+@shared.out
+@shared.text_column
 @click.option(
     "--label-column",
     help="Column with the gold label, by name or number, for a teacher that classifies texts.",
@@ -65,12 +73,7 @@ A dump that was stopped continues where it was: type the same command again.
 )
 @click.option("--mask-prob", default=0.15, help="Share of words masked in views 1, 2, ...")
 @click.option("--seed", default=0, help="Seed of masks and draws.")
-@click.option(
-    "--codec",
-    type=click.Choice(["default", "exact", "small"]),
-    default="default",
-    help="Precision of what is kept.",
-)
+@shared.codec
 @click.option(
     "--max-length",
     type=int,
@@ -80,33 +83,21 @@ A dump that was stopped continues where it was: type the same command again.
     ),
 )
 @click.option("--stride", default=0, help="Tokens by which windows of one document overlap.")
-@click.option(
-    "--batch-tokens",
-    default=8192,
-    help="Tokens of a teacher batch, padding included: bounds memory.",
-)
-@click.option("--device", default="auto", help="auto | cpu | cuda | cuda:N.")
-@click.option(
-    "--precision",
-    type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
-    default="auto",
-    help="auto: bf16 on a GPU, else fp32.",
-)
-@click.option("--limit", type=int, help="Stop after this many tokens of the corpus.")
+@shared.batch_tokens
+@shared.device
+@shared.precision
+@shared.limit
 @click.option(
     "--weights/--no-weights",
     default=True,
     help="Keep the encoder's weights (fp16), from which students start.",
 )
-@click.option(
-    "--trust-remote-code", is_flag=True, help="Run Python code that comes with the checkpoint."
-)
+@shared.trust_remote_code
 @command_errors
 def main(**arguments: Any) -> None:
     from teacher_dump.dump import dump  # torch and transformers load only for work, not for --help
 
-    corpus = tuple(word for value in arguments.pop("corpus") for word in value.split(",") if word)
-    options = DumpOptions(corpus=corpus, **arguments)
+    options = DumpOptions(corpus=shared.listed(arguments.pop("corpus")), **arguments)
     done = dump(options, say=click.echo)
     resumed = f" ({done.resumed_parts:,} of them from before)" if done.resumed_parts else ""
     click.echo(
@@ -126,7 +117,7 @@ def main(**arguments: Any) -> None:
         held = counted(done.surrogates, "character")
         click.echo(f"{held} that UTF-8 cannot hold replaced by U+FFFD")
     if done.halved:
-        click.echo(f"{done.halved:,} batches did not fit into the memory: run in halves")
+        click.echo(f"{counted(done.halved, 'time')} a batch did not fit into the memory: halved")
     if done.widened:
-        click.echo(f"{done.widened:,} times a sequence gave NaN or infinity: run in float32")
-    click.echo(f"next: student-train --store {options.out} --vocab 5k (or what its text can give)")
+        click.echo(f"{counted(done.widened, 'time')} NaN or infinity came: run in float32")
+    click.echo(f"next: student-train --store {options.out} --vocab {done.vocab}")

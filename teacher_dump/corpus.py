@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from store.console import counted
 from teacher_dump.lines import CorpusError
 from teacher_dump.readers import READERS
 from teacher_dump.rows import Columns, Gold
@@ -99,8 +100,8 @@ class Corpus:
         if self.documents == 0:
             names = ", ".join(source.name for source in self.sources)
             raise CorpusError(
-                f"{names}: no text in the whole corpus ({self.empty_lines} empty lines); "
-                f"give another corpus"
+                f"{names}: no text in the whole corpus ({counted(self.empty_lines, 'empty line')});"
+                " give another corpus"
             )
 
     def check(self) -> None:

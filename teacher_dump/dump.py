@@ -1,30 +1,30 @@
-"""The batch job: corpus -> windows -> teacher -> store, one sealed part after the other."""
+"""The batch job: corpus -> windows -> teacher -> store, one sealed part after the other.
+
+What loads torch and transformers is imported by `_dump`, after everything that can be refused
+without them.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
 from tqdm import tqdm
 
-from store import Features, StoreWriter
+from store import Features, StoreWriter, open_store
 from store.console import counted
 from store.errors import UserError
 from store.stopping import Stop, stoppable
-from teacher_dump.calibration import calibration
+from store.wordpiece import suggested_size
 from teacher_dump.corpus import Corpus
 from teacher_dump.gold import Labels
-from teacher_dump.models import resolve_model
+from teacher_dump.models import ResolvedModel, resolve_model
 from teacher_dump.options import (
     DEFAULT_LOGITS,
     DEFAULT_MAX_LENGTH,
@@ -34,9 +34,11 @@ from teacher_dump.options import (
     describe,
     parse_logits,
 )
-from teacher_dump.parts import check_published, write_part
-from teacher_dump.teacher import Teacher, load_teacher
 from teacher_dump.windows import Window, iter_windows
+
+if TYPE_CHECKING:
+    from teacher_dump.identity import StageOne
+    from teacher_dump.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class DumpSummary:
     tokens: int
     parts: int
     resumed_parts: int
+    vocab: str  # a --vocab that the text is large enough for
     halved: int  # batches of this run that were too large for the memory
     widened: int  # times in this run that a sequence was run again in float32
     task: str | None = None
@@ -58,17 +61,26 @@ class DumpSummary:
     cut: int = 0  # documents of a classification that were longer than a sequence
 
 
-def dump(options: DumpOptions, say: Callable[[str], object] = lambda line: None) -> DumpSummary:
+def dump(
+    options: DumpOptions,
+    say: Callable[[str], object] = lambda line: None,
+    stage_one: StageOne | None = None,
+) -> DumpSummary:
     """Run the teacher once over the corpus and write the store; continues a dump that was stopped.
 
-    `say` is told, in a line each, what a user should know before the work starts. Raises UserError
-    for bad input; then nothing that existed before is changed. Raises Stopped, with what is kept,
-    after SIGINT or SIGTERM: between two batches once the teacher runs.
+    `say` is told, in a line each, what a user should know before the work starts. `stage_one` is
+    kept beside the teacher. Raises UserError for bad input; then nothing that existed before is
+    changed. Raises Stopped, with what is kept, after SIGINT or SIGTERM: between two batches once
+    the teacher runs.
     """
     with stoppable(lambda: _kept(options.out)) as stop:
+        check_options(options)
+        StoreWriter.check(options.out)
+        model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
+        corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
         resolved = options.resolved()
         say(describe(resolved, bool(options.corpus)))
-        return _dump(resolved, say, stop)
+        return _dump(resolved, model, corpus, say, stop, stage_one)
 
 
 def _kept(out: Path) -> str:
@@ -78,14 +90,23 @@ def _kept(out: Path) -> str:
             state = "nothing is written yet; the same command begins anew"
         return f"{out}: {state}"
     parts, tokens = StoreWriter.kept(out)
-    return f"{out}: {parts} parts with {tokens:,} tokens are kept; the same command goes on there"
+    kept = f"{counted(parts, 'part')} with {counted(tokens, 'token')} kept"
+    return f"{out}: {kept}; the same command goes on there"
 
 
-def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> DumpSummary:
-    check_options(options)
-    StoreWriter.check(options.out)
-    model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
-    corpus = Corpus.open(list(options.corpus), options.text_column, options.label_column)
+def _dump(
+    options: DumpOptions,
+    model: ResolvedModel,
+    corpus: Corpus,
+    say: Callable[[str], object],
+    stop: Stop,
+    stage_one: StageOne | None,
+) -> DumpSummary:
+    from teacher_dump.calibration import calibration
+    from teacher_dump.identity import identity, software
+    from teacher_dump.parts import check_published, write_part
+    from teacher_dump.teacher import load_teacher
+
     corpus.check()  # a bad line far down is told now, not after hours
     teacher = load_teacher(
         model,
@@ -95,7 +116,7 @@ def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> Dum
         device=options.device,
         precision=options.precision,
     )
-    max_length = _max_length(options.max_length, teacher)
+    max_length = window_length(options.max_length, teacher)
     counters: Counter[str] = Counter()
     task = teacher.task
     windows = iter_windows(
@@ -111,7 +132,7 @@ def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> Dum
         labels = Labels(task, teacher.name)
         labels.check(corpus.met(task.kind))
         windows = labels.numbered(windows)
-    parts = _parts(windows, options.part_tokens, options.limit)
+    parts = gathered(windows, options.part_tokens, options.limit)
     first = next(parts, None)
     if first is None:
         raise UserError(
@@ -122,13 +143,14 @@ def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> Dum
     tally: Counter[str] = Counter()
     writer = StoreWriter.create_or_resume(
         options.out,
-        identity=_identity(options, teacher, corpus, files, max_length),
+        identity=identity(options, teacher, corpus, files, max_length, stage_one),
         features=features,
         calibration=calibration(options, teacher, first),
         files=files,
         weights=teacher.weights() if options.weights else {},
         head=teacher.head_arrays() if features.logits and features.logits.tier == "head" else None,
         software=software(),
+        mixed_vocab=stage_one.vocab if stage_one else None,
     )
     resumed = len(writer.published)
     documents = sequences = tokens = number = gold = 0
@@ -175,12 +197,19 @@ def _dump(options: DumpOptions, say: Callable[[str], object], stop: Stop) -> Dum
         tokens,
         number + 1,
         resumed,
+        _vocab(options.out),
         tally["halved"],
         tally["widened"],
         task.kind if task else None,
         gold,
         counters["cut"],
     )
+
+
+def _vocab(path: Path) -> str:
+    with closing(open_store(path)) as store:
+        size = suggested_size(store.texts(), store.tokenizer().normalizer)
+    return f"{size // 1000}k" if size % 1000 == 0 else str(size)
 
 
 def _told(options: DumpOptions, features: Features) -> str:
@@ -197,13 +226,7 @@ def _told(options: DumpOptions, features: Features) -> str:
     )
 
 
-def software() -> dict[str, str]:
-    """Versions of everything that shapes the numbers in a store."""
-    names = ("teachonce", "torch", "transformers", "tokenizers", "numpy", "zarr", "h5py")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
-
-
-def _max_length(asked: int | None, teacher: Teacher) -> int:
+def window_length(asked: int | None, teacher: Teacher) -> int:
     limit = teacher.max_length()
     if asked is not None and limit is not None and asked > limit:
         raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
@@ -230,7 +253,8 @@ def _features(options: DumpOptions, teacher: Teacher, max_length: int) -> Featur
             " out for hidden states and attention maps only, or train a head first with `downstream"
             " --task mlm`"
         )
-    if not (logits or teacher.task or teacher.hidden.groups or teacher.attention.groups):
+    kept = logits or teacher.task or teacher.hidden.groups or teacher.attention.groups
+    if not (kept or options.text_only):
         raise UserError(
             "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"
             " nothing to dump"
@@ -248,41 +272,7 @@ def _features(options: DumpOptions, teacher: Teacher, max_length: int) -> Featur
     )
 
 
-def _identity(
-    options: DumpOptions, teacher: Teacher, corpus: Corpus, files: dict[str, bytes], max_length: int
-) -> dict[str, Any]:
-    kept = (
-        "seed",
-        "views",
-        "mask_prob",
-        "stride",
-        "batch_tokens",
-        "part_tokens",
-        "precision",
-        "limit",
-        "weights",
-    )
-    arguments = {name: getattr(options, name) for name in kept}
-    return {
-        "teacher": {
-            "id": teacher.name,
-            "revision": teacher.revision,
-            "architecture": type(teacher.model).__name__,
-            "weights_hash": teacher.weights_hash(),
-            "config_hash": hashlib.sha256(files["config.json"]).hexdigest(),
-        },
-        "tokenizer_hash": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
-        "corpus": corpus.identity(),
-        "arguments": {
-            **arguments,
-            "max_length": max_length,
-            "device": torch.device(options.device).type,
-            **({"remote_code": True} if options.trust_remote_code else {}),
-        },
-    }
-
-
-def _parts(
+def gathered(
     windows: Iterator[Window], part_tokens: int, limit: int | None
 ) -> Iterator[list[Window]]:
     """Consecutive windows in groups of at least `part_tokens` tokens (the last may be smaller)."""

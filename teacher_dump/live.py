@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from store import Features, FeatureStore, Record, UserError
-from store.console import check_device
+from store.console import check_device, counted
 from store.live import LiveReport
 from teacher_dump.batches import length_batches
 from teacher_dump.comparing import Errors
@@ -41,7 +41,7 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
     the store at all.
     """
     if not len(store) or sample < 1:
-        raise UserError(f"--sample {sample}: expected 1 to the {len(store)} sequences of the store")
+        raise UserError(f"--sample {sample}: expected 1 to {len(store)}, as many as the store has")
     stored = store.identity.get("arguments")
     arguments: dict[str, Any] = stored if isinstance(stored, dict) else {}
     precision = str(arguments.get("precision", "fp32"))
@@ -70,9 +70,11 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
         for tally in tallies
         if not tally.row.share <= 1
     ]
+    tokens = sum(len(record.token_ids) for record in live.records)
     return LiveReport(
-        f"{len(live.records)} sequences, {sum(len(r.token_ids) for r in live.records):,} tokens,"
-        f" {store.features.views} views, by {teacher.name} in {precision} on {resolved.device};"
+        f"{counted(len(live.records), 'sequence')}, {counted(tokens, 'token')},"
+        f" {counted(store.features.views, 'view')}, by {teacher.name} in {precision} on"
+        f" {resolved.device};"
         f" tolerance beside the codec's error: {TOLERANCE[precision]:g} of 1 + |value|",
         [tally.row for tally in tallies],
         live.notes(),
@@ -180,8 +182,8 @@ class _Sample:
             )
         if self.left_out:
             notes.append(
-                f"{self.left_out} masked sequences left out: a merged or unfinished store does not"
-                " keep the number that their random tokens come from"
+                f"{counted(self.left_out, 'masked sequence')} left out: a merged or unfinished"
+                " store does not keep the number that their random tokens come from"
             )
         return notes
 

@@ -46,19 +46,26 @@ class DumpOptions:
     part_tokens: int = PART_TOKENS
     weights: bool = True
     trust_remote_code: bool = False
+    text_only: bool = False  # what the store is for may lie outside the parts
 
     def resolved(self) -> DumpOptions:
-        """The same options with every `auto` decided for this machine."""
-        import torch  # here and not above: --help must not wait for it
-
+        """The same options with every `auto` decided for this machine. UserError for a GPU that it
+        does not have."""
         device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device != "cpu":
+            import torch  # here and not above: neither --help nor a mistake must wait for it
+
+            if device == "auto":
+                device = "cuda" if torch.cuda.is_available() else "cpu"
+            check_device(device, torch.cuda.device_count())
         precision = self.precision
         if precision == "auto":
             precision = "bf16" if device.startswith("cuda") else "fp32"
-        corpus = self.corpus or (corpus_of(self.model) or DEFAULT_CORPUS,)
-        return replace(self, device=device, precision=precision, corpus=corpus)
+        return replace(self, device=device, precision=precision, corpus=self.sources())
+
+    def sources(self) -> tuple[str, ...]:
+        """The corpus, also where none was given."""
+        return self.corpus or (corpus_of(self.model) or DEFAULT_CORPUS,)
 
 
 def describe(options: DumpOptions, corpus_was_given: bool) -> str:
@@ -80,9 +87,8 @@ def describe(options: DumpOptions, corpus_was_given: bool) -> str:
 
 
 def check_options(options: DumpOptions) -> None:
-    """Refuse, in one line, what cannot work whatever the teacher is."""
-    import torch
-
+    """Refuse, in one line, what cannot work whatever the teacher is; without torch, which takes
+    seconds to load."""
     if options.views < 1:
         raise UserError(f"--views {options.views}: view 0 is the plain text, so at least 1")
     if not 0 < options.mask_prob < 1:
@@ -94,7 +100,8 @@ def check_options(options: DumpOptions) -> None:
             raise UserError(f"{name} {tokens}: counts tokens, at least 1")
     head = "--head" if options.head == "none" else "--logits"
     logits = options.head if options.head == "none" else options.logits
-    if options.head not in TASKS and logits == options.hidden == options.attention == "none":
+    nothing = logits == options.hidden == options.attention == "none"
+    if nothing and options.head not in TASKS and not options.text_only:
         raise UserError(
             f"{head}, --hidden and --attention are all none: the store would hold nothing of the"
             " teacher; ask for one of them"
@@ -109,7 +116,10 @@ def check_options(options: DumpOptions) -> None:
         raise UserError(f"--seed {options.seed}: expected 0 or more")
     if options.logits is not None:
         _tier_and_size(options.logits)
-    check_device(options.device, torch.cuda.device_count())
+    for spec in (options.hidden, options.attention):
+        feature_words(spec)
+    if options.device != "auto":
+        check_device(options.device)
 
 
 def check_head(options: DumpOptions, head: str) -> None:
@@ -133,6 +143,26 @@ def check_head(options: DumpOptions, head: str) -> None:
         raise UserError(
             f"--views {options.views}: a causal head reads no masked words; use --views 1"
         )
+
+
+def feature_words(spec: str) -> list[tuple[str, int]]:
+    """`mean`, `groups:3`, `layer:4` or a comma list of them as (kind, number); [] for `none`.
+
+    Raises UserError for an unknown word and for `none` beside others.
+    """
+    words = [part.strip() for part in spec.split(",")]
+    found = []
+    for word in words if words != ["none"] else ():
+        kind, _, number = word.partition(":")
+        if word == "none":
+            raise UserError(f"{spec}: none beside others; leave it out")
+        if word == "mean":
+            found.append((kind, 0))
+        elif number.isdecimal() and (kind == "layer" or (kind == "groups" and int(number) > 0)):
+            found.append((kind, int(number)))
+        else:
+            raise UserError(f"unknown feature {word!r}: expected mean, groups:N, layer:I or none")
+    return found
 
 
 def parse_logits(

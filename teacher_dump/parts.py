@@ -53,6 +53,9 @@ def write_part(
             if view
             else [w.ids for w in windows]
         )
+        if not (features.hidden or features.attention or features.logits or features.task):
+            progress(0 if view else int(lengths.sum()))
+            continue
         read = _reader(teacher.decoder, features, keys, lengths)
         for known in forward(teacher, windows, inputs, batches, first_sequence, tally, read):
             rows = np.concatenate([np.arange(start[i], start[i + 1]) for i in known.sequences])

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from store.console import counted
 from teacher_dump import lines
 from teacher_dump.lines import CorpusError, Seen, ignore, read_lines
 from teacher_dump.rows import (
@@ -35,6 +36,12 @@ SAMPLE_ROWS = 100
 def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[Row]:
     """The texts of a file by its suffix."""
     return READERS[path.suffix.lower()](path, columns, seen)
+
+
+def has_columns(path: Path, columns: Columns) -> bool:
+    """Whether the texts of a file stand in a column: not those of lines, nor of words with tags."""
+    suffix = path.suffix.lower()
+    return suffix != ".txt" and not (suffix == ".tsv" and _is_tagged(path, columns))
 
 
 def _read_txt(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
@@ -123,8 +130,9 @@ def _read_table(
     for number, row in chain(sample, rows):
         if row and len(row) != len(header):
             raise CorpusError(
-                f"{path}, line {number}: expected {len(header)} columns as in the header, "
-                f"got {len(row)}; quote texts that hold the separator (.csv) or take it out (.tsv)"
+                f"{path}, line {number}: expected {counted(len(header), 'column')} as in the"
+                f" header, got {len(row)}; quote texts that hold the separator (.csv) or take it"
+                " out (.tsv)"
             )
         gold = gold_of(row[label], columns.label, path) if row and label is not None else None
         yield Row(row[chosen] if row else "", number, gold)
@@ -167,7 +175,7 @@ def _read_tagged(path: Path, seen: Seen) -> Iterator[Row]:
             if len(cells) != 2:
                 raise CorpusError(
                     f"{path}, line {number}: expected token<TAB>tag as in the lines before, "
-                    f"got {len(cells)} columns"
+                    f"got {counted(len(cells), 'column')}"
                 )
             words.append(cells)
     if words:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from teacher_dump.lines import CorpusError, Seen, ignore
-from teacher_dump.readers import read_rows
+from teacher_dump.readers import has_columns, read_rows
 from teacher_dump.rows import Columns, Row, check_label, choose_column, gold_of, text_of
 
 PYTHON_DOCS = "python-docs"
@@ -29,7 +29,10 @@ class Source(Protocol):
     """Texts in a fixed order, empty ones too, as often as they are asked for."""
 
     name: str
-    tabular: bool  # whether its texts stand in a column
+
+    @property
+    def tabular(self) -> bool:
+        """Whether its texts stand in a column."""
 
     def rows(self) -> Iterator[Row]: ...
 
@@ -45,11 +48,14 @@ class Source(Protocol):
 
 class FileSource:
     def __init__(self, path: Path, columns: Columns) -> None:
-        self.name, self.tabular = path.name, path.suffix.lower() != ".txt"
-        self._path = path
+        self.name, self._path = path.name, path
         self._columns = columns
         self._sha256: str | None = None
         self._met: dict[str, dict[str, int]] = {"classification": {}, "tagging": {}}
+
+    @cached_property
+    def tabular(self) -> bool:
+        return has_columns(self._path, self._columns)
 
     def rows(self, seen: Seen = ignore) -> Iterator[Row]:
         try:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from store.console import counted
 from store.errors import UserError
+from teacher_dump.options import feature_words
 
 
 def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
@@ -25,29 +27,24 @@ def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
     groups that do not divide the layers.
     """
     groups: dict[str, list[int]] = {}
-    words = [part.strip() for part in spec.split(",")]
-    for word in words if words != ["none"] else ():
-        kind, _, argument = word.partition(":")
-        if word == "none":
-            raise UserError(f"{spec}: none beside others; leave it out")
-        if word == "mean":
+    for kind, number in feature_words(spec):
+        if kind == "mean":
             groups["mean"] = list(range(1, layers + 1))
-        elif kind == "groups" and argument.isdecimal() and int(argument) > 0:
-            count = int(argument)
-            if layers % count:
+        elif kind == "groups":
+            if layers % number:
                 raise UserError(
-                    f"{word}: {layers} layers do not fall into {count} equal groups; choose a"
-                    f" divisor of {layers}"
+                    f"groups:{number}: {counted(layers, 'layer')} cannot be cut into {number} equal"
+                    f" groups; choose a divisor of {layers}"
                 )
-            size = layers // count
-            for i in range(count):
-                groups[f"groups{count}.{i}"] = list(range(1 + i * size, 1 + (i + 1) * size))
-        elif kind == "layer" and argument.isdecimal():
-            if int(argument) > layers:
-                raise UserError(f"{word}: the teacher has layers 0 (embeddings) to {layers}")
-            groups[f"layer{int(argument)}"] = [int(argument)]
+            size = layers // number
+            for i in range(number):
+                groups[f"groups{number}.{i}"] = list(range(1 + i * size, 1 + (i + 1) * size))
         else:
-            raise UserError(f"unknown feature {word!r}: expected mean, groups:N, layer:I or none")
+            if number > layers:
+                raise UserError(
+                    f"layer:{number}: the teacher has layers 0 (embeddings) to {layers}"
+                )
+            groups[f"layer{number}"] = [number]
     return groups
 
 

@@ -155,35 +155,39 @@ class Teacher:
 
     def files(self) -> dict[str, bytes]:
         """tokenizer.json, tokenizer_config.json and config.json as bytes."""
-        backend = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        backend["truncation"] = backend["padding"] = (
-            None  # left over from the last call, not part of the tokenizer
-        )
-        settings = {
-            key: getattr(self.tokenizer, key)
-            for key in (
-                "cls_token",
-                "sep_token",
-                "mask_token",
-                "pad_token",
-                "unk_token",
-                "bos_token",
-                "eos_token",
-            )
-            if getattr(self.tokenizer, key, None)
-        }
-        settings["model_max_length"] = self.max_length() or 512
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         config = self.config.to_dict()
         if Path(config.get("_name_or_path", "")).exists():
             del config["_name_or_path"]  # where it lay on this machine is not what it is
         return {
-            "tokenizer.json": json.dumps(backend, ensure_ascii=False, sort_keys=True).encode(),
-            "tokenizer_config.json": (
-                json.dumps(settings, ensure_ascii=False, sort_keys=True).encode()
-            ),
+            **tokenizer_files(self.tokenizer, self.max_length() or 512),
             "config.json": json.dumps(config, sort_keys=True).encode(),
         }
+
+
+def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
+    """tokenizer.json and tokenizer_config.json of a fast tokenizer as bytes."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    # left over from the last call, not part of the tokenizer
+    backend["truncation"] = backend["padding"] = None
+    settings = {
+        key: getattr(tokenizer, key)
+        for key in (
+            "cls_token",
+            "sep_token",
+            "mask_token",
+            "pad_token",
+            "unk_token",
+            "bos_token",
+            "eos_token",
+        )
+        if getattr(tokenizer, key, None)
+    }
+    settings["model_max_length"] = max_length
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return {
+        name: json.dumps(value, ensure_ascii=False, sort_keys=True).encode()
+        for name, value in (("tokenizer.json", backend), ("tokenizer_config.json", settings))
+    }
 
 
 def load_teacher(

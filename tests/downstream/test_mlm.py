@@ -150,7 +150,7 @@ def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
         ("", "expected tiny or HxLxA"),
         ("0x2x2", "all at least 1"),
         ("16x2x3", "the width 16 must be a multiple of the 3 heads"),
-        ("4x256x4", "scratch:256x4x4?"),
+        ("4x256x4", "256x4x4?"),
     ],
 )
 def test_wrong_shapes_are_refused(size: str, told: str, text: Path, tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def test_speed_compares_with_a_teacher(tiny_teacher: Teacher, tmp_path: Path) ->
     assert student["disk_bytes"] == file.stat().st_size
     assert student["ratio"]["disk_bytes"] == teacher["disk_bytes"] / student["disk_bytes"]
     for device in found["devices"]:
-        assert 0 < student[device]["sentence_ms"] < student[device]["batch_ms"]
+        for name in ("sentence_ms", "batch_ms"):
+            expected = teacher[device][name] / student[device][name]
+            assert student["ratio"][device][name] == expected
     refused = run("--task", "table", tmp_path / "speed")
     assert refused.exit_code == 1 and "a table of speed" in refused.output
 

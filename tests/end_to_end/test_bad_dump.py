@@ -161,6 +161,7 @@ DUMP_OPTIONS = {
     "--hidden middle": ("middle", "groups:N"),
     "--hidden layer:9": ("layer:9", "0 (embeddings) to 4"),
     "--hidden groups:3": ("groups:3", "divisor of 4"),
+    "--hidden groups:0": ("groups:0", "groups:N"),
     "--hidden groups:²": ("groups:²", "groups:N"),
     "--hidden layer:²": ("layer:²", "layer:I"),
     "--hidden none,mean": ("none,mean", "none beside others"),
@@ -201,6 +202,33 @@ def test_dump_options(
     words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--out", "out.zarr")
     says(refused(teacher_dump, *words, *options.split()), *DUMP_OPTIONS[options])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_are_told_before_torch_is_loaded(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path
+) -> None:
+    words = ["--model", tiny_teacher("bert"), "--corpus", corpus, "--out", tmp_path / "out.zarr"]
+    (tmp_path / "blank.zarr").mkdir()
+    mistakes = [
+        *(("--model", tmp_path), ("--corpus", "nowhere.txt"), ("--out", tmp_path / "blank.zarr")),
+        *(("--logits", "best"), ("--hidden", "middle"), ("--attention", "groups:0")),
+        *(("--device", "toaster"), ("--views", 0), ("--text-column", "nope")),
+    ]
+    program = (
+        "import json, sys\n"
+        "import click\n"
+        "from teacher_dump.cli import main\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    try: main(words, standalone_mode=False)\n"
+        "    except click.ClickException as error: print(error.message)\n"
+        "print({'torch', 'transformers'} & set(sys.modules))\n"
+    )
+    typed = json.dumps([[str(word) for word in (*words, *more)] for more in mistakes])
+    done = subprocess.run(
+        [sys.executable, "-c", program, typed], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    *told, loaded = done.stdout.splitlines()
+    assert len(told) == len(mistakes) and loaded == "set()", done.stdout
 
 
 def test_out_exists(

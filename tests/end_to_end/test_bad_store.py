@@ -125,7 +125,7 @@ def test_unfinished_store(
     before = tree(tmp_path)
     for command in (student_train, feature_store):
         words = ("--store", path, "--out", out) if command is student_train else ("info", path)
-        says(refused(command, *words), "still being written", "teacher-dump", "same arguments")
+        says(refused(command, *words), "is not finished (", "teacher-dump", "same arguments")
     assert tree(tmp_path) == before
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,15 +13,19 @@ from pathlib import Path
 
 import click
 import pytest
+from rich.console import Console
 from transformers import AutoModel
 
 from downstream.cli import main as downstream
 from store import open_store
 from store.cli import main as feature_store
 from student_train.cli import main as student_train
+from student_train.sweep import aligned, table
 from student_train.sweep import main as student_sweep
+from student_train.vocabulary import student_tokenizer
 from teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import ROOT, STUDENT, dumped, ok, write_corpus
+from teacher_dump.dump import dump
+from tests.end_to_end.support import ROOT, STUDENT, dump_options, dumped, ok, write_corpus
 
 DUMP_OPTIONS = (
     "--model --corpus --out --head --logits --hidden --attention --views --mask-prob --seed"
@@ -66,7 +72,8 @@ def test_help_lists_every_option_and_loads_no_torch(module: str, expected: str) 
 COMMANDS = [
     (command, ())
     for command in (teacher_dump, student_train, student_sweep, downstream, feature_store)
-] + [(feature_store, (name,)) for name in STORE_COMMANDS.split()]
+] + [(teacher_dump, ("mixed-vocab",))]
+COMMANDS += [(feature_store, (name,)) for name in STORE_COMMANDS.split()]
 
 
 @pytest.mark.parametrize(("command", "words"), COMMANDS)
@@ -104,11 +111,22 @@ def test_dump_without_a_corpus_takes_the_docs_of_python_and_says_so(
     assert "python-docs (no --corpus given: the default)" in said
     assert "logits topk:64, hidden mean, attention mean, 1 view, windows of at most 128" in said
     assert "part 0    " in said and "tokens/s" in said  # no terminal, so a line for each part
-    assert f"next: student-train --store {out} --vocab 5k" in said
+    told, size = said.strip().rsplit(" ", 1)
+    assert told.endswith(f"next: student-train --store {out} --vocab")
+    assert len(student_tokenizer(size, open_store(out))) == int(size)
     store = open_store(out)
     assert 1000 < store.meta["tokens"] <= 1500
     assert store.identity["corpus"]["sources"][0]["kind"] == "python-docs"
     assert store.features.codec == "default" and store.features.hidden == ("mean",)
+
+
+@pytest.mark.parametrize("documents", [1, 40])
+def test_a_dump_names_a_vocabulary_that_its_text_is_large_enough_for(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], documents: int
+) -> None:
+    corpus, out = write_corpus(tmp_path / "corpus.txt", documents), tmp_path / "store.zarr"
+    done = dump(dump_options(tiny_teacher("bert"), corpus, out))
+    assert len(student_tokenizer(done.vocab, open_store(out))) == int(done.vocab)
 
 
 def test_student_without_out_goes_beside_the_store(store: Path) -> None:
@@ -149,6 +167,21 @@ def test_sweep(store: Path) -> None:
         line for line in said.splitlines() if line.startswith("| ")
     ]
     assert weights == {path: path.stat().st_mtime_ns for path in weights}
+
+
+def test_the_table_of_a_sweep_at_a_terminal() -> None:
+    rows = [
+        {"loss": "mlm=1", "parameters": 1234567, "valid_mlm_per_character": 1.25},
+        {"loss": "mlm=1,hidden=30", "parameters": 7, "valid_mlm_per_character": 0.5},
+    ]
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=True, no_color=True, width=60)
+    console.print(aligned(table(rows, ["loss"])))
+    *_, one, two = said.getvalue().splitlines()
+    assert one.split() == ["mlm=1", "1,234,567", "1.25"]
+    assert two.split() == ["mlm=1,hidden=30", "7", "0.5"]
+    ends = [[cell.end() for cell in re.finditer(r"\S+", line)] for line in (one, two)]
+    assert ends[0][1:] == ends[1][1:] and ends[0][0] < ends[1][0]
 
 
 def test_feature_store(store: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_stopped_dump(
     os.kill(stopped.pid or 0, number)
     assert finish(stopped) == CODES[number]
     found = re.fullmatch(
-        rf"Stopped: {store}: (\d+) parts with ([\d,]+) tokens are kept; "
+        rf"Stopped: {store}: (\d+) parts? with ([\d,]+) tokens kept; "
         "the same command goes on there",
         last_line(log),
     )

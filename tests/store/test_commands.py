@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models
 
 from store import open_store
 from store.cli import main
+from store.convert import convert
 from tests.store.making import IDENTITY, LABELS, begin, features_of, make_part, make_store, put_part
 
 Made = Callable[..., Any]
@@ -94,7 +95,7 @@ def test_info_of_an_unfinished_store(tmp_path: Path) -> None:
     features = features_of(tier=None)
     put_part(begin(tmp_path / "a.h5", features), 0, make_part(features, 0))
     line = refused("info", tmp_path / "a.h5")
-    assert "still being written" in line and "--allow-partial" in line
+    assert "is not finished (1 part)" in line and "--allow-partial" in line
     assert "(version 1, writing)" in run("info", "--allow-partial", tmp_path / "a.h5").output
     about = json.loads(run("info", "--allow-partial", "--json", tmp_path / "a.h5").output)
     assert about["bytes_on_disk"]["features"] > about["tokens"] * 37
@@ -122,7 +123,16 @@ def test_convert_between_formats(made: Made, tmp_path: Path, one: str, other: st
         assert a.counts == b.counts and a.number == b.number
         assert [e.sha256 for e in a.arrays.values()] == [e.sha256 for e in b.arrays.values()]
     assert run("verify", target).exit_code == 0
-    assert "exists already" in refused("convert", source, target)
+    line = refused("convert", source, target)
+    assert "exists already" in line and "give another name, or remove what is there" in line
+
+
+@pytest.mark.parametrize("name", ("text.h5", "text.zarr", "folder.h5", "folder.zarr"))
+def test_convert_onto_what_is_no_store(made: Made, tmp_path: Path, name: str) -> None:
+    target = tmp_path / name
+    target.mkdir() if name.startswith("folder") else target.write_text("mine")
+    line = refused("convert", made("h5")[0], target)
+    assert "nothing was touched" in line and "another name, or remove what is there" in line
 
 
 @pytest.mark.parametrize("tier", ("topk", "head", "tagging"))
@@ -149,20 +159,48 @@ def test_recoding_in_two_steps_adds_the_errors(made: Made, tmp_path: Path) -> No
     assert change.max() > 0 and (change <= 1.002 * peak / 14).all()
 
 
+def stop(items: list[Any]) -> Any:
+    yield items[0]
+    raise KeyboardInterrupt
+
+
 def test_a_stopped_conversion_goes_on(made: Made, tmp_path: Path) -> None:
-    from store.convert import convert
-
     source, target = made("zarr")[0], tmp_path / "b.h5"
-
-    def stop(items: list[Any]) -> Any:
-        yield items[0]
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         convert(source, target, progress=stop)
     assert len(open_store(target, allow_partial=True)) == 12
     convert(source, target)
     assert len(open_store(target)) == 36
+
+
+ZEROS = dict.fromkeys(("mean", "groups2.1"), (np.zeros(37), np.ones(37)))
+OTHER: dict[str, tuple[dict[str, Any], str]] = {
+    "calibration": ({"calibration": ZEROS}, "calibration/hidden/mean/mean differs"),
+    "weights": ({"weights": {"pooler.bias": np.zeros(4)}}, "teacher/weights/pooler.bias differs"),
+    "parts": ({}, "of part 0 differs"),
+}
+
+
+@pytest.mark.parametrize("other", OTHER)
+@pytest.mark.parametrize("codec", ("default", "small"))
+def test_a_stopped_conversion_does_not_go_on_with_another_store(
+    made: Made, tmp_path: Path, other: str, codec: str
+) -> None:
+    """Of the same identity: as of two dumps on a GPU."""
+    changes, told = OTHER[other]
+    source, target = made("zarr")[0], tmp_path / "b.h5"
+    writer = begin(tmp_path / "other.h5", features_of(), **changes)
+    for number in range(3):
+        put_part(writer, number, make_part(features_of(), number + (other == "parts")))
+    writer.seal()
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "other.h5", target, codec, progress=stop)
+    before = target.read_bytes()
+    line = refused("convert", source, target, "--codec", codec)
+    assert f"begun from another store than {source}" in line and told in line
+    assert target.read_bytes() == before
+    convert(tmp_path / "other.h5", target, codec)
+    assert run("verify", target).exit_code == 0
 
 
 @pytest.mark.parametrize("tier", ("topk", "sample", "head"))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from store import open_store
+from store.merge import merge
 from tests.store.making import IDENTITY, features_of, make_store
 from tests.store.test_commands import refused, run
 
@@ -104,6 +105,30 @@ def store_of(path: Path, changes: dict[str, Any], **config: Any) -> Path:
     features = dataclasses.replace(features_of(views=changes.get("views", 2)), attention=())
     make_store(path, features, parts=1, identity=identity, files=files)
     return path
+
+
+def test_a_stopped_merge_does_not_go_on_with_other_stores(tmp_path: Path) -> None:
+    """Arguments that differ are not in its identity, nor is how many parts there are."""
+    corpus = {"identity": IDENTITY | {"corpus": {"hash": "c"}}}
+    features = dataclasses.replace(features_of(), attention=())
+    for name, sequences, parts in (("1", 12, 2), ("2", 8, 2), ("short", 8, 1)):
+        make_store(tmp_path / f"{name}.h5", features, parts, sequences, **corpus)
+    target, words = tmp_path / "all.h5", [tmp_path / f"{name}.h5" for name in ("1", "2")]
+
+    def stop(items: list[Any]) -> Any:
+        yield from items
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge(words, target, progress=stop)
+    for others, told in (
+        (("2", "1"), "sequence/document of part 0 differs"),
+        (("1", "short"), "part 3 differs"),
+    ):
+        line = refused("merge", *(tmp_path / f"{name}.h5" for name in others), target)
+        assert told in line and "begun from another store" in line
+    assert run("merge", *words, target).exit_code == 0
+    assert len(open_store(target)) == 40 and run("verify", target).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -221,5 +221,7 @@ def test_the_commands_name_each_other(store: Path) -> None:
         begin(store, SMALL)
     said = run("repair", store)
     assert "part 0: array token/begin" in said and "2 sound parts kept" in said
+    said = run("verify", store)
+    assert "is not finished (2 parts there, 1 dropped or lost)" in said and "type it again" in said
     assert "no such file or folder; check the name" in run("repair", store.parent / "none.zarr")
     assert "local path" in run("repair", "memory://a.zarr")

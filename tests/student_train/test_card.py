@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from store import open_store
+from store.features import TaskSpec
+from student_train.architecture import make_student
+from student_train.card import how_to_load
 from student_train.cli import main as student_train
 from tests.end_to_end.support import STUDENT, dumped, ok, write_corpus
 
@@ -49,3 +54,39 @@ def test_a_teacher_of_this_machine_is_not(
     assert "base_model" not in text and "# Student of bert\n" in text
     assert "| store | store.zarr |" in text
     assert str(teacher.parent) not in text and str(tmp_path) not in text
+    assert "pipeline_tag: fill-mask\n" in text and "A masked language model of " in text
+    assert "AutoModelForMaskedLM.from_pretrained" in text
+
+
+@pytest.mark.parametrize("task", [None, "classification", "tagging"])
+@pytest.mark.parametrize("size", ["32x1x4", "modernbert:32x1x4", "bilstm:8,8"])
+def test_the_code_of_the_card_loads_the_student_and_predicts(
+    size: str,
+    task: str | None,
+    make_tokenizer: Callable[[str], Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    spec = TaskSpec(task, ("NOUN", "VERB", "X")) if task else None
+    student = make_student(size, tokenizer, 64, task=spec)
+    student.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    text = how_to_load(student)
+    code = re.search(r"```python\n(.*?)```", text, re.S)[1].replace("this folder", str(tmp_path))
+    made = {None: "MaskedLM", "classification": "SequenceClassification"}
+    name = f"For{made.get(task, 'TokenClassification')}"
+    if size.startswith("bilstm"):
+        assert f"from student_train.bilstm import BiLstm{name}\n" in text
+    else:
+        assert "student_train" not in text and f"AutoModel{name}.from_pretrained" in text
+    capsys.readouterr()
+    exec(code, {})
+    said = capsys.readouterr().out.strip()
+    if task is None:
+        assert said and all(word.strip("#") in tokenizer.get_vocab() for word in said.split())
+    elif task == "classification":
+        assert said in spec.labels
+    else:
+        words = re.findall("'(.*?)'", said)
+        assert len(words) == len(tokenizer("A text.")["input_ids"]) and set(words) <= {*spec.labels}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from tokenizers import normalizers
 
+from store import open_store
 from store.errors import UserError
+from store.wordpiece import suggested_size
 from student_train.vocabulary import SPECIALS, student_tokenizer, train_wordpiece, vocabulary_size
+from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import ENGLISH, RUSSIAN, SENTENCES, SLOVAK
 
 
@@ -43,6 +48,27 @@ def test_frequencies_count_in_full():
     letters = len(SPECIALS) + len(set("zebraapple")) + len(set("ebrapple"))
     pieces = train_wordpiece(texts, letters + 4, None).get_vocab()  # room for one word of five
     assert "zebra" in pieces and not {"apple", "##ple", "##pp", "ap"} & set(pieces)
+
+
+HAN = ["".join(map(chr, range(begin, begin + 50))) for begin in range(0x4E00, 0x6000, 50)]
+SUGGESTED: dict[str, tuple[list[str], int]] = {
+    "a word": (["hi"], 8),
+    "a word twice": (["hi hi"], 9),
+    "a few sentences": (SENTENCES, 0),
+    "one line over and over": (ENGLISH[:1] * 3000, 0),
+    "large": ([f"{n} tokens{n}" for n in range(6000)] * 2, 5000),
+    "many letters": (HAN, 5 + 50 * 93),
+    "many letters and words": (HAN * 2 + [f"word{n}" for n in range(9000)] * 2, 10_000),
+}
+
+
+@pytest.mark.parametrize("case", SUGGESTED)
+@pytest.mark.parametrize("normalizer", [None, normalizers.BertNormalizer(lowercase=True)])
+def test_a_suggested_size_can_be_had(case, normalizer):
+    texts, expected = SUGGESTED[case]
+    size = suggested_size(texts, normalizer)
+    assert len(train_wordpiece(texts, size, normalizer)) == size
+    assert size == expected or not expected
 
 
 @pytest.mark.parametrize("size", [3, 60, 100_000])
@@ -85,3 +111,42 @@ def test_a_tokenizer_without_pieces_is_refused(store, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # transformers makes one of it
     with pytest.raises(UserError, match="special tokens only.*give a size such as 5k"):
         student_tokenizer(str(tmp_path), store)
+
+
+def test_a_pruned_vocabulary_is_the_teachers_most_frequent_pieces(store):
+    teacher, pruned = student_tokenizer("teacher", store), student_tokenizer("pruned:350", store)
+    ids, own = teacher.get_vocab(), pruned.get_vocab()
+    assert len(own) == 350 and set(own) < set(ids) and sorted(own.values()) == list(range(350))
+    assert sorted(own, key=own.get) == sorted(own, key=ids.get)
+    counts = Counter(piece for r in store for piece in teacher.convert_ids_to_tokens(r.token_ids))
+    joined = {
+        p for p in ids if len(p.removeprefix("##")) > 1 and p not in teacher.all_special_tokens
+    }
+    least = min(counts[piece] for piece in joined & set(own))
+    assert least > 0 and least >= max(counts[piece] for piece in joined - set(own))
+    for text in store.texts():
+        found = pruned(text)["input_ids"]
+        assert pruned.unk_token_id not in found, text
+        assert (found[0], found[-1]) == (pruned.cls_token_id, pruned.sep_token_id)
+    again = {piece: own[piece] for piece in pruned.all_special_tokens}
+    assert again == {piece: pruned.convert_tokens_to_ids(piece) for piece in again}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("pruned:20", "the characters of the text need"),
+        ("pruned:5000", "has only .* of the teacher's pieces; ask for at most"),
+        ("pruned:many", "expected a size"),
+    ],
+)
+def test_what_cannot_be_pruned_is_refused(store, word, message):
+    with pytest.raises(UserError, match=f"--vocab {word}: .*{message}"):
+        student_tokenizer(word, store)
+
+
+def test_only_a_wordpiece_can_be_pruned(tiny_teacher, tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt", 5)
+    unlike = open_store(dumped(tiny_teacher("roberta"), corpus, tmp_path / "store.zarr"))
+    with pytest.raises(UserError, match="pruned:500: .* the teacher's is a BPE"):
+        student_tokenizer("pruned:500", unlike)

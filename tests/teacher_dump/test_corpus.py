@@ -82,10 +82,13 @@ def test_two_columns_of_one_name(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["text_column", "label_column"])
-def test_a_column_of_no_table(tmp_path: Path, option: str) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("words\n")
-    with pytest.raises(CorpusError, match=r"--\w+-column nope: a.txt has no columns; leave it out"):
+@pytest.mark.parametrize("name", ["a.txt", "a.tsv"])
+def test_a_column_of_no_table(tmp_path: Path, name: str, option: str) -> None:
+    path = tmp_path / name
+    path.write_text("words\tNN\n\nmore\tJJ\nwords\tNN\n")
+    with pytest.raises(
+        CorpusError, match=rf"--\w+-column nope: {name} has no columns; leave it out"
+    ):
         Corpus.open([str(path)], **{option: "nope"})
     table = write_table(tmp_path / "b.csv", [{"nope": "1", "text": "more"}])
     Corpus.open([str(path), str(table)], **{option: "nope"})
@@ -97,7 +100,9 @@ def test_tokens_and_tags(tmp_path: Path) -> None:
     assert texts(path) == ['" Čo .', "no"]
     path.write_text("a\tO\n\nb\tO\n" * 600 + "c O\n")
     message = refusal(path)
-    assert f"{path}, line 1801: expected token<TAB>tag" in message and "got 1 columns" in message
+    assert f"{path}, line 1801: expected token<TAB>tag" in message and message.endswith(
+        "got 1 column"
+    )
 
 
 def test_null_is_an_empty_text(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from benchmarks.processes import finish, fork
 from store import open_store
 from store.errors import UserError
 from store.writer import StoreWriter
-from teacher_dump import dump as dumping
+from teacher_dump import parts
 from teacher_dump.dump import dump
 from teacher_dump.parts import write_part
 from teacher_dump.teacher import Teacher, load_teacher
@@ -51,7 +51,7 @@ def short_of_memory(
         teacher.base.encoder.layer[2].register_forward_pre_hook(fail)
         return teacher
 
-    monkeypatch.setattr(dumping, "load_teacher", load)
+    monkeypatch.setattr("teacher_dump.teacher.load_teacher", load)
 
 
 @pytest.mark.parametrize("kind", SHORTAGES)
@@ -88,20 +88,20 @@ def test_one_sequence_alone_is_too_large(
     options = dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", part_tokens=400)
     memory = 10_000
     short_of_memory(monkeypatch, SHORTAGES["cpu"], lambda: memory)
-    parts: list[int] = []
+    written: list[int] = []
 
     def write(writer: StoreWriter, number: int, *rest: Any) -> None:
         nonlocal memory
         memory = 100 if number == 2 else memory
         write_part(writer, number, *rest)
-        parts.append(number)
+        written.append(number)
 
-    monkeypatch.setattr(dumping, "write_part", write)
+    monkeypatch.setattr(parts, "write_part", write)
     line = r"sequence \d+ \(document \d+, '.{40}…'\): its 1\d\d tokens alone do not fit .*--device"
     with pytest.raises(UserError, match=line):
         dump(options)
-    assert parts == [0, 1]
-    monkeypatch.setattr(dumping, "write_part", write_part)
+    assert written == [0, 1]
+    monkeypatch.setattr(parts, "write_part", write_part)
     memory = 10_000
     assert dump(options).resumed_parts == 2
 
@@ -114,7 +114,7 @@ def with_little_memory(model: Path, corpus: Path, out: Path, spare: int) -> None
         resource.setrlimit(resource.RLIMIT_AS, (size + spare, -1))
         write_part(*arguments)
 
-    dumping.write_part = write
+    parts.write_part = write
     done = dump(dump_options(model, corpus, out, part_tokens=10**6, batch_tokens=10**6))
     print(f"halved {done.halved} of {done.tokens}")
 

@@ -100,12 +100,14 @@ def other_weights(patch: pytest.MonkeyPatch, model: Path) -> None:
 
 
 def dropout(patch: pytest.MonkeyPatch, model: Path) -> None:
+    real = teacher.load_teacher
+
     def load(*words: Any, **options: Any) -> teacher.Teacher:
-        loaded = teacher.load_teacher(*words, **options)
+        loaded = real(*words, **options)
         loaded.model.train()
         return loaded
 
-    patch.setattr(dumping, "load_teacher", load)
+    patch.setattr(teacher, "load_teacher", load)
 
 
 def wrong_layer(patch: pytest.MonkeyPatch, model: Path) -> None:

@@ -143,9 +143,9 @@ def test_a_dump_goes_on_where_it_was_killed(
     model = tiny_teacher("bert", "classification", MOODS)
     words = {"logits": None, "text_column": "sentence", "label_column": "mood", "part_tokens": 200}
     whole = open_store(dumped(model, labelled, tmp_path / "a.zarr", **words))
-    from teacher_dump import dump
+    from teacher_dump import parts
 
-    real, left = dump.write_part, [2]
+    real, left = parts.write_part, [2]
 
     def write(*arguments: Any) -> None:
         left[0] -= 1
@@ -154,7 +154,7 @@ def test_a_dump_goes_on_where_it_was_killed(
         real(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="killed"):
-        patch.setattr(dump, "write_part", write)
+        patch.setattr(parts, "write_part", write)
         dumped(model, labelled, tmp_path / "b.zarr", **words)
     again = open_store(dumped(model, labelled, tmp_path / "b.zarr", **words))
     assert again.manifest.content() == whole.manifest.content()

@@ -1,0 +1,284 @@
+"""BiLSTM students as models of transformers; to import this registers them with the Auto classes.
+
+Word embeddings, one or more bidirectional LSTMs, and a head: the students of Mukherjee & Awadallah
+2019 ("Distilling BERT into Simple Neural Networks with Unlabeled Transfer Data") and 2020
+("XtremeDistil"). Shape letters: B batch, S tokens, E width of the embeddings, H width of one
+direction, V vocabulary, C labels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils.generic import can_return_tuple
+
+from store.errors import UserError
+
+
+class BiLstmConfig(PreTrainedConfig):
+    """Sizes of a BiLSTM: `embedding_size` E, `lstm_size` H of each direction, and the `dropout` of
+    the embeddings, between layers and before the head.
+
+    Word vectors begin with a length of 1: from 0.02 a channel, as BERT's do, an LSTM without norms
+    was still guessing the frequencies of words after hundreds of steps.
+    """
+
+    model_type = "bilstm"
+
+    def __init__(
+        self,
+        vocab_size: int = 30522,
+        embedding_size: int = 300,
+        lstm_size: int = 600,
+        num_hidden_layers: int = 1,
+        dropout: float = 0.0,
+        pad_token_id: int | None = 0,
+        initializer_range: float | None = None,
+        tie_word_embeddings: bool = True,
+        **common: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.embedding_size, self.lstm_size = embedding_size, lstm_size
+        self.num_hidden_layers = num_hidden_layers
+        self.dropout = dropout
+        self.pad_token_id = pad_token_id
+        self.initializer_range = initializer_range or embedding_size**-0.5
+        self.tie_word_embeddings = tie_word_embeddings
+        super().__init__(**common)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the states: both directions, 2H."""
+        return 2 * self.lstm_size
+
+
+class BiLstmPreTrainedModel(PreTrainedModel):
+    """What all of them share: the config, and where the encoder lies in a model with a head."""
+
+    config_class = BiLstmConfig
+    base_model_prefix = "bilstm"
+
+
+class BiLstmModel(BiLstmPreTrainedModel):
+    """Word embeddings and bidirectional LSTMs, without a head."""
+
+    def __init__(self, config: BiLstmConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(
+            config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id
+        )
+        widths = [config.embedding_size] + [config.hidden_size] * (config.num_hidden_layers - 1)
+        self.layers = nn.ModuleList(
+            nn.LSTM(width, config.lstm_size, bidirectional=True) for width in widths
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings = value  # type: ignore[assignment]
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> BaseModelOutput:
+        """Last states [B,S,2H]; hidden states: the embeddings [B,S,E], then each layer's output.
+
+        Tokens that `attention_mask` [B,S] leaves out, wherever they stand, are not read, and their
+        outputs are zero. `token_type_ids`, which many tokenizers give, change nothing.
+
+        Raises UserError where attention maps are asked for, ValueError for a row without a token.
+        """
+        if output_attentions:
+            raise UserError("a BiLSTM has no attention maps; leave --loss attention out")
+        present = present_tokens(input_ids, attention_mask)
+        embedded = self.dropout(self.embeddings(input_ids))
+        packed, places = _packed(embedded, present)
+        states = [embedded]
+        for number, layer in enumerate(self.layers):
+            if number:
+                packed = _with_data(packed, self.dropout(packed.data))
+            packed, _ = layer(packed)
+            flat = packed.data.new_zeros(present.numel(), packed.data.shape[1])
+            states.append(flat.index_copy(0, places, packed.data).unflatten(0, present.shape))
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        return BaseModelOutput(
+            last_hidden_state=states[-1],
+            hidden_states=tuple(states) if output_hidden_states else None,
+        )
+
+
+def present_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Which of the tokens [B,S] are read, bool [B,S]: all where there is no mask."""
+    if attention_mask is None:
+        return torch.ones_like(input_ids, dtype=torch.bool)
+    return attention_mask.bool()
+
+
+def max_over(states: Tensor, present: Tensor) -> Tensor:
+    """Largest value [B,D] of each channel of states [B,S,D] over the tokens that are present [B,S].
+
+    (Mukherjee & Awadallah 2019, section 3.1.)
+    """
+    return states.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1)
+
+
+def _packed(embedded: Tensor, present: Tensor) -> tuple[PackedSequence, Tensor]:
+    """The present rows of [B,S,E] as an LSTM reads them without padding, and where in [B*S] each
+    of them stands."""
+    lengths = present.sum(dim=1).tolist()
+    if 0 in lengths:
+        raise ValueError(f"row {lengths.index(0)} of the batch has no token that is present")
+    places = present.flatten().nonzero()[:, 0]
+    packed = pack_sequence(places.split(lengths), enforce_sorted=False)
+    return _with_data(packed, embedded.flatten(0, 1)[packed.data]), packed.data
+
+
+def _with_data(packed: PackedSequence, data: Tensor) -> PackedSequence:
+    return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+
+
+class _WithHead(BiLstmPreTrainedModel):
+    """A BiLSTM whose last states `logits` turns into numbers, and the loss that transformers gives
+    to models of that name."""
+
+    output: ClassVar[Any]
+
+    def __init__(self, config: BiLstmConfig) -> None:
+        super().__init__(config)
+        self.bilstm = BiLstmModel(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.bilstm.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.bilstm.set_input_embeddings(value)
+
+    def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> Any:
+        """Logits, and with `labels` the loss: those of a BERT with the same head."""
+        read = self.bilstm(
+            input_ids,
+            attention_mask,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        logits = self.logits(read.last_hidden_state, present_tokens(input_ids, attention_mask))
+        loss = None
+        if labels is not None:  # every loss takes of these what it needs
+            loss = self.loss_function(
+                labels=labels,
+                logits=logits,
+                pooled_logits=logits,
+                vocab_size=self.config.vocab_size,
+                config=self.config,
+            )
+        return self.output(loss=loss, logits=logits, hidden_states=read.hidden_states)
+
+
+class BiLstmForMaskedLM(_WithHead):
+    """A masked LM: a transform to the width of the embeddings, as BERT has one, and the embeddings
+    themselves as decoder."""
+
+    output = MaskedLMOutput
+    _tied_weights_keys = {"decoder.weight": "bilstm.embeddings.weight"}
+
+    def __init__(self, config: BiLstmConfig) -> None:
+        super().__init__(config)
+        self.transform = nn.Sequential(
+            nn.Linear(config.hidden_size, config.embedding_size),
+            nn.GELU(),
+            nn.LayerNorm(config.embedding_size),
+        )
+        self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.decoder = new_embeddings  # type: ignore[assignment]
+
+    def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
+        """[...,V] of states [...,2H]."""
+        return self.decoder(self.transform(self.dropout(states)))
+
+
+class BiLstmForSequenceClassification(_WithHead):
+    """A classifier of texts: the largest value of each channel over the tokens, then a linear map
+    (Mukherjee & Awadallah 2019, section 3.1)."""
+
+    output = SequenceClassifierOutput
+
+    def __init__(self, config: BiLstmConfig) -> None:
+        super().__init__(config)
+        self.classifier = nn.Linear(config.hidden_size, len(config.id2label or ()))
+        self.post_init()
+
+    def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
+        """[B,C] of states [B,S,2H] and which tokens are present [B,S]."""
+        assert present is not None
+        return self.classifier(self.dropout(max_over(states, present)))
+
+
+class BiLstmForTokenClassification(_WithHead):
+    """A tagger: a linear map of each token's state (Mukherjee & Awadallah 2020, section 3.1)."""
+
+    output = TokenClassifierOutput
+
+    def __init__(self, config: BiLstmConfig) -> None:
+        super().__init__(config)
+        self.classifier = nn.Linear(config.hidden_size, len(config.id2label or ()))
+        self.post_init()
+
+    def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
+        """[...,C] of states [...,2H]."""
+        return self.classifier(self.dropout(states))
+
+
+AutoConfig.register(BiLstmConfig.model_type, BiLstmConfig, exist_ok=True)
+for auto, own in (
+    (AutoModel, BiLstmModel),
+    (AutoModelForMaskedLM, BiLstmForMaskedLM),
+    (AutoModelForSequenceClassification, BiLstmForSequenceClassification),
+    (AutoModelForTokenClassification, BiLstmForTokenClassification),
+):
+    auto.register(BiLstmConfig, own, exist_ok=True)

@@ -1,0 +1,119 @@
+"""What can be seen to be wrong with a training before any work is done, in one line each."""
+
+from __future__ import annotations
+
+from store import FeatureStore
+from store.errors import UserError
+from student_train import losses
+from student_train.architecture import parse_student
+from student_train.data import split_blocks, view_of
+from student_train.options import TrainOptions
+from student_train.stages import chosen_blocks, has_gold, stages_of
+
+
+def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> None:
+    """Refuse, in one line, all that can be seen to be wrong before any work is done."""
+    options.check()
+    layers = parse_student(options.student).layers
+    for each in (store, *others):
+        _check_labels(store, each)
+        _check_store(options, each, layers)
+
+
+def _check_labels(first: FeatureStore, other: FeatureStore) -> None:
+    if first.features.task != other.features.task:
+        told = [
+            f"{store.path} {'of ' + ', '.join(task.labels[:9]) if task else 'of a masked LM'}"
+            for store in (first, other)
+            for task in (store.features.task,)
+        ]
+        raise UserError(
+            f"--store {other.path}: its teacher has other labels ({'; '.join(told)}); one student"
+            " learns from teachers of one task, with the same labels in the same order"
+        )
+
+
+def _check_store(options: TrainOptions, store: FeatureStore, layers: int) -> None:
+    blocks, _ = split_blocks(store, options.held_out)
+    for number, stage in enumerate(stages_of(options, layers), 1):
+        try:
+            stage.check()
+            _check_task(stage, store)
+            _check_features(stage, store)
+            _check_groups(stage, store, layers)
+            chosen_blocks(store, blocks, stage)
+        except UserError as error:
+            if not options.stages:
+                raise
+            raise UserError(f"stage {number}: {error}") from error
+
+
+def _check_task(options: TrainOptions, store: FeatureStore) -> None:
+    task, name = store.features.task, store.path
+    wrong = sorted(options.loss.keys() & ({"mlm"} if task else {"ce", "log-odds"}))
+    if wrong and task:
+        raise UserError(
+            f"--loss mlm: the teacher of {name} does {task.kind}, and so does its student, which"
+            f" has no masked-LM head; use {', '.join(losses.OF_TASK)} or losses of hidden states"
+        )
+    if wrong:
+        raise UserError(
+            f"--loss {wrong[0]}: {name} is of a masked LM, not of a task; dump with a teacher"
+            " fine-tuned for it (downstream --save, teacher-dump --head classification|tagging)"
+        )
+    wants = "--data labelled" if options.data == "labelled" else "--loss ce"
+    if (options.data == "labelled" or "ce" in options.loss) and not (task and has_gold(store)):
+        raise UserError(
+            f"{wants}: {name} has no gold labels; dump labelled text (teacher-dump --label-column,"
+            " or token/tag .tsv), or choose other losses"
+        )
+
+
+def _check_features(options: TrainOptions, store: FeatureStore) -> None:
+    has = {
+        "logits": (bool(store.features.logits or store.features.task), losses.OF_LOGITS),
+        "hidden states": (bool(store.features.hidden), losses.OF_HIDDEN),
+        "attention maps": (bool(store.features.attention), ("attention",)),
+    }
+    for feature, (there, names) in has.items():
+        for name in set(names) & set(options.loss):
+            if not there:
+                raise UserError(
+                    f"--loss {name}: {store.path} holds no {feature}; dump them, or choose"
+                    " another loss"
+                )
+    spec = store.features.logits
+    for name in set(losses.OF_LOGITS) & set(options.loss):
+        if spec and spec.next_token:
+            raise UserError(
+                f"--loss {name}: the logits of {store.path} are of the token after each, as a"
+                " causal teacher gives them, and students are masked LMs; use mlm and hidden"
+            )
+    if spec and spec.tier == "sample" and "logit" in options.loss:
+        raise UserError("--loss logit: the store keeps random draws, which have no logits; use kl")
+    plain = view_of(0, store.features.views, options.view) == 0
+    if options.targets == "masked" and options.align == "reduce" and plain:
+        raise UserError(
+            "--targets masked: under --align reduce the student reads view 0 unmasked; use a store"
+            " with masked views (teacher-dump --views 2), or --targets all"
+        )
+    if options.view is not None and not 0 <= options.view < store.features.views:
+        raise UserError(
+            f"--view {options.view}: {store.path} has views 0 to {store.features.views - 1}"
+        )
+
+
+def _check_groups(options: TrainOptions, store: FeatureStore, layers: int) -> None:
+    if "attention" in options.loss and not parse_student(options.student).heads:
+        raise UserError(
+            f"--loss attention: --student {options.student} has no attention maps; choose HxLxA, or"
+            " another loss"
+        )
+    compared = [*(store.features.hidden if set(losses.OF_RUNS) & set(options.loss) else ())]
+    compared += store.features.attention if "attention" in options.loss else ()
+    for name in compared:
+        if name.startswith("groups") and layers % int(name[6:].split(".")[0]):
+            raise UserError(
+                f"{name}: {layers} student layers do not fall into as many groups; choose --student"
+                " accordingly"
+            )

@@ -1,0 +1,148 @@
+"""Stages of a training as data: what each learns from what, which weights move, when it ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from store import FeatureStore
+from store.errors import UserError
+from student_train.options import LENGTH, SEEDS, TrainOptions, parse_losses
+
+OF_STAGE = {
+    "loss", "temperature", "targets", "projection", "view", "steps", "epochs", "batch_tokens", "lr",
+    "warmup", "schedule", "mask_prob", "mask_words", "data", "freeze", "best", "eval_every",
+}  # fmt: skip
+"""Options that may differ from one stage to the next."""
+UNFREEZE = "top-down"
+SEEDS_APART = 1009  # so that a stage's batches are not those of the stage before
+
+
+def stages_of(options: TrainOptions, layers: int) -> list[TrainOptions]:
+    """The options of each stage, of a student with so many layers.
+
+    A stage with `unfreeze` is many: its first trains the head, each after it one more layer, from
+    the top, the last all (gradual unfreezing: Howard & Ruder 2018, section 3.3; Mukherjee &
+    Awadallah 2019, section 3.4). Raises UserError for what no stage can have.
+    """
+    plain = replace(options, stages=())
+    given = [each for stage in options.stages for each in _unfrozen(stage, layers)] or [{}]
+    found = []
+    for number, stage in enumerate(given):
+        length = dict.fromkeys(LENGTH) if LENGTH & stage.keys() else {}
+        seed = (options.seed + SEEDS_APART * number) % SEEDS
+        found.append(replace(plain, **{**length, **stage, "seed": seed}))
+    return found
+
+
+def check_stage(stage: Mapping[str, Any], where: str) -> None:
+    """Raises UserError, naming `where`, for a setting that no stage has."""
+    if unknown := sorted(stage.keys() - OF_STAGE - {"unfreeze"}):
+        raise UserError(
+            f"{where}: {unknown[0]} is no setting of a stage; there are"
+            f" {', '.join(sorted({*OF_STAGE, 'unfreeze'}))}"
+        )
+    if stage.get("unfreeze", UNFREEZE) != UNFREEZE:
+        raise UserError(f"{where}: unfreeze {stage['unfreeze']!r}: expected {UNFREEZE!r}")
+
+
+def parse_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Words of a command line or a recipe with losses as weights and parts to freeze as a tuple."""
+    found = dict(values)
+    if isinstance(loss := found.get("loss"), str | tuple):
+        found["loss"] = parse_losses((loss,) if isinstance(loss, str) else loss)
+    if "freeze" in found:
+        words = found["freeze"].split(",")
+        found["freeze"] = tuple(word.strip() for word in words if word.strip())
+    return found
+
+
+def _unfrozen(stage: Mapping[str, Any], layers: int) -> list[dict[str, Any]]:
+    plain = {name: value for name, value in stage.items() if name != "unfreeze"}
+    if len(plain) == len(stage):
+        return [plain]
+    always = tuple(plain.get("freeze", ()))
+    asleep = ["embeddings", *(f"layers.{layer}" for layer in range(1, layers + 1))]
+    return [plain | {"freeze": (*always, *asleep[:count])} for count in range(len(asleep), -1, -1)]
+
+
+def group_of(name: str) -> str:
+    """Where a parameter belongs: embeddings, positions, layers.N (from 1), head or projection."""
+    if re.search(r"(^|\.)projections\.", name):
+        return "projection"
+    if "position_embeddings" in name:
+        return "positions"
+    if "embeddings" in name:
+        return "embeddings"
+    if found := re.search(r"\.layers?\.(\d+)\.", name):
+        return f"layers.{int(found[1]) + 1}"
+    return "head"
+
+
+def set_frozen(model: nn.Module, options: TrainOptions) -> None:
+    """Let exactly the parameters move that `--freeze` and a frozen projection leave.
+
+    Raises UserError where a group that is named is none of the student's, or nothing is left.
+    """
+    frozen = {*options.freeze, *(["projection"] if options.projection == "frozen" else [])}
+    groups = {name: group_of(name) for name, _ in model.named_parameters()}
+    there = {*groups.values(), "layers", "projection"}
+    if missing := sorted(frozen - there):
+        raise UserError(
+            f"--freeze {missing[0]}: the student has no such part; it has"
+            f" {', '.join(sorted(set(groups.values())))}"
+        )
+    for name, parameter in model.named_parameters():
+        group = groups[name]
+        parameter.requires_grad_(not {group, group.split(".")[0]} & frozen)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"--freeze {','.join(options.freeze)}: nothing is left to train")
+
+
+def chosen_blocks(store: FeatureStore, blocks: np.ndarray, options: TrainOptions) -> np.ndarray:
+    """Of blocks [n,2] the runs of sequences that `--data` and `--min-length` let through.
+
+    Raises UserError where none is left.
+    """
+    if options.data == "all" and not options.min_length:
+        return blocks
+    runs = [np.empty((0, 2), np.int64)]
+    for begin, end in blocks.tolist():
+        chosen = store.lengths(begin, end) >= options.min_length
+        if options.data == "labelled":
+            chosen &= _labelled(store, begin, end)
+        edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
+        runs.append(edges.reshape(-1, 2) + begin)
+    found = np.concatenate(runs)
+    if not len(found):
+        labelled = " with a gold label" if options.data == "labelled" else ""
+        raise UserError(
+            f"{store.path}: no sequence{labelled} of at least {options.min_length} tokens to"
+            " train on; choose --data and --min-length accordingly, or dump such text"
+        )
+    return found
+
+
+def has_gold(store: FeatureStore) -> bool:
+    """Whether any sequence has a gold label, or any token a tag."""
+    task = store.features.task
+    places = range(len(store.manifest.parts)) if task else ()
+    return any((store.part(place).all(task.gold) >= 0).any() for place in places if task)
+
+
+def _labelled(store: FeatureStore, begin: int, end: int) -> np.ndarray:
+    """bool [end - begin]: which sequences of a block have a gold label, or a tag."""
+    task = store.features.task
+    assert task is not None  # checked
+    part, first = store.locate(begin)
+    last = first + end - begin
+    if task.kind == "classification":
+        return part.read(task.gold, first, last) >= 0
+    start = part.token_start[first : last + 1]
+    tagged = part.read(task.gold, int(start[0]), int(start[-1])) >= 0
+    return np.add.reduceat(np.append(tagged, False), start[:-1] - start[0]) > 0

@@ -1,0 +1,58 @@
+"""Losses over the classes of a task: pure functions of student logits and what the teacher gave.
+
+Shape letters: G texts of a classification, or tagged tokens; C classes or tags.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+NO_LABEL = -1
+LEAST = 1e-6  # probability: log odds of 0 and 1 are infinite
+
+
+def ce(logits: Tensor, gold: Tensor) -> Tensor:
+    """Cross-entropy of logits [G,C] against gold labels [G], mean over those that are not -1.
+
+    Zero, with a gradient, where there is none.
+    """
+    labelled = gold != NO_LABEL
+    if not labelled.any():
+        return logits.sum() * 0.0
+    return functional.cross_entropy(logits.float()[labelled], gold[labelled])
+
+
+def kl(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(teacher || student) of logits [G,C], mean over G (Hinton et al. 2015, eq. 1-4)."""
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    log_q = functional.log_softmax(logits.float() / temperature, dim=1)
+    log_p = functional.log_softmax(teacher / temperature, dim=1)
+    divergence = functional.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
+    return divergence * temperature**2
+
+
+def logit(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Squared difference of raw logits [G,C], mean over G and C (Mukherjee & Awadallah 2020,
+    section 3.2)."""
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    return functional.mse_loss(logits.float(), teacher)
+
+
+def log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Squared difference of student logits [G,C] and log(p / (1 - p)) of the teacher's class
+    probabilities, mean over G and C (Mukherjee & Awadallah 2019, section 3.2)."""
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    probability = teacher.softmax(dim=1)
+    return functional.mse_loss(logits.float(), torch.logit(probability, eps=LEAST))
+
+
+def hard(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Cross-entropy of logits [G,C] against the teacher's best class, mean over G."""
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    return functional.cross_entropy(logits.float(), teacher.argmax(dim=1))

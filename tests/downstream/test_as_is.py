@@ -1,0 +1,203 @@
+"""A model that has its head is scored as it is: its own labels, never trained, never random."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+from downstream.words import first_pieces, read_tagged
+from store.features import TaskSpec
+from student_train.cli import main as student_train
+from tests.downstream.learnable import classified, paired, table
+from tests.downstream.test_bilstm import saved
+from tests.downstream.test_cli import run
+from tests.downstream.test_tagging import TAGS, write_tagged
+from tests.end_to_end.support import dumped, ok
+
+Teacher = Callable[..., Path]
+LABELS = ("STUDENT", "KEEPER", "TEACHER")  # not in the order of the alphabet
+
+
+def scored(task: str, model: Path, test: Path, out: Path, *more: object) -> Any:
+    """What scores.json says, after a run that must succeed."""
+    words = ("--task", task, "--as-is", "--model", model, "--test", test, "--out", out)
+    result = run(*words, *more)
+    assert result.exit_code == 0, result.output
+    assert "as it is" in result.output and "± 0.00" in result.output
+    return json.loads((out / "scores.json").read_text())
+
+
+def refused(*arguments: object) -> str:
+    """The one error line of a run that must fail."""
+    result = run(*arguments)
+    assert result.exit_code == 1 and "Traceback" not in result.output
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
+def entities(path: Path, size: int, seed: int) -> Path:
+    text = write_tagged(path, size, seed).read_text()
+    for tag, iob in (("DET", "O"), ("VERB", "O"), ("ADJ", "B-X"), ("NOUN", "I-X")):
+        text = text.replace(f"\t{tag}", f"\t{iob}")
+    path.write_text(text)
+    return path
+
+
+def renamed(path: Path, size: int, seed: int) -> Path:
+    return classified(path, size, seed, "sentence class")
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "suffix", "more"),
+    [
+        ("pos", write_tagged, "", ("--max-length", 8)),
+        ("ner", entities, "", ()),
+        (
+            "classify",
+            renamed,
+            ".csv",
+            ("--text-column", "sentence", "--label-column", "class"),
+        ),
+        ("pair", paired, ".jsonl", ()),
+    ],
+)
+def test_a_kept_model_scores_as_it_did_when_it_was_tuned(
+    task: str,
+    write: Callable[..., Path],
+    suffix: str,
+    more: tuple[object, ...],
+    tiny_teacher: Teacher,
+    tmp_path: Path,
+) -> None:
+    train, dev = (write(tmp_path / f"{size}{suffix}", size, size) for size in (40, 70))
+    tuned, out = tmp_path / "tuned", tmp_path / "as-is"
+    result = run(
+        *("--task", task, "--model", tiny_teacher("roberta"), "--train", train, "--dev", dev),
+        *("--out", tuned, "--save", "--seeds", 1, "--epochs", 2, "--lr", 3e-3, *more),
+    )
+    assert result.exit_code == 0, result.output
+    expected = json.loads((tuned / "scores.json").read_text())
+    found = scored(task, tuned / "model", dev, out, *more)
+    # sums of floats in another order: one label told otherwise were a hundredth
+    assert found["mean"]["test"] == pytest.approx(expected["mean"]["dev"], abs=1e-6)
+    assert 0 < found["mean"]["test"]["primary"] < 1
+    assert set(found["deviation"]["test"].values()) == {0} and found["examples"] == {"test": 70}
+    joined = run("--task", "table", tuned, out)
+    assert joined.exit_code == 0 and f"{dev.name} (dev)" in joined.output
+
+
+def test_a_student_of_a_classifier(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """Expected: what the saved folder says through plain transformers."""
+    train, test = (classified(tmp_path / f"{size}.tsv", size, size) for size in (60, 30))
+    teacher = tiny_teacher("bert", "classification", LABELS)
+    options = {"text_column": "text", "label_column": "label", "hidden": "layer:4"}
+    store = dumped(
+        *(teacher, train, tmp_path / "store.zarr"), head="classification", logits=None, **options
+    )
+    student = tmp_path / "student"
+    ok(
+        *(student_train, "--store", store, "--out", student, "--student", "bilstm:12,10"),
+        *("--vocab", "85", "--device", "cpu", "--precision", "fp32", "--batch-tokens", "256"),
+        *("--loss", "ce=1", "--lr", "1e-2", "--epochs", "12"),
+    )
+    found = scored("classify", student, test, tmp_path / "out")["mean"]["test"]["accuracy"]
+    model = AutoModelForSequenceClassification.from_pretrained(student).eval()
+    tokenizer = AutoTokenizer.from_pretrained(student)
+    right = 0
+    for line in test.read_text().splitlines()[1:]:
+        text, label = line.split("\t")
+        logits = model(**tokenizer(text, return_tensors="pt")).logits
+        right += model.config.id2label[int(logits.argmax())] == label
+    assert found == pytest.approx(right / 30) and found > 0.5
+
+
+def test_a_tagger_of_words(make_tokenizer: Callable[[str], Any], tmp_path: Path) -> None:
+    """Its labels stand in another order than those of the file, and one more."""
+    labels = ("VERB", "X", "NOUN", "DET", "ADJ")
+    student = saved(make_tokenizer("wordpiece"), tmp_path / "s", TaskSpec("tagging", labels))
+    test = write_tagged(tmp_path / "test", 30, 0)
+    found = scored("pos", student, test, tmp_path / "out")["mean"]["test"]["accuracy"]
+    model = AutoModelForTokenClassification.from_pretrained(student).eval()
+    tokenizer = AutoTokenizer.from_pretrained(student)
+    right = []
+    for sentence in read_tagged(test):
+        ids, first = first_pieces(tokenizer, sentence.words, 128)
+        best = model(input_ids=torch.tensor([ids])).logits[0].argmax(-1).tolist()
+        said = [labels[best[position]] for position in first]
+        right += [tag == guess for tag, guess in zip(sentence.tags, said, strict=True)]
+    assert len(right) == 180 and 0 < sum(right) < 180
+    assert found == pytest.approx(sum(right) / 180)
+
+
+def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    tags = write_tagged(tmp_path / "tags", 6, 0)
+    texts = table(tmp_path / "a.tsv", "text label", [("a", "KEEPER"), ("b", "SMITH")])
+    pairs = paired(tmp_path / "a.csv", 9, 0)
+    same = table(tmp_path / "b.csv", "text_a text_b score", [("a", "b", 1.0), ("b", "c", 1.0)])
+    teachers = {
+        "lm": tiny_teacher("bert"),
+        "tagger": tiny_teacher("bert", "tagging", tuple(sorted(set(TAGS.values()) - {"VERB"}))),
+        "classifier": tiny_teacher("bert", "classification", LABELS),
+        "one": tiny_teacher("bert", "classification", ("LABEL_0",)),
+    }
+    for task, model, test, message in (
+        ("pos", "lm", tags, "has no tagging head"),
+        ("classify", "lm", texts, "has no classification head"),
+        ("pair", "tagger", pairs, "has no classification head"),
+        ("pos", "classifier", tags, "has no tagging head"),
+        ("pos", "tagger", tags, "--test: tag 'VERB' is unknown to the model, which has ADJ, DET"),
+        ("ner", "tagger", tags, "--model: tag 'ADJ' is neither O nor B-"),
+        (
+            *("classify", "classifier", texts),
+            "a.tsv, line 3: label 'SMITH' is unknown to the model, which has STUDENT, KEEPER",
+        ),
+        ("pair", "classifier", pairs, "tells 3 labels apart"),
+        ("pair", "one", same, "every score is 1"),
+    ):
+        out = tmp_path / "out"
+        line = refused(
+            *("--task", task, "--as-is", "--model", teachers[model], "--test", test, "--out", out)
+        )
+        assert message in line
+        assert not out.exists()
+
+
+def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """The config calls it a classifier, and transformers would make the head up."""
+    config = json.loads((tiny_teacher("bert") / "config.json").read_text())
+    config["architectures"] = ["BertForSequenceClassification"]
+    for file in tiny_teacher("bert").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    texts = classified(tmp_path / "a.tsv", 6, 0)
+    words = ("--task", "classify", "--as-is", "--test", texts, "--out", tmp_path / "out")
+    line = refused(*words, "--model", tmp_path)
+    assert "has no classification head" in line and "classifier.bias" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--task", "pos", "--train", "a", "--dev", "b"), "does not take --train, --dev; leave"),
+        (
+            ("--task", "ner", "--seeds", 1, "--seed", 0, "--epochs", 1, "--lr", 1, "--limit", 1),
+            "--task ner --as-is does not take --seeds, --seed, --epochs, --lr, --limit; leave out",
+        ),
+        (("--task", "classify", "--save", "--per-class", 2), "not take --save, --per-class"),
+        (("--task", "pair", "--model", "m"), "--task pair --as-is needs --test, --out"),
+        (("--task", "qa", "--model", "m"), "--task qa does not take --as-is"),
+        (("--task", "mlm", "--model", "m"), "--task mlm does not take --as-is"),
+    ],
+)
+def test_options_of_training_are_refused(arguments: tuple[object, ...], message: str) -> None:
+    assert message in refused("--as-is", *arguments)

@@ -1,0 +1,127 @@
+"""A BiLSTM student is fine-tuned, probed and measured like any other checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from downstream.encoders import default_lr, longest_input
+from downstream.probe import linear_probe
+from store.features import TaskSpec
+from student_train.architecture import make_student
+from tests.downstream.learnable import asked, classified, paired
+from tests.downstream.test_cli import run
+from tests.downstream.test_tagging import write_tagged
+from tests.texts import SENTENCES
+
+
+@pytest.fixture(scope="module")
+def student(make_tokenizer: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a masked LM."""
+    return saved(make_tokenizer("wordpiece"), tmp_path_factory.mktemp("bilstm"), None)
+
+
+def saved(tokenizer: Any, folder: Path, task: TaskSpec | None) -> Path:
+    torch.manual_seed(0)
+    make_student("bilstm:24,24", tokenizer, 64, task=task).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def scores(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "scores.json").read_text())["mean"]["dev"])
+
+
+def tuned(task: str, model: Path, train: Path, dev: Path, out: Path, *more: object) -> Any:
+    result = run(
+        *("--task", task, "--model", model, "--train", train, "--dev", dev, "--out", out),
+        *("--seeds", 1, "--epochs", 4, "--batch-size", 4, "--lr", 0.01, *more),
+    )
+    assert result.exit_code == 0, result.output
+    return scores(out)
+
+
+def test_it_learns_to_tag_and_to_classify(student: Path, tmp_path: Path) -> None:
+    train, dev = (write_tagged(tmp_path / str(size), size, size) for size in (60, 30))
+    assert tuned("pos", student, train, dev, tmp_path / "pos")["accuracy"] > 0.9
+    train, dev = (classified(tmp_path / f"{size}.tsv", size, size) for size in (90, 30))
+    out = tmp_path / "classify"
+    assert tuned("classify", student, train, dev, out, "--save")["accuracy"] > 0.9
+    kept = AutoModelForSequenceClassification.from_pretrained(out / "model")
+    assert type(kept).__name__ == "BiLstmForSequenceClassification"
+    assert sorted(kept.config.label2id) == ["KEEPER", "STUDENT", "TEACHER"]
+
+
+def test_pairs_and_entities_run(student: Path, tmp_path: Path) -> None:
+    pairs = paired(tmp_path / "pairs.csv", 24, 0)
+    found = tuned("pair", student, pairs, pairs, tmp_path / "pair")
+    assert found["pearson"] > 0.2
+    tags = tmp_path / "tags"
+    tags.write_text("old\tB-X\nlamp\tI-X\nthe\tO\n\nthe\tO\nold\tB-X\n")
+    assert "entity_f1" in tuned("ner", student, tags, tags, tmp_path / "ner")
+
+
+def test_a_student_of_a_task_takes_another_head(
+    make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    task = TaskSpec("classification", ("a", "b", "c", "d"))
+    student = saved(make_tokenizer("wordpiece"), tmp_path / "student", task)
+    tags = write_tagged(tmp_path / "tags", 30, 0)
+    assert tuned("pos", student, tags, tags, tmp_path / "pos")["accuracy"] > 0.9
+
+
+def test_questions_are_refused_in_a_line(student: Path, tmp_path: Path) -> None:
+    file = asked(tmp_path / "qa.json", 6, 0)
+    result = run(
+        *("--task", "qa", "--model", student, "--train", file, "--dev", file),
+        *("--out", tmp_path / "qa"),
+    )
+    assert result.exit_code == 1 and "Traceback" not in result.output
+    assert "BiLstmConfig" in result.stderr.strip().splitlines()[-1]
+
+
+def test_its_speed_is_measured(
+    student: Path, tiny_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
+    result = run(
+        *("--task", "speed", "--model", student, "--teacher", tiny_teacher("bert")),
+        *("--repeat", 1, "--batch-size", 2, "--max-length", 32, "--out", tmp_path / "speed"),
+    )
+    assert result.exit_code == 0, result.output
+    row, _ = json.loads((tmp_path / "speed" / "scores.json").read_text())["models"]
+    weights = 4 * (24 * 24 + 24 * 24 + 2 * 24)  # of one direction
+    assert 2 * weights < row["parameters"] and row["cpu"]["batch_ms"] > 0
+    assert row["disk_bytes"] == (student / "model.safetensors").stat().st_size
+
+
+def test_masked_lm_training_begins_and_goes_on(student: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(SENTENCES * 3), encoding="utf-8")
+    for model, more in (("scratch:bilstm:16,16", ("--vocab", 500)), (student, ())):
+        result = run(
+            *("--task", "mlm", "--model", model, "--train", text, *more, "--steps", 30),
+            *("--batch-size", 8, "--max-length", 32, "--out", tmp_path / str(len(more))),
+        )
+        assert result.exit_code == 0, result.output
+        figures = json.loads((tmp_path / str(len(more)) / "metrics.json").read_text())
+        assert figures["held_out_loss"] < figures["held_out_loss_before"]
+
+
+def test_a_linear_probe_reads_it(student: Path, tmp_path: Path) -> None:
+    tags = write_tagged(tmp_path / "tags", 30, 0)
+    found = linear_probe(str(student), tags, tags)
+    assert found["accuracy"] > 0.9 and found["lost"] == 0
+
+
+def test_its_sizes_decide_nothing_but_the_rate(make_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    for size in ("bilstm:8,8", "bilstm:8,400"):
+        model = make_student(size, tokenizer, 64)
+        assert default_lr(model) == 3e-3
+        assert longest_input(model.config, tokenizer) == tokenizer.model_max_length

@@ -1,0 +1,246 @@
+"""Students of classification and tagging teachers: every loss, every kind, from store to folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+from store import FeatureStore, open_store
+from student_train import task_losses
+from student_train.cli import main
+from student_train.options import TrainOptions
+from student_train.run import prepare, run
+from student_train.student import Distiller
+from student_train.sweep import main as sweep
+from tests.end_to_end.support import dumped, ok, refused, says
+from tests.teacher_dump.test_gold import MOODS, TAGS
+from tests.texts import ENGLISH, RUSSIAN
+
+Teachers = Callable[..., Path]
+OF_ANY_TASK = ("kl", "logit", "log-odds", "hard", "hidden", "hidden-kld", "cosine", "contrastive")
+KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:12,10")
+SMALL = ("--vocab", "400", "--batch-tokens", "512", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
+    """English is positive, Russian negative; every fifth text has no label."""
+    folder = tmp_path_factory.mktemp("classes")
+    texts = [(text, MOODS[0]) for text in ENGLISH] + [(text, MOODS[1]) for text in RUSSIAN]
+    rows = [f"{text}\t{'' if n % 5 == 4 else mood}" for n, (text, mood) in enumerate(texts * 4)]
+    corpus = folder / "texts.tsv"
+    corpus.write_text("\n".join(["sentence\tmood", *rows]) + "\n", "utf-8")
+    words = {"head": "classification", "logits": None, "text_column": "sentence"}
+    model = tiny_teacher("bert", "classification", MOODS)
+    options = words | {"label_column": "mood", "hidden": "layer:4"}
+    return open_store(dumped(model, corpus, folder / "classes.zarr", **options))
+
+
+@pytest.fixture(scope="module")
+def tags(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
+    """Words with a capital are of the second tag, others of the first; some sentences have none."""
+    folder = tmp_path_factory.mktemp("tags")
+    lines = []
+    for number, text in enumerate((ENGLISH + RUSSIAN) * 3):
+        for word in text.split():
+            tag = TAGS[int(word[0].isupper())]
+            lines.append(f"{word}\t{'' if number % 4 == 3 else tag}")
+        lines.append("")
+    corpus = folder / "words.tsv"
+    corpus.write_text("\n".join(lines) + "\n", "utf-8")
+    model = tiny_teacher("bert", "tagging", TAGS)
+    options = {"head": "tagging", "logits": None, "hidden": "layer:4"}
+    return open_store(dumped(model, corpus, folder / "tags.h5", **options))
+
+
+def prepared(store: FeatureStore, **changes: Any) -> tuple[Any, Any, TrainOptions]:
+    plain = {"vocab": "400", "student": "16x2x2", "batch_tokens": 512, "device": "cpu"}
+    options = TrainOptions(store=store.path, **plain | {"precision": "fp32"} | changes).resolved()
+    student, collator, _ = prepare(options, store)
+    return student, collator, options
+
+
+def test_targets_of_classes_are_those_of_the_store(classes: FeatureStore) -> None:
+    losses = {"ce": 1.0, "kl": 1.0, "sentence": 1.0}
+    _, collator, _ = prepared(classes, loss=losses)
+    seen = 0
+    for number, raw in enumerate(classes.stream(0, 0, 512, features=collator.features())):
+        wanted = collator(raw, 0, (0, 0, number)).distillation
+        assert wanted.task.tokens is None
+        for row, index in enumerate(raw.index.tolist()):
+            record = classes[index]
+            view = record.views[0]
+            assert int(wanted.task.gold[row]) == (-1 if record.label is None else record.label)
+            np.testing.assert_array_equal(wanted.task.logits[row], view.class_logits)
+            mean, deviation = classes.calibration["layer4"]
+            normal = (view.hidden["layer4"][0] - mean) / deviation
+            np.testing.assert_allclose(wanted.sentences["layer4"][row], normal, atol=1e-4)
+            seen += 1
+    assert seen == len(classes)
+
+
+@pytest.mark.parametrize("align", ["span", "reduce"])
+def test_targets_of_tags_belong_to_the_words_first_pieces(tags: FeatureStore, align: str) -> None:
+    _, collator, _ = prepared(tags, loss={"ce": 1.0, "kl": 1.0}, align=align)
+    words = gold = 0
+    for number, raw in enumerate(tags.stream(0, 0, 512, features=collator.features())):
+        batch = collator(raw, 0, (0, 0, number))
+        wanted = batch.distillation
+        read = batch.inputs if wanted.inputs is None else wanted.inputs
+        ids = read.ids[read.present]
+        pieces = collator.student_tokenizer.convert_ids_to_tokens(ids[wanted.task.tokens].tolist())
+        assert not any(piece.startswith("##") for piece in pieces)
+        words += len(pieces)
+        gold += int((wanted.task.gold >= 0).sum())
+        assert len(wanted.task.gold) == len(wanted.task.logits) == len(pieces)
+    texts = list(tags.texts())
+    assert words == sum(len(text.split()) for text in texts)
+    stored = sum(int((np.asarray(record.tags) >= 0).sum()) for record in tags)
+    assert gold == stored < words
+
+
+@pytest.mark.parametrize("student", KINDS)
+def test_students_learn_gold_labels_and_load_again(
+    classes: FeatureStore, tags: FeatureStore, tmp_path: Path, student: str
+) -> None:
+    for store, factory, labels in (
+        (classes, AutoModelForSequenceClassification, MOODS),
+        (tags, AutoModelForTokenClassification, TAGS),
+    ):
+        out = tmp_path / factory.__name__
+        words = (
+            "--student",
+            student,
+            "--loss",
+            "ce=1",
+            "--lr",
+            "4e-3",
+            "--epochs",
+            "20",
+            "--held-out",
+            "0.2",
+        )
+        said = ok(main, "--store", store.path, "--out", out, *SMALL, *words)
+        assert "valid_accuracy" in said
+        result = json.loads((out / "training.json").read_text())["result"]
+        assert result["valid_accuracy"] > 0.8
+        model, told = factory.from_pretrained(out, output_loading_info=True)
+        assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert model.config.id2label == dict(enumerate(labels))
+        tokenizer = AutoTokenizer.from_pretrained(out)
+        right = 0
+        for text in (ENGLISH[0], RUSSIAN[0]):
+            with torch.no_grad():
+                logits = model.eval()(**tokenizer(text, return_tensors="pt")).logits
+            if factory is AutoModelForSequenceClassification:
+                right += int(logits.argmax()) == (text in RUSSIAN)
+        assert right == 2 or factory is AutoModelForTokenClassification
+
+
+@pytest.mark.parametrize("student", KINDS)
+@pytest.mark.parametrize("loss", [*OF_ANY_TASK, "sentence", "sentence-kld"])
+def test_every_loss_of_a_task_falls(
+    classes: FeatureStore, tags: FeatureStore, student: str, loss: str
+) -> None:
+    for store in (classes, tags) if loss in OF_ANY_TASK else (classes,):
+        model, collator, options = prepared(store, student=student, loss={loss: 1.0})
+        (batch,) = (
+            collator(raw, 0, (0,))
+            for raw in store.stream(0, 0, 10**6, features=collator.features())
+        )
+        distiller = Distiller(model, options, store.features.hidden, store.features.width)
+        optimizer = torch.optim.AdamW(distiller.parameters(), lr=1e-2)
+        found = []
+        for _ in range(20):
+            value = distiller(batch)[loss]
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(float(value.detach()))
+        assert found[-1] < 0.97 * found[0], store.path
+
+
+def test_losses_are_what_their_papers_say() -> None:
+    torch.manual_seed(0)
+    own, teacher = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3)
+    p, q = (teacher / 2).softmax(1), (own / 2).softmax(1)
+    by_hand = 4 * (p * (p / q).log()).sum(1).mean()
+    assert torch.allclose(task_losses.kl(own, teacher, 2.0), by_hand, atol=1e-6)
+    assert torch.allclose(task_losses.kl(teacher, teacher, 2.0), torch.zeros(()), atol=1e-6)
+    odds = (teacher.softmax(1) / (1 - teacher.softmax(1))).log()
+    assert torch.allclose(task_losses.log_odds(odds, teacher), torch.zeros(()), atol=1e-5)
+    certain = torch.tensor([[99.0, 0.0, 0.0]])
+    assert task_losses.log_odds(torch.zeros(1, 3), certain).isfinite()
+    gold = torch.tensor([2, -1, 0, -1, 1])
+    some = functional.cross_entropy(own[[0, 2, 4]], gold[[0, 2, 4]])
+    assert torch.equal(task_losses.ce(own, gold), some)
+    nothing = task_losses.ce(own, torch.full((5,), -1))
+    nothing.backward()
+    assert float(nothing.detach()) == 0 and float(own.grad.abs().sum()) == 0
+    for loss in (task_losses.logit, task_losses.hard, task_losses.log_odds):
+        assert float(loss(own[:0], teacher[:0]).detach()) == 0
+
+
+def test_stages_over_labelled_and_all_text(
+    classes: FeatureStore, tags: FeatureStore, tmp_path: Path
+) -> None:
+    for store, recipe in ((classes, "simple-stagewise"), (tags, "tinymbert-d4-2")):
+        out = tmp_path / recipe
+        words = ("--recipe", recipe, "--student", "bilstm:12,10", "--steps", 3, *SMALL)
+        ok(main, "--store", store.path, "--out", out, *words)
+        report = json.loads((out / "training.json").read_text())
+        assert report["result"]["steps"] == 3 * (1 + 3 + 3)
+        assert "valid_ce" in report["result"] and "valid_hidden-kld" not in report["result"]
+
+
+def test_what_a_recipe_lacks_is_told_in_a_line(
+    classes: FeatureStore, tmp_path: Path, tiny_teacher: Teachers
+) -> None:
+    corpus = tmp_path / "plain.txt"
+    corpus.write_text("\n".join(ENGLISH), "utf-8")
+    model = tiny_teacher("bert", "classification", MOODS)
+    unlabelled = dumped(model, corpus, tmp_path / "u.zarr", head="classification", logits=None)
+    plain = dumped(tiny_teacher("bert"), corpus, tmp_path / "p.zarr")
+    for store, words, told in (
+        (unlabelled, ("--loss", "ce=1"), ("no gold labels", "--label-column")),
+        (unlabelled, ("--recipe", "simple-stagewise"), ("stage", "no gold labels")),
+        (plain, ("--recipe", "tinymbert-d1"), ("--loss ce", "not of a task")),
+        (classes.path, ("--loss", "mlm=1"), ("does classification", "no masked-LM head")),
+        (classes.path, ("--loss", "attention=1", "--student", "bilstm:8,8"), ("attention",)),
+        (plain, ("--data", "labelled"), ("--data labelled", "no gold labels")),
+    ):
+        line = refused(main, "--store", store, "--out", tmp_path / "out", *SMALL, *words)
+        says(line, *told)
+        assert not (tmp_path / "out").exists()
+    told = ok(main, "--store", unlabelled, "--out", tmp_path / "out", *SMALL[2:], "--steps", 2,
+              "--student", "16x1x2", "--vocab", "teacher")  # fmt: skip
+    assert "1 kl;" in told  # what the store can serve
+
+
+def test_a_sweep_over_recipes(classes: FeatureStore, tmp_path: Path) -> None:
+    words = ("--recipe", "simple-rnn", "--recipe", "simple-once", "--student", "bilstm:8,8")
+    out = tmp_path / "sweep"
+    said = ok(sweep, "--store", classes.path, "--out", out, *words, "--steps", 2, *SMALL)
+    assert "valid_accuracy" in said and "simple-once" in said
+    rows = json.loads((out / "sweep.json").read_text())
+    assert [row["recipe"] for row in rows] == ["simple-rnn", "simple-once"]
+
+
+def test_a_student_of_a_task_is_the_same_again(classes: FeatureStore, tmp_path: Path) -> None:
+    _, _, options = prepared(classes, loss={"ce": 1.0, "kl": 1.0}, steps=4, student="bilstm:8,8")
+    reports = [run(TrainOptions(**{**vars(options), "out": tmp_path / name})) for name in "ab"]
+    assert reports[0]["result"]["valid_loss"] == reports[1]["result"]["valid_loss"]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
+    assert weights[0] == weights[1]
