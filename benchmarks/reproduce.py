@@ -23,8 +23,8 @@ from store.console import command_errors
 
 @dataclass(frozen=True)
 class Arm:
-    """A student: the words of `student-train` beside store, seed and size, and whether it learns
-    from the second store (of one language, say) rather than the first."""
+    """A student: the words of `student-train` beside store, seed and size, and which of the stores
+    it learns from; {work} in a word is the folder of all of them."""
 
     words: tuple[str, ...]
     store: int = 0
@@ -81,7 +81,8 @@ def reproduce(source: Source, work: Path, seeds: int, size: str) -> str:
             out = work / f"{name}-{seed}".replace(" ", "-")
             if not (out / "model.safetensors").exists():
                 resume = ["--resume"] if (out / "training.json").exists() else []
-                words = (*arm.words, *source.words(size), "--seed", str(seed), *resume)
+                own = [word.replace("{work}", str(work)) for word in arm.words]
+                words = (*own, *source.words(size), "--seed", str(seed), *resume)
                 command("student_train.cli", "--store", stores[arm.store], "--out", out, *words)
             score = source.score(out, work / f"scores-{out.name}")
             scores.setdefault(name, []).append(score)

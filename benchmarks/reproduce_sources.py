@@ -12,12 +12,13 @@ DATA = SHARED / "data"
 PER_CLASS = 100  # gold labels of a class
 LABELLED = 100  # sentences of a language with gold tags
 DEV = 500
-SMALL = ("--student", "bilstm:100,100", "--vocab", "5k", "--lr", "2e-3")
-FULL = ("--lr", "1e-3")
+STUDENT: dict[str, tuple[str, ...]] = {"small": ("--student", "bilstm:100,100"), "full": ()}
 
 
 def recipe(name: str, *words: str, store: int = 0) -> Arm:
-    return Arm(("--recipe", name, *words), store)
+    return Arm(
+        ("--recipe", name, *(words if "--vocab" in words else (*words, "--vocab", "5k"))), store
+    )
 
 
 def few_labels(path: Path, work: Path, seed: int = 0) -> tuple[Path, Path, Path]:
@@ -140,7 +141,7 @@ SOURCES = {
         ],
         classifier,
         class_score,
-        lambda size: SMALL if size == "small" else FULL,
+        lambda size: STUDENT[size],
     ),
     "tinymbert": Source(
         "Massive multilingual tagging in miniature",
@@ -153,8 +154,8 @@ SOURCES = {
             "full": "as published.",
         },
         {
-            "D0": recipe("tinymbert-d0", "--epochs", "40", store=1),
             "D0-S": recipe("tinymbert-d0", "--epochs", "40"),
+            "D0": recipe("tinymbert-d0", "--epochs", "120", "--vocab", "{work}/D0-S-0", store=1),
             "D1": recipe("tinymbert-d1"),
             "D2": recipe("tinymbert-d2"),
             "D3.1": recipe("tinymbert-d3-1"),
@@ -173,7 +174,7 @@ SOURCES = {
         ],
         tagger,
         tag_score,
-        lambda size: SMALL if size == "small" else FULL,
+        lambda size: STUDENT[size],
     ),
 }
 """By the name that the command knows."""

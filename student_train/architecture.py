@@ -42,13 +42,15 @@ DEFAULT_KIND = "bert"
 @dataclass(frozen=True)
 class Shape:
     """A kind of student and its sizes: `width` of the states and of the word `embeddings`,
-    `layers`, and attention `heads` in each, 0 where there is no attention."""
+    `layers`, and attention `heads` in each, 0 where there is no attention; whether it learns
+    `positions`."""
 
     kind: str
     width: int
     layers: int
     heads: int
     embeddings: int
+    positions: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def _transformer(kind: str, size: str) -> Shape:
             f"{layers} layers of width {width}; the order is width x layers x heads",
             f"{layers}x{width}x{heads}",
         )
-    return Shape(kind, width, layers, heads, width)
+    return Shape(kind, width, layers, heads, width, positions=kind == "bert")
 
 
 def _rotary(kind: str, size: str) -> Shape:
@@ -225,7 +227,8 @@ def parse_student(student: str, option: str = "--student ", default: str = DEFAU
         return KINDS[kind].shape(kind, size)
     except ValueError as error:
         told, *meant = error.args
-        hint = "".join(f": {option}{named}{colon}{size}?" for size in meant)
+        before = option.rpartition(" ")[2] + named + colon  # what the value begins with
+        hint = "".join(f": {before}{size}?" for size in meant)
         raise UserError(f"{option}{student}: {told}{hint}") from None
 
 

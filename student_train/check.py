@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from store import FeatureStore
 from store.errors import UserError
 from student_train import losses
-from student_train.architecture import parse_student
+from student_train.architecture import Shape, parse_student
 from student_train.data import split_blocks, view_of
 from student_train.options import TrainOptions
-from student_train.stages import chosen_blocks, has_gold, stages_of
+from student_train.stages import check_frozen, chosen_blocks, has_gold, stages_of
 
 
 def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> None:
     """Refuse, in one line, all that can be seen to be wrong before any work is done."""
     options.check()
-    layers = parse_student(options.student).layers
+    shape = parse_student(options.student)
     for each in (store, *others):
         _check_labels(store, each)
-        _check_store(options, each, layers)
+        _check_store(options, each, shape)
 
 
 def _check_labels(first: FeatureStore, other: FeatureStore) -> None:
@@ -33,14 +35,15 @@ def _check_labels(first: FeatureStore, other: FeatureStore) -> None:
         )
 
 
-def _check_store(options: TrainOptions, store: FeatureStore, layers: int) -> None:
-    blocks, _ = split_blocks(store, options.held_out)
-    for number, stage in enumerate(stages_of(options, layers), 1):
+def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:
+    blocks, held_out = split_blocks(store, options.held_out)
+    for number, stage in enumerate(stages_of(options, shape.layers), 1):
         try:
             stage.check()
-            _check_task(stage, store)
+            check_frozen(stage, shape)
+            _check_task(stage, store, held_out)
             _check_features(stage, store)
-            _check_groups(stage, store, layers)
+            _check_groups(stage, store, shape.layers)
             chosen_blocks(store, blocks, stage)
         except UserError as error:
             if not options.stages:
@@ -48,7 +51,7 @@ def _check_store(options: TrainOptions, store: FeatureStore, layers: int) -> Non
             raise UserError(f"stage {number}: {error}") from error
 
 
-def _check_task(options: TrainOptions, store: FeatureStore) -> None:
+def _check_task(options: TrainOptions, store: FeatureStore, held_out: np.ndarray) -> None:
     task, name = store.features.task, store.path
     wrong = sorted(options.loss.keys() & ({"mlm"} if task else {"ce", "log-odds"}))
     if wrong and task:
@@ -66,6 +69,13 @@ def _check_task(options: TrainOptions, store: FeatureStore) -> None:
         raise UserError(
             f"{wants}: {name} has no gold labels; dump labelled text (teacher-dump --label-column,"
             " or token/tag .tsv), or choose other losses"
+        )
+    judged = options.best or options.schedule == "plateau"
+    if judged and "ce" in options.loss and not has_gold(store, held_out):
+        raise UserError(
+            f"{'--best' if options.best else '--schedule plateau'}: none of the sequences of {name}"
+            f" that are held out ({options.held_out:g} of all) has a gold label to judge by; hold"
+            " out more, or dump more labels"
         )
 
 
@@ -91,7 +101,12 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
             )
     if spec and spec.tier == "sample" and "logit" in options.loss:
         raise UserError("--loss logit: the store keeps random draws, which have no logits; use kl")
-    plain = view_of(0, store.features.views, options.view) == 0
+    plain = view_of(0, store.features, options.view) == 0
+    if options.mask_words == "rare" and not plain:
+        raise UserError(
+            f"--mask-words rare: the masks of {store.path}'s view are those of its dump; use"
+            " --view 0"
+        )
     if options.targets == "masked" and options.align == "reduce" and plain:
         raise UserError(
             "--targets masked: under --align reduce the student reads view 0 unmasked; use a store"

@@ -16,6 +16,7 @@ from student_train.options import (
     LENGTH,
     MASK_WORDS,
     TrainOptions,
+    describe,
 )
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
@@ -35,7 +36,7 @@ def option(*names: str, **settings: Any) -> Any:
 
 
 def _list_recipes(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    if value == "list":
+    if value in ("list", ("list",)):
         from student_train.recipe import listed
 
         click.echo(listed())
@@ -120,7 +121,11 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
     help="View of the store to learn from.  [default: the masked views in turn, else view 0]",
 )
 @option("--steps", type=int, help="Optimiser steps.")
-@option("--epochs", type=float, help="Passes over the store, instead of --steps.  [default: 3]")
+@option(
+    "--epochs",
+    type=float,
+    help="Passes over the (first) store, instead of --steps.  [default: 3]",
+)
 @option("--batch-tokens", help="Teacher tokens of a batch, padding included.")
 @option("--accumulate", help="Batches of one optimiser step.")
 @option(
@@ -251,7 +256,9 @@ def options_of(arguments: dict[str, Any]) -> TrainOptions:
     if given.get("init") == MIXED_VOCAB:
         given.setdefault("vocab", MIXED_VOCAB)
     if "loss" not in given:
-        given["loss"] = _default_losses(given)
+        of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
+        every = of_stages and len(of_stages) == len(given["stages"])
+        given["loss"] = of_stages[-1] if every else _default_losses(given)
     return TrainOptions(**given).resolved()
 
 
@@ -267,24 +274,3 @@ def _default_losses(given: dict[str, Any]) -> dict[str, float]:
     if features.logits and not features.logits.next_token and not features.hidden:
         loss["kl"] = 1.0
     return loss
-
-
-def describe(options: TrainOptions) -> str:
-    """The settings of a training, as they are printed at its start."""
-    loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
-    length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
-    rows = {
-        "store": ", ".join((options.store, *options.others)),
-        "student": f"{options.student}, vocabulary {options.vocab}, start {options.init}",
-        "losses": (
-            f"{loss}; {options.align}, pool {options.resolved_pool}, {options.projection}"
-            " projection"
-        ),
-        "training": (
-            f"{length} of {options.batch_tokens} x {options.accumulate} tokens,"
-            f" lr {options.resolved_lr:.2g} {options.schedule}, seed {options.seed}"
-        ),
-        "device": f"{options.device}, {options.precision}",
-        "out": str(options.out_folder()),
-    }
-    return "\n".join(f"{name:9} {value}" for name, value in rows.items())

@@ -244,12 +244,19 @@ def _long(values: np.ndarray) -> Tensor:
 
 
 def word_begins(batch: Batch) -> np.ndarray:
-    """bool [N]: teacher tokens that begin a text, or come after a blank."""
+    """bool [N]: teacher tokens whose first character that is no blank, which some tokenizers count
+    with the word that follows, begins the text or comes after a blank."""
     begins = np.zeros(len(batch.token_ids), bool)
     for text, first, last in zip(batch.texts, batch.start[:-1], batch.start[1:], strict=True):
-        blank = np.array([character.isspace() for character in f" {text}"], bool)
-        begins[first:last] = blank[batch.offsets[first:last, 0]]
-    return begins & ~batch.special
+        blank = np.array([character.isspace() for character in f" {text} "], bool)
+        places = np.where(blank[1:], len(text), np.arange(len(text) + 1))
+        inked = np.minimum.accumulate(places[::-1])[::-1]  # the next character that is no blank
+        begin, end = batch.offsets[first:last].T
+        at = inked[begin]
+        found = np.flatnonzero((at < end) & blank[at] & ~batch.special[first:last])
+        _, leading = np.unique(at[found], return_index=True)  # of the bytes of one character
+        begins[first + found[leading]] = True
+    return begins
 
 
 def _vocabulary_map(teacher: str, student: str) -> VocabularyMap:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from store import FeatureStore
+from store import Features, FeatureStore
 from store.errors import UserError
 from student_train.batches import StudentBatch
 from student_train.collator import Collator
@@ -41,12 +41,13 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[np.ndarray, np.n
     return blocks[np.sort(order[count:])], blocks[np.sort(order[:count])]
 
 
-def view_of(epoch: int, views: int, asked: int | None) -> int:
+def view_of(epoch: int, features: Features, asked: int | None) -> int:
     """The view that an epoch reads: the one asked for, else the masked views in turn, else the
-    plain one."""
+    plain one, as for a task."""
     if asked is not None:
         return asked
-    return 1 + epoch % (views - 1) if views > 1 else 0
+    masked = 0 if features.task else features.views - 1
+    return 1 + epoch % masked if masked else 0
 
 
 def student_batches(
@@ -67,7 +68,7 @@ def student_batches(
     """
     epoch, skip, before = 0, first, 0  # batches of the epochs before
     while True:
-        number = view_of(epoch, store.features.views, view)
+        number = view_of(epoch, store.features, view)
         count = store.batch_count(seed, epoch, batch_tokens, blocks=blocks)
         if skip < count:
             batches = store.stream(

@@ -28,7 +28,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Validation losses over `blocks`, with masks that are the same for every student and step.
 
-    `valid_NAME` is the mean over batches of loss NAME, `valid_loss` their weighted sum;
+    `valid_NAME` is the mean over batches of loss NAME (of `mlm` over masked tokens, of `ce` over
+    gold labels, absent where there is none), `valid_loss` their weighted sum;
     `valid_mlm_per_character` is the masked-LM loss summed over masked tokens and divided by the
     characters they cover (nats), which compares students with different vocabularies. For a task:
     `valid_accuracy` is the share of the gold labels that the student gives, `valid_agreement` of
@@ -40,9 +41,9 @@ def evaluate(
     distiller.eval()
     device = next(distiller.parameters()).device
     sums: dict[str, float] = {}
-    nats = masked = characters = count = 0.0
+    nats = masked = characters = count = labels = 0.0
     judged: list[tuple[torch.Tensor, TaskTargets]] = []
-    view = view_of(0, store.features.views, options.view)
+    view = view_of(0, store.features, options.view)
     batches = store.stream(
         0,
         0,
@@ -56,16 +57,22 @@ def evaluate(
         batch = collator(raw, view, (0, 0, number, 1)).to(device)
         found = (forward or distiller)(batch)
         count += 1
+        taught = batch.distillation.task if batch.distillation else None
+        labelled = int((taught.gold != NO_LABEL).sum()) if taught else 0
+        labels += labelled
         for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
+            share = labelled if name == "ce" else 1
+            sums[name] = sums.get(name, 0.0) + float(value) * share
         if "mlm" in found:
             nats += float(found["mlm"]) * len(batch.labels)
             masked += len(batch.labels)
             characters += batch.characters
-        if batch.distillation and batch.distillation.task:
-            judged.append((distiller.task_logits(batch).float(), batch.distillation.task))
+        if taught:
+            judged.append((distiller.task_logits(batch).float(), taught))
     distiller.train(was_training)
-    means = {name: value / count for name, value in sums.items()}
+    means = {name: value / count for name, value in sums.items() if name != "ce"}
+    if labels and "ce" in sums:
+        means["ce"] = sums["ce"] / labels
     if masked:
         means["mlm"] = nats / masked
     result = {f"valid_{name}": value for name, value in means.items()}

@@ -23,8 +23,8 @@ class Lesson:
     """A store, aligned to the student by its own collator, with projections to its own widths.
 
     With several stores each step has a batch of each and the mean of their losses. Where they are
-    dumps of the same windows these are the same texts under the same masks: then the gradients of
-    KL and of the squared errors are those of a single teacher, the mean of all.
+    dumps of the same windows these are the same texts under the same masks: of outcomes that all of
+    them keep the KL then has the gradient of a single teacher, the mean of their distributions.
     """
 
     def __init__(

@@ -174,8 +174,9 @@ class TrainOptions:
         values = asdict(self)
         for name in ("out", "device", "checkpoint_every", "allow_partial", "workers"):
             del values[name]
-        if self.schedule != "plateau":  # only there do validations decide anything
-            del values["eval_every"]
+        stages = [vars(self), *self.stages]
+        if not any(s.get("best") or s.get("schedule") == "plateau" for s in stages):
+            del values["eval_every"]  # validations decide nothing
         resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}
         values |= {"loss": dict(self.loss), "stages": [{**stage} for stage in self.stages]}
         lists = {"freeze": list(self.freeze), "others": list(self.others)}
@@ -237,3 +238,31 @@ def parse_losses(words: tuple[str, ...]) -> dict[str, float]:
             raise UserError(f"--loss {word}: {name} is given twice; give each loss one weight")
         weights[name] = found
     return weights
+
+
+def _told_stage(stage: Mapping[str, Any]) -> str:
+    words = {**stage, "loss": " + ".join(f"{w:g} {n}" for n, w in stage.get("loss", {}).items())}
+    words["freeze"] = ",".join(stage.get("freeze", ()))
+    return "; ".join(f"{name} {value}" for name, value in words.items() if value not in ("", False))
+
+
+def describe(options: TrainOptions) -> str:
+    """The settings of a training, as they are printed at its start."""
+    loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
+    length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
+    rows = {
+        "store": ", ".join((options.store, *options.others)),
+        "student": f"{options.student}, vocabulary {options.vocab}, start {options.init}",
+        "losses": (
+            f"{loss}; {options.align}, pool {options.resolved_pool}, {options.projection}"
+            " projection"
+        ),
+        "training": (
+            f"{length} of {options.batch_tokens} x {options.accumulate} tokens,"
+            f" lr {options.resolved_lr:.2g} {options.schedule}, seed {options.seed}"
+        ),
+        **{f"stage {n}": _told_stage(stage) for n, stage in enumerate(options.stages, 1)},
+        "device": f"{options.device}, {options.precision}",
+        "out": str(options.out_folder()),
+    }
+    return "\n".join(f"{name:9} {value}" for name, value in rows.items())

@@ -58,7 +58,7 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
     begun = json.loads(json.dumps(begun))
     now = begun["settings"]
     for which, paths in (("store", [now["store"]]), ("others", now["others"])):
-        if before.get(which) != begun[which]:
+        if before.get(which, []) != begun[which]:
             told = ", ".join(paths) or "one store alone"
             raise UserError(f"{out}: cannot resume: {told} is not the store it was begun with")
     del now["store"], now["others"]  # where they lie now is no matter

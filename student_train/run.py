@@ -58,7 +58,7 @@ def run(
         out.parent.mkdir(parents=True, exist_ok=True)
         with closing(Lease(out)):  # two trainings would mix their checkpoints
             before = check_out(out, begun, resume)
-            student, collator, begun["start"] = _prepared(options, store)
+            student, collator, begun["start"] = _prepared(options, *stores)
             begun["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
             if before is not None:
                 go_on(out, before, begun, say)
@@ -92,10 +92,10 @@ def _origin(store: FeatureStore) -> dict[str, Any]:
 
 
 def _prepared(
-    options: TrainOptions, store: FeatureStore
+    options: TrainOptions, *stores: FeatureStore
 ) -> tuple[PreTrainedModel, Collator, list[str]]:
     try:
-        return prepare(options, store)
+        return prepare(options, *stores)
     except OSError as error:
         raise UserError(
             f"{options.out_folder()}: the student cannot be prepared: {disk.reason(error)}"
@@ -104,12 +104,16 @@ def _prepared(
 
 
 def prepare(
-    options: TrainOptions, store: FeatureStore
+    options: TrainOptions, store: FeatureStore, *others: FeatureStore
 ) -> tuple[PreTrainedModel, Collator, list[str]]:
     """The student at its start, the collator that feeds it, and in a few lines where it starts
-    from."""
+    from.
+
+    Vocabulary and start are of the first store, the longest input of all.
+    """
     tokenizer = student_tokenizer(options.vocab, store)
-    tokenizer.model_max_length = options.max_length or min(512, 2 * store.features.max_length)
+    longest = max(each.features.max_length for each in (store, *others))
+    tokenizer.model_max_length = options.max_length or min(512, 2 * longest)
     torch.manual_seed(options.seed)
     student = make_student(
         options.student, tokenizer, tokenizer.model_max_length, task=store.features.task

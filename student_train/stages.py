@@ -12,6 +12,7 @@ from torch import nn
 
 from store import FeatureStore
 from store.errors import UserError
+from student_train.architecture import Shape
 from student_train.options import LENGTH, SEEDS, TrainOptions, parse_losses
 
 OF_STAGE = {
@@ -26,12 +27,14 @@ SEEDS_APART = 1009  # so that a stage's batches are not those of the stage befor
 def stages_of(options: TrainOptions, layers: int) -> list[TrainOptions]:
     """The options of each stage, of a student with so many layers.
 
-    A stage with `unfreeze` is many: its first trains the head, each after it one more layer, from
-    the top, the last all (gradual unfreezing: Howard & Ruder 2018, section 3.3; Mukherjee &
-    Awadallah 2019, section 3.4). Raises UserError for what no stage can have.
+    A stage with `unfreeze` is many, each as long as it says: its first trains the head, each after
+    it one more layer, from the top, the last all (gradual unfreezing: Howard & Ruder 2018, section
+    3.3; Mukherjee & Awadallah 2019, section 3.4).
     """
     plain = replace(options, stages=())
-    given = [each for stage in options.stages for each in _unfrozen(stage, layers)] or [{}]
+    given = [
+        each for stage in options.stages for each in _unfrozen(stage, layers, options.freeze)
+    ] or [{}]
     found = []
     for number, stage in enumerate(given):
         length = dict.fromkeys(LENGTH) if LENGTH & stage.keys() else {}
@@ -62,11 +65,13 @@ def parse_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _unfrozen(stage: Mapping[str, Any], layers: int) -> list[dict[str, Any]]:
+def _unfrozen(
+    stage: Mapping[str, Any], layers: int, always: tuple[str, ...]
+) -> list[dict[str, Any]]:
     plain = {name: value for name, value in stage.items() if name != "unfreeze"}
     if len(plain) == len(stage):
         return [plain]
-    always = tuple(plain.get("freeze", ()))
+    always = plain.get("freeze", always)
     asleep = ["embeddings", *(f"layers.{layer}" for layer in range(1, layers + 1))]
     return [plain | {"freeze": (*always, *asleep[:count])} for count in range(len(asleep), -1, -1)]
 
@@ -84,24 +89,32 @@ def group_of(name: str) -> str:
     return "head"
 
 
-def set_frozen(model: nn.Module, options: TrainOptions) -> None:
-    """Let exactly the parameters move that `--freeze` and a frozen projection leave.
-
-    Raises UserError where a group that is named is none of the student's, or nothing is left.
-    """
-    frozen = {*options.freeze, *(["projection"] if options.projection == "frozen" else [])}
-    groups = {name: group_of(name) for name, _ in model.named_parameters()}
-    there = {*groups.values(), "layers", "projection"}
-    if missing := sorted(frozen - there):
+def check_frozen(options: TrainOptions, shape: Shape) -> None:
+    """Raises UserError where `--freeze` names a part that such a student does not have, or leaves
+    nothing to train."""
+    layers = {f"layers.{number}" for number in range(1, shape.layers + 1)}
+    positions = {"positions"} if shape.positions else set()
+    parts = {"embeddings", "head", *layers, *positions}
+    if missing := sorted(set(options.freeze) - {*parts, "layers", "projection"}):
         raise UserError(
-            f"--freeze {missing[0]}: the student has no such part; it has"
-            f" {', '.join(sorted(set(groups.values())))}"
+            f"--freeze {missing[0]}: a student {options.student} has no such part; it has"
+            f" {', '.join(sorted({*parts, 'layers'}))} and the projection"
         )
-    for name, parameter in model.named_parameters():
-        group = groups[name]
-        parameter.requires_grad_(not {group, group.split(".")[0]} & frozen)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if all(is_frozen(part, options) for part in (*parts, "projection")):
         raise UserError(f"--freeze {','.join(options.freeze)}: nothing is left to train")
+
+
+def is_frozen(part: str, options: TrainOptions) -> bool:
+    """Whether a part keeps its weights; positions go with the embeddings, each layer with all."""
+    frozen = {*options.freeze, *(["projection"] if options.projection == "frozen" else [])}
+    with_it = "embeddings" if part == "positions" else part.split(".")[0]
+    return bool({part, with_it} & frozen)
+
+
+def set_frozen(model: nn.Module, options: TrainOptions) -> None:
+    """Let exactly the parameters move that `--freeze` and a frozen projection leave."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not is_frozen(group_of(name), options))
 
 
 def chosen_blocks(store: FeatureStore, blocks: np.ndarray, options: TrainOptions) -> np.ndarray:
@@ -128,11 +141,12 @@ def chosen_blocks(store: FeatureStore, blocks: np.ndarray, options: TrainOptions
     return found
 
 
-def has_gold(store: FeatureStore) -> bool:
-    """Whether any sequence has a gold label, or any token a tag."""
-    task = store.features.task
-    places = range(len(store.manifest.parts)) if task else ()
-    return any((store.part(place).all(task.gold) >= 0).any() for place in places if task)
+def has_gold(store: FeatureStore, blocks: np.ndarray | None = None) -> bool:
+    """Whether any sequence of the blocks, or of the store, has a gold label or a tag."""
+    if store.features.task is None:
+        return False
+    rows = store.blocks() if blocks is None else blocks
+    return any(_labelled(store, begin, end).any() for begin, end in rows.tolist())
 
 
 def _labelled(store: FeatureStore, begin: int, end: int) -> np.ndarray:

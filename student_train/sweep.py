@@ -168,6 +168,8 @@ def _command() -> click.Command:
                 required=option.required,
                 multiple=option.multiple or option.name not in SINGLE,
                 help=_help(option),
+                callback=option.callback,
+                is_eager=option.is_eager,
             )
         )
     return click.Command(

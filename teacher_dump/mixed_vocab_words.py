@@ -217,11 +217,13 @@ class Mixer:
     def _all(self) -> Iterator[list[Masked]]:
         epoch = 0
         while True:
-            number, texts = 0, iter(self.texts())
+            number, made, texts = 0, 0, iter(self.texts())
             while pool := list(islice(texts, POOL)):
-                yield from self._shuffled(pool, epoch, number)
+                for batch in self._shuffled(pool, epoch, number):
+                    made += len(batch)
+                    yield batch
                 number += len(pool)
-            if number == 0:
+            if made == 0:
                 raise UserError("no text in the whole corpus; nothing to learn from")
             epoch += 1
 

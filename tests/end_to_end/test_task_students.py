@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from transformers import (
 from store import FeatureStore, open_store
 from student_train import task_losses
 from student_train.cli import main
+from student_train.collator import word_begins
 from student_train.options import TrainOptions
 from student_train.run import prepare, run
 from student_train.student import Distiller
@@ -109,6 +111,35 @@ def test_targets_of_tags_belong_to_the_words_first_pieces(tags: FeatureStore, al
     assert words == sum(len(text.split()) for text in texts)
     stored = sum(int((np.asarray(record.tags) >= 0).sum()) for record in tags)
     assert gold == stored < words
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_words_begin_after_a_blank_however_offsets_count_it(
+    kind: str, make_tokenizer: Callable[[str], Any]
+) -> None:
+    texts = ["  Two blanks,\tthen a tab\u3000and a wide one ", *ENGLISH[:3], *RUSSIAN[:3]]
+    tokenizer = make_tokenizer(kind)
+    encodings = [tokenizer(text, return_offsets_mapping=True) for text in texts]
+    start = np.cumsum([0, *(len(each["input_ids"]) for each in encodings)])
+    offsets = np.concatenate([each["offset_mapping"] for each in encodings])
+    special = np.concatenate(
+        [tokenizer.get_special_tokens_mask(e["input_ids"], None, True) for e in encodings]
+    ).astype(bool)
+    batch: Any = SimpleNamespace(
+        texts=texts, start=start, offsets=offsets, special=special, token_ids=offsets[:, 0]
+    )
+    for shift in (0, 1):  # the blank before a word with it, too, as some tokenizers count it
+        wide = offsets.copy()
+        if shift:
+            inner = (offsets[:, 0] > 0) & ~special
+            wide[inner, 0] -= [
+                texts[np.searchsorted(start, row, "right") - 1][offsets[row, 0] - 1].isspace()
+                for row in np.flatnonzero(inner)
+            ]
+        batch.offsets = wide
+        begins = word_begins(batch)
+        assert begins.sum() == sum(len(text.split()) for text in texts)
+        assert not begins[special].any()
 
 
 @pytest.mark.parametrize("student", KINDS)
@@ -213,6 +244,11 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
     model = tiny_teacher("bert", "classification", MOODS)
     unlabelled = dumped(model, corpus, tmp_path / "u.zarr", head="classification", logits=None)
     plain = dumped(tiny_teacher("bert"), corpus, tmp_path / "p.zarr")
+    few = tmp_path / "few.tsv"
+    rows = [f"{text}\t{MOODS[0] if n == 0 else ''}" for n, text in enumerate(RUSSIAN * 3)]
+    few.write_text("\n".join(["sentence\tmood", *rows]) + "\n", "utf-8")
+    words = {"head": "classification", "logits": None, "text_column": "sentence"}
+    mostly = dumped(model, few, tmp_path / "m.zarr", **words, label_column="mood")
     for store, words, told in (
         (unlabelled, ("--loss", "ce=1"), ("no gold labels", "--label-column")),
         (unlabelled, ("--recipe", "simple-stagewise"), ("stage", "no gold labels")),
@@ -220,6 +256,8 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
         (classes.path, ("--loss", "mlm=1"), ("does classification", "no masked-LM head")),
         (classes.path, ("--loss", "attention=1", "--student", "bilstm:8,8"), ("attention",)),
         (plain, ("--data", "labelled"), ("--data labelled", "no gold labels")),
+        (classes.path, ("--loss", "ce=1,kl=1", "--mask-words", "sideways"), ("uniform", "rare")),
+        (mostly, ("--loss", "ce=1", "--best"), ("--best: none of", "judge by", "hold out more")),
     ):
         line = refused(main, "--store", store, "--out", tmp_path / "out", *SMALL, *words)
         says(line, *told)

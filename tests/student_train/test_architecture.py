@@ -151,7 +151,7 @@ def test_a_saved_student_is_loaded_whole(
 
 
 def test_sizes() -> None:
-    assert parse_student("tiny") == Shape("bert", 264, 3, 12, 264)
+    assert parse_student("tiny") == Shape("bert", 264, 3, 12, 264, positions=True)
     assert parse_student("modernbert:tiny") == Shape("modernbert", 264, 3, 12, 264)
     assert parse_student("64x2x4", default="modernbert") == Shape("modernbert", 64, 2, 4, 64)
     assert parse_student("bilstm:300,600") == Shape("bilstm", 1200, 1, 0, 300)

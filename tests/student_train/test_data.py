@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from align import Tokens
+from store import Features, TaskSpec
 from store.errors import UserError
 from student_train.batches import Inputs
 from student_train.data import loaded, prefetched, split_blocks, student_batches, view_of
@@ -91,9 +92,11 @@ def test_held_out_blocks_are_apart_and_the_same_for_all(store):
 
 
 def test_views():
-    assert [view_of(e, 1, None) for e in range(3)] == [0, 0, 0]
-    assert [view_of(e, 3, None) for e in range(4)] == [1, 2, 1, 2]
-    assert view_of(5, 3, 0) == 0
+    assert [view_of(e, Features(views=1), None) for e in range(3)] == [0, 0, 0]
+    assert [view_of(e, Features(views=3), None) for e in range(4)] == [1, 2, 1, 2]
+    assert view_of(5, Features(views=3), 0) == 0
+    task = TaskSpec("tagging", ("O",))
+    assert view_of(5, Features(views=3, task=task), None) == 0
 
 
 def test_the_stream_can_be_entered_anywhere(store, collator):

@@ -13,6 +13,7 @@ from student_train.cli import main, options_of
 from student_train.options import TrainOptions
 from student_train.recipe import all_recipes, find_recipe, listed, read_recipes
 from student_train.stages import stages_of
+from student_train.sweep import main as sweep
 from tests.end_to_end.support import ROOT, ok, refused, says
 
 OWN = """
@@ -51,7 +52,7 @@ def test_every_recipe_of_the_package_can_be_begun(name: str) -> None:
 
 def test_the_list_tells_each_recipe_under_its_source() -> None:
     said = ok(main, "--recipe", "list")
-    assert said.strip() == listed()
+    assert said.strip() == listed() == ok(sweep, "--recipe", "list").strip()
     for name, recipe in all_recipes().items():
         line = next(line for line in said.splitlines() if line.split()[:1] == [name])
         assert line.endswith(recipe.about) and recipe.source in said.splitlines()

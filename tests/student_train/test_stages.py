@@ -11,10 +11,11 @@ import torch
 
 from store import FeatureStore, open_store
 from store.errors import UserError
+from student_train.check import check
 from student_train.data import split_blocks
 from student_train.options import TrainOptions
 from student_train.run import prepare, run
-from student_train.stages import chosen_blocks, group_of, set_frozen, stages_of
+from student_train.stages import chosen_blocks, group_of, stages_of
 from student_train.student import Distiller
 from student_train.trainer import train
 
@@ -54,20 +55,20 @@ def test_what_is_frozen_does_not_move_and_the_rest_does(
     moved = {name for name, value in model.state_dict().items() if (value != before[name]).any()}
     for name, _ in model.named_parameters():
         group = group_of(f"student.{name}")
-        frozen = group in freeze or group.split(".")[0] in freeze
-        assert (name in moved) != frozen, name
+        with_it = "embeddings" if group == "positions" else group.split(".")[0]
+        assert (name in moved) != (group in freeze or with_it in freeze), name
 
 
 def test_what_cannot_be_frozen(store: FeatureStore) -> None:
-    options = options_for(store)
-    model, _, _ = prepare(options, store)
-    for freeze, words in (
-        (("layers.3",), "the student has no such part"),
-        (("embeddings", "positions", "layers", "head"), "nothing is left"),
+    everything: dict[str, Any] = {"freeze": ("embeddings", "layers", "head", "projection")}
+    for changes, words in (
+        ({"freeze": ("layers.3",)}, "--freeze layers.3: a student 16x2x2 has no such part"),
+        ({"freeze": ("positions",), "student": "bilstm:8,8"}, "has no such part"),
+        (everything, "nothing is left to train"),
+        ({"stages": ({"steps": 1}, everything)}, "stage 2: .*nothing is left to train"),
     ):
-        changed = options_for(store, freeze=freeze)
         with pytest.raises(UserError, match=words):
-            set_frozen(Distiller(model, changed, (), 8), changed)
+            check(options_for(store, **changes), store)
     stuck = options_for(store, loss={"hidden": 1.0}, freeze=("embeddings", "positions", "layers"),
                         projection="frozen", out=None)  # fmt: skip
     model, collator, _ = prepare(stuck, store)
@@ -91,6 +92,15 @@ def test_gradual_unfreezing_goes_from_the_top(store: FeatureStore) -> None:
         ("positions",),
     ]
     assert [stage.steps for stage in found] == [6, 2, 2, 2, 2]
+    given = options_for(store, stages=({"unfreeze": "top-down"},), freeze=("head",))
+    assert all("head" in stage.freeze for stage in stages_of(given, 2))
+
+
+def test_when_it_is_judged_counts_where_that_decides(store: FeatureStore) -> None:
+    names = {options_for(store, eval_every=n).name() for n in (2, 3)}
+    assert len(names) == 1
+    for changes in ({"best": True}, {"stages": ({"best": True},)}):
+        assert len({options_for(store, eval_every=n, **changes).name() for n in (2, 3)}) == 2
 
 
 STAGES: tuple[dict[str, Any], ...] = (
