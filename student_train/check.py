@@ -9,8 +9,9 @@ from store.errors import UserError
 from student_train import losses
 from student_train.architecture import Shape, parse_student
 from student_train.data import split_blocks, view_of
+from student_train.gold import has_gold
 from student_train.options import TrainOptions
-from student_train.stages import check_frozen, chosen_blocks, has_gold, stages_of
+from student_train.stages import check_frozen, chosen_blocks, stages_of
 
 
 def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> None:
@@ -65,7 +66,7 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: np.ndarray
             " fine-tuned for it (downstream --save, teacher-dump --head classification|tagging)"
         )
     wants = "--data labelled" if options.data == "labelled" else "--loss ce"
-    if (options.data == "labelled" or "ce" in options.loss) and not (task and has_gold(store)):
+    if (options.data == "labelled" or "ce" in options.loss) and not has_gold(store):
         raise UserError(
             f"{wants}: {name} has no gold labels; dump labelled text (teacher-dump --label-column,"
             " or token/tag .tsv), or choose other losses"

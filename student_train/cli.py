@@ -264,7 +264,7 @@ def options_of(arguments: dict[str, Any]) -> TrainOptions:
 
 def _default_losses(given: dict[str, Any]) -> dict[str, float]:
     from store import open_store
-    from student_train.stages import has_gold
+    from student_train.gold import has_gold
 
     store = open_store(given["store"], allow_partial=given.get("allow_partial", False))
     features = store.features

@@ -15,8 +15,10 @@ from store import Features, FeatureStore
 from store.errors import UserError
 from student_train.batches import StudentBatch
 from student_train.collator import Collator
+from student_train.gold import labelled
 
 Item = TypeVar("Item")
+SMALLEST_BLOCK, GREATEST_BLOCK = 128, 4096  # tokens
 READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool
 SPLIT_SEED = (
     0  # not the student's seed: all students of a store are judged on the same held-out blocks
@@ -27,18 +29,28 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[np.ndarray, np.n
     """Blocks [n,2] to train on and blocks held out, chosen once and for all for a store and a
     share.
 
-    Raises UserError if the store has too little text to hold something out.
+    Of a task, the share of those with gold labels and of the others: labelled text often stands
+    together. Raises UserError if the store has too little text to hold something out.
     """
     tokens = int(store.meta["tokens"])
-    blocks = store.blocks(int(np.clip(tokens * max(held_out, 0.005) / 4, 128, 4096)))
-    count = max(1, round(len(blocks) * held_out)) if held_out else 0
-    if count >= len(blocks):
+    if store.features.task:
+        blocks = store.blocks(SMALLEST_BLOCK)
+        gold = np.array([labelled(store, begin, end).any() for begin, end in blocks.tolist()])
+    else:
+        size = tokens * max(held_out, 0.005) / 4
+        blocks = store.blocks(int(np.clip(size, SMALLEST_BLOCK, GREATEST_BLOCK)))
+        gold = np.zeros(len(blocks), bool)
+    chance, held = np.random.default_rng(SPLIT_SEED), np.zeros(len(blocks), bool)
+    for alike in (np.flatnonzero(~gold), np.flatnonzero(gold)):
+        count = max(1, round(len(alike) * held_out)) if held_out else 0
+        if len(alike) > 1:
+            held[alike[chance.permutation(len(alike))[:count]]] = True
+    if held.all() or held.any() != bool(held_out):
         raise UserError(
             f"the store has {tokens} tokens: too few to hold out a share of {held_out:g}; dump more"
             " text"
         )
-    order = np.random.default_rng(SPLIT_SEED).permutation(len(blocks))
-    return blocks[np.sort(order[count:])], blocks[np.sort(order[:count])]
+    return blocks[~held], blocks[held]
 
 
 def view_of(epoch: int, features: Features, asked: int | None) -> int:

@@ -13,6 +13,7 @@ from torch import nn
 from store import FeatureStore
 from store.errors import UserError
 from student_train.architecture import Shape
+from student_train.gold import labelled
 from student_train.options import LENGTH, SEEDS, TrainOptions, parse_losses
 
 OF_STAGE = {
@@ -128,35 +129,14 @@ def chosen_blocks(store: FeatureStore, blocks: np.ndarray, options: TrainOptions
     for begin, end in blocks.tolist():
         chosen = store.lengths(begin, end) >= options.min_length
         if options.data == "labelled":
-            chosen &= _labelled(store, begin, end)
+            chosen &= labelled(store, begin, end)
         edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
         runs.append(edges.reshape(-1, 2) + begin)
     found = np.concatenate(runs)
     if not len(found):
-        labelled = " with a gold label" if options.data == "labelled" else ""
+        which = " with a gold label" if options.data == "labelled" else ""
         raise UserError(
-            f"{store.path}: no sequence{labelled} of at least {options.min_length} tokens to"
+            f"{store.path}: no sequence{which} of at least {options.min_length} tokens to"
             " train on; choose --data and --min-length accordingly, or dump such text"
         )
     return found
-
-
-def has_gold(store: FeatureStore, blocks: np.ndarray | None = None) -> bool:
-    """Whether any sequence of the blocks, or of the store, has a gold label or a tag."""
-    if store.features.task is None:
-        return False
-    rows = store.blocks() if blocks is None else blocks
-    return any(_labelled(store, begin, end).any() for begin, end in rows.tolist())
-
-
-def _labelled(store: FeatureStore, begin: int, end: int) -> np.ndarray:
-    """bool [end - begin]: which sequences of a block have a gold label, or a tag."""
-    task = store.features.task
-    assert task is not None  # checked
-    part, first = store.locate(begin)
-    last = first + end - begin
-    if task.kind == "classification":
-        return part.read(task.gold, first, last) >= 0
-    start = part.token_start[first : last + 1]
-    tagged = part.read(task.gold, int(start[0]), int(start[-1])) >= 0
-    return np.add.reduceat(np.append(tagged, False), start[:-1] - start[0]) > 0

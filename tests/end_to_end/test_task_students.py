@@ -22,6 +22,8 @@ from store import FeatureStore, open_store
 from student_train import task_losses
 from student_train.cli import main
 from student_train.collator import word_begins
+from student_train.data import split_blocks
+from student_train.gold import has_gold
 from student_train.options import TrainOptions
 from student_train.run import prepare, run
 from student_train.student import Distiller
@@ -282,3 +284,21 @@ def test_a_student_of_a_task_is_the_same_again(classes: FeatureStore, tmp_path: 
     assert reports[0]["result"]["valid_loss"] == reports[1]["result"]["valid_loss"]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert weights[0] == weights[1]
+
+
+def test_gold_labels_that_stand_together_are_held_out_too(
+    tmp_path: Path, tiny_teacher: Teachers
+) -> None:
+    texts = (ENGLISH + RUSSIAN) * 6
+    rows = [f"{text}\t{MOODS[n % 2] if n < 40 else ''}" for n, text in enumerate(texts)]
+    corpus = tmp_path / "texts.tsv"
+    corpus.write_text("\n".join(["sentence\tmood", *rows]) + "\n", "utf-8")
+    words = {"head": "classification", "logits": None, "text_column": "sentence"}
+    model = tiny_teacher("bert", "classification", MOODS)
+    store = open_store(dumped(model, corpus, tmp_path / "a.zarr", **words, label_column="mood"))
+    train, held = split_blocks(store, 0.15)
+    assert has_gold(store, train) and has_gold(store, held)
+    both = sorted((*map(tuple, train.tolist()), *map(tuple, held.tolist())))
+    assert both == [tuple(block) for block in store.blocks(128).tolist()]
+    share = sum(end - begin for begin, end in held.tolist()) / len(store)
+    assert 0.08 < share < 0.25
