@@ -9,7 +9,7 @@ import click
 
 from store.codecs import CODECS
 from store.console import CONTEXT, command_errors, counted, readable, wide_console
-from store.errors import StoreError, without_remedy
+from store.errors import StoreError, UserError, without_remedy
 
 if TYPE_CHECKING:
     from store.verify import Report
@@ -141,13 +141,20 @@ def repair(path: str) -> None:
 @click.option("--codec", type=click.Choice(CODECS), help="Recode to this codec (more error only).")
 @command_errors
 def convert(source: str, target: str, codec: str | None) -> None:
-    """Copy a store, to another format or codec.
+    """Copy a store, to another format or codec, or a .zarr to an address (s3://...).
 
-    TARGET ends in .zarr or .h5. Stopped, the same command goes on.
+    TARGET ends in .zarr or .h5. Stopped, the same command goes on; to an address it begins again.
     """
-    from store.convert import convert as copy
+    if "://" in target:
+        if codec:
+            raise UserError("--codec: convert to a .zarr on this machine first, then to an address")
+        from store.upload import upload
 
-    copy(source, target, codec, progress=_progress("part"))
+        upload(source, target, progress=_progress("file"))
+    else:
+        from store.convert import convert as copy
+
+        copy(source, target, codec, progress=_progress("part"))
     _written(target)
 
 

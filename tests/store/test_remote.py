@@ -8,8 +8,11 @@ from typing import Any
 
 import fsspec
 import pytest
+from click.testing import CliRunner
 
-from store import StoreError, open_store
+from store import StoreError, UserError, open_store
+from store.cli import main as feature_store
+from store.upload import upload as upload_store
 from store.verify import verify
 
 Made = Callable[..., Any]
@@ -45,10 +48,7 @@ def test_reading_over_s3(made: Made, server: str, monkeypatch: pytest.MonkeyPatc
     path, parts = made("zarr")
     client = boto3.client("s3", endpoint_url=server, region_name="us-east-1")
     client.create_bucket(Bucket="bucket")
-    for file in path.rglob("*"):
-        if file.is_file():
-            key = f"dumps/a.zarr/{file.relative_to(path)}"
-            client.put_object(Bucket="bucket", Key=key, Body=file.read_bytes())
+    upload_store(path, "s3://bucket/dumps/a.zarr", options)
     fs = open_store("s3://bucket/dumps/a.zarr", storage_options=options)
     local = open_store(path)
     assert fs.meta == local.meta
@@ -93,6 +93,66 @@ def test_reading_and_verifying_from_memory(made: Made) -> None:
         assert "part 1: array token/id cannot be read" in found
     finally:
         memory.rm("/held", recursive=True)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_uploaded_it_is_sealed_only_when_it_is_whole(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = made("zarr")
+    memory, target = fsspec.filesystem("memory"), "memory://up/a.zarr"
+    files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()}
+    real, sent = type(memory).pipe_file, list[str]()
+
+    def stop_at(number: int) -> Any:
+        def pipe_file(self: Any, there: str, data: bytes, **settings: Any) -> None:
+            sent.append(there)
+            real(self, there, data[: len(data) // 2] if len(sent) == number else data, **settings)
+            if len(sent) == number:
+                raise Killed
+
+        return pipe_file
+
+    try:
+        for number in (1, len(files) // 2, len(files) - 1):
+            sent.clear()
+            with monkeypatch.context() as patch, pytest.raises(Killed):
+                patch.setattr(type(memory), "pipe_file", stop_at(number))
+                upload_store(path, target)
+            with pytest.raises(StoreError, match="no Zarr store"):
+                open_store(target)
+        said = CliRunner().invoke(feature_store, ["convert", str(path), target])
+        assert said.exit_code == 0, said.output
+        assert verify(target).problems == []
+        assert open_store(target).manifest.content() == open_store(path).manifest.content()
+        for again in (
+            ["convert", str(path), target],
+            ["convert", str(path), target, "--codec=small"],
+        ):
+            refused = CliRunner().invoke(feature_store, again)
+            assert refused.exit_code == 1 and len(refused.stderr.splitlines()) == 1
+    finally:
+        memory.rm("/up", recursive=True)
+    hdf5, _ = made("h5")
+    with pytest.raises(UserError, match="only a Zarr folder"):
+        upload_store(hdf5, target)
+
+
+def test_a_file_that_does_not_arrive_whole_is_told(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = made("zarr")
+    memory = type(fsspec.filesystem("memory"))
+    real = memory.pipe_file
+    monkeypatch.setattr(memory, "pipe_file", lambda self, there, data: real(self, there, data[:-1]))
+    with pytest.raises(StoreError, match="not arrived whole; type the command again"):
+        upload_store(path, "memory://torn/a.zarr")
+    with pytest.raises(StoreError, match="no Zarr store"):
+        open_store("memory://torn/a.zarr")
+    fsspec.filesystem("memory").rm("/torn", recursive=True)
 
 
 def test_unknown_addresses() -> None:
