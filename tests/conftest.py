@@ -19,6 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TEACHONCE_CACHE"] = tempfile.mkdtemp(prefix="teachonce-cache-")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -208,6 +209,12 @@ def _model(kind: str, tokenizer: Any, head: str = "mlm", labels: tuple[str, ...]
         torch.manual_seed([*TEACHER_KINDS, "gpt2"].index(kind))
         model = getattr(transformers, prefix + HEADS[head])(config)
     return model.float().eval()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """A job in the background of a shell ignores Ctrl-C, and so would all that is tested there."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
