@@ -117,7 +117,7 @@ def tag_score(student: Path, out: Path) -> float:
 SOURCES = {
     "mukherjee": Source(
         "Distilling into simple networks",
-        "accuracy",
+        "macro F1",
         {
             "small": f"SST-2: a MiniLM fine-tuned on {PER_CLASS} labels of each class, and what it"
             " says of 6,400 texts without labels; students BiLSTM 100,100 with 5k WordPiece, 3"
