@@ -82,7 +82,7 @@ def reproduce(source: Source, work: Path, seeds: int, size: str) -> str:
             if not (out / "model.safetensors").exists():
                 resume = ["--resume"] if (out / "training.json").exists() else []
                 own = [word.replace("{work}", str(work)) for word in arm.words]
-                words = (*own, *source.words(size), "--seed", str(seed), *resume)
+                words = (*source.words(size), *own, "--seed", str(seed), *resume)
                 command("student_train.cli", "--store", stores[arm.store], "--out", out, *words)
             score = source.score(out, work / f"scores-{out.name}")
             scores.setdefault(name, []).append(score)

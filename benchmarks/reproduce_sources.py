@@ -12,13 +12,14 @@ DATA = SHARED / "data"
 PER_CLASS = 100  # gold labels of a class
 LABELLED = 100  # sentences of a language with gold tags
 DEV = 500
-STUDENT: dict[str, tuple[str, ...]] = {"small": ("--student", "bilstm:100,100"), "full": ()}
+STUDENT: dict[str, tuple[str, ...]] = {
+    "small": ("--student", "bilstm:100,100", "--vocab", "5k"),
+    "full": (),
+}
 
 
 def recipe(name: str, *words: str, store: int = 0) -> Arm:
-    return Arm(
-        ("--recipe", name, *(words if "--vocab" in words else (*words, "--vocab", "5k"))), store
-    )
+    return Arm(("--recipe", name, *words), store)
 
 
 def few_labels(path: Path, work: Path, seed: int = 0) -> tuple[Path, Path, Path]:
@@ -123,7 +124,7 @@ SOURCES = {
             " says of 6,400 texts without labels; students BiLSTM 100,100 with 5k WordPiece, 3"
             " epochs a stage (the published: 300,600 with the teacher's vocabulary). Test: the dev"
             " set of SST-2.",
-            "full": "as published.",
+            "full": "the same data; students as published, 300,600 with the teacher's vocabulary.",
         },
         {
             "rnn": recipe("simple-rnn", "--epochs", "40"),
@@ -151,7 +152,8 @@ SOURCES = {
             f" {LABELLED} sentences of each language, and what it says of 1,500 of each; students"
             " BiLSTM 100,100 with 5k WordPiece, 3 epochs a stage (published: mBERT, 41 languages,"
             " 300,600). Test: 400 sentences of each language.",
-            "full": "as published.",
+            "full": "the same languages, all of their text; students as published, 300,600 with the"
+            " teacher's vocabulary.",
         },
         {
             "D0-S": recipe("tinymbert-d0", "--epochs", "40"),

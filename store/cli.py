@@ -141,9 +141,10 @@ def repair(path: str) -> None:
 @click.option("--codec", type=click.Choice(CODECS), help="Recode to this codec (more error only).")
 @command_errors
 def convert(source: str, target: str, codec: str | None) -> None:
-    """Copy a store, to another format or codec, or a .zarr to an address (s3://...).
+    """Copy a store to another format or codec, or to an address.
 
-    TARGET ends in .zarr or .h5. Stopped, the same command goes on; to an address it begins again.
+    TARGET ends in .zarr or .h5, or is the address (s3://...) of a .zarr. Stopped, the same command
+    goes on; to an address it begins again.
     """
     if "://" in target:
         if codec:

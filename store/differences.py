@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from store.errors import ANOTHER, UserError
 
 SHOWN = 60
 BEFORE = 12
@@ -26,6 +29,16 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
         texts = [value if isinstance(value, str) else json.dumps(value) for value in (one, other)]
         begin = len(os.path.commonprefix(texts)) - BEFORE if max(map(len, texts)) > SHOWN else 0
         yield key, _cut(texts[0], max(0, begin)), _cut(texts[1], max(0, begin))
+
+
+def check_same(path: Path, found: Iterable[tuple[str, str, str]]) -> None:
+    """UserError, naming them, if the unfinished store of a path was begun with other arguments."""
+    differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]
+    if differ:
+        raise UserError(
+            f"{path}: holds an unfinished store with other arguments: {'; '.join(differ)}; use the"
+            f" same arguments to go on, or {ANOTHER}"
+        )
 
 
 def _cut(text: str, begin: int) -> str:

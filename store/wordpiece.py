@@ -40,6 +40,15 @@ def vocabulary_size(word: str) -> int | None:
     return int(found[1]) * (1000 if found[2] else 1) if found else None
 
 
+def check_student_tokenizer(tokenizer: Any, word: str) -> None:
+    """UserError unless a tokenizer of transformers, which `--vocab` named, can be a student's."""
+    if not tokenizer.is_fast or None in (tokenizer.mask_token_id, tokenizer.pad_token_id):
+        raise UserError(
+            f"--vocab {word}: a student needs a fast tokenizer (tokenizer.json) with a mask and a"
+            " padding token; give a size such as 5k"
+        )
+
+
 def train_wordpiece(texts: Iterable[str], size: int, teacher_normalizer: Any) -> Tokenizer:
     """WordPiece of exactly `size` pieces that folds case and accents as the teacher does and knows
     every character.

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from store import disk
 from store.begin import Weights, begin, read_calibration
-from store.differences import differences
+from store.differences import check_same, differences
 from store.errors import ANOTHER, StoreError, UserError
 from store.features import Features
 from store.hdf5_staging import Hdf5Staging
@@ -109,16 +110,9 @@ class StoreWriter:
         stored = StoreWriter._stored(staging)
         if stored is None:
             return False
-        differ = [
-            f"{name} is {old} in the store and {new} now"
-            for key in ("identity", "features")
-            for name, old, new in differences(stored[key], attributes[key], key)
-        ]
-        if differ:
-            raise UserError(
-                f"{staging.path}: holds an unfinished store with other arguments: "
-                f"{'; '.join(differ)}; use the same arguments to go on, or {ANOTHER}"
-            )
+        keys = ("identity", "features")
+        found = (differences(stored[key], attributes[key], key) for key in keys)
+        check_same(staging.path, chain.from_iterable(found))
         return True
 
     @staticmethod

@@ -44,7 +44,7 @@ def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> No
             check_frozen(stage, shape)
             _check_task(stage, store, held_out)
             _check_features(stage, store)
-            _check_groups(stage, store, shape.layers)
+            _check_groups(stage, store, shape)
             chosen_blocks(store, blocks, stage)
         except UserError as error:
             if not options.stages:
@@ -119,8 +119,8 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
         )
 
 
-def _check_groups(options: TrainOptions, store: FeatureStore, layers: int) -> None:
-    if "attention" in options.loss and not parse_student(options.student).heads:
+def _check_groups(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:
+    if "attention" in options.loss and not shape.heads:
         raise UserError(
             f"--loss attention: --student {options.student} has no attention maps; choose HxLxA, or"
             " another loss"
@@ -128,8 +128,8 @@ def _check_groups(options: TrainOptions, store: FeatureStore, layers: int) -> No
     compared = [*(store.features.hidden if set(losses.OF_RUNS) & set(options.loss) else ())]
     compared += store.features.attention if "attention" in options.loss else ()
     for name in compared:
-        if name.startswith("groups") and layers % int(name[6:].split(".")[0]):
+        if name.startswith("groups") and shape.layers % int(name[6:].split(".")[0]):
             raise UserError(
-                f"{name}: {layers} student layers do not fall into as many groups; choose --student"
-                " accordingly"
+                f"{name}: {shape.layers} student layers do not fall into as many groups; choose"
+                " --student accordingly"
             )

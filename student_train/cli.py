@@ -251,8 +251,8 @@ def options_of(arguments: dict[str, Any]) -> TrainOptions:
             {key: value for key, value in stage.items() if key not in over}
             for stage in recipe.stages
         )
-        kept = {key: value for key, value in recipe.options.items() if key not in over}
-        given = {**kept, "stages": stages, **given}
+        plain = {key: value for key, value in recipe.options.items() if key not in over}
+        given = {**plain, "stages": stages, **given}
     if given.get("init") == MIXED_VOCAB:
         given.setdefault("vocab", MIXED_VOCAB)
     if "loss" not in given:

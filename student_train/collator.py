@@ -4,7 +4,6 @@ teacher's side."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,8 @@ from student_train.token_cache import token_table, tokenize
 
 
 class Collator:
-    """Turns store batches into student batches for one vocabulary, alignment and set of losses.
+    """Turns store batches into student batches for one vocabulary, and the alignment, losses and
+    masks of `options`.
 
     `head` (weight [V,D], bias [V]) is needed for logit losses from the `head` tier. With `store`
     its text is tokenised once for all batches (`token_table`), without it each batch anew.
@@ -45,13 +45,9 @@ class Collator:
         self,
         student_tokenizer: Any,
         teacher_tokenizer_json: str,
+        options: TrainOptions,
         *,
-        align: str,
-        loss_names: Iterable[str],
-        masked_only: bool,
-        mask_probability: float,
         max_length: int,
-        mask_words: str = "uniform",
         head: tuple[np.ndarray, np.ndarray] | None = None,
         store: FeatureStore | None = None,
     ) -> None:
@@ -61,31 +57,28 @@ class Collator:
         self.tokenizer.enable_truncation(max_length)
         self.table = None if store is None else token_table(store, self.tokenizer)
         self.padding = student_tokenizer.pad_token_id
-        self.align, self.max_length = align, max_length
+        self.align, self.max_length = options.align, max_length
         self.vocabulary = _vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
-        pieces = first_pieces(self.vocabulary) if align == "span" else self.vocabulary.match
+        pieces = first_pieces(self.vocabulary) if self.align == "span" else self.vocabulary.match
         self.targets = TargetReader(pieces, head)
         self.task = store.features.task if store else None
-        self._serve(set(loss_names), masked_only, mask_probability, mask_words)
+        self._serve(options)
 
     def serving(self, options: TrainOptions) -> Collator:
         """The same for a stage with other losses and masks."""
         other = copy.copy(self)
-        other._serve(
-            set(options.loss), options.targets == "masked", options.mask_prob, options.mask_words
-        )
+        other._serve(options)
         return other
 
-    def _serve(
-        self, names: set[str], masked_only: bool, mask_probability: float, mask_words: str
-    ) -> None:
+    def _serve(self, options: TrainOptions) -> None:
+        names = set(options.loss)
         self.masker = Masker(
             self.student_tokenizer.mask_token_id,
             len(self.student_tokenizer),
             set(self.student_tokenizer.all_special_ids),
-            0.0 if self.task else mask_probability,  # the student of a task reads the plain text
+            0.0 if self.task else options.mask_prob,  # the student of a task reads the plain text
             self.table.counts(len(self.student_tokenizer))
-            if mask_words == "rare" and self.table
+            if options.mask_words == "rare" and self.table
             else None,
         )
         self.wants_normalised = bool(names & {"hidden", "hidden-kld"})
@@ -95,7 +88,7 @@ class Collator:
         self.wants_logits = not self.task and bool(names & set(losses.OF_LOGITS))
         self.wants_maps = "attention" in names
         self.wants_teacher = bool(names - {"mlm"})
-        self.masked_only = masked_only
+        self.masked_only = options.targets == "masked"
 
     def features(self) -> list[str]:
         """The groups of the store that have to be read."""

@@ -35,7 +35,7 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[np.ndarray, np.n
     tokens = int(store.meta["tokens"])
     if store.features.task:
         blocks = store.blocks(SMALLEST_BLOCK)
-        gold = np.array([labelled(store, begin, end).any() for begin, end in blocks.tolist()])
+        gold = np.logical_or.reduceat(labelled(store), blocks[:, 0])  # they follow one another
     else:
         size = tokens * max(held_out, 0.005) / 4
         blocks = store.blocks(int(np.clip(size, SMALLEST_BLOCK, GREATEST_BLOCK)))

@@ -16,6 +16,9 @@ from student_train.student import Distiller
 from student_train.targets import TaskTargets
 from student_train.task_losses import NO_LABEL
 
+Measured = tuple[dict[str, torch.Tensor], torch.Tensor | None]
+"""Losses by name, and the logits of a task; see `Distiller.measured`."""
+
 
 @torch.no_grad()
 def evaluate(
@@ -24,7 +27,7 @@ def evaluate(
     collator: Collator,
     blocks: np.ndarray,
     options: TrainOptions,
-    forward: Callable[[StudentBatch], dict[str, torch.Tensor]] | None = None,
+    measured: Callable[[StudentBatch], Measured] | None = None,
 ) -> dict[str, float]:
     """Validation losses over `blocks`, with masks that are the same for every student and step.
 
@@ -55,7 +58,7 @@ def evaluate(
     )
     for number, raw in enumerate(batches):
         batch = collator(raw, view, (0, 0, number, 1)).to(device)
-        found = (forward or distiller)(batch)
+        found, logits = (measured or distiller.measured)(batch)
         count += 1
         taught = batch.distillation.task if batch.distillation else None
         labelled = int((taught.gold != NO_LABEL).sum()) if taught else 0
@@ -67,8 +70,8 @@ def evaluate(
             nats += float(found["mlm"]) * len(batch.labels)
             masked += len(batch.labels)
             characters += batch.characters
-        if taught:
-            judged.append((distiller.task_logits(batch).float(), taught))
+        if taught and logits is not None:
+            judged.append((logits, taught))
     distiller.train(was_training)
     means = {name: value / count for name, value in sums.items() if name != "ce"}
     if labels and "ce" in sums:

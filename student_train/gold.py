@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 
 from store import FeatureStore
 
+_KNOWN: WeakKeyDictionary[FeatureStore, np.ndarray] = WeakKeyDictionary()
+
+
+def labelled(store: FeatureStore) -> np.ndarray:
+    """bool [n]: which of all sequences have a gold label, or a tag. Read once for an open store."""
+    if store not in _KNOWN:
+        _KNOWN[store] = np.concatenate(
+            [
+                np.zeros(0, bool),
+                *(_of_part(store, place) for place in range(len(store.manifest.parts))),
+            ]
+        )
+    return _KNOWN[store]
+
 
 def has_gold(store: FeatureStore, blocks: np.ndarray | None = None) -> bool:
-    """Whether any sequence of the blocks, or of the store, has a gold label or a tag."""
-    rows = store.blocks() if blocks is None else blocks
-    return any(labelled(store, begin, end).any() for begin, end in rows.tolist())
+    """Whether any sequence of the blocks [n,2], or of the store, has a gold label or a tag."""
+    known = labelled(store)
+    if blocks is None:
+        return bool(known.any())
+    return any(known[begin:end].any() for begin, end in blocks.tolist())
 
 
-def labelled(store: FeatureStore, begin: int, end: int) -> np.ndarray:
-    """bool [end - begin]: which sequences of a block have a gold label, or a tag."""
-    task = store.features.task
+def _of_part(store: FeatureStore, place: int) -> np.ndarray:
+    task, part = store.features.task, store.part(place)
     if task is None:
-        return np.zeros(end - begin, bool)
-    part, first = store.locate(begin)
-    last = first + end - begin
+        return np.zeros(part.part.counts.sequences, bool)
+    gold = part.all(task.gold) >= 0
     if task.kind == "classification":
-        return part.read(task.gold, first, last) >= 0
-    start = part.token_start[first : last + 1]
-    tagged = part.read(task.gold, int(start[0]), int(start[-1])) >= 0
-    return np.add.reduceat(np.append(tagged, False), start[:-1] - start[0]) > 0
+        return gold
+    return np.add.reduceat(np.append(gold, False), part.token_start[:-1]) > 0

@@ -13,7 +13,7 @@ from store.errors import UserError
 from student_train.batches import StudentBatch
 from student_train.collator import Collator
 from student_train.data import loaded, split_blocks
-from student_train.evaluate import evaluate
+from student_train.evaluate import Measured, evaluate
 from student_train.options import TrainOptions
 from student_train.stages import chosen_blocks, stages_of
 from student_train.student import Distiller
@@ -77,7 +77,7 @@ class Lesson:
 
         Raises UserError where no weight that moves has a part in them.
         """
-        parts = self._forward(batch)
+        parts, _ = self._measured(batch)
         loss = torch.stack([self.options.loss[name] * part for name, part in parts.items()]).sum()
         if not loss.requires_grad:
             raise UserError(
@@ -86,12 +86,11 @@ class Lesson:
             )
         return loss, parts
 
-    def _forward(self, batch: StudentBatch) -> dict[str, Tensor]:
+    def _measured(self, batch: StudentBatch) -> Measured:
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.options.precision == "bf16"
         ):
-            found: dict[str, Tensor] = self.distiller(batch)
-        return found
+            return self.distiller.measured(batch)
 
     def validate(self) -> dict[str, float]:
         """See `evaluate`."""
@@ -101,5 +100,5 @@ class Lesson:
             self._collator,
             self._held_out,
             self.options,
-            self._forward,
+            self._measured,
         )

@@ -15,6 +15,7 @@ FOLDER = Path(__file__).with_name("recipes")
 MAX_BYTES = 2**20
 KEYS = {"source", "options", "recipes"}
 OF_RECIPE = {"about", "options", "stages"}
+NOT_OF_A_RECIPE = {"store", "out", "recipe", "resume", "device", "workers", "allow_partial"}
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,3 @@ def _typed(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         return parse_values(found)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-
-
-NOT_OF_A_RECIPE = {"store", "out", "recipe", "resume", "device", "workers", "allow_partial"}

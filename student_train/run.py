@@ -134,11 +134,7 @@ def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) ->
     return Collator(
         tokenizer,
         store.teacher_file("tokenizer.json").decode(),
-        align=options.align,
-        loss_names=options.loss,
-        masked_only=options.targets == "masked",
-        mask_probability=options.mask_prob,
-        mask_words=options.mask_words,
+        options,
         max_length=tokenizer.model_max_length,
         head=store.head() if spec and spec.tier == "head" else None,
         store=store,

@@ -129,7 +129,7 @@ def chosen_blocks(store: FeatureStore, blocks: np.ndarray, options: TrainOptions
     for begin, end in blocks.tolist():
         chosen = store.lengths(begin, end) >= options.min_length
         if options.data == "labelled":
-            chosen &= labelled(store, begin, end)
+            chosen &= labelled(store)[begin:end]
         edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
         runs.append(edges.reshape(-1, 2) + begin)
     found = np.concatenate(runs)

@@ -14,7 +14,6 @@ from student_train import losses, task_losses
 from student_train.architecture import class_logits, lm_logits, sentence_states, tag_logits
 from student_train.batches import Distillation, Inputs, StudentBatch
 from student_train.options import TrainOptions
-from student_train.stages import stages_of
 from student_train.targets import TaskTargets
 
 OF_RAW_STATES = ("cosine", "contrastive")  # angles, which a norm per channel would turn
@@ -54,7 +53,7 @@ class Distiller(nn.Module):
         self.layers = student.config.num_hidden_layers
         self.projections = nn.ModuleDict()
         own = student.config.hidden_size
-        wanted = {name for stage in stages_of(options, self.layers) for name in stage.loss}
+        wanted = options.losses()
         for loss in (name for name in losses.OF_HIDDEN if name in wanted):
             for name in hidden:
                 if loss == "cosine" and own == width:
@@ -66,12 +65,15 @@ class Distiller(nn.Module):
         if self.options.projection == "frozen":
             nn.init.kaiming_normal_(linear.weight)  # He et al. 2015, as in the published code
             nn.init.zeros_(linear.bias)
-            linear.requires_grad_(False)
         return linear
 
     def forward(self, batch: StudentBatch) -> dict[str, Tensor]:
         """Unweighted losses by name, each a scalar with its own normaliser
         (student_train.losses)."""
+        return self.measured(batch)[0]
+
+    def measured(self, batch: StudentBatch) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The same, and the logits [G,C] that a task's were measured by."""
         found, wanted = dict[str, Tensor](), batch.distillation
         native = None
         if "mlm" in self.options.loss or wanted is None or wanted.inputs is None:
@@ -79,26 +81,19 @@ class Distiller(nn.Module):
         if native and "mlm" in self.options.loss:
             found["mlm"] = losses.mlm(self.logits(native.last[batch.masked]), batch.labels)
         if wanted is None:
-            return found
-        read = self._read(batch, native)
+            return found, None
+        read = native
+        if wanted.inputs is not None:
+            read = self.encode(wanted.inputs, "attention" in self.options.loss)
+        assert read is not None
         self._of_states(found, wanted, read)
         self._of_maps(found, wanted, read)
         self._of_logits(found, wanted, read)
-        if wanted.task is not None:
-            self._of_task(found, wanted.task, self._task_logits(wanted.task, read))
-        return found
-
-    def task_logits(self, batch: StudentBatch) -> Tensor:
-        """Logits [G,C] where the batch has targets of a task."""
-        assert batch.distillation is not None and batch.distillation.task is not None
-        return self._task_logits(batch.distillation.task, self._read(batch, None))
-
-    def _read(self, batch: StudentBatch, native: Outputs | None) -> Outputs:
-        """What the runs are of: the second input where there is one."""
-        wanted = batch.distillation
-        if wanted is not None and wanted.inputs is not None:
-            return self.encode(wanted.inputs, "attention" in self.options.loss)
-        return native or self.encode(batch.inputs)
+        if wanted.task is None:
+            return found, None
+        logits = self._task_logits(wanted.task, read)
+        self._of_task(found, wanted.task, logits)
+        return found, logits
 
     def _of_states(self, found: dict[str, Tensor], wanted: Distillation, read: Outputs) -> None:
         pool = self.options.resolved_pool

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from store import FeatureStore, wordpiece
 from store.errors import UserError, first_line
 from store.mixed_vocab import MixedVocab
-from store.wordpiece import SPECIALS, vocabulary_size
+from store.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_size
 from student_train.pruned import pruned_tokenizer
 
 
@@ -53,7 +53,8 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
             f"--vocab {word}: its tokenizer has special tokens only, as tokenizer.json or the"
             " vocabulary is missing or empty; save the tokenizer there, or give a size such as 5k"
         )
-    return _checked(tokenizer, word)
+    check_student_tokenizer(tokenizer, word)
+    return tokenizer
 
 
 def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
@@ -69,15 +70,7 @@ def _from_files(backend: Tokenizer, config: bytes, word: str) -> PreTrainedToken
         model_max_length=settings["model_max_length"],
         **{name: settings[name] for name in names},
     )
-    return _checked(tokenizer, word)
-
-
-def _checked(tokenizer: Any, word: str) -> PreTrainedTokenizerFast:
-    if not tokenizer.is_fast or None in (tokenizer.mask_token_id, tokenizer.pad_token_id):
-        raise UserError(
-            f"--vocab {word}: a student needs a fast tokenizer (tokenizer.json) with a mask and a"
-            " padding token; give a size such as 5k"
-        )
+    check_student_tokenizer(tokenizer, word)
     return tokenizer
 
 

@@ -73,7 +73,7 @@ def dump(
     changed. Raises Stopped, with what is kept, after SIGINT or SIGTERM: between two batches once
     the teacher runs.
     """
-    with stoppable(lambda: _kept(options.out)) as stop:
+    with stoppable(lambda: kept(options.out)) as stop:
         check_options(options)
         StoreWriter.check(options.out)
         model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
@@ -83,7 +83,8 @@ def dump(
         return _dump(resolved, model, corpus, say, stop, stage_one)
 
 
-def _kept(out: Path) -> str:
+def kept(out: Path) -> str:
+    """What a stopped dump has, and how to go on."""
     if StoreWriter.peek(out) is None:
         state = "is finished"
         if not out.exists():

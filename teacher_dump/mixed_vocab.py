@@ -15,13 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store import StoreWriter, open_store
-from store.differences import differences
-from store.errors import ANOTHER, UserError
+from store.differences import check_same, differences
+from store.errors import UserError
 from store.mixed_vocab import MixedVocab
 from store.stopping import Stop, stoppable
-from store.wordpiece import SPECIALS, train_wordpiece, vocabulary_size
+from store.wordpiece import (
+    SPECIALS,
+    check_student_tokenizer,
+    train_wordpiece,
+    vocabulary_size,
+)
 from teacher_dump.corpus import Corpus
-from teacher_dump.dump import DumpSummary, dump, gathered, window_length
+from teacher_dump.dump import DumpSummary, dump, gathered, kept, window_length
 from teacher_dump.models import ResolvedModel, resolve_model
 from teacher_dump.options import DumpOptions, check_options
 from teacher_dump.windows import iter_windows
@@ -109,7 +114,7 @@ def _kept(options: MixedVocabOptions) -> str:
     path = options.checkpoint()
     if path.exists():
         return f"{path}: the training is saved there; the same command goes on"
-    return f"{options.dump.out}: nothing is written yet; the same command begins anew"
+    return kept(options.dump.out)
 
 
 def _from_store(options: MixedVocabOptions) -> StageOne | None:
@@ -122,14 +127,7 @@ def _from_store(options: MixedVocabOptions) -> StageOne | None:
         return None
     then, now = attributes["identity"].get("mixed_vocab", {}), options.arguments()
     theirs = {key: then.get(key) for key in now}
-    differ = [
-        f"{key} is {old} in the store and {new} now" for key, old, new in differences(theirs, now)
-    ]
-    if differ:
-        raise UserError(
-            f"{out}: holds an unfinished store with other arguments: {'; '.join(differ)}; use the"
-            f" same arguments to go on, or {ANOTHER}"
-        )
+    check_same(out, differences(theirs, now))
     store = open_store(out, allow_partial=True)
     stage_one = StageOne(MixedVocab.of(store), now)
     store.close()
@@ -220,9 +218,5 @@ def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
     if not Path(word).is_dir():
         raise UserError(f"--vocab {word}: expected a size (5k, 8000) or a folder with a tokenizer")
     tokenizer = load_tokenizer(ResolvedModel(word, f"--vocab {word}"))
-    if not tokenizer.is_fast or None in (tokenizer.mask_token_id, tokenizer.pad_token_id):
-        raise UserError(
-            f"--vocab {word}: a student needs a fast tokenizer (tokenizer.json) with a mask and a"
-            " padding token; give a size such as 5k"
-        )
+    check_student_tokenizer(tokenizer, word)
     return tokenizer
