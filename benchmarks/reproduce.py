@@ -1,9 +1,11 @@
 """What the sources claim, in miniature: their arms on real data, and which of their orderings hold.
 
     python -m benchmarks.reproduce SOURCE --work DIR [--seeds N] [--size small|full]
+    python -m benchmarks.reproduce best --work DIR
 
 Every step is a command as a user types it. What is finished in --work is not made again; no arm is
-chosen by the test set, it only scores.
+chosen by the test set, it only scores. `best` compares our recipe with the best of each source; it
+finds finished work in DIR/SOURCE.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -19,115 +21,216 @@ import click
 from benchmarks.main_job import command
 from benchmarks.report import RESULTS, publish, table
 from store.console import command_errors
+from store.errors import UserError
+
+SIZES = ("small", "full")
+OURS = "ours"
+Scores = dict[str, dict[str, list[float]]]  # of an arm, by measure, for every seed
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A student: the words of `student-train` beside store, seed and size, and which of the stores
-    it learns from; {work} in a word is the folder of all of them."""
+    """A student: the words of `student-train` beside seed and size, which of the stores it learns
+    from, and the sizes that it is a part of; {work} in a word is the folder of all arms."""
 
     words: tuple[str, ...]
-    store: int = 0
+    stores: tuple[int, ...] = (0,)
+    sizes: tuple[str, ...] = SIZES
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a finished model is scored by: the words of `downstream` beside --model and --out;
+    {work} in a word is the folder of all arms, {seed} that of the arm."""
+
+    measure: str
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A paper in miniature.
+    """A paper in miniature. Of each size: settings, words of `student-train` for all arms, tasks.
 
-    prepare: makes the stores and what else is needed in a folder; returns the stores and the score
-    of the teacher on the same test set.
-    score: of a finished student's folder, in another folder.
+    prepare: makes the stores, and what the tasks need, in a folder; returns the stores and the
+        teacher's folder.
     orderings: (better, worse, what the paper says).
+    best: the paper's own best arm, which `OURS` is compared with.
+    published: the paper's own figures of some arms, and of "teacher"; what they measure, and where
+        they stand.
     """
 
     title: str
-    measure: str
     settings: Mapping[str, str]
+    words: Mapping[str, tuple[str, ...]]
+    tasks: Mapping[str, Sequence[Task]]
     arms: Mapping[str, Arm]
     orderings: Sequence[tuple[str, str, str]]
-    prepare: Callable[[Path, str], tuple[list[Path], float]]
-    score: Callable[[Path, Path], float]
-    words: Callable[[str], tuple[str, ...]]
-
-
-def primary(scores: Path, split: str = "test") -> float:
-    """The main measure of a finished `downstream` run."""
-    report = json.loads((scores / "scores.json").read_text())
-    return float(report["mean"][split][report["primary"]])
+    best: str
+    prepare: Callable[[Path, str], tuple[list[Path], Path]]
+    published: Mapping[str, str] = field(default_factory=dict)
+    published_measure: str = ""
 
 
 def downstream(out: Path, *words: str | Path) -> float:
     """Run it where it has not run yet; its main measure on the test set."""
     if not (out / "scores.json").exists():
         command("downstream.cli", *words, "--out", out)
-    return primary(out)
+    found = json.loads((out / "scores.json").read_text())
+    return float(found["mean"]["test"][found["primary"]])
+
+
+def trained_teacher(out: Path, *words: str | Path) -> Path:
+    """A masked LM by `downstream --task mlm`; one that was stopped goes on."""
+    if not (out / "metrics.json").exists():
+        resume = ["--resume"] if (out / "settings.json").exists() else []
+        command("downstream.cli", "--task", "mlm", *words, "--out", out, *resume)
+    return out
 
 
 def dump(out: Path, *words: str | Path) -> Path:
-    """The same for a store; one that was stopped goes on."""
+    """The same for a store."""
     if not (out.with_suffix(".done")).exists():
         command("teacher_dump.cli", *words, "--out", out)
         out.with_suffix(".done").touch()
     return out
 
 
-def reproduce(source: Source, work: Path, seeds: int, size: str) -> str:
-    """Train and score every arm with every seed; the table, and what holds, in words."""
+def reproduce(source: Source, work: Path, seeds: int, size: str) -> Scores:
+    """Train and score every arm with every seed, and score the teacher.
+
+    Raises UserError where `work` is of another size.
+    """
     work.mkdir(parents=True, exist_ok=True)
+    of_size = work / "size"
+    if of_size.exists() and of_size.read_text() != size:
+        raise UserError(f"{work}: holds work of --size {of_size.read_text()}; give another --work")
+    of_size.write_text(size)
     stores, teacher = source.prepare(work, size)
-    scores: dict[str, list[float]] = {}
+    scores: Scores = {"teacher": _scored(source, teacher, work / "scores-teacher", size, 0)}
     for name, arm in source.arms.items():
+        if size not in arm.sizes:
+            continue
+        scores[name] = {task.measure: [] for task in source.tasks[size]}
         for seed in range(seeds):
             out = work / f"{name}-{seed}".replace(" ", "-")
             if not (out / "model.safetensors").exists():
-                resume = ["--resume"] if (out / "training.json").exists() else []
-                own = [word.replace("{work}", str(work)) for word in arm.words]
-                words = (*source.words(size), *own, "--seed", str(seed), *resume)
-                command("student_train.cli", "--store", stores[arm.store], "--out", out, *words)
-            score = source.score(out, work / f"scores-{out.name}")
-            scores.setdefault(name, []).append(score)
-            print(f"{name}, seed {seed}: {score:.4f}", flush=True)
-    means = {name: statistics.mean(values) for name, values in scores.items()}
-    rows: list[list[object]] = [["teacher", "", teacher, ""]]
-    for name, values in scores.items():
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        rows.append([name, " ".join(source.arms[name].words), means[name], spread])
-    head = ("", "student-train", source.measure, "deviation")
-    told = "\n".join(f"- {_judged(means, scores, *each)}" for each in source.orderings)
-    return f"{table(head, rows)}\n\n{told}"
+                command("student_train.cli", *_words(source, arm, work, size, stores, seed, out))
+            found = _scored(source, out, work / f"scores-{out.name}", size, seed)
+            for measure, values in found.items():
+                scores[name][measure] += values
+            told = ", ".join(f"{measure} {values[0]:.4f}" for measure, values in found.items())
+            print(f"{name}, seed {seed}: {told}", flush=True)
+    return scores
 
 
-def _judged(
-    means: Mapping[str, float],
-    scores: Mapping[str, list[float]],
-    better: str,
-    worse: str,
-    claim: str,
-) -> str:
-    won = sum(a > b for a, b in zip(scores[better], scores[worse], strict=True))
-    holds = "holds" if means[better] > means[worse] else "does not hold"
-    return (
-        f"{claim}: {holds} ({better} {means[better]:.3f}, {worse} {means[worse]:.3f}; better with"
-        f" {won} of {len(scores[better])} seeds)"
-    )
+def _words(
+    source: Source, arm: Arm, work: Path, size: str, stores: list[Path], seed: int, out: Path
+) -> list[str]:
+    learnt = [word for number in arm.stores for word in ("--store", str(stores[number]))]
+    own = [word.replace("{work}", str(work)) for word in arm.words]
+    resume = ["--resume"] if (out / "training.json").exists() else []
+    return [*learnt, *source.words[size], *own, "--seed", str(seed), "--out", str(out), *resume]
+
+
+def _scored(source: Source, model: Path, out: Path, size: str, seed: int) -> dict[str, list[float]]:
+    found = {}
+    for task in source.tasks[size]:
+        words = [
+            word.replace("{work}", str(out.parent)).replace("{seed}", str(seed))
+            for word in task.words
+        ]
+        folder = out.with_name(f"{out.name}-{task.measure}".replace(" ", "-"))
+        found[task.measure] = [downstream(folder, *words, "--model", model)]
+    return found
+
+
+def report(source: Source, scores: Scores) -> str:
+    """The table of all arms, and which orderings hold, in words."""
+    from benchmarks.distillation_helps import mean_and_deviation
+
+    measures = list(scores["teacher"])
+    head = ["", "student-train", *measures, "of the teacher"]
+    if source.published:
+        head.append("published")
+    rows = []
+    for name, found in scores.items():
+        words = " ".join(source.arms[name].words) if name in source.arms else ""
+        cells = [mean_and_deviation(values) for values in found.values()]
+        rows.append([name, words, *cells, _share(found, scores["teacher"])])
+        if source.published:
+            rows[-1].append(source.published.get(name, ""))
+    lines = [
+        f"- {claim}: {_judged(scores, better, worse)}"
+        for better, worse, claim in source.orderings
+        if {better, worse} <= scores.keys()
+    ]
+    if source.published:
+        lines.insert(0, f"Published: {source.published_measure}.\n")
+    return table(head, rows) + "\n\n" + "\n".join(lines)
+
+
+def _share(found: Mapping[str, list[float]], teacher: Mapping[str, list[float]]) -> str:
+    """How much of the teacher's figures is kept, mean over the measures."""
+    if not all(value > 0 for (value,) in teacher.values()):
+        return ""
+    return f"{statistics.mean(statistics.mean(found[m]) / teacher[m][0] for m in teacher):.0%}"
+
+
+def _judged(scores: Scores, better: str, worse: str) -> str:
+    """For every measure whether an ordering holds; means closer than the larger deviation of the
+    two decide nothing."""
+    told = []
+    for measure, ours in scores[better].items():
+        theirs = scores[worse][measure]
+        gap = statistics.mean(ours) - statistics.mean(theirs)
+        spread = max(map(statistics.stdev, (ours, theirs))) if len(ours) > 1 else 0.0
+        won = sum(a > b for a, b in zip(ours, theirs, strict=True))
+        holds = "not decided" if abs(gap) <= spread else "holds" if gap > 0 else "does not hold"
+        told.append(
+            f"{holds} in {measure} ({better} {statistics.mean(ours):.3f}, {worse}"
+            f" {statistics.mean(theirs):.3f}; better with {won} of {len(ours)} seeds)"
+        )
+    return "; ".join(told)
+
+
+def compare_best(sources: Mapping[str, Source], work: Path, seeds: int, size: str) -> str:
+    """Our recipe and the best of each source: same student, data and steps."""
+    from benchmarks.distillation_helps import mean_and_deviation
+
+    head = ("source", "its best", "measure", "its own", OURS, "student-train of ours")
+    rows, lines = [], []
+    for name, source in sources.items():
+        arms = {arm: source.arms[arm] for arm in (source.best, OURS)}
+        scores = reproduce(replace(source, arms=arms), work / name, seeds, size)
+        words = " ".join(source.arms[OURS].words)
+        for measure, values in scores[OURS].items():
+            cells = [mean_and_deviation(each) for each in (scores[source.best][measure], values)]
+            rows.append([name, source.best, measure, *cells, words])
+        lines.append(f"- {name}, ours is better: {_judged(scores, OURS, source.best)}")
+    return table(head, rows) + "\n\n" + "\n".join(lines)
 
 
 @click.command()
 @click.argument("name", metavar="SOURCE")
 @click.option("--work", type=click.Path(path_type=Path), required=True)
-@click.option("--seeds", default=3)
-@click.option("--size", type=click.Choice(["small", "full"]), default="small")
+@click.option("--seeds", type=click.IntRange(min=1), default=3)
+@click.option("--size", type=click.Choice(SIZES), default="small")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
 def main(name: str, work: Path, seeds: int, size: str, results: Path) -> None:
-    """Train and score the arms of a SOURCE: mukherjee or tinymbert."""
-    from benchmarks.reproduce_sources import SOURCES
+    """Train and score the arms of a SOURCE: kolesnikova, mukherjee, tinymbert, zhao, slovakbert;
+    best: our recipe against that of each."""
+    from benchmarks.reproduce_sources import BEST, SOURCES
 
-    if name not in SOURCES:
-        raise click.BadParameter(f"there are {', '.join(SOURCES)}", param_hint="SOURCE")
-    source = SOURCES[name]
-    body = reproduce(source, work, seeds, size)
+    if name not in (*SOURCES, "best"):
+        raise click.BadParameter(f"there are {', '.join(SOURCES)}, best", param_hint="SOURCE")
     settings = f"`python -m benchmarks.reproduce {name} --seeds {seeds} --size {size}`; "
+    if name == "best":
+        body = compare_best(SOURCES, work, seeds, size)
+        publish("Our recipe against those of the sources", settings + BEST, body, results)
+        return
+    source = SOURCES[name]
+    body = report(source, reproduce(source, work, seeds, size))
     publish(source.title, settings + source.settings[size], body, results)
 
 

@@ -8,20 +8,20 @@ process of its own, in turn and repeated; memory is the most that the process he
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from benchmarks.interleaved import Figures, interleaved
 from benchmarks.report import NOVELS, TEACHER, publish, table
 from store.console import command_errors
+from student_train.options import TrainOptions, parse_losses
 
 
 def resident() -> int:
@@ -29,27 +29,16 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def one_process(
-    store: str, model: str | None, student: str, vocab: str, loss: str, steps: int
-) -> None:
-    """Train some steps and print seconds a step, tokens a second and peak memory as JSON."""
+def training(options: TrainOptions, model: str | None) -> Figures:
+    """Some steps, with the teacher in memory if there is a `model`: seconds a step, student tokens
+    a second, and the most memory after a step."""
     from benchmarks.online import OnlineTeacher
     from store import open_store
-    from student_train.options import TrainOptions, parse_losses
     from student_train.run import prepare
     from student_train.trainer import train
     from teacher_dump.teacher import load_teacher
 
-    source: Any = open_store(store)
-    options = TrainOptions(
-        store=store,
-        student=student,
-        vocab=vocab,
-        loss=parse_losses((loss,)),
-        steps=steps,
-        view=0,
-        held_out=0.0,
-    ).resolved()
+    source: Any = open_store(options.store)
     network, collator, _ = prepare(options, source)
     if model:
         precision = str(source.identity["arguments"]["precision"])
@@ -64,31 +53,30 @@ def one_process(
 
     train(source, network, collator, options, on_step=watch)
     seconds = [after - before for before, after in zip(times[2:], times[3:], strict=False)]
-    result = {
+    return {
         "seconds": statistics.median(seconds),
         "speed": statistics.median(n / s for n, s in zip(tokens[2:], seconds, strict=False)),
         "memory": max(memory) / 2**20,
     }
-    print(json.dumps(result))
 
 
-def small_store(model: str, corpus: str, tokens: int, out: Path) -> None:
-    """The teacher's states and logits of some tokens."""
+def small_store(
+    model: str, corpus: str, tokens: int, out: Path, logits: str | None = "none"
+) -> None:
+    """The teacher's states, and logits if they are asked for, of some tokens."""
     from teacher_dump.dump import dump
     from teacher_dump.options import DumpOptions
 
     options = DumpOptions(
-        model=model, corpus=(corpus,), out=out, limit=tokens, attention="none", max_length=128
+        model=model,
+        corpus=(corpus,),
+        out=out,
+        limit=tokens,
+        attention="none",
+        logits=logits,
+        max_length=128,
     )
     dump(options)
-
-
-def child_process(words: list[str]) -> dict[str, float]:
-    """What one setting found in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.teacher_gone", *words, "--child"]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found: dict[str, float] = json.loads(output.splitlines()[-1])
-    return found
 
 
 @click.command()
@@ -100,9 +88,6 @@ def child_process(words: list[str]) -> dict[str, float]:
 @click.option("--loss", default="mlm=1,hidden=30")
 @click.option("--steps", default=10)
 @click.option("--repeats", default=5)
-@click.option("--child", is_flag=True, hidden=True)
-@click.option("--resident", is_flag=True, hidden=True)
-@click.option("--store", hidden=True)
 @command_errors
 def main(
     model: str,
@@ -113,27 +98,23 @@ def main(
     loss: str,
     steps: int,
     repeats: int,
-    child: bool,
-    resident: bool,
-    store: str,
 ) -> None:
     """Print the table and put it into RESULTS.md."""
-    if child:
-        one_process(store, model if resident else None, student, vocab, loss, steps)
-        return
-    runs: dict[str, list[dict[str, float]]] = {"from the store": [], "teacher in memory": []}
+    losses = parse_losses((loss,))
     with tempfile.TemporaryDirectory() as folder:
-        store = f"{folder}/store.zarr"
-        small_store(model, corpus, tokens, Path(store))
-        words = ["--model", model, "--student", student, "--vocab", vocab, "--loss", loss]
-        words += ["--steps", str(steps), "--store", store]
-        for _ in range(repeats):
-            for name, found in runs.items():
-                found.append(child_process([*words, *["--resident"] * (name != "from the store")]))
-    medians = {
-        name: {key: statistics.median(run[key] for run in found) for key in found[0]}
-        for name, found in runs.items()
-    }
+        store = Path(folder) / "store.zarr"
+        small_store(model, corpus, tokens, store, "none" if "kl" not in losses else None)
+        options = TrainOptions(
+            *(str(store),), student=student, vocab=vocab, loss=losses, steps=steps, view=0,
+            held_out=0.0,
+        ).resolved()  # fmt: skip
+        medians = interleaved(
+            {
+                "from the store": partial(training, options, None),
+                "teacher in memory": partial(training, options, model),
+            },
+            repeats,
+        )
     rows: list[list[object]] = [[name, *values.values()] for name, values in medians.items()]
     stored, resident_teacher = medians.values()
     rows.append(["ratio", *(resident_teacher[key] / stored[key] for key in stored)])

@@ -20,13 +20,15 @@ FIXED_ZERO = 65535
 ROOT_STEP = 32.0
 ROOT_LAST = 254
 ROOT_ZERO = 255
-GROUP = 32
+GROUP = 64
+GROUPS = (GROUP, 32)  # the second in stores of `small` as it was first
+COARSE = 5  # of 255 codes of a probability `small` uses every fifth
 HALF_MAX = 65504.0
 
 HIDDEN = {"exact": "float32", "default": "int8", "small": "int4"}
 LOGPROBS = {"exact": "float32", "default": "fixed", "small": "root"}
 REST = {"exact": "float32", "default": "fixed", "small": "fixed"}
-ATTENTION = {"exact": "float32", "default": "square", "small": "square"}
+ATTENTION = {"exact": "float32", "default": "square", "small": "coarse"}
 HEAD = {"exact": "float32", "default": "float16", "small": "int8"}
 
 _DESCRIPTION: dict[str, dict[str, Any]] = {
@@ -64,12 +66,21 @@ _DESCRIPTION: dict[str, dict[str, Any]] = {
         "formula": "value = (code / 255)^2",
         "error": "sqrt(value)/255 + 4e-6",
     },
+    "coarse": {
+        "encoding": "coarse",
+        "step": COARSE,
+        "formula": "value = (code / 255)^2",
+        "error": "5*sqrt(value)/255 + 1e-4",
+    },
 }
 
 
-def encodings(codec: str) -> dict[str, Any]:
+def encodings(codec: str, group: int = GROUP) -> dict[str, Any]:
     """What undoes every lossy array of a store with this codec (JSON)."""
     hidden = dict(_DESCRIPTION[HIDDEN[codec]])
+    attention = _DESCRIPTION[ATTENTION[codec]]
+    if codec == "small" and group != GROUP:
+        hidden["group"], attention = group, _DESCRIPTION["square"]
     if codec != "exact":
         hidden["normalised"] = "state = value * deviation[channel] + mean[channel]"
     return {
@@ -77,7 +88,7 @@ def encodings(codec: str) -> dict[str, Any]:
         "logprobs": dict(_DESCRIPTION[LOGPROBS[codec]]),
         "rest": dict(_DESCRIPTION[REST[codec]]),
         "head": dict(_DESCRIPTION[HEAD[codec]]),
-        "attention": dict(_DESCRIPTION[ATTENTION[codec]]),
+        "attention": dict(attention),
     }
 
 
@@ -105,11 +116,13 @@ def decode_int8(codes: Array, scale: Array) -> Floats:
     return np.multiply(codes, scale.astype(np.float32)[:, None], dtype=np.float32)
 
 
-def encode_int4(values: Floats) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-    """[N, D] -> nibbles uint8 [N, ceil(D/2)], scale float16 [N, ceil(D/32)]."""
+def encode_int4(
+    values: Floats, group: int = GROUP
+) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+    """[N, D] -> nibbles uint8 [N, ceil(D/2)], scale float16 [N, ceil(D/group)]."""
     tokens, width = values.shape
-    groups = -(-width // GROUP)
-    padded = np.zeros((tokens, groups, GROUP), np.float32)
+    groups = -(-width // group)
+    padded = np.zeros((tokens, groups, group), np.float32)
     padded.reshape(tokens, -1)[:, :width] = values
     scale = _scale_up(np.abs(padded).max(axis=2), 7)
     codes = np.rint(_divide(padded, scale[:, :, None])).astype(np.int8).reshape(tokens, -1)
@@ -119,22 +132,30 @@ def encode_int4(values: Floats) -> tuple[NDArray[np.uint8], NDArray[np.float16]]
 
 
 def decode_int4(packed: Array, scale: Array, width: int) -> Floats:
-    """nibbles [N, ceil(D/2)], scale [N, ceil(D/32)] -> float32 [N, D]."""
+    """nibbles [N, ceil(D/2)], scale [N, ceil(D/group)] of a group of `GROUPS` -> float32 [N, D]."""
     codes = np.empty((*packed.shape, 2), np.int8)
     signed = packed.view(np.int8)
     codes[:, :, 0] = np.left_shift(signed, 4) >> 4
     codes[:, :, 1] = signed >> 4
     values = codes.reshape(len(packed), -1)[:, :width].astype(np.float32)
-    values *= np.repeat(scale.astype(np.float32), GROUP, axis=1)[:, :width]
+    values *= by_channel(scale.astype(np.float32), width)
     return values
 
 
-def encode_hidden(codec: str, states: Floats, mean: Floats, deviation: Floats) -> list[Array]:
+def by_channel(scale: Array, width: int) -> Array:
+    """scale [N, ceil(D/group)] -> [N, D]; the number of columns tells which of `GROUPS` it is."""
+    group = next(g for g in GROUPS if -(-width // g) == scale.shape[1])
+    return np.repeat(scale, group, axis=1)[:, :width]
+
+
+def encode_hidden(
+    codec: str, states: Floats, mean: Floats, deviation: Floats, group: int = GROUP
+) -> list[Array]:
     """[N, D] raw states -> [values] (exact) or [values, scale]."""
     if codec == "exact":
         return [states]
     normalised = (states - mean) / deviation
-    return list(encode_int8(normalised) if codec == "default" else encode_int4(normalised))
+    return list(encode_int8(normalised) if codec == "default" else encode_int4(normalised, group))
 
 
 def decode_scaled(values: Array, scale: Array, width: int) -> Floats:
@@ -190,7 +211,9 @@ def encode_attention(codec: str, probabilities: Floats) -> Array:
     """Probabilities in 0..1 -> float32 (exact) or uint8 square-root codes."""
     if codec == "exact":
         return probabilities
-    codes: Array = np.rint(np.sqrt(np.clip(probabilities, 0, 1)) * 255).astype(np.uint8)
+    step = COARSE if codec == "small" else 1
+    codes: Array = np.rint(np.sqrt(np.clip(probabilities, 0, 1)) * (255 // step)).astype(np.uint8)
+    codes *= np.uint8(step)
     return codes
 
 

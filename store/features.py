@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from store.codecs import CODECS, encodings
+from store.codecs import CODECS, GROUP, GROUPS, encodings
 from store.errors import StoreError
 
 TIERS = ("topk", "sample", "head")
@@ -119,6 +119,7 @@ class Features:
     attention: tuple[str, ...] = ()
     logits: LogitsSpec | None = None
     task: TaskSpec | None = None
+    group: int = GROUP  # channels of a scale, with codec `small`
 
     def __post_init__(self) -> None:
         _whole(self.views, "views", 1, 1024)
@@ -155,7 +156,7 @@ class Features:
             "hidden": list(self.hidden),
             "attention": list(self.attention),
             "logits": None if self.logits is None else self.logits.to_json(),
-            "encodings": encodings(self.codec),
+            "encodings": encodings(self.codec, self.group),
         }
         return found | ({"task": self.task.to_json()} if self.task else {})
 
@@ -174,9 +175,10 @@ class Features:
             if not isinstance(value[key], list):
                 raise StoreError(f"features: {key} must be a list of names, got {value[key]!r}")
         features = Features(**{key: value[key] for key in keys}, logits=logits, task=task)
-        if value["encodings"] != encodings(features.codec):
-            raise StoreError(
-                f"features: the encodings of codec {features.codec!r} are not those of this "
-                "version; read it with the software that wrote it"
-            )
-        return features
+        for group in GROUPS:
+            if value["encodings"] == encodings(features.codec, group):
+                return replace(features, group=group)
+        raise StoreError(
+            f"features: the encodings of codec {features.codec!r} are not those of this version;"
+            " read it with the software that wrote it"
+        )

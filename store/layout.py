@@ -110,7 +110,7 @@ def hidden_specs(features: Features, tokens: int) -> dict[str, ArraySpec]:
     if features.codec == "default":
         values = _token(np.int8, tokens, width, packing="plain")
         return {"values": values, "scale": _token(np.float16, tokens)}
-    groups = -(-width // codecs.GROUP)
+    groups = -(-width // features.group)
     return {
         "values": _token(np.uint8, tokens, -(-width // 2), packing="zstd"),
         "scale": _token(np.float16, tokens, groups),

@@ -70,7 +70,8 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         unlike = [
             f"{key} is {one} and {two}"
             for key, one, two in differences(first.features.to_json(), other.features.to_json())
-            if key.split(".")[0] != "encodings"  # they follow from the codec
+            # Of other codecs they are others.
+            if key.split(".")[0] != "encodings" or first.features.codec == other.features.codec
         ]
         if unlike:
             raise UserError(

@@ -152,7 +152,9 @@ class PartWriter:
             with np.errstate(over="ignore"):
                 far = np.abs((values - mean) / deviation) >= limit
             self._check(path, numbers, far, f"is more than {limit:.3g} deviations away")
-        encoded = codecs.encode_hidden(codec, values, *self._calibration[name])
+        encoded = codecs.encode_hidden(
+            codec, values, *self._calibration[name], self._features.group
+        )
         for key, array in zip(("values", "scale"), encoded, strict=False):
             self._arrays[f"{path}/{key}"][numbers] = array
 

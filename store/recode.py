@@ -74,7 +74,8 @@ def _hidden(
         if scale is not None:
             mean, deviation = calibration
             states = codecs.decode_scaled(states, scale[rows], old.width) * deviation + mean
-        for key, part in zip(made, codecs.encode_hidden(new.codec, states, *target), strict=True):
+        encoded = codecs.encode_hidden(new.codec, states, *target, new.group)
+        for key, part in zip(made, encoded, strict=True):
             if key == "scale" and not np.isfinite(part).all():
                 raise StoreError(f"{path}: states too far from the calibration to be recoded")
             made[key][rows] = part
@@ -108,8 +109,6 @@ def _logits(result: dict[str, Array], path: str, old: Features, new: Features) -
 
 
 def _attention(stored: Array, codec: str) -> Array:
-    if codec != "exact" and stored.dtype == np.uint8:
-        return stored
     step = ROWS * 64
     pieces = [
         codecs.encode_attention(codec, codecs.decode_attention(stored[begin : begin + step]))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from store.console import CONTEXT, command_errors
+from store.errors import UserError
 from store.stopping import stoppable
 from student_train.options import (
     ALIGNMENTS,
@@ -25,6 +27,7 @@ Stopped by Ctrl-C or SIGTERM it saves itself; the same command with --resume goe
 loss curve.
 """
 DEFAULT = TrainOptions(store="")
+AS_TEACHER = "teacher:"  # before a number of layers: of the teacher's width and heads
 MIXED_VOCAB = "mixed-vocab"  # start and vocabulary both, of teacher-dump mixed-vocab
 LOSS_DEFAULT = " ".join(f"{name}={weight:g}" for name, weight in DEFAULT_LOSS.items())
 
@@ -72,7 +75,7 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
 @option(
     "--student",
     help="tiny (264x3x12) or HxLxA: width x layers x heads of a BERT; of a ModernBERT after"
-    " modernbert:",
+    " modernbert:; teacher:L: as wide as the teacher",
 )
 @option(
     "--align",
@@ -255,11 +258,30 @@ def options_of(arguments: dict[str, Any]) -> TrainOptions:
         given = {**plain, "stages": stages, **given}
     if given.get("init") == MIXED_VOCAB:
         given.setdefault("vocab", MIXED_VOCAB)
+    if given.get("student", "").startswith(AS_TEACHER):
+        given["student"] = _as_wide_as_teacher(given)
     if "loss" not in given:
         of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
         every = of_stages and len(of_stages) == len(given["stages"])
         given["loss"] = of_stages[-1] if every else _default_losses(given)
     return TrainOptions(**given).resolved()
+
+
+def _as_wide_as_teacher(given: dict[str, Any]) -> str:
+    from store import open_store
+
+    store = open_store(given["store"], allow_partial=given.get("allow_partial", False))
+    config = json.loads(store.teacher_file("config.json"))
+    # As BERT calls them, DistilBERT, GPT-2.
+    heads = next(
+        (config[n] for n in ("num_attention_heads", "n_heads", "n_head") if n in config), 0
+    )
+    if not heads:
+        raise UserError(
+            f"--student {given['student']}: the teacher of {store.path} has no attention heads;"
+            " give HxLxA"
+        )
+    return f"{store.features.width}x{given['student'].removeprefix(AS_TEACHER)}x{heads}"
 
 
 def _default_losses(given: dict[str, Any]) -> dict[str, float]:

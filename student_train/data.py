@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
-import queue
-import threading
-from collections.abc import Generator, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from store import Features, FeatureStore
+from store.beside import prefetched
 from store.errors import UserError
 from student_train.batches import StudentBatch
 from student_train.collator import Collator
 from student_train.gold import labelled
 
-Item = TypeVar("Item")
 SMALLEST_BLOCK, GREATEST_BLOCK = 128, 4096  # tokens
 READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool
 SPLIT_SEED = (
@@ -107,7 +105,7 @@ def loaded(
     However many there are, the batches and their order are the same.
     """
     if not workers:
-        return prefetched(student_batches(store, collator, blocks, **order))
+        return prefetched(student_batches(store, collator, blocks, **order), READY)
     shares = _Shares(store, collator, blocks, order)
     context = multiprocessing.get_context("forkserver")  # a fork of this process has dead threads
     context.set_forkserver_preload([__name__])
@@ -131,44 +129,3 @@ class _Shares(IterableDataset[StudentBatch]):
         first, every = self.order["first"] + worker.id, worker.num_workers
         order = {**self.order, "first": first, "every": every}
         return student_batches(self.store, self.collator, self.blocks, **order)
-
-
-def prefetched(items: Iterable[Item], ready: int = READY) -> Generator[Item]:
-    """The same items, made by a thread that runs at most `ready` ahead.
-
-    Its errors are raised here.
-    """
-    slots: queue.Queue[tuple[str, object]] = queue.Queue(ready)
-    stop = threading.Event()
-
-    def put(kind: str, value: object) -> None:
-        while not stop.is_set():
-            try:
-                slots.put((kind, value), timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for item in items:
-                put("item", item)
-                if stop.is_set():
-                    return
-            put("end", None)
-        except BaseException as error:  # handed on to the reader, who raises it
-            put("error", error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while True:
-            kind, value = slots.get()
-            if kind == "error":
-                raise value  # type: ignore[misc]
-            if kind == "end":
-                return
-            yield value  # type: ignore[misc]
-    finally:
-        stop.set()
-        thread.join()

@@ -7,38 +7,30 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
 class Runs:
-    """G runs of flat tokens: token `member[j]` belongs to run `segment[j]`."""
+    """G runs of flat tokens: those of run g are `member[begin[g]:begin[g + 1]]`."""
 
     member: Tensor  # int64 [J]
-    segment: Tensor  # int64 [J]
-    lengths: Tensor  # int64 [G]
+    begin: Tensor  # int64 [G]
 
     @classmethod
     def of(cls, runs: np.ndarray) -> Runs:
         """From half-open runs [G,2]."""
         lengths = (runs[:, 1] - runs[:, 0]).astype(np.int64)
-        segment = np.repeat(np.arange(len(runs)), lengths)
         begin = np.cumsum(lengths) - lengths
-        member = (
-            np.arange(len(segment))
-            - np.repeat(begin, lengths)
-            + np.repeat(runs[:, 0].astype(np.int64), lengths)
-        )
-        return cls(torch.from_numpy(member), torch.from_numpy(segment), torch.from_numpy(lengths))
+        member = np.arange(lengths.sum()) + np.repeat(runs[:, 0] - begin, lengths)
+        return cls(torch.from_numpy(member), torch.from_numpy(begin))
 
     def pool(self, values: Tensor, how: str) -> Tensor:
-        """Sum or mean [G,D] of flat token values [N,D] over each run."""
-        chosen = (
-            values if len(self.member) == len(self.lengths) == len(values) else values[self.member]
-        )
-        summed = chosen.new_zeros(len(self.lengths), values.shape[1]).index_add_(
-            0, self.segment, chosen
-        )
-        return summed if how == "sum" else summed / self.lengths[:, None].to(summed.dtype)
+        """Sum or mean [G,D] of flat token values [N,D] over each run.
+
+        Of the ways that torch has, `embedding_bag` is the fastest, forward and backward.
+        """
+        return functional.embedding_bag(self.member, values, self.begin, mode=how)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from store import Features, Logits, Record
-from store.codecs import GROUP
+from store.codecs import COARSE, by_channel
 from store.live import Comparison
 from teacher_dump.heads import Decoder, all_logits
 
@@ -82,13 +82,14 @@ class Errors:
         if half.ndim == 1:
             return np.broadcast_to(self.times * half[:, None], stored.shape)
         before = 1.001 * np.abs(stored).max(axis=1, keepdims=True) / 254
-        return self.times * (np.repeat(half, GROUP, axis=1)[:, : stored.shape[1]] + before)
+        return self.times * (by_channel(half, stored.shape[1]) + before)
 
     def attention(self, record: Record, view: int, name: str, live: np.ndarray) -> None:
         """Maps [L,L] of probabilities."""
         stored = record.views[view].attention[name]
-        promised = np.sqrt(np.maximum(live, stored)) / 255 + 4e-6
-        promised *= self.features.codec != "exact"
+        step = {"exact": 0.0, "default": 1.0, "small": COARSE + 1.0}[self.features.codec]
+        # `small` may have been `default` before.
+        promised = step * np.sqrt(np.maximum(live, stored)) / 255 + step**2 * 4e-6
         slack = self.tolerance * (0.1 + stored)
         path = f"view{view}/attention/{name}"
         self._add(path, "probability", np.abs(live - stored), promised, slack, record)

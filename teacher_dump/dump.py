@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,28 +17,25 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from store import Features, StoreWriter, open_store
+from store import StoreWriter, open_store
+from store.beside import Behind, prefetched
 from store.console import counted
 from store.errors import UserError
 from store.stopping import Stop, stoppable
 from store.wordpiece import suggested_size
+from teacher_dump.contents import features_of, told, window_length
 from teacher_dump.corpus import Corpus
 from teacher_dump.gold import Labels
 from teacher_dump.models import ResolvedModel, resolve_model
-from teacher_dump.options import (
-    DEFAULT_LOGITS,
-    DEFAULT_MAX_LENGTH,
-    DumpOptions,
-    check_head,
-    check_options,
-    describe,
-    parse_logits,
-)
+from teacher_dump.options import DumpOptions, check_options, describe
 from teacher_dump.windows import Window, iter_windows
 
 if TYPE_CHECKING:
     from teacher_dump.identity import StageOne
     from teacher_dump.teacher import Teacher
+
+PARTS_AHEAD = 1  # cut into tokens while the teacher runs over the one before
+BATCHES_BEHIND = 2  # of the teacher's, that wait to be encoded and written
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,6 @@ def _dump(
 ) -> DumpSummary:
     from teacher_dump.calibration import calibration
     from teacher_dump.identity import identity, software
-    from teacher_dump.parts import check_published, write_part
     from teacher_dump.teacher import load_teacher
 
     corpus.check()  # a bad line far down is told now, not after hours
@@ -128,149 +124,111 @@ def _dump(
         counters,
         one_each=bool(task and task.kind == "classification"),
     )
-    features = _features(options, teacher, max_length)
+    features = features_of(options, teacher, max_length)
     if task:
         labels = Labels(task, teacher.name)
         labels.check(corpus.met(task.kind))
         windows = labels.numbered(windows)
-    parts = gathered(windows, options.part_tokens, options.limit)
-    first = next(parts, None)
-    if first is None:
-        raise UserError(
-            f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
+    with closing(
+        prefetched(gathered(windows, options.part_tokens, options.limit), PARTS_AHEAD)
+    ) as parts:
+        first = next(parts, None)
+        if first is None:
+            raise UserError(
+                f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
+            )
+        say(told(options, features))
+        files = teacher.files()
+        head = bool(features.logits and features.logits.tier == "head")
+        writer = StoreWriter.create_or_resume(
+            options.out,
+            identity=identity(options, teacher, corpus, files, max_length, stage_one),
+            features=features,
+            calibration=calibration(options, teacher, first),
+            files=files,
+            weights=teacher.weights() if options.weights else {},
+            head=teacher.head_arrays() if head else None,
+            software=software(),
+            mixed_vocab=stage_one.vocab if stage_one else None,
         )
-    say(_told(options, features))
-    files = teacher.files()
-    tally: Counter[str] = Counter()
-    writer = StoreWriter.create_or_resume(
-        options.out,
-        identity=identity(options, teacher, corpus, files, max_length, stage_one),
-        features=features,
-        calibration=calibration(options, teacher, first),
-        files=files,
-        weights=teacher.weights() if options.weights else {},
-        head=teacher.head_arrays() if features.logits and features.logits.tier == "head" else None,
-        software=software(),
-        mixed_vocab=stage_one.vocab if stage_one else None,
+        with closing(writer):
+            resumed = len(writer.published)
+            done = _write(writer, itertools.chain([first], parts), teacher, options, say, stop)
+            writer.seal()
+    return DumpSummary(
+        documents=done["documents"],
+        empty_lines=corpus.empty_lines,
+        without_tokens=counters["no_tokens"],
+        surrogates=counters["surrogates"],
+        sequences=done["sequences"],
+        tokens=done["tokens"],
+        parts=done["parts"],
+        resumed_parts=resumed,
+        vocab=_vocab(options.out),
+        halved=done["halved"],
+        widened=done["widened"],
+        task=task.kind if task else None,
+        gold=done["gold"],
+        cut=counters["cut"],
     )
-    resumed = len(writer.published)
-    documents = sequences = tokens = number = gold = 0
+
+
+def _write(
+    writer: StoreWriter,
+    parts: Iterable[list[Window]],
+    teacher: Teacher,
+    options: DumpOptions,
+    say: Callable[[str], object],
+    stop: Stop,
+) -> Counter[str]:
+    """Write those parts that are not published; what all of them hold, and what `forward`
+    tallies."""
+    from teacher_dump.parts import check_published, write_part
+
+    done: Counter[str] = Counter()
     with (
-        closing(writer),
+        Behind(BATCHES_BEHIND) as behind,
         tqdm(
             unit="tok", unit_scale=True, desc="dump", disable=None, total=options.limit
         ) as progress,
     ):
 
-        def advance(done: int) -> None:
+        def advance(tokens: int) -> None:
             stop.check()
-            progress.update(done)
+            progress.update(tokens)
 
-        for number, part in enumerate(itertools.chain([first], parts)):
+        for number, part in enumerate(parts):
             begun, size = time.perf_counter(), sum(len(w.ids) for w in part)
-            if number not in writer.published:
+            if number in writer.published:
+                check_published(writer, number, part)
+                progress.update(size)
+            else:
                 with stop.held():
                     write_part(
-                        writer, number, part, sequences, teacher, features, options, tally, advance
+                        *(writer, number, part, done["sequences"], teacher, options, done),
+                        advance,
+                        behind,
                     )
                 if progress.disable:  # no terminal: a line now and then instead of a bar
                     seconds = time.perf_counter() - begun
                     say(
                         f"part {number:<4} {counted(len(part), 'sequence')}, "
                         f"{counted(size, 'token')}, {size / seconds:,.0f} tokens/s; "
-                        f"{tokens + size:,} tokens so far"
+                        f"{done['tokens'] + size:,} tokens so far"
                     )
                 stop.check()
-            else:
-                check_published(writer, number, part)
-                progress.update(size)
-            documents = part[-1].document + 1
-            sequences += len(part)
-            tokens += size
-            gold += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
-        writer.seal()
-    return DumpSummary(
-        documents,
-        corpus.empty_lines,
-        counters["no_tokens"],
-        counters["surrogates"],
-        sequences,
-        tokens,
-        number + 1,
-        resumed,
-        _vocab(options.out),
-        tally["halved"],
-        tally["widened"],
-        task.kind if task else None,
-        gold,
-        counters["cut"],
-    )
+            done["parts"], done["documents"] = number + 1, part[-1].document + 1
+            done["sequences"] += len(part)
+            done["tokens"] += size
+            done["gold"] += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
+        behind.finish()
+    return done
 
 
 def _vocab(path: Path) -> str:
     with closing(open_store(path)) as store:
         size = suggested_size(store.texts(), store.tokenizer().normalizer)
     return f"{size // 1000}k" if size % 1000 == 0 else str(size)
-
-
-def _told(options: DumpOptions, features: Features) -> str:
-    """What the store is going to hold: which logits is only known once the teacher is loaded."""
-    logits = options.logits or DEFAULT_LOGITS
-    if task := features.task:
-        logits = f"of {counted(len(task.labels), 'label')} ({task.kind})"
-    elif logits != "none" and not features.logits:
-        reason = "--head none" if options.head == "none" else "no masked-LM head in the checkpoint"
-        logits = f"none ({reason})"
-    return (
-        f"features  logits {logits}, hidden {options.hidden}, attention {options.attention}, "
-        f"{counted(features.views, 'view')}, windows of at most {features.max_length} tokens"
-    )
-
-
-def window_length(asked: int | None, teacher: Teacher) -> int:
-    limit = teacher.max_length()
-    if asked is not None and limit is not None and asked > limit:
-        raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
-    return min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH) if asked is None else asked
-
-
-def _features(options: DumpOptions, teacher: Teacher, max_length: int) -> Features:
-    if options.views > 1 and teacher.tokenizer.mask_token_id is None:
-        raise UserError(
-            f"--views {options.views}: the teacher's tokenizer has no mask token; use --views 1"
-        )
-    check_head(options, teacher.head or "none")
-    logits = None
-    if teacher.decoder and not teacher.task:
-        logits = parse_logits(
-            options.logits or DEFAULT_LOGITS,
-            teacher.decoder.weight.shape[1],
-            teacher.vocabulary,
-            teacher.head == "causal",
-        )
-    elif not teacher.task and options.logits not in (None, "none"):
-        raise UserError(
-            f"--logits {options.logits}: no LM head was read from {teacher.name}; leave --logits"
-            " out for hidden states and attention maps only, or train a head first with `downstream"
-            " --task mlm`"
-        )
-    kept = logits or teacher.task or teacher.hidden.groups or teacher.attention.groups
-    if not (kept or options.text_only):
-        raise UserError(
-            "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"
-            " nothing to dump"
-        )
-    return Features(
-        views=options.views,
-        max_length=max_length,
-        width=teacher.width,
-        vocabulary=teacher.vocabulary,
-        codec=options.codec,
-        hidden=tuple(teacher.hidden.groups),
-        attention=tuple(teacher.attention.groups),
-        logits=logits,
-        task=teacher.task,
-    )
 
 
 def gathered(

@@ -130,13 +130,13 @@ def _run(
             ids, present = padded([inputs[i] for i in batch], teacher.tokenizer.pad_token_id or 0)
             got = teacher.run(ids, present)
             lengths = present.sum(axis=1)
+            here = torch.from_numpy(present).to(teacher.device)
             read: tuple[np.ndarray, ...] = ()
             values, of_sequences = got.head_input, False
             if logits and values is not None:
                 of_sequences = values.dim() == 2
-                here = torch.from_numpy(present).to(teacher.device)
                 read = logits(values if of_sequences else values[here], batch)
-            hidden = {name: states.cpu().numpy()[present] for name, states in got.hidden.items()}
+            hidden = {name: states[here].cpu().numpy() for name, states in got.hidden.items()}
             attention = {
                 name: [one[:n, :n] for one, n in zip(maps.cpu().numpy(), lengths, strict=True)]
                 for name, maps in got.attention.items()

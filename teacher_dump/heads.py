@@ -6,7 +6,8 @@ Never the whole vocabulary; all classes of a task.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,23 +26,40 @@ class Decoder:
 
     weight: torch.Tensor  # float32 [V,D]
     bias: torch.Tensor  # float32 [V]
+    rounded: bool = False  # the weights are bfloat16 numbers
 
     @classmethod
     def of(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Decoder:
         """In float32 whatever the model is in: bfloat16 logits would be a tenth of a nat off."""
-        weight = weight.detach().float()
-        return cls(weight, weight.new_zeros(len(weight)) if bias is None else bias.detach().float())
+        wide = weight.detach().float()
+        shift = wide.new_zeros(len(wide)) if bias is None else bias.detach().float()
+        return cls(wide, shift, weight.dtype == torch.bfloat16)
 
     def to(self, device: str) -> Decoder:
-        return Decoder(self.weight.to(device), self.bias.to(device))
+        return replace(self, weight=self.weight.to(device), bias=self.bias.to(device))
 
     def logits(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """Float32 logits of a few rows of `values` [N,D] at a time, with the rows they belong
         to."""
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
+        rounded = self.rounded and values.dtype == torch.bfloat16
         for begin in range(0, len(values), rows):
             part = slice(begin, begin + rows)
-            yield part, nn.functional.linear(values[part].float(), self.weight, self.bias)
+            with _products_of_bfloat16() if rounded else nullcontext():
+                logits = nn.functional.linear(values[part].float(), self.weight, self.bias)
+            yield part, logits
+
+
+@contextmanager
+def _products_of_bfloat16() -> Iterator[None]:
+    """Factors of float32 matrix products are rounded to bfloat16 where that is faster. Of those
+    that are bfloat16 numbers nothing is lost: sums and results stay float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:

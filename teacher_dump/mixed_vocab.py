@@ -25,8 +25,9 @@ from store.wordpiece import (
     train_wordpiece,
     vocabulary_size,
 )
+from teacher_dump.contents import window_length
 from teacher_dump.corpus import Corpus
-from teacher_dump.dump import DumpSummary, dump, gathered, kept, window_length
+from teacher_dump.dump import DumpSummary, dump, gathered, kept
 from teacher_dump.models import ResolvedModel, resolve_model
 from teacher_dump.options import DumpOptions, check_options
 from teacher_dump.windows import iter_windows

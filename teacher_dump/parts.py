@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from store import Features, PartWriter, StoreWriter
+from store.beside import Behind
 from store.errors import UserError
 from teacher_dump.batches import length_batches
 from teacher_dump.forward import Known, Logits, forward
@@ -31,17 +32,18 @@ def write_part(
     windows: list[Window],
     first_sequence: int,
     teacher: Teacher,
-    features: Features,
     options: DumpOptions,
     tally: Counter[str],
     progress: Callable[[int], object],
+    behind: Behind,
 ) -> None:
-    """Run every view of `windows` through the teacher and publish them as part `number`.
+    """Run every view of `windows` through the teacher; `behind` encodes them and publishes them as
+    part `number`.
 
     Masks and draws depend on (seed, view, number of the sequence in the store), never on the batch.
     `tally` is that of `forward`; `progress` is told the tokens of every batch (0 in masked views).
     """
-    lengths = np.array([len(w.ids) for w in windows])
+    features, lengths = writer.features, np.array([len(w.ids) for w in windows])
     start = np.concatenate([[0], np.cumsum(lengths)])
     part = writer.part(number, lengths)
     part.set_sequences(**_sequences(windows, features))
@@ -59,9 +61,9 @@ def write_part(
         read = _reader(teacher.decoder, features, keys, lengths)
         for known in forward(teacher, windows, inputs, batches, first_sequence, tally, read):
             rows = np.concatenate([np.arange(start[i], start[i + 1]) for i in known.sequences])
-            _put(part, view, rows, known, features)
+            behind.call(_put, part, view, rows, known, features)
             progress(len(rows) if view == 0 else 0)
-    part.publish()
+    behind.call(part.publish)
 
 
 def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> None:

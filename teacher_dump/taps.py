@@ -70,8 +70,9 @@ class Accumulator:
     def add(self, layer: int, value: torch.Tensor) -> None:
         for name, members in self.groups.items():
             if layer in members:
-                share = value.float() / len(members)
-                self.sums[name] = self.sums[name].add_(share) if name in self.sums else share
+                if name not in self.sums:
+                    self.sums[name] = torch.zeros_like(value, dtype=torch.float32)
+                self.sums[name].add_(value, alpha=1 / len(members))
 
     def take(self) -> dict[str, torch.Tensor]:
         sums, self.sums = self.sums, {}
@@ -119,7 +120,7 @@ def _tap_attention(layer: nn.Module, attention: Accumulator, number: int) -> lis
         maps = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if not isinstance(maps, torch.Tensor) or maps.dim() != 4:
             raise UserError(f"layer {number} gives no attention maps: use --attention none")
-        attention.add(number, maps.float().mean(dim=1))
+        attention.add(number, maps.mean(dim=1, dtype=torch.float32))
 
     named = [m for m in layer.modules() if "Attention" in type(m).__name__ and m is not layer]
     # The wrapper of an attention module hands the same maps on: only the innermost one counts.

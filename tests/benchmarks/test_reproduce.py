@@ -1,22 +1,35 @@
-"""The miniatures of the sources: their mechanism with a tiny teacher, their recipes, their data."""
+"""The miniatures of the sources: their mechanism with a tiny teacher, their words, their data."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
-from benchmarks import reproduce
-from benchmarks.reproduce import Arm, Source
-from benchmarks.reproduce_sources import PER_CLASS, SOURCES, few_labels, few_tags
-from student_train.recipe import find_recipe
-from tests.end_to_end.support import dumped, ok
+from benchmarks import reproduce, reproduce_data
+from benchmarks.reproduce import OURS, SIZES, Arm, Source, Task
+from benchmarks.reproduce_data import CHOSEN, SCORED, Data
+from benchmarks.reproduce_sources import SOURCES
+from benchmarks.reproduce_tasks import PER_CLASS, few_labels, few_tags
+from downstream.cli import AS_IS, TAKES
+from downstream.cli import main as score
+from store.errors import UserError
+from student_train.architecture import parse_student
+from student_train.cli import main as student_train
+from student_train.cli import options_of
+from student_train.stages import stages_of
+from tests.end_to_end.support import dumped, ok, write_corpus
 from tests.teacher_dump.test_gold import TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
 WORDS = ("--student", "bilstm:8,8", "--vocab", "300", "--device", "cpu", "--steps", "2")
+PARTS = ("train", "dev", "test")
 
 
 def in_this_process(module: str, *words: str | Path) -> float:
@@ -31,41 +44,124 @@ def test_arms_are_trained_scored_and_judged(
     lines = []
     for text in (ENGLISH + RUSSIAN) * 2:
         lines += [f"{word}\t{TAGS[0]}" for word in text.split()] + [""]
-    corpus = tmp_path / "test.tsv"
+    corpus, model = tmp_path / "test.tsv", tiny_teacher("bert", "tagging", TAGS)
     corpus.write_text("\n".join(lines) + "\n", "utf-8")
 
-    def prepare(work: Path, size: str) -> tuple[list[Path], float]:
-        model, store = tiny_teacher("bert", "tagging", TAGS), work / "a.zarr"
-        options = {"head": "tagging", "logits": None, "hidden": "layer:4"}
-        return [store if store.exists() else dumped(model, corpus, store, **options)], 0.5
+    def prepare(work: Path, size: str) -> tuple[list[Path], Path]:
+        stores = [work / "a.zarr", work / "b.zarr"]
+        for store in stores:
+            if not store.exists():
+                options = {"head": "tagging", "logits": None, "hidden": "layer:4"}
+                dumped(model, corpus, store, **options)
+        return stores, model
 
-    def score(student: Path, out: Path) -> float:
-        words = ("--task", "pos", "--model", student, "--test", corpus, "--as-is")
-        return reproduce.downstream(out, *words)
-
-    arms = {
-        "tags": Arm(("--recipe", "tinymbert-d0")),
-        "both": Arm(("--recipe", "tinymbert-d2", "--vocab", "{work}/tags-0")),
-    }
+    words = ("--task", "pos", "--test", str(corpus), "--as-is")
     source = Source(
-        "a", "macro F1", {"small": "s"}, arms, [("both", "tags", "logits help")], prepare, score,
-        lambda size: WORDS,
+        title="a",
+        settings={"small": "s"},
+        words={"small": WORDS},
+        tasks={"small": [Task("macro F1", words), Task("the same", words)]},
+        arms={
+            "tags": Arm(("--recipe", "tinymbert-d0")),
+            OURS: Arm(("--recipe", "tinymbert-d2", "--vocab", "{work}/tags-0"), (0, 1)),
+            "large": Arm(("--nonsense",), sizes=("full",)),
+        },
+        orderings=[(OURS, "tags", "logits help"), ("large", "tags", "size helps")],
+        best="tags",
+        prepare=prepare,
+        published={"tags": "71.3"},
+        published_measure="F1",
+    )
+    work = tmp_path / "a"
+    scores = reproduce.reproduce(source, work, 1, "small")
+    assert list(scores) == ["teacher", "tags", OURS]
+    assert {tuple(found) for found in scores.values()} == {("macro F1", "the same")}
+    with pytest.raises(UserError, match="work of --size small"):
+        reproduce.reproduce(source, work, 1, "full")
+    said = reproduce.report(source, scores)
+    assert "| teacher |" in said and f"| {OURS} | --recipe tinymbert-d2" in said
+    assert (
+        "| published |" in said
+        and "\n\nPublished: F1." in said
+        and "| 71.3 |" in said
+        and "100%" in said
+    )
+    assert "- logits help: " in said and "of 1 seeds)" in said and "size helps" not in said
+    learnt = json.loads((work / f"{OURS}-0/training.json").read_text())
+    assert [Path(other).name for other in learnt["settings"]["others"]] == ["b.zarr"]
+    before = (work / "tags-0/model.safetensors").stat().st_mtime_ns
+    compared = reproduce.compare_best({"a": source}, tmp_path, 1, "small")
+    assert "| a | tags | macro F1 |" in compared and "- a, ours is better: " in compared
+    assert (work / "tags-0/model.safetensors").stat().st_mtime_ns == before
+
+
+def test_an_ordering_is_decided_by_more_than_the_deviation() -> None:
+    arms = {"a": [0.6, 0.61, 0.62], "b": [0.5, 0.51, 0.52], "c": [0.4, 0.6, 0.8]}
+    source = Source(
+        "", {}, {}, {}, {}, [("a", "b", "1"), ("b", "a", "2"), ("c", "b", "3")], "a",
+        lambda work, size: ([], work),
     )  # fmt: skip
-    said = reproduce.reproduce(source, tmp_path / "work", 1, "small")
-    assert "| teacher |  | 0.5 |  |" in said and "| both | --recipe tinymbert-d2" in said
-    assert "- logits help: " in said and "of 1 seeds)" in said
-    before = (tmp_path / "work/tags-0/model.safetensors").stat().st_mtime_ns
-    assert reproduce.reproduce(source, tmp_path / "work", 1, "small") == said
-    assert (tmp_path / "work/tags-0/model.safetensors").stat().st_mtime_ns == before
+    scores = {name: {"F1": values} for name, values in arms.items()}
+    said = reproduce.report(source, {"teacher": {"F1": [1.0]}, **scores})
+    assert "- 1: holds in F1 (a 0.610, b 0.510; better with 3 of 3 seeds)" in said
+    assert "- 2: does not hold in F1" in said and "- 3: not decided in F1" in said
+    assert "0.610 ± 0.010 | 61% |" in said
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_every_ordering_is_of_arms_that_there_are(name: str) -> None:
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]) -> Path:
+    folder = tmp_path_factory.mktemp("plain")
+    return dumped(tiny_teacher("bert"), write_corpus(folder / "a.txt", 5), folder / "plain.zarr")
+
+
+@pytest.mark.parametrize(("name", "size"), [*itertools.product(SOURCES, SIZES)])
+def test_all_words_of_a_source_are_understood(name: str, size: str, plain: Path) -> None:
     source = SOURCES[name]
+    there = {arm for arm, settings in source.arms.items() if size in settings.sizes}
+    assert {source.best, OURS} <= there and source.settings[size]
+    assert set(source.published) <= {*source.arms, "teacher"}
     for better, worse, _ in source.orderings:
         assert {better, worse} <= source.arms.keys()
-    for arm in source.arms.values():
-        find_recipe(arm.words[arm.words.index("--recipe") + 1])
+    for arm in there:
+        words = ["--store", str(plain), *source.words[size], *source.arms[arm].words]
+        options = options_of(given(student_train, words))
+        options.check()
+        stages_of(options, parse_student(options.student).layers)
+    for task in source.tasks[size]:
+        found = given(score, [*task.words, "--model", "m", "--out", "o"])
+        known = AS_IS if "as_is" in found else TAKES[found["task"]] - AS_IS | {"model", "out"}
+        assert found.keys() <= known | {"task", "test"}
+
+
+def given(command: click.Command, words: list[str]) -> dict[str, Any]:
+    """What a command reads of these words, without what they leave at its default."""
+    context = command.make_context("a", [word.replace("{seed}", "0") for word in words])
+    default = click.core.ParameterSource.DEFAULT
+    return {n: v for n, v in context.params.items() if context.get_parameter_source(n) != default}
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_examples_are_cut_into_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separate: bool
+) -> None:
+    monkeypatch.setattr(reproduce_data, "DATA", tmp_path)
+    rows = [f"{number}\t{number % 2}" for number in range(2000)]
+    (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    (tmp_path / "b.tsv").write_text("text\tlabel\n5000\t0\n")
+    data = Data("F1", "cut", "classify", "a.tsv", "b.tsv" if separate else "", few=300)
+    data.cut(tmp_path, "small")
+    found = {part: (tmp_path / f"cut.{part}.tsv").read_text().splitlines() for part in PARTS}
+    assert all(lines.pop(0) == "text\tlabel" for lines in found.values())
+    expected = (300, CHOSEN["small"], 1 if separate else SCORED["small"])
+    assert tuple(len(found[part]) for part in PARTS) == expected
+    assert len(set(itertools.chain(*found.values()))) == sum(expected)
+    data.cut(tmp_path, "full")
+    assert (tmp_path / "cut.train.tsv").read_text().count("\n") > 600
+    sentences = "\n\n".join(f"a\tO\n{number}\tB-X" for number in range(10))
+    (tmp_path / "c.tsv").write_text(f"#\tbook_1\n{sentences}\n")
+    Data("F1", "tags", "ner", "c.tsv").cut(tmp_path, "small")
+    assert not any("#" in path.read_text() for path in tmp_path.glob("tags.*"))
+    assert (tmp_path / "tags.test.tsv").read_text().count("\n\n") == 1  # a fifth: two sentences
 
 
 def test_few_labels_and_few_tags(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import distillation_helps as helps
-from benchmarks import main_job, teacher_gone
+from benchmarks import main_job
 from benchmarks.report import publish, table
 from store import open_store
 from store.errors import UserError
@@ -81,16 +81,6 @@ def test_every_arm_names_options_that_fit(base, arm):
     loss = helps.parse_losses((changes.pop("loss"),))
     replace(base, loss=loss, **changes).resolved().check()
     assert helps.TUNED_AS.get(arm, arm) in helps.ARMS
-
-
-def test_the_teacher_in_memory_is_measured_beside_the_store(tiny_teacher, corpus, tmp_path):
-    teacher, store = str(tiny_teacher("bert")), tmp_path / "small.zarr"
-    teacher_gone.small_store(teacher, str(corpus), 12_000, store)
-    words = ["--model", teacher, "--store", str(store), "--student", "16x1x2", "--steps", "4"]
-    words += ["--vocab", "200"]
-    for place in ([], ["--resident"]):
-        found = teacher_gone.child_process([*words, *place])
-        assert min(found["seconds"], found["speed"], found["memory"]) > 0
 
 
 def test_a_section_replaces_the_one_of_the_same_name(tmp_path, capsys):

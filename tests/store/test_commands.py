@@ -151,7 +151,9 @@ def test_recoding_in_two_steps_adds_the_errors(made: Made, tmp_path: Path) -> No
     source, _ = made("h5", "default")
     run("convert", source, tmp_path / "b.h5", "--codec", "small")
     before, after = open_store(source)[5].views[0], open_store(tmp_path / "b.h5")[5].views[0]
-    assert (before.attention["mean"] == after.attention["mean"]).all()
+    maps = before.attention["mean"]
+    changed = np.abs(maps - after.attention["mean"])
+    assert changed.max() > 0 and (changed <= 5 * np.sqrt(maps) / 255 + 1e-4).all()
     assert (before.logits.ids == after.logits.ids).all()
     mean, deviation = open_store(source).calibration["mean"]
     peak = np.abs((before.hidden["mean"] - mean) / deviation).max(axis=1, keepdims=True)

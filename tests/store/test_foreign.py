@@ -84,7 +84,8 @@ class Foreign:
         else:
             nibbles = np.stack([values & 15, values >> 4], axis=2).reshape(len(values), -1)
             codes = (nibbles[:, : self.features["width"]].astype(int) ^ 8) - 8
-            z = codes * scale[:, np.arange(codes.shape[1]) // 32]
+            group = self.features["encodings"]["hidden"]["group"]
+            z = codes * scale[:, np.arange(codes.shape[1]) // group]
         here = self.root[f"calibration/hidden/{name}"]
         return z * here["deviation"][:] + here["mean"][:]
 

@@ -10,9 +10,8 @@ import torch
 
 from align import Tokens
 from store import Features, TaskSpec
-from store.errors import UserError
 from student_train.batches import Inputs
-from student_train.data import loaded, prefetched, split_blocks, student_batches, view_of
+from student_train.data import loaded, split_blocks, student_batches, view_of
 from student_train.masking import IGNORED, Masker, covering_spans
 from student_train.options import TrainOptions
 from student_train.run import prepare
@@ -118,28 +117,6 @@ def test_padding():
     inputs = Inputs.of(np.array([5, 6, 7]), np.array([0, 1, 3]), 9)
     assert inputs.ids.tolist() == [[5, 9], [6, 7]]
     assert inputs.present.tolist() == [[True, False], [True, True]]
-
-
-def test_prefetching_gives_the_items_in_order_and_raises_their_errors():
-    assert list(prefetched(range(50), 3)) == list(range(50))
-
-    def failing():
-        yield 1
-        raise UserError("no more")
-
-    items = prefetched(failing())
-    assert next(items) == 1
-    with pytest.raises(UserError, match="no more"):
-        next(items)
-
-
-def test_prefetching_stops_when_it_is_closed():
-    made = []
-    items = prefetched((made.append(i) or i for i in range(10_000)), 2)
-    next(items)
-    items.close()
-    count = len(made)
-    assert count < 10
 
 
 def test_learning_rates():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from student_train.options import TrainOptions
 from student_train.recipe import all_recipes, find_recipe, listed, read_recipes
 from student_train.stages import stages_of
 from student_train.sweep import main as sweep
-from tests.end_to_end.support import ROOT, ok, refused, says
+from tests.end_to_end.support import ROOT, dumped, ok, refused, says, write_corpus
 
 OWN = """
 source = "ours"
@@ -41,7 +42,9 @@ def own(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", all_recipes())
 def test_every_recipe_of_the_package_can_be_begun(name: str) -> None:
     recipe = find_recipe(name)
-    options = TrainOptions(store="a.zarr", **recipe.options, stages=recipe.stages).resolved()
+    settings = dict(recipe.options)
+    settings["student"] = re.sub("^teacher:(.*)", r"768x\1x12", settings.get("student", "tiny"))
+    options = TrainOptions(store="a.zarr", **settings, stages=recipe.stages).resolved()
     options.check()
     stages = stages_of(options, parse_student(options.student).layers)
     for stage in stages:
@@ -56,6 +59,17 @@ def test_the_list_tells_each_recipe_under_its_source() -> None:
     for name, recipe in all_recipes().items():
         line = next(line for line in said.splitlines() if line.split()[:1] == [name])
         assert line.endswith(recipe.about) and recipe.source in said.splitlines()
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
+def test_a_student_as_wide_as_its_teacher(
+    kind: str, tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    corpus, settings = write_corpus(tmp_path / "a.txt", 3), {"logits": None, "text_only": True}
+    store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.zarr", **settings)
+    given = {"store": (str(store),), "recipe": "slovakbert-6"}
+    assert options_of(given).student == "32x6x4"
+    assert options_of({**given, "student": "teacher:2"}).student == "32x2x4"
 
 
 def test_options_given_win_in_every_stage(own: Path) -> None:

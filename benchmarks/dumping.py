@@ -1,0 +1,244 @@
+"""How fast a teacher is dumped, beside its bare forward pass and beside a straightforward dump.
+
+    python -m benchmarks.dumping [--model DIR --corpus TEXT] [--precision bf16]
+
+All read the same windows, and none is timed in the first part of them: there libraries warm up, and
+a dump does what it does once (calibration, the teacher's files). The bare pass: the same batches,
+nothing kept. The straightforward dump: what a script does that asks transformers for everything
+(hidden states and attention maps of all layers, all logits), takes topk and logsumexp, and appends
+to arrays with zarr-python, in batches of the corpus' order.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+import zarr
+
+from benchmarks.interleaved import Figures, interleaved, peak_memory
+from benchmarks.report import NOVELS, RESULTS, TEACHER, publish, table
+from store.console import command_errors
+from teacher_dump.batches import length_batches, padded
+from teacher_dump.corpus import Corpus
+from teacher_dump.dump import dump, gathered
+from teacher_dump.models import resolve_model
+from teacher_dump.options import DumpOptions
+from teacher_dump.teacher import PRECISIONS, load_teacher
+from teacher_dump.windows import Window, iter_windows
+
+KEPT = 16
+PLAIN_BATCH = 32  # sequences
+FEATURES: dict[str, dict[str, Any]] = {
+    "hidden states": {"head": "none", "attention": "none", "logits": "none"},
+    "all features": {"head": "auto", "attention": "mean", "logits": f"topk:{KEPT}"},
+}
+HEAD = (
+    "features",
+    "",
+    "tokens/s",
+    "of the bare pass",
+    "times straightforward",
+    "peak memory, MB",
+)
+
+
+def parts_of(options: DumpOptions) -> list[list[Window]]:
+    """The windows of every part, as the dump cuts them."""
+    tokenizer = load_teacher(options.model, head="none").tokenizer
+    windows = iter_windows(
+        Corpus.open(options.sources()), tokenizer, options.max_length or 128, options.stride
+    )
+    return list(gathered(windows, options.part_tokens, options.limit))
+
+
+def speed_of(begun: float, parts: list[list[Window]]) -> Figures:
+    """Of all parts but the first, from its end on."""
+    seconds = time.perf_counter() - begun
+    tokens = sum(len(window.ids) for part in parts[1:] for window in part)
+    return {"speed": tokens / seconds, "memory": peak_memory()}
+
+
+def network(options: DumpOptions, **settings: Any) -> Any:
+    """The teacher as transformers loads it."""
+    from transformers import AutoModel, AutoModelForMaskedLM
+
+    kind = AutoModel if options.head == "none" else AutoModelForMaskedLM
+    folder = resolve_model(options.model).path_or_id
+    return kind.from_pretrained(folder, dtype=PRECISIONS[options.precision], **settings).eval()
+
+
+@torch.inference_mode()
+def bare(options: DumpOptions) -> Figures:
+    """The forward pass over the batches of the dump."""
+    parts, model = parts_of(options), network(options)
+    begun = 0.0
+    for number, part in enumerate(parts):
+        begun = time.perf_counter() if number == 1 else begun
+        lengths = [len(window.ids) for window in part]
+        for batch in length_batches(lengths, options.batch_tokens):
+            ids, present = padded([part[i].ids for i in batch], 0)
+            model(torch.from_numpy(ids), attention_mask=torch.from_numpy(present).long())
+    return speed_of(begun, parts)
+
+
+def ours(options: DumpOptions) -> Figures:
+    """The dump, from the end of its first part on."""
+    ends: list[float] = []
+
+    def say(line: str) -> None:
+        if line.startswith("part "):
+            ends.append(time.perf_counter())
+
+    parts = parts_of(options)
+    # A part's line is said where no terminal shows a bar.
+    with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
+        dump(replace(options, out=Path(folder) / "store.zarr"), say)
+    return speed_of(ends[0], parts)
+
+
+@torch.inference_mode()
+def straightforward(options: DumpOptions) -> Figures:
+    """What a script of an afternoon does."""
+    from transformers import AutoTokenizer
+
+    parts = parts_of(options)
+    model = network(options, attn_implementation="eager")
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(options.model).path_or_id)
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = Arrays(zarr.open_group(folder, mode="w"))
+        begun = 0.0
+        for number, texts in batches_of_texts(parts):
+            begun = time.perf_counter() if number and not begun else begun
+            inputs = tokenizer(
+                texts,
+                padding=True,
+                truncation=True,
+                max_length=options.max_length,
+                return_tensors="pt",
+            )
+            found = model(
+                **inputs,
+                output_hidden_states=True,
+                output_attentions=options.attention != "none",
+            )
+            present = inputs["attention_mask"].bool()
+            arrays.put("hidden", torch.stack(found.hidden_states[1:]).mean(0)[present])
+            if options.attention != "none":
+                maps = torch.stack(found.attentions).mean((0, 2))
+                flat = [m[:n, :n].flatten() for m, n in zip(maps, present.sum(1), strict=True)]
+                arrays.put("attention", torch.cat(flat))
+            if options.logits != "none":
+                best, ids = found.logits.topk(KEPT, dim=-1)
+                partition = found.logits.float().logsumexp(-1)
+                arrays.put("ids", ids.int()[present])
+                arrays.put("logprobs", (best - partition[..., None])[present])
+                arrays.put("log_partition", partition[present])
+        return speed_of(begun, parts)
+
+
+def batches_of_texts(parts: list[list[Window]]) -> Iterator[tuple[int, list[str]]]:
+    """In the order of the corpus, with the number of the part."""
+    for number, part in enumerate(parts):
+        for first in range(0, len(part), PLAIN_BATCH):
+            yield number, [window.text for window in part[first : first + PLAIN_BATCH]]
+
+
+class Arrays:
+    """Arrays of zarr-python that grow by what is put; floats in float16."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def put(self, name: str, values: torch.Tensor) -> None:
+        array = (values.half() if values.is_floating_point() else values).numpy()
+        if name not in self.group:
+            shape = (0, *array.shape[1:])
+            chunks = (16384, *array.shape[1:])
+            self.group.create_array(name, shape=shape, chunks=chunks, dtype=array.dtype)
+        self.group[name].append(np.ascontiguousarray(array))
+
+
+def measure(options: DumpOptions, repeats: int) -> list[list[object]]:
+    """A row a setting."""
+    rows: list[list[object]] = []
+    for features, words in FEATURES.items():
+        one = replace(options, **words)
+        found = interleaved(
+            {
+                "bare forward pass": partial(bare, one),
+                "ours": partial(ours, one),
+                "straightforward": partial(straightforward, one),
+            },
+            repeats,
+        )
+        speed = {name: figures["speed"] for name, figures in found.items()}
+        for name, figures in found.items():
+            rows.append(
+                [
+                    features,
+                    name,
+                    f"{speed[name]:,.0f}",
+                    f"{speed[name] / speed['bare forward pass']:.2f}",
+                    f"{speed[name] / speed['straightforward']:.2f}",
+                    f"{figures['memory']:,.0f}",
+                ]
+            )
+    return rows
+
+
+@click.command()
+@click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
+@click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
+@click.option("--tokens", default=48_000)
+@click.option("--part-tokens", default=16_000)
+@click.option("--batch-tokens", default=8192)
+@click.option("--precision", default="fp32")
+@click.option("--repeats", default=5)
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@command_errors
+def main(
+    model: str,
+    corpus: str,
+    tokens: int,
+    part_tokens: int,
+    batch_tokens: int,
+    precision: str,
+    repeats: int,
+    results: Path,
+) -> None:
+    """Print the table and put it into RESULTS.md."""
+    options = DumpOptions(
+        model=model,
+        corpus=(corpus,),
+        out=Path("store.zarr"),
+        limit=tokens,
+        part_tokens=part_tokens,
+        batch_tokens=batch_tokens,
+        precision=precision,
+        max_length=128,
+    )
+    publish(
+        f"Dumping, {precision}",
+        f"`python -m benchmarks.dumping --tokens {tokens} --part-tokens {part_tokens}"
+        f" --batch-tokens {batch_tokens} --precision {precision} --repeats {repeats}`; teacher"
+        f" {Path(model).name}, windows of at most 128 tokens, codec default; straightforward in"
+        f" batches of {PLAIN_BATCH} sequences, float16; medians of {repeats} interleaved"
+        " processes.",
+        table(HEAD, measure(options, repeats)),
+        results,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Settings that are compared in turn, each time in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import statistics
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+
+Figures = dict[str, float]
+
+
+def interleaved(settings: Mapping[str, Callable[[], Figures]], repeats: int) -> dict[str, Figures]:
+    """Medians of what each setting measures; they take turns, so that a busy machine is busy for
+    all of them. A setting has to be picklable (`functools.partial` of a function of a module)."""
+    runs: dict[str, list[Figures]] = {name: [] for name in settings}
+    for _ in range(repeats):
+        for name, work in settings.items():
+            runs[name].append(alone(work))
+    return {
+        name: {key: statistics.median(run[key] for run in found) for key in found[0]}
+        for name, found in runs.items()
+    }
+
+
+def alone(work: Callable[[], Figures]) -> Figures:
+    """What a function finds in a new process, that holds the memory of no other."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(work).result()
+
+
+def peak_memory() -> float:
+    """MB that this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

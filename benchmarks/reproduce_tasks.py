@@ -1,0 +1,193 @@
+"""The papers whose teachers do a task: BiLSTM classifiers and taggers from few labels."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from benchmarks.report import SHARED, TEACHER
+from benchmarks.reproduce import OURS, Arm, Source, Task, downstream, dump
+
+DATA = SHARED / "data"
+SST2 = str(DATA / "classify/en_sst2")
+PER_CLASS = 100  # gold labels of a class
+LABELLED = 100  # sentences of a language with gold tags
+DEV = 500
+WORDS: dict[str, tuple[str, ...]] = {
+    "small": ("--student", "bilstm:100,100", "--vocab", "5k"),
+    "full": (),
+}
+AS_LONG = ("--epochs", "12")  # as all stages of stagewise, or of D4.2, that read all text
+
+
+def recipe(name: str, *words: str, store: int = 0) -> Arm:
+    return Arm(("--recipe", name, *words), (store,))
+
+
+def as_it_is(measure: str, task: str, test: str) -> dict[str, tuple[Task, ...]]:
+    words = ("--task", task, "--test", test, "--as-is")
+    return dict.fromkeys(WORDS, (Task(measure, words),))
+
+
+def few_labels(path: Path, work: Path, seed: int = 0) -> tuple[Path, Path, Path]:
+    """Of a table of texts and labels: few labelled rows, as many for choosing the epoch, and all
+    texts with the labels of the few alone."""
+    head, *rows = path.read_text("utf-8").splitlines()
+    random.Random(seed).shuffle(rows)
+    dev, rows = rows[:DEV], rows[DEV:]
+    left = dict.fromkeys({row.rpartition("\t")[2] for row in rows}, PER_CLASS)
+    few, all_ = [], []
+    for row in rows:
+        text, _, label = row.rpartition("\t")
+        chosen = left[label] > 0
+        left[label] -= chosen
+        few += [row] * chosen
+        all_.append(row if chosen else f"{text}\t")
+    files = []
+    for name, some in (("few", few), ("dev", dev), ("all", all_)):
+        files.append(work / f"{name}.tsv")
+        files[-1].write_text("\n".join([head, *some]) + "\n", "utf-8")
+    return files[0], files[1], files[2]
+
+
+def classifier(work: Path, size: str) -> tuple[list[Path], Path]:
+    """A MiniLM fine-tuned on few labels, and what it says of all the text."""
+    few, dev, all_ = few_labels(Path(SST2 + ".train.tsv"), work)
+    test = SST2 + ".dev.tsv"
+    words = ("--task", "classify", "--model", TEACHER, "--train", few, "--dev", dev)
+    downstream(work / "teacher", *words, "--test", test, "--epochs", "8", "--seeds", "1", "--save")
+    store = dump(
+        work / "classes.zarr", "--model", work / "teacher/model", "--corpus", all_,
+        "--head", "classification", "--label-column", "label", "--text-column", "text",
+        "--hidden", "layer:6", "--attention", "none",
+    )  # fmt: skip
+    return [store], work / "teacher/model"
+
+
+LANGUAGES = ("de", "en", "nl")
+
+
+def few_tags(path: Path, out: Path, labelled: int, whole: int) -> Path:
+    """The first sentences of a token/tag file, the tags of the first few of them alone."""
+    sentences = path.read_text("utf-8").strip().split("\n\n")[:whole]
+    lines = []
+    for number, sentence in enumerate(sentences):
+        for line in sentence.split("\n"):
+            word, _, tag = line.partition("\t")
+            lines.append(f"{word}\t{tag if number < labelled else ''}")
+        lines.append("")
+    out.write_text("\n".join(lines) + "\n", "utf-8")
+    return out
+
+
+def tagger(work: Path, size: str) -> tuple[list[Path], Path]:
+    """One teacher of several languages, fine-tuned on few sentences of each, and what it says of
+    many more; the second store is of the gold sentences of the first language alone."""
+    whole = 1500 if size == "small" else 10**6
+    texts = [
+        few_tags(DATA / f"ner/{name}_wikiann.train.tsv", work / f"{name}.tsv", LABELLED, whole)
+        for name in LANGUAGES
+    ]
+    few, dev, test = work / "few.tsv", work / "dev.tsv", work / "test.tsv"
+    train_lines, dev_lines, test_lines = [], [], []
+    for name in LANGUAGES:
+        train = (DATA / f"ner/{name}_wikiann.train.tsv").read_text("utf-8").strip().split("\n\n")
+        train_lines += train[:LABELLED]
+        dev_lines += train[-LABELLED:]
+        known = (DATA / f"ner/{name}_wikiann.dev.tsv").read_text("utf-8").strip().split("\n\n")
+        test_lines += known[:400]
+    for path, sentences in ((few, train_lines), (dev, dev_lines), (test, test_lines)):
+        path.write_text("\n\n".join(sentences) + "\n", "utf-8")
+    words = ("--task", "ner", "--model", TEACHER, "--train", few, "--dev", dev, "--test", test)
+    downstream(work / "teacher", *words, "--epochs", "20", "--seeds", "1", "--save")
+    one = few_tags(DATA / "ner/en_wikiann.train.tsv", work / "one.tsv", LABELLED, LABELLED)
+    options = ("--head", "tagging", "--hidden", "layer:6", "--attention", "none")
+    model = work / "teacher/model"
+    corpora = [word for path in texts for word in ("--corpus", path)]
+    return [
+        dump(work / "tags.zarr", "--model", model, *corpora, *options),
+        dump(work / "one.zarr", "--model", model, "--corpus", one, *options),
+    ], model
+
+
+TASK_SOURCES = {
+    "mukherjee": Source(
+        "Distilling into simple networks",
+        {
+            "small": f"SST-2: a MiniLM fine-tuned on {PER_CLASS} labels of each class, and what it"
+            " says of 6,400 texts without labels; students BiLSTM 100,100 with 5k WordPiece, 3"
+            " epochs a stage (the published: 300,600 with the teacher's vocabulary). Test: the dev"
+            " set of SST-2.",
+            "full": "the same data; students as published, 300,600 with the teacher's vocabulary.",
+        },
+        WORDS,
+        as_it_is("macro F1", "classify", SST2 + ".dev.tsv"),
+        {
+            "rnn": recipe("simple-rnn", "--epochs", "40"),
+            "no distillation": recipe("simple-no-distillation", "--epochs", "40"),
+            "hard": recipe("simple-hard"),
+            "joint": recipe("simple-joint"),
+            "stagewise": recipe("simple-stagewise"),
+            "once": recipe("simple-once"),
+            OURS: recipe("simple-joint", "--loss", "ce=1,kl=1,hidden=30", *AS_LONG),
+        },
+        [
+            ("hard", "no distillation", "hard distillation helps with few labels"),
+            ("joint", "hard", "soft is better than hard"),
+            ("stagewise", "joint", "stages with gradual unfreezing are better than joint training"),
+            ("stagewise", "once", "logits help beside the representation"),
+        ],
+        "stagewise",
+        classifier,
+    ),
+    "tinymbert": Source(
+        "Massive multilingual tagging in miniature",
+        {
+            "small": f"WikiANN {', '.join(LANGUAGES)}: an (English) MiniLM fine-tuned on"
+            f" {LABELLED} sentences of each language, and what it says of 1,500 of each; students"
+            " BiLSTM 100,100 with 5k WordPiece, 3 epochs a stage (published: mBERT, 41 languages,"
+            " 300,600). Test: 400 sentences of each language.",
+            "full": "the same languages, all of their text; students as published, 300,600 with the"
+            " teacher's vocabulary.",
+        },
+        WORDS,
+        as_it_is("entity F1", "ner", "{work}/test.tsv"),
+        {
+            "D0-S": recipe("tinymbert-d0", "--epochs", "40"),
+            "D0": recipe("tinymbert-d0", "--epochs", "120", "--vocab", "{work}/D0-S-0", store=1),
+            "D1": recipe("tinymbert-d1"),
+            "D2": recipe("tinymbert-d2"),
+            "D3.1": recipe("tinymbert-d3-1"),
+            "D3.2": recipe("tinymbert-d3-2"),
+            "D4.1": recipe("tinymbert-d4-1"),
+            "D4.2": recipe("tinymbert-d4-2"),
+            OURS: recipe("tinymbert-d1", "--loss", "ce=1,kl=1,hidden=30", *AS_LONG),
+        },
+        [
+            ("D0-S", "D0", "one model of all languages is better than one language"),
+            ("D1", "D0-S", "logits help"),
+            ("D2", "D0-S", "logits and representation help"),
+            ("D3.2", "D1", "stages with unfreezing are better than joint training"),
+            ("D3.2", "D2", "stages with unfreezing are better than joint training"),
+            ("D3.2", "D3.1", "unfreezing is better than a frozen body, two stages"),
+            ("D4.2", "D4.1", "unfreezing is better than a frozen body, three stages"),
+            ("D4.2", "D3.2", "three stages are better than two"),
+        ],
+        "D4.2",
+        tagger,
+        {
+            "teacher": "91.9",
+            "D0": "71.3",
+            "D0-S": "81.4",
+            "D1": "82.7",
+            "D2": "82.4",
+            "D3.1": "83.1",
+            "D3.2": "86.8",
+            "D4.1": "84.8",
+            "D4.2": "87.1",
+        },
+        "mean F1 of 41 languages, 0.7M sentences to learn from the teacher; Tables 3 and 5 of"
+        " https://www.aclweb.org/anthology/2020.acl-main.202",
+    ),
+}
+"""By the name that the command knows."""

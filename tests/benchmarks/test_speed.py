@@ -1,0 +1,115 @@
+"""The benchmarks of speed with a tiny teacher: the functions that are timed, in this process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import aligning, dumping, economy, growth, interleaved, stepping
+from benchmarks.teacher_gone import small_store, training
+from store import open_store
+from student_train.options import TrainOptions
+from student_train.run import prepare
+from teacher_dump.options import DumpOptions
+from tests.texts import ENGLISH, FRENCH, GERMAN
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("speed") / "lines.txt"
+    lines = [f"{a} {b}" for a in ENGLISH + GERMAN for b in FRENCH + GERMAN[:2]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def base(tiny_teacher, corpus) -> TrainOptions:
+    store = Path(corpus).with_name("store.zarr")
+    small_store(str(tiny_teacher("bert")), corpus, 6000, store)
+    return TrainOptions(
+        *(str(store),),
+        student="16x1x2",
+        vocab="200",
+        loss={"mlm": 1.0, "hidden": 1.0},
+        steps=5,
+        batch_tokens=512,
+        view=0,
+        held_out=0.0,
+    ).resolved()
+
+
+def found_one() -> dict[str, float]:
+    return {"number": 1.0}
+
+
+def test_settings_run_in_processes_of_their_own():
+    settings = {"one": found_one, "other": partial(found_one)}
+    assert interleaved.interleaved(settings, 1) == {
+        "one": {"number": 1.0},
+        "other": {"number": 1.0},
+    }
+    assert interleaved.peak_memory() > 10
+
+
+def test_the_teacher_in_memory_is_measured_beside_the_store(base, tiny_teacher):
+    for model in (None, str(tiny_teacher("bert"))):
+        assert min(training(base, model).values()) > 0
+
+
+@pytest.mark.parametrize("features", dumping.FEATURES)
+def test_dumps(features, tiny_teacher, corpus):
+    words = dumping.FEATURES[features]
+    options = DumpOptions(
+        *(str(tiny_teacher("bert")), Path("none.zarr"), (corpus,)),
+        limit=2000,
+        part_tokens=700,
+        precision="fp32",
+        max_length=64,
+    )
+    for work in (dumping.bare, dumping.ours, dumping.straightforward):
+        assert min(work(replace(options, **words)).values()) > 0
+
+
+def test_steps(base):
+    mine = stepping.ours(base)
+    assert mine["speed"] > 0 and 0 <= mine["waiting"] < 1
+    assert stepping.plain(replace(base, loss={"mlm": 1.0}), 8)["speed"] > 0
+
+
+def test_alignments_and_poolings(base):
+    store = open_store(base.store)
+    rows = aligning.alignments(base, store, 1)
+    assert [row[0] for row in rows] == ["span", "match", "reduce"]
+    _, collator, _ = prepare(base, store)
+    sides = [aligning.sides_of(batch, collator) for batch in store.stream(0, 0, 500, features=())]
+    assert len(aligning.poolings(sides[0], 1)) == 8
+    assert sum(len(native.ids) for *_, native in sides) == len(collator.table.ids)
+    assert "from the cache" in aligning.tokenising(store, collator)
+
+
+def test_an_economy(tiny_teacher, corpus, monkeypatch):
+    figures = {"dump": 8.0, "stored": 2.0, "resident": 6.0}
+    monkeypatch.setattr(
+        economy, "interleaved", lambda *_: {k: {"seconds": v} for k, v in figures.items()}
+    )
+    options = {"student": "16x1x2", "vocab": "200", "loss": {"mlm": 1.0}, "batch_tokens": 4000}
+    row = economy.measure("tiny", str(tiny_teacher("bert")), corpus, 2000, options, 1)
+    # 10 epochs of half a batch: 5 steps
+    assert row == ["tiny", "8.0", "10.0", "30.0", "1.67x", "2.50x", "2.78x", "3.00x", "0.40"]
+    assert economy.dumped(str(tiny_teacher("bert")), corpus, 1000)["seconds"] > 0
+
+
+def test_growth(tiny_teacher, tmp_path):
+    corpus, out = growth.corpus_of(tmp_path / "text.txt", 4000), tmp_path / "a.zarr"
+    assert growth.dumped(str(tiny_teacher("bert")), corpus, 4000, out)["seconds"] > 0
+    store = open_store(out)
+    assert 3000 < store.meta["tokens"] <= 4000
+    assert min(growth.streamed(out).values()) > 0
+    assert min(growth.trained(out).values()) > 0
+    growth.many_parts(tmp_path / "b.zarr", 20)
+    assert 15 <= len(open_store(tmp_path / "b.zarr").manifest.parts) <= 25
+    assert np.isfinite(list(growth.opened(tmp_path / "b.zarr").values())).all()

@@ -1,0 +1,50 @@
+"""What is read from the logits, against the same in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from teacher_dump import heads
+from teacher_dump.heads import Decoder, log_partitions, top_logits
+
+
+def head_and_values(dtype: torch.dtype, seed: int, scale: float) -> tuple[Decoder, torch.Tensor]:
+    torch.manual_seed(seed)
+    decoder = Decoder.of(torch.randn(700, 24, dtype=dtype), torch.randn(700, dtype=dtype))
+    return decoder, (scale * torch.randn(53, 24)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(deadline=None, max_examples=20)
+@given(
+    seed=st.integers(0, 2**31), scale=st.sampled_from([0.01, 1.0, 8.0]), chunk=st.integers(1, 60)
+)
+def test_the_kept_logits(dtype: torch.dtype, seed: int, scale: float, chunk: int) -> None:
+    decoder, values = head_and_values(dtype, seed, scale)
+    exact = nn.functional.linear(values.double(), decoder.weight.double(), decoder.bias.double())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "CHUNK_ELEMENTS", 700 * chunk)
+        ids, logprobs, rest, log_partition = top_logits(decoder, values, 5)
+        assert np.abs(log_partitions(decoder, values) - log_partition).max() < 1e-4
+    logp = exact.log_softmax(-1)
+    assert np.abs(log_partition - exact.logsumexp(-1).numpy()).max() < 1e-4
+    kept = logp.gather(1, torch.from_numpy(ids).long())
+    assert np.abs(logprobs - kept.numpy()).max() < 1e-4  # whichever of two equal ones it is
+    assert np.abs(logprobs - logp.topk(5).values.numpy()).max() < 1e-4
+    left = logp.scatter(1, torch.from_numpy(ids).long(), -torch.inf).logsumexp(-1).numpy()
+    assert np.abs(np.exp(rest) - np.exp(left)).max() < 1e-5
+
+
+def test_full_products_where_a_factor_has_more_bits() -> None:
+    """A bfloat16 teacher that is run again in float32 has a head of bfloat16 numbers."""
+    decoder, _ = head_and_values(torch.bfloat16, 0, 1.0)
+    values = 8 * torch.randn(53, 24)
+    exact = nn.functional.linear(values.double(), decoder.weight.double(), decoder.bias.double())
+    assert decoder.rounded
+    assert np.abs(log_partitions(decoder, values) - exact.logsumexp(-1).numpy()).max() < 1e-4
+    assert torch.get_float32_matmul_precision() == "highest"
