@@ -62,13 +62,21 @@ def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
 
 
 def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> Path:
-    """The folder of a trained student, with what the store says of it in scores.json.
+    """See `finished`."""
+    changes = dict(ARMS[arm])
+    changes["loss"] = parse_losses((changes["loss"],))
+    return finished(arm, replace(base, **{"view": 0, **changes}), store, work)
+
+
+def finished(
+    arm: str, asked: TrainOptions, store: FeatureStore, work: Path, by: FeatureStore | None = None
+) -> Path:
+    """The folder of a trained student, with what the store, or another one `by` the same teacher of
+    the same text, says of it in scores.json.
 
     One that is there is not trained again. Raises UserError if it had other settings.
     """
-    changes = dict(ARMS[arm])
-    changes["loss"] = parse_losses((changes["loss"],))
-    options = replace(base, **{"view": 0, **changes}).resolved()
+    options = asked.resolved()
     options.check()
     folder = folder_of(work, arm, options.resolved_lr, options.seed)
     settings = json.loads(json.dumps(options.describing()))
@@ -80,7 +88,7 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
     trained = train(store, student, collator, options)
     student.eval().save_pretrained(folder)
     collator.student_tokenizer.save_pretrained(folder)
-    found: dict[str, Any] = judge(student, collator.student_tokenizer, options, store)
+    found: dict[str, Any] = judge(student, collator.student_tokenizer, options, by or store)
     found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
     (folder / SCORES).write_text(json.dumps(found))
     told = " ".join(f"{key} {value:.3f}" for key, value in found.items() if key != "settings")

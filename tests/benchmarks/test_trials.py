@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import distillation_helps as helps
-from benchmarks import main_job
+from benchmarks import main_job, quality
 from benchmarks.report import publish, table
 from store import open_store
 from store.errors import UserError
@@ -112,3 +112,37 @@ def test_the_main_job_by_its_two_commands(tiny_teacher, corpus, tmp_path, monkey
     ]  # fmt: skip
     ok(main_job.main, *words, *more)  # nothing is made again
     assert results.read_text().splitlines() == lines
+
+
+def test_quality_by_codec_and_tier(tiny_teacher, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(quality, "MEASURED", 60)
+    monkeypatch.setattr(quality, "CODES", 64)
+    monkeypatch.setattr(
+        quality,
+        "student_tokenizer",
+        lambda _, store: student_tokenizer("200", store),  # the text is small
+    )
+    results = tmp_path / "RESULTS.md"
+    words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--tokens", 3000)
+    more = ("--student", "16x1x2", "--steps", 3, "--seeds", "0", "--kept", 8, "--draws", 12)
+    ok(
+        quality.main,
+        "--work",
+        tmp_path / "w",
+        *words,
+        *more,
+        "--results",
+        results,
+        "--precision",
+        "fp32",
+    )
+    rows = {
+        cells[0]: [float(cell) for cell in cells[1:]]
+        for line in results.read_text().splitlines()
+        if line.startswith("| ") and (cells := line.strip("| ").split(" | "))[1][0].isdigit()
+    }
+    errors = [rows[name][1] for name in ("exact", "default", "small", *quality.PRODUCT)]
+    assert errors[0] == 0 and errors[1] < 0.02 < errors[2] < 0.3 and errors[3] < errors[4] < 1
+    head, kept, drawn = rows["head"], rows["topk:8"], rows["sample:12"]
+    assert head[1] < 1e-3 and head[2] < 1e-3  # the whole distribution
+    assert kept[2] > 0 and drawn[2] == float("inf") and 0 < drawn[1] < 5
