@@ -16,6 +16,7 @@ STORES = {
     "default.h5": ("default", "topk"),
     "small.h5": ("small", "topk"),
     "tags.h5": ("small", "tagging"),  # made later, when stores could first hold a task
+    "groups64.h5": ("small", "topk"),  # `small` since its groups have 64 channels
 }
 
 
