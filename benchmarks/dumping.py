@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import zarr
 
-from benchmarks.interleaved import Figures, interleaved, peak_memory
+from benchmarks.interleaved import Figures, alone, interleaved, peak_memory
 from benchmarks.report import NOVELS, RESULTS, TEACHER, publish, table
 from store.console import command_errors
 from teacher_dump.batches import length_batches, padded
@@ -39,6 +39,7 @@ from teacher_dump.windows import Window, iter_windows
 
 KEPT = 16
 PLAIN_BATCH = 32  # sequences
+BATCHES = (2048, 8192, 32_768)
 FEATURES: dict[str, dict[str, Any]] = {
     "hidden states": {"head": "none", "attention": "none", "logits": "none"},
     "all features": {"head": "auto", "attention": "mean", "logits": f"topk:{KEPT}"},
@@ -197,6 +198,15 @@ def measure(options: DumpOptions, repeats: int) -> list[list[object]]:
     return rows
 
 
+def memories(options: DumpOptions) -> list[list[object]]:
+    """A row a batch size: the most memory that a dump of all features held."""
+    every = replace(options, **FEATURES["all features"])
+    return [
+        [f"{size:,}", f"{alone(partial(ours, replace(every, batch_tokens=size)))['memory']:,.0f}"]
+        for size in BATCHES
+    ]
+
+
 @click.command()
 @click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
 @click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
@@ -235,7 +245,12 @@ def main(
         f" {Path(model).name}, windows of at most 128 tokens, codec default; straightforward in"
         f" batches of {PLAIN_BATCH} sequences, float16; medians of {repeats} interleaved"
         " processes.",
-        table(HEAD, measure(options, repeats)),
+        "\n\n".join(
+            [
+                table(HEAD, measure(options, repeats)),
+                table(("--batch-tokens", "all features, peak memory, MB"), memories(options)),
+            ]
+        ),
         results,
     )
 
