@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from align import FlatText, Tokens, align_match, align_reduce, align_span
-from benchmarks.report import NOVELS, RESULTS, TEACHER, publish, table
+from benchmarks.report import of_text, publish, table
 from benchmarks.teacher_gone import small_store
 from store import Batch, FeatureStore, open_store
 from store.console import command_errors
@@ -157,14 +157,11 @@ def tokenising(store: FeatureStore, collator: Collator) -> str:
 
 
 @click.command()
-@click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
-@click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
-@click.option("--tokens", default=60_000)
+@of_text(60_000)
 @click.option("--student", default="128x2x2")
 @click.option("--vocab", default="5k")
 @click.option("--steps", default=20)
 @click.option("--repeats", default=7)
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
 def main(
     model: str,

@@ -27,7 +27,7 @@ import torch
 import zarr
 
 from benchmarks.interleaved import Figures, alone, interleaved, peak_memory
-from benchmarks.report import NOVELS, RESULTS, TEACHER, publish, table
+from benchmarks.report import of_text, publish, table
 from store.console import command_errors
 from teacher_dump.batches import length_batches, padded
 from teacher_dump.corpus import Corpus
@@ -208,14 +208,11 @@ def memories(options: DumpOptions) -> list[list[object]]:
 
 
 @click.command()
-@click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
-@click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
-@click.option("--tokens", default=48_000)
+@of_text(48_000)
 @click.option("--part-tokens", default=16_000)
 @click.option("--batch-tokens", default=8192)
 @click.option("--precision", default="fp32")
 @click.option("--repeats", default=5)
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
 def main(
     model: str,

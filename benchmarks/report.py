@@ -3,17 +3,37 @@ go."""
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import click
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 # Real texts and a real teacher, where a machine has them.
 SHARED = Path(os.environ.get("TEACHONCE_DATA") or Path(__file__).parents[2] / "shared")
 TEACHER, NOVELS = SHARED / "models/minilm-mlm", SHARED / "data/text/en_novels.txt"
+
+
+def of_text(tokens: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of a benchmark that dumps some text itself: --model, --corpus, --tokens,
+    --results."""
+    options = (
+        click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm"),
+        click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs"),
+        click.option("--tokens", default=tokens),
+        click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True),
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+    return decorate
 
 
 def hardware() -> str:

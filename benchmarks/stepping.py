@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.interleaved import Figures, interleaved
-from benchmarks.report import NOVELS, RESULTS, TEACHER, publish, table
+from benchmarks.report import of_text, publish, table
 from benchmarks.teacher_gone import small_store
 from store import open_store
 from store.console import command_errors
@@ -120,15 +120,12 @@ def measure(base: TrainOptions, students: list[str], repeats: int) -> list[list[
 
 
 @click.command()
-@click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
-@click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
-@click.option("--tokens", default=60_000)
+@of_text(60_000)
 @click.option("--students", default="128x2x2,264x3x12")
 @click.option("--vocab", default="5k")
 @click.option("--batch-tokens", default=2048)
 @click.option("--steps", default=20)
 @click.option("--repeats", default=5)
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
 def main(
     model: str,

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from benchmarks.interleaved import Figures, interleaved
-from benchmarks.report import NOVELS, TEACHER, publish, table
+from benchmarks.report import of_text, publish, table
 from store.console import command_errors
 from student_train.options import TrainOptions, parse_losses
 
@@ -80,9 +80,7 @@ def small_store(
 
 
 @click.command()
-@click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
-@click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
-@click.option("--tokens", default=60_000)
+@of_text(60_000)
 @click.option("--student", default="128x2x2")
 @click.option("--vocab", default="5k")
 @click.option("--loss", default="mlm=1,hidden=30")
@@ -98,6 +96,7 @@ def main(
     loss: str,
     steps: int,
     repeats: int,
+    results: Path,
 ) -> None:
     """Print the table and put it into RESULTS.md."""
     losses = parse_losses((loss,))
@@ -125,6 +124,7 @@ def main(
         f" {repeats} interleaved processes of {steps} steps. Both import the same libraries,"
         " which are most of the memory below.",
         table(["", "seconds a step", "student tokens/s", "memory while training, MB"], rows),
+        results,
     )
 
 
