@@ -155,11 +155,11 @@ def check_states(
         else:
             assert error <= (1e-5 if codec == "exact" else 0.01), name
     error = np.abs(got.attention["mean"] - want["attention"]).max()
-    assert error <= (1e-5 if codec == "exact" else 0.005)
+    assert error <= {"exact": 1e-5, "default": 0.005, "small": 0.02}[codec]
 
 
 def check_int4(store: FeatureStore, name: str, got: np.ndarray, want: np.ndarray) -> None:
-    """FORMAT.md: at most 1.001/14 of the largest value of 32 channels, in normalised units."""
+    """FORMAT.md: at most 1.001/14 of the largest value of 64 channels, in normalised units."""
     mean, deviation = store.calibration[name]
     normal = (want - mean) / deviation
     largest = np.abs(normal).max(axis=1, keepdims=True)  # these teachers are 32 wide: one group
