@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
+PATIENCE = 10.0  # seconds that an item under way is waited for when nobody wants it any more
 
 
 def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
@@ -51,7 +52,7 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
             yield value  # type: ignore[misc]
     finally:
         stop.set()
-        thread.join()
+        thread.join(PATIENCE)  # it may wait for a network that has stalled
 
 
 class Behind:
@@ -96,6 +97,9 @@ class Behind:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._thread.shutdown()
+        try:
+            self._thread.shutdown()
+        finally:  # a signal must not let the caller close what the thread still writes
+            self._thread.shutdown()
         if error is None:
             self.finish()

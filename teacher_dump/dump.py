@@ -129,9 +129,8 @@ def _dump(
         labels = Labels(task, teacher.name)
         labels.check(corpus.met(task.kind))
         windows = labels.numbered(windows)
-    with closing(
-        prefetched(gathered(windows, options.part_tokens, options.limit), PARTS_AHEAD)
-    ) as parts:
+    cut = gathered(_until(stop, windows), options.part_tokens, options.limit)
+    with closing(prefetched(cut, PARTS_AHEAD)) as parts:
         first = next(parts, None)
         if first is None:
             raise UserError(
@@ -171,6 +170,14 @@ def _dump(
         gold=done["gold"],
         cut=counters["cut"],
     )
+
+
+def _until(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
+    """The same; raises Stopped in the thread that cuts them, too, which else went on to the end of
+    its part."""
+    for window in windows:
+        stop.check()
+        yield window
 
 
 def _write(

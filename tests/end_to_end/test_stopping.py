@@ -6,15 +6,18 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.processes import command, finish, fork
 from store import open_store
 from store.stopping import stoppable
 from student_train.cli import main as student_train
+from teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import STUDENT, refused, write_corpus
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -142,3 +145,27 @@ def test_the_second_signal_leaves_at_once(tmp_path: Path, number: signal.Signals
     assert process.is_alive()
     os.kill(process.pid or 0, number)
     assert finish(process, 20) == -number
+
+
+def test_the_thread_that_cuts_the_text_stops_too(
+    words: tuple[str | Path | int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a part, which may be long."""
+    from teacher_dump import dump as job
+
+    cut = 0
+    real = job.iter_windows
+
+    def stopped_at_10(*arguments: Any, **settings: Any) -> Iterator[Any]:
+        nonlocal cut
+        for window in real(*arguments, **settings):
+            cut += 1
+            if cut == 10:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)  # the main thread has the signal by then
+            yield window
+
+    monkeypatch.setattr(job, "iter_windows", stopped_at_10)
+    result = CliRunner().invoke(teacher_dump, [str(word) for word in (*words, tmp_path / "a.zarr")])
+    assert result.exit_code == 130 and "begins anew" in result.output
+    assert cut < 15

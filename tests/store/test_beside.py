@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from store import beside
 from store.beside import Behind, prefetched
 from store.errors import UserError
 
@@ -93,3 +94,21 @@ def test_what_waits_is_made_when_the_caller_fails() -> None:
             behind.call(made.append, number)
         raise KeyboardInterrupt
     assert made == [0, 1, 2, 3]
+
+
+def test_a_stop_is_not_kept_waiting_by_an_item_that_does_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beside, "PATIENCE", 0.2)
+    comes = threading.Event()
+
+    def stalled() -> Iterator[int]:
+        yield 1
+        comes.wait(60)
+        yield 2
+
+    items = prefetched(stalled(), 1)
+    assert next(items) == 1
+    items.close()
+    assert not comes.is_set()
+    comes.set()
