@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 
 from align import FlatText, Tokens, align_match, align_reduce, align_span
 from benchmarks.report import of_text, publish, table
-from benchmarks.teacher_gone import small_store
+from benchmarks.small_store import on_small_store
 from store import Batch, FeatureStore, open_store
 from store.console import command_errors
 from student_train.collator import Collator
@@ -137,18 +138,15 @@ def poolings(sides: Sides, repeats: int) -> list[list[object]]:
 
 def tokenising(store: FeatureStore, collator: Collator) -> str:
     """Once for a vocabulary, and every time after that."""
-    with tempfile.TemporaryDirectory() as cache:
-        before = os.environ.get("TEACHONCE_CACHE")
-        os.environ["TEACHONCE_CACHE"] = cache
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        mock.patch.dict(os.environ, {"TEACHONCE_CACHE": cache}),
+    ):
         begun = time.perf_counter()
         tokens = len(token_table(store, collator.tokenizer).ids)
         middle = time.perf_counter()
         token_table(store, collator.tokenizer)
         end = time.perf_counter()
-        if before is None:
-            del os.environ["TEACHONCE_CACHE"]
-        else:
-            os.environ["TEACHONCE_CACHE"] = before
     return (
         f"Tokenising the store for a vocabulary: {tokens / (middle - begun):,.0f} tokens/s the"
         f" first time, {tokens / (end - middle) / 1e6:.1f}M tokens/s from the cache after that (its"
@@ -175,14 +173,9 @@ def main(
 ) -> None:
     """Print the tables and put them into RESULTS.md."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "store.zarr"
-        small_store(model, corpus, tokens, path)
-        store = open_store(path)
-        base = TrainOptions(
-            *(str(path),), student=student, vocab=vocab, loss=parse_losses((LOSS,)), steps=steps,
-            view=0, held_out=0.0,
-        )  # fmt: skip
+    students = {"student": student, "vocab": vocab, "loss": parse_losses((LOSS,)), "steps": steps}
+    with on_small_store(model, corpus, tokens, **students) as base:
+        store = open_store(base.store)
         rows = alignments(base, store, repeats)
         _, collator, _ = prepare(base.resolved(), store)
         sides = sides_of(next(iter(store.stream(0, 0, BATCH, features=()))), collator)

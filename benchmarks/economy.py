@@ -18,9 +18,10 @@ import click
 
 from benchmarks.interleaved import Figures, interleaved
 from benchmarks.report import NOVELS, RESULTS, TEACHER, publish, table
-from benchmarks.teacher_gone import small_store, training
+from benchmarks.small_store import on_small_store, random_teacher, small_store
+from benchmarks.teacher_gone import training
 from store.console import command_errors
-from student_train.options import TrainOptions, parse_losses
+from student_train.options import parse_losses
 
 STUDENTS = (1, 4, 10)
 EPOCHS = 10  # of a student
@@ -47,24 +48,10 @@ def dumped(model: str, corpus: str, tokens: int) -> Figures:
         return {"seconds": time.perf_counter() - begun}
 
 
-def of_bert_base_size(folder: Path, like: str) -> str:
-    """An encoder of 12 layers, 768 wide, with random weights and another teacher's tokenizer."""
-    from transformers import AutoTokenizer, BertConfig, BertModel
-
-    from teacher_dump.models import resolve_model
-
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(like).path_or_id)
-    BertModel(BertConfig(vocab_size=len(tokenizer))).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def measure(name: str, model: str, corpus: str, tokens: int, options: Any, repeats: int) -> Any:
+def measure(name: str, model: str, corpus: str, tokens: int, students: Any, repeats: int) -> Any:
     """A row of the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store.zarr"
-        small_store(model, corpus, tokens, store)
-        options = TrainOptions(str(store), **options).resolved()
+    with on_small_store(model, corpus, tokens, **students) as base:
+        options = base.resolved()
         found = interleaved(
             {
                 "dump": partial(dumped, model, corpus, tokens),
@@ -102,18 +89,11 @@ def main(
 ) -> None:
     """Print the table and put it into RESULTS.md."""
     minilm = str(TEACHER) if TEACHER.exists() else "minilm"
-    options = {
-        "student": student,
-        "vocab": vocab,
-        "loss": parse_losses((LOSS,)),
-        "steps": steps,
-        "view": 0,
-        "held_out": 0.0,
-    }
+    students = {"student": student, "vocab": vocab, "loss": parse_losses((LOSS,)), "steps": steps}
     with tempfile.TemporaryDirectory() as folder:
-        base = of_bert_base_size(Path(folder), minilm)
+        base = random_teacher(Path(folder), minilm)
         rows = [
-            measure(name, model, corpus, tokens, options, repeats)
+            measure(name, model, corpus, tokens, students, repeats)
             for name, model in (("MiniLM, 6x384", minilm), ("BERT-base size, 12x768", base))
         ]
     publish(

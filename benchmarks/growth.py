@@ -24,36 +24,24 @@ import numpy as np
 from benchmarks import synthetic
 from benchmarks.interleaved import Figures, alone, interleaved, peak_memory
 from benchmarks.report import RESULTS, TEACHER, publish, table
+from benchmarks.small_store import random_teacher
 from store import open_store
 from store.console import command_errors
 from store.convert import begin_copy, copy_part
 
 STEPS = 30
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 HEAD = (
     "tokens",
     *("dump, s", "tokens/s", "MB"),
     *("open, ms", "stream an epoch, s", "tokens/s", "MB"),
     *(f"{STEPS} steps, s", "to the first step, s", "MB"),
 )
-
-
-def tiny_teacher(folder: Path, like: str) -> str:
-    """One layer, 32 wide, random."""
-    from transformers import AutoTokenizer, BertConfig, BertModel
-
-    from teacher_dump.models import resolve_model
-
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(like).path_or_id)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-    )
-    BertModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def corpus_of(path: Path, tokens: int) -> str:
@@ -199,7 +187,9 @@ def main(most: int, parts: int, results: Path) -> None:
             table(("parts", "open, ms", "to the first batch, ms", "MB"), starts(folder, parts)),
             results,
         )
-        model = tiny_teacher(folder / "teacher", str(TEACHER) if TEACHER.exists() else "minilm")
+        model = random_teacher(
+            folder / "teacher", str(TEACHER) if TEACHER.exists() else "minilm", **TINY
+        )
         publish(
             "Growth with the corpus",
             f"{told}A random teacher of one layer, 32 wide, hidden states only; synthetic text; a"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from benchmarks.report import SHARED, TEACHER
+from benchmarks.report import TEACHER
 from benchmarks.reproduce import OURS, Arm, Source, Task, downstream, dump
+from benchmarks.reproduce_data import DATA
 
-DATA = SHARED / "data"
 SST2 = str(DATA / "classify/en_sst2")
 PER_CLASS = 100  # gold labels of a class
 LABELLED = 100  # sentences of a language with gold tags

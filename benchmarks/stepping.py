@@ -8,13 +8,14 @@ the longest, masked by `DataCollatorForLanguageModeling`, the loss of `BertForMa
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 
 from benchmarks.interleaved import Figures, interleaved
 from benchmarks.report import of_text, publish, table
-from benchmarks.teacher_gone import small_store
+from benchmarks.small_store import on_small_store
 from store import open_store
 from store.console import command_errors
 from student_train import lesson
@@ -42,19 +43,19 @@ def ours(options: TrainOptions) -> Figures:
     loaded = lesson.loaded
 
     def watched(*order: Any, **settings: Any) -> Iterator[Any]:
-        batches = loaded(*order, **settings)
-        while True:
-            begun = time.perf_counter()
-            batch = next(batches)
-            waited.append(time.perf_counter() - begun)
-            yield batch
+        with closing(loaded(*order, **settings)) as batches:
+            while True:
+                begun = time.perf_counter()
+                batch = next(batches)
+                waited.append(time.perf_counter() - begun)
+                yield batch
 
     def watch(_: int, found: dict[str, float]) -> None:
         times.append(time.perf_counter())
         tokens.append(found["tokens"])
 
-    lesson.loaded = watched  # type: ignore[assignment]
-    train(store, student, collator, options, on_step=watch)
+    with mock.patch.object(lesson, "loaded", watched):
+        train(store, student, collator, options, on_step=watch)
     seconds = times[-1] - times[WARM - 1]
     return {
         "speed": sum(tokens[WARM:]) / seconds,
@@ -139,13 +140,8 @@ def main(
     results: Path,
 ) -> None:
     """Print the table and put it into RESULTS.md."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "store.zarr"
-        small_store(model, corpus, tokens, path)
-        base = TrainOptions(
-            *(str(path),), vocab=vocab, batch_tokens=batch_tokens, steps=steps, view=0,
-            held_out=0.0,
-        )  # fmt: skip
+    students = {"vocab": vocab, "batch_tokens": batch_tokens, "steps": steps}
+    with on_small_store(model, corpus, tokens, **students) as base:
         rows = measure(base, students.split(","), repeats)
     publish(
         "A student's step",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ import click
 
 from benchmarks.interleaved import Figures, interleaved
 from benchmarks.report import of_text, publish, table
+from benchmarks.small_store import on_small_store
 from store.console import command_errors
 from student_train.options import TrainOptions, parse_losses
 
@@ -60,25 +60,6 @@ def training(options: TrainOptions, model: str | None) -> Figures:
     }
 
 
-def small_store(
-    model: str, corpus: str, tokens: int, out: Path, logits: str | None = "none"
-) -> None:
-    """The teacher's states, and logits if they are asked for, of some tokens."""
-    from teacher_dump.dump import dump
-    from teacher_dump.options import DumpOptions
-
-    options = DumpOptions(
-        model=model,
-        corpus=(corpus,),
-        out=out,
-        limit=tokens,
-        attention="none",
-        logits=logits,
-        max_length=128,
-    )
-    dump(options)
-
-
 @click.command()
 @of_text(60_000)
 @click.option("--student", default="128x2x2")
@@ -100,13 +81,10 @@ def main(
 ) -> None:
     """Print the table and put it into RESULTS.md."""
     losses = parse_losses((loss,))
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store.zarr"
-        small_store(model, corpus, tokens, store, "none" if "kl" not in losses else None)
-        options = TrainOptions(
-            *(str(store),), student=student, vocab=vocab, loss=losses, steps=steps, view=0,
-            held_out=0.0,
-        ).resolved()  # fmt: skip
+    logits = None if "kl" in losses else "none"
+    students = {"student": student, "vocab": vocab, "loss": losses, "steps": steps}
+    with on_small_store(model, corpus, tokens, logits, **students) as base:
+        options = base.resolved()
         medians = interleaved(
             {
                 "from the store": partial(training, options, None),

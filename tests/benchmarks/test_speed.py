@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks import aligning, dumping, economy, growth, interleaved, stepping
-from benchmarks.teacher_gone import small_store, training
+from benchmarks.small_store import small_store
+from benchmarks.teacher_gone import training
 from store import open_store
 from student_train.options import TrainOptions
 from student_train.run import prepare
