@@ -83,7 +83,11 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--train", type=FILE, multiple=True, help="Repeatable for mlm.")
 @click.option("--dev", type=FILE, help="mlm: default a hundredth of the lines of --train.")
 @click.option(
-    "--test", type=FILE, help="Report this as well; speed: single texts, default random tokens."
+    "--test",
+    type=FILE,
+    multiple=True,
+    help="Report this as well. Repeatable, e.g. a file for each language: each of them and their"
+    " mean. speed: single texts, default random tokens.",
 )
 @click.option("--out", type=FILE, help="A new folder. speed, table: not needed.")
 @click.option("--seeds", type=click.IntRange(min=1), help="Fine-tuning: number of runs. [3]")
@@ -158,7 +162,8 @@ def _refuse(task: str, given: dict[str, Any]) -> None:
     missing = [_flag(name) for name in needs if name not in given]
     if missing:
         raise UserError(f"{what} needs {', '.join(missing)}; see downstream --help")
-    for name, several in (("model", task == "speed"), ("train", task == "mlm")):
+    several_of = {"model": task == "speed", "train": task == "mlm", "test": task != "speed"}
+    for name, several in several_of.items():
         if len(given.get(name, ())) > 1 and not several:
             raise UserError(f"--task {task} takes one {_flag(name)}, got {len(given[name])}")
     out = given.get("out")
@@ -200,7 +205,7 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
     if "limit" in given and "per_class" in given:
         raise UserError("--limit and --per-class contradict each other; give one")
     (model,), out, columns = given.pop("model"), given.pop("out"), _columns(task, given)
-    files = _taken(given, "train", "dev", "test")
+    files = _taken(given, "train", "dev") | report.splits_to_test(given.pop("test", ()))
     if not as_is:
         (files["train"],) = files["train"]
     subject = _task(task, columns, _taken(given, "per_class", "stride"))
@@ -209,7 +214,7 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)  # told now, not after hours, if it cannot be made
     try:
         if as_is:
-            result = score_as_is(subject, model, files["test"], settings.max_length, click.echo)
+            result = score_as_is(subject, model, files, settings.max_length, click.echo)
         else:
             result = fine_tune(subject, model, files, settings, click.echo, keep)
         report.save(result, out)
@@ -243,11 +248,11 @@ def _speed(task: str, given: dict[str, Any]) -> None:
     from downstream import report
     from downstream.speed import SpeedSettings, measure_speed
 
-    columns, out, test = _columns(task, given), given.pop("out", None), given.pop("test", None)
+    columns, out, test = _columns(task, given), given.pop("out", None), given.pop("test", ())
     if columns and not test:
         raise UserError("--text-column needs --test, the file that has the column")
     if test:
-        given["texts"] = _texts(test, columns)
+        given["texts"] = _texts(*test, columns)
     models, teacher = given.pop("model"), given.pop("teacher", None)
     if "repeat" in given:
         given["runs"] = given.pop("repeat")

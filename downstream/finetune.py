@@ -19,6 +19,7 @@ from downstream.encoders import (
     longest_input,
 )
 from downstream.progress import Progress
+from downstream.report import TEST
 from downstream.tasks import Task
 from store.console import counted
 from store.errors import UserError
@@ -52,11 +53,12 @@ def fine_tune(
 
     The model of the first seed is saved in the folder `keep`, where one is given.
 
-    `files` has `train`, `dev` and perhaps `test`. Returns `{"task", "model", "measures", "primary",
-    "files", "settings", "examples": {split: number}, "seeds": [{"seed", "lr", "best_epoch", "dev",
-    "test"}], "mean": {split: score}, "deviation": ...}`. A score has a figure for each measure of
-    the task, and that which chose the epoch as `primary`, too. The deviation is the sample one (0
-    for a single seed). `say` is told a line for each epoch.
+    `files` has `train`, `dev` and perhaps `report.splits_to_test`. Returns `{"task", "model",
+    "measures", "primary", "files", "settings", "examples": {split: number}, "seeds": [{"seed",
+    "lr", "best_epoch", "dev", "test"}], "mean": {split: score}, "deviation": ...}`. A score has a
+    figure for each measure of the task, and that which chose the epoch as `primary`, too. Where
+    several files are tested, `test` is the mean over them. The deviation is the sample one over the
+    seeds (0 for a single seed). `say` is told a line for each epoch.
 
     Raises UserError on a wrong model or file, and where a training does not stay finite.
     """
@@ -74,9 +76,13 @@ def fine_tune(
 
 
 def score_as_is(
-    task: Task, model: str, test: Path, max_length: int | None = None, say: Say = print
+    task: Task,
+    model: str,
+    files: Mapping[str, Path],
+    max_length: int | None = None,
+    say: Say = print,
 ) -> dict[str, Any]:
-    """Score a model that has its head on the file `test`, without training it.
+    """Score a model that has its head on `files`, `report.splits_to_test`, without training it.
 
     Labels of model and file are matched by name. Texts are cut to `max_length` tokens, that of the
     task where it is None. Returns what `fine_tune` returns, of a single run without a seed; of its
@@ -86,11 +92,10 @@ def score_as_is(
     the file has a label that the model does not have.
     """
     source = resolve_model(model)
-    splits = {"test": task.read(test)}
+    splits = {name: task.read(path) for name, path in files.items()}
     tokenizer, network, labels = load_with_own_head(source, task.model_class)
     task.adopt(labels, splits)
     length, cut = _length(task, max_length, network, tokenizer)
-    rows = task.encode(tokenizer, splits["test"], length)
     say(f"as it is: {counted(network.num_parameters(), 'parameter')}{cut}")
     with tempfile.TemporaryDirectory(prefix="score-") as scratch:
         trainer = Trainer(
@@ -99,10 +104,13 @@ def score_as_is(
             data_collator=task.collator(tokenizer),
         )
         trainer.remove_callback(PrinterCallback)
-        found = _predict(trainer, rows)
-    score = _score(task, splits["test"], rows, found, "; its weights are damaged, train it anew")
+        scores = {}
+        for name, examples in splits.items():
+            rows = task.encode(tokenizer, examples, length)
+            blame = "; its weights are damaged, train it anew"
+            scores[name] = _score(task, examples, rows, _predict(trainer, rows), blame)
     settings = {"as_is": True, "max_length": max_length}
-    return _result(task, model, {"test": test}, settings, splits, [{"test": score}])
+    return _result(task, model, files, settings, splits, [scores])
 
 
 def _result(
@@ -113,7 +121,13 @@ def _result(
     splits: Mapping[str, Sequence[Any]],
     runs: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    scored = [split for split in ("dev", "test") if split in splits]
+    tests = [name for name in files if name.startswith(TEST)]
+    examples = {name: len(some) for name, some in splits.items()}
+    if len(tests) > 1:
+        examples[TEST] = sum(examples[name] for name in tests)
+        for run in runs:
+            run[TEST] = _over_all([run[name] for name in tests], np.mean)
+    scored = [split for split in examples if split != "train"]
     return {
         "task": task.name,
         "model": model,
@@ -121,10 +135,12 @@ def _result(
         "primary": task.primary,
         "files": {name: str(path) for name, path in files.items()},
         "settings": {**settings, **task.options()},
-        "examples": {name: len(examples) for name, examples in splits.items()},
+        "examples": examples,
         "seeds": runs,
-        "mean": {split: _over_seeds(runs, split, np.mean) for split in scored},
-        "deviation": {split: _over_seeds(runs, split, _deviation) for split in scored},
+        "mean": {split: _over_all([run[split] for run in runs], np.mean) for split in scored},
+        "deviation": {
+            split: _over_all([run[split] for run in runs], _deviation) for split in scored
+        },
     }
 
 
@@ -132,8 +148,8 @@ def _deviation(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def _over_seeds(runs: Sequence[dict[str, Any]], split: str, reduce: Any) -> dict[str, float]:
-    return {name: float(reduce([run[split][name] for run in runs])) for name in runs[0][split]}
+def _over_all(scores: Sequence[dict[str, float]], reduce: Any) -> dict[str, float]:
+    return {name: float(reduce([score[name] for score in scores])) for name in scores[0]}
 
 
 def _one_seed(
@@ -172,7 +188,7 @@ def _one_seed(
         curve = [row["eval_primary"] for row in trainer.state.log_history if "eval_primary" in row]
         result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
         trainer.compute_metrics = None  # that of dev, where `predict` would score every split by it
-        for split in splits.keys() & {"dev", "test"}:
+        for split in splits.keys() - {"train"}:
             result[split] = score(split, _predict(trainer, rows[split]))
         if keep is not None:
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(keep)

@@ -13,7 +13,13 @@ from store.console import counted, readable, wide_console
 from store.errors import UserError
 
 FILE = "scores.json"
+TEST = "test"  # also the mean over files, where there are several
 Told = Callable[[float], str]
+
+
+def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
+    """The split of the file; of several files one each, named "test FILE"."""
+    return {TEST if len(paths) == 1 else f"{TEST} {path}": path for path in paths}
 
 
 def show(table: Table) -> None:
@@ -49,26 +55,28 @@ def _cells(result: dict[str, Any], split: str) -> list[str]:
 def joined(runs: Sequence[Path]) -> dict[str, Any]:
     """Finished fine-tunings, given as folders or their scores.json, in one.
 
-    Returns `{"task": "table", "rows": [...]}`. A row is a task and a model: scores on test, where
-    there is none on dev; `split` says which.
+    Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file: scores on test,
+    where there is none on dev; `split` says which. Several files of test have a row each and one of
+    their mean.
 
     Raises UserError where a run is not finished or no fine-tuning.
     """
     rows = []
     for result in map(_read, runs):
-        split = "test" if "test" in result["mean"] else "dev"
-        rows.append(
-            {
-                "task": result["task"],
-                "data": Path(result["files"][split]).name,
-                "model": result["model"],
-                "split": split,
-                "seeds": len(result["seeds"]),
-                "measures": result["measures"],
-                "mean": {split: result["mean"][split]},
-                "deviation": {split: result["deviation"][split]},
-            }
-        )
+        for split in [name for name in result["mean"] if name.startswith(TEST)] or ["dev"]:
+            file = result["files"].get(split)
+            rows.append(
+                {
+                    "task": result["task"],
+                    "data": Path(file).name if file else "mean",
+                    "model": result["model"],
+                    "split": split,
+                    "seeds": len(result["seeds"]),
+                    "measures": result["measures"],
+                    "mean": {split: result["mean"][split]},
+                    "deviation": {split: result["deviation"][split]},
+                }
+            )
     return {"task": "table", "rows": sorted(rows, key=lambda row: (row["task"], row["data"]))}
 
 
@@ -94,7 +102,7 @@ def joined_table(result: dict[str, Any]) -> Table:
     table = _table("", ("task", "data", "model", "seeds", *headings))
     for row in result["rows"]:
         figures = dict(zip(row["measures"], _cells(row, row["split"]), strict=True))
-        data = row["data"] if row["split"] == "test" else f"{row['data']} (dev)"
+        data = f"{row['data']} (dev)" if row["split"] == "dev" else row["data"]
         cells = [figures.get(name, "") for name in headings]
         table.add_row(row["task"], data, row["model"], str(row["seeds"]), *cells)
     return table

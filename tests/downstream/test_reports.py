@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from downstream.speed import STATUS, Subject, peak_memory
 from tests.downstream.learnable import asked, classified, paired
 from tests.downstream.test_cli import run
+from tests.downstream.test_tagging import write_tagged
 
 Teacher = Callable[[str], Path]
 
@@ -53,6 +55,41 @@ def test_runs_are_joined_in_one_table(runs: list[Path], tmp_path: Path) -> None:
     assert [row["task"] for row in rows] == ["classify", "pair", "qa"]
     pair = json.loads((runs[1] / "scores.json").read_text())
     assert rows[1]["mean"]["test"] == pair["mean"]["test"] and rows[1]["seeds"] == 2
+
+
+def test_several_files_to_test_are_scored_apart_and_together(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Tuned and as it is, in the joined table, too; a file alone has the score it has there."""
+    train, dev, first, second = (
+        write_tagged(tmp_path / f"{name}.tsv", size, seed)
+        for seed, (name, size) in enumerate({"tr": 60, "dev": 20, "de": 30, "sk": 10}.items())
+    )
+    tests, tuned, whole, alone = (
+        ("--test", first, "--test", second),
+        *map(tmp_path.joinpath, ("tuned", "whole", "alone")),
+    )
+    words = ("--train", train, "--dev", dev, "--epochs", 2, "--lr", 5e-3, "--seeds", 2, "--save")
+    ran = [
+        run("--task", "pos", "--model", tiny_teacher("bert"), *words, *tests, "--out", tuned),
+        run("--task", "pos", "--model", tuned / "model", "--as-is", *tests, "--out", whole),
+        run("--task", "pos", "--model", tuned / "model", "--as-is", *tests[2:], "--out", alone),
+        run("--task", "table", tuned, whole),
+    ]
+    assert [result.exit_code for result in ran] == [0] * 4, ran
+    names = [f"test {first}", f"test {second}", "test"]
+    found = {out: json.loads((out / "scores.json").read_text()) for out in (tuned, whole, alone)}
+    for result in (found[tuned], found[whole]):
+        assert [name for name in result["mean"] if name != "dev"] == names
+        assert [result["examples"][name] for name in names] == [30, 10, 40]
+        for run_of_seed in result["seeds"]:
+            of_files = [run_of_seed[name]["macro_f1"] for name in names[:2]]
+            assert run_of_seed["test"]["macro_f1"] == pytest.approx(np.mean(of_files))
+    assert found[whole]["mean"][names[1]] == pytest.approx(found[alone]["mean"]["test"])
+    seed = found[tuned]["seeds"][0]
+    assert found[whole]["mean"][names[0]] == pytest.approx(seed[names[0]], abs=1e-6)
+    for cell in ("de.tsv", "sk.tsv", " mean "):
+        assert ran[3].output.count(cell) == 2
 
 
 def test_speed_compares_with_a_teacher(tiny_teacher: Teacher, tmp_path: Path) -> None:
