@@ -41,7 +41,8 @@ class Arm:
 @dataclass(frozen=True)
 class Task:
     """What a finished model is scored by: the words of `downstream` beside --model and --out;
-    {work} in a word is the folder of all arms, {seed} that of the arm."""
+    {work} in a word is the folder of all arms, {seed} that of the arm. Several files to test have
+    a column each beside the measure, which is their mean."""
 
     measure: str
     words: tuple[str, ...]
@@ -71,12 +72,17 @@ class Source:
     published_measure: str = ""
 
 
-def downstream(out: Path, *words: str | Path) -> float:
-    """Run it where it has not run yet; its main measure on the test set."""
+def downstream(out: Path, *words: str | Path) -> dict[str, float]:
+    """Run it where it has not run yet; its main measure on "test", and on each of several files
+    by the first part of its name."""
     if not (out / "scores.json").exists():
         command("downstream.cli", *words, "--out", out)
     found = json.loads((out / "scores.json").read_text())
-    return float(found["mean"]["test"][found["primary"]])
+    return {
+        Path(split).name.split(".")[0]: float(scores[found["primary"]])
+        for split, scores in found["mean"].items()
+        if split.startswith("test")
+    }
 
 
 def trained_teacher(out: Path, *words: str | Path) -> Path:
@@ -110,14 +116,14 @@ def reproduce(source: Source, work: Path, seeds: int, size: str) -> Scores:
     for name, arm in source.arms.items():
         if size not in arm.sizes:
             continue
-        scores[name] = {task.measure: [] for task in source.tasks[size]}
+        scores[name] = {}
         for seed in range(seeds):
             out = work / f"{name}-{seed}".replace(" ", "-")
             if not (out / "model.safetensors").exists():
                 command("student_train.cli", *_words(source, arm, work, size, stores, seed, out))
             found = _scored(source, out, work / f"scores-{out.name}", size, seed)
             for measure, values in found.items():
-                scores[name][measure] += values
+                scores[name].setdefault(measure, []).extend(values)
             told = ", ".join(f"{measure} {values[0]:.4f}" for measure, values in found.items())
             print(f"{name}, seed {seed}: {told}", flush=True)
     return scores
@@ -140,7 +146,8 @@ def _scored(source: Source, model: Path, out: Path, size: str, seed: int) -> dic
             for word in task.words
         ]
         folder = out.with_name(f"{out.name}-{task.measure}".replace(" ", "-"))
-        found[task.measure] = [downstream(folder, *words, "--model", model)]
+        for file, score in downstream(folder, *words, "--model", model).items():
+            found[task.measure if file == "test" else file] = [score]
     return found
 
 
@@ -152,21 +159,30 @@ def report(source: Source, scores: Scores) -> str:
     head = ["", "student-train", *measures, "of the teacher"]
     if source.published:
         head.append("published")
-    rows = []
+    rows, main = [], of_tasks(source, scores)
     for name, found in scores.items():
         words = " ".join(source.arms[name].words) if name in source.arms else ""
         cells = [mean_and_deviation(values) for values in found.values()]
-        rows.append([name, words, *cells, _share(found, scores["teacher"])])
+        rows.append([name, words, *cells, _share(main[name], main["teacher"])])
         if source.published:
             rows[-1].append(source.published.get(name, ""))
     lines = [
-        f"- {claim}: {_judged(scores, better, worse)}"
+        f"- {claim}: {_judged(main, better, worse)}"
         for better, worse, claim in source.orderings
         if {better, worse} <= scores.keys()
     ]
     if source.published:
         lines.insert(0, f"Published: {source.published_measure}.\n")
     return table(head, rows) + "\n\n" + "\n".join(lines)
+
+
+def of_tasks(source: Source, scores: Scores) -> Scores:
+    """Without the columns of single files."""
+    measures = {task.measure for tasks in source.tasks.values() for task in tasks}
+    return {
+        name: {measure: values for measure, values in found.items() if measure in measures}
+        for name, found in scores.items()
+    }
 
 
 def _share(found: Mapping[str, list[float]], teacher: Mapping[str, list[float]]) -> str:
@@ -201,7 +217,7 @@ def compare_best(sources: Mapping[str, Source], work: Path, seeds: int, size: st
     rows, lines = [], []
     for name, source in sources.items():
         arms = {arm: source.arms[arm] for arm in (source.best, OURS)}
-        scores = reproduce(replace(source, arms=arms), work / name, seeds, size)
+        scores = of_tasks(source, reproduce(replace(source, arms=arms), work / name, seeds, size))
         words = " ".join(source.arms[OURS].words)
         for measure, values in scores[OURS].items():
             cells = [mean_and_deviation(each) for each in (scores[source.best][measure], values)]

@@ -188,6 +188,7 @@ MLM_SOURCES = {
             "mixed vocabulary": recipe("zhao-mixed-vocab"),
             "no distillation": recipe("zhao-no-distillation"),
             "pruned vocabulary": recipe("zhao-pruned"),
+            "tied embeddings": recipe("zhao-tied"),
             OURS: Arm((*OUR_LOSSES, "--vocab", "mixed-vocab")),
         },
         [
@@ -198,6 +199,7 @@ MLM_SOURCES = {
                 "a vocabulary of its own is better than the teacher's, pruned",
             ),
             ("mixed vocabulary", "pruned vocabulary", "mixed is better than pruned"),
+            ("mixed vocabulary", "tied embeddings", "mixed is better than the teacher's own, cut"),
             (OURS, "mixed vocabulary", "our recipe is better than theirs"),
         ],
         "mixed vocabulary",

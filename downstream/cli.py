@@ -248,11 +248,11 @@ def _speed(task: str, given: dict[str, Any]) -> None:
     from downstream import report
     from downstream.speed import SpeedSettings, measure_speed
 
-    columns, out, test = _columns(task, given), given.pop("out", None), given.pop("test", ())
-    if columns and not test:
+    columns, out, tests = _columns(task, given), given.pop("out", None), given.pop("test", ())
+    if columns and not tests:
         raise UserError("--text-column needs --test, the file that has the column")
-    if test:
-        given["texts"] = _texts(*test, columns)
+    for test in tests:
+        given["texts"] = _texts(test, columns)
     models, teacher = given.pop("model"), given.pop("teacher", None)
     if "repeat" in given:
         given["runs"] = given.pop("repeat")

@@ -44,7 +44,7 @@ def test_arms_are_trained_scored_and_judged(
     lines = []
     for text in (ENGLISH + RUSSIAN) * 2:
         lines += [f"{word}\t{TAGS[0]}" for word in text.split()] + [""]
-    corpus, model = tmp_path / "test.tsv", tiny_teacher("bert", "tagging", TAGS)
+    corpus, model = tmp_path / "corpus.tsv", tiny_teacher("bert", "tagging", TAGS)
     corpus.write_text("\n".join(lines) + "\n", "utf-8")
 
     def prepare(work: Path, size: str) -> tuple[list[Path], Path]:
@@ -55,12 +55,14 @@ def test_arms_are_trained_scored_and_judged(
                 dumped(model, corpus, store, **options)
         return stores, model
 
+    one = tmp_path / "de.tsv"
+    one.write_text("\n".join(lines[: lines.index("")]) + "\n", "utf-8")
     words = ("--task", "pos", "--test", str(corpus), "--as-is")
     source = Source(
         title="a",
         settings={"small": "s"},
         words={"small": WORDS},
-        tasks={"small": [Task("macro F1", words), Task("the same", words)]},
+        tasks={"small": [Task("macro F1", words), Task("mean", (*words, "--test", str(one)))]},
         arms={
             "tags": Arm(("--recipe", "tinymbert-d0")),
             OURS: Arm(("--recipe", "tinymbert-d2", "--vocab", "{work}/tags-0"), (0, 1)),
@@ -75,7 +77,10 @@ def test_arms_are_trained_scored_and_judged(
     work = tmp_path / "a"
     scores = reproduce.reproduce(source, work, 1, "small")
     assert list(scores) == ["teacher", "tags", OURS]
-    assert {tuple(found) for found in scores.values()} == {("macro F1", "the same")}
+    assert {tuple(found) for found in scores.values()} == {("macro F1", "corpus", "de", "mean")}
+    for found in scores.values():
+        assert found["corpus"] == found["macro F1"]
+        assert found["mean"] == pytest.approx([(found["corpus"][0] + found["de"][0]) / 2])
     with pytest.raises(UserError, match="work of --size small"):
         reproduce.reproduce(source, work, 1, "full")
     said = reproduce.report(source, scores)
@@ -87,6 +92,7 @@ def test_arms_are_trained_scored_and_judged(
         and "100%" in said
     )
     assert "- logits help: " in said and "of 1 seeds)" in said and "size helps" not in said
+    assert "| de | mean |" in said and " in mean (" in said and " in de (" not in said
     learnt = json.loads((work / f"{OURS}-0/training.json").read_text())
     assert [Path(other).name for other in learnt["settings"]["others"]] == ["b.zarr"]
     before = (work / "tags-0/model.safetensors").stat().st_mtime_ns
@@ -97,10 +103,9 @@ def test_arms_are_trained_scored_and_judged(
 
 def test_an_ordering_is_decided_by_more_than_the_deviation() -> None:
     arms = {"a": [0.6, 0.61, 0.62], "b": [0.5, 0.51, 0.52], "c": [0.4, 0.6, 0.8]}
-    source = Source(
-        "", {}, {}, {}, {}, [("a", "b", "1"), ("b", "a", "2"), ("c", "b", "3")], "a",
-        lambda work, size: ([], work),
-    )  # fmt: skip
+    claims = [("a", "b", "1"), ("b", "a", "2"), ("c", "b", "3")]
+    tasks = {"small": [Task("F1", ())]}
+    source = Source("", {}, {}, tasks, {}, claims, "a", lambda work, size: ([], work))
     scores = {name: {"F1": values} for name, values in arms.items()}
     said = reproduce.report(source, {"teacher": {"F1": [1.0]}, **scores})
     assert "- 1: holds in F1 (a 0.610, b 0.510; better with 3 of 3 seeds)" in said
@@ -172,7 +177,5 @@ def test_few_labels_and_few_tags(tmp_path: Path) -> None:
     assert len(few) == 1 + 2 * PER_CLASS and len(dev) == 501 and len(all_) == 901
     assert {row for row in all_ if not row.endswith("\t")} == set(few)
     assert not set(dev[1:]) & {row.rpartition("\t")[0] + "\t" for row in all_}
-    words = tmp_path / "words.tsv"
-    words.write_text("a\tO\nb\tB-X\n\nc\tO\n\nd\tO\n")
-    out = few_tags(words, tmp_path / "few_words.tsv", 1, 2)
+    out = few_tags(["a\tO\nb\tB-X", "c\tO"], tmp_path / "few_words.tsv", 1)
     assert out.read_text() == "a\tO\nb\tB-X\n\nc\t\n\n"
