@@ -14,6 +14,7 @@ from benchmarks.reproduce import Task
 DATA = SHARED / "data"
 CHOSEN = {"small": 200, "full": 1000}  # examples to choose the epoch by
 SCORED = {"small": 400, "full": 10**6}  # and to score, at most
+EPOCHS = {"small": "8", "full": "3"}  # until the chosen one is not the last
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class Data:
             text = ("\n\n" if tagged else "\n").join([*head, *some]) + "\n"
             (work / f"{self.name}.{name}.tsv").write_text(text, "utf-8")
 
-    def scoring(self) -> Task:
+    def scoring(self, size: str) -> Task:
         files = [
             word for name in ("train", "dev", "test")
             for word in (f"--{name}", f"{{work}}/{self.name}.{name}.tsv")
         ]  # fmt: skip
-        words = ("--task", self.task, *files, "--epochs", "3", "--seeds", "1", "--seed", "{seed}")
-        return Task(self.measure, words)
+        length = ("--epochs", EPOCHS[size], "--seeds", "1", "--seed", "{seed}")
+        return Task(self.measure, ("--task", self.task, *files, *length))
 
 
 def _examples(path: Path, tagged: bool) -> tuple[list[str], list[str]]:
@@ -72,4 +73,4 @@ def cut_all(data: Mapping[str, tuple[Data, ...]], work: Path, size: str) -> None
 
 
 def scoring(data: Mapping[str, tuple[Data, ...]]) -> dict[str, tuple[Task, ...]]:
-    return {size: tuple(each.scoring() for each in some) for size, some in data.items()}
+    return {size: tuple(each.scoring(size) for each in some) for size, some in data.items()}

@@ -14,7 +14,6 @@ FULL = ("full",)
 NARROW = ("--student", "128x2x2", "--steps", "400", "--batch-tokens", "512", "--eval-every", "100")
 RATE = ("--lr", "1e-3")  # the best for masked-LM loss, alone or with kl
 OUR_LOSSES = ("--loss", "mlm=1,hidden=30")  # the default of student-train
-SIXTH = "--hidden", "layer:6", "--attention", "none"  # of MiniLM, its last
 
 
 def recipe(name: str, *words: str, sizes: tuple[str, ...] = SIZES) -> Arm:
@@ -101,20 +100,25 @@ SLOVAK_DATA = {size: (
 
 
 def slovak(work: Path, size: str) -> tuple[list[Path], Path]:
-    """Two teachers: MiniLM trained on over Slovak text, from two seeds; masked views of both."""
+    """Three teachers: MiniLM trained on over Slovak text, from two seeds, and one of Slovak alone
+    with a vocabulary of its own; masked views of all."""
     cut_all(SLOVAK_DATA, work, size)
-    length = {
-        "small": ("--steps", "150", "--batch-tokens", "1024", "--evaluate-every", "150"),
-        "full": ("--epochs", "10"),
-    }[size]
-    limit = ("--limit", "50000") if size == "small" else ()
+    small = size == "small"
+    short = ("--steps", "150", "--batch-tokens", "1024", "--evaluate-every", "150")
+    own = ("--steps", "600", "--batch-tokens", "2048", "--mask-prob", "0.3")
+    limit = ("--limit", "50000") if small else ()
     stores, teachers = [], []
-    for seed in ("0", "1"):
-        words = ("--model", TEACHER, "--train", SLOVAK, "--seed", seed, "--precision", "bf16")
-        teachers.append(trained_teacher(work / f"teacher-{seed}", *words, *length))
-        store = work / f"views-{seed}.zarr"
+    for name, model, last, words in (
+        ("0", (TEACHER,), "6", short if small else ("--epochs", "10")),
+        ("1", (TEACHER, "--seed", "1"), "6", short if small else ("--epochs", "10")),
+        ("own", ("scratch:256x4x4", "--vocab", "8k"), "4", own if small else ("--epochs", "40")),
+    ):
+        words = ("--model", *model, "--train", SLOVAK, "--precision", "bf16", *words)
+        teachers.append(trained_teacher(work / f"teacher-{name}", *words))
         words = ("--model", teachers[-1], "--corpus", SLOVAK, *limit, "--views", "2")
-        stores.append(dump(store, *words, "--logits", "topk:64", *SIXTH))
+        states = ("--hidden", f"layer:{last}", "--attention", "none")
+        store = work / f"views-{name}.zarr"
+        stores.append(dump(store, *words, "--logits", "topk:64", *states))
     return stores, teachers[0]
 
 
@@ -215,7 +219,8 @@ MLM_SOURCES = {
         "Layers and teachers in Slovak, in miniature",
         {
             "small": "teacher: MiniLM (6 layers, English) trained on for 150 steps of 1,024 tokens"
-            " over Slovak sentences, a second one from another seed; 50,000 tokens, masked view;"
+            " over Slovak sentences, a second one from another seed, a third of 256x4x4 and 8k"
+            " pieces of its own from 600 steps of 2,048; 50,000 tokens, masked view;"
             " students as wide as the teacher, 3 or 2 of its 6 layers (published: 6 or 4 of 12),"
             " its vocabulary, 100 steps of 1,024 tokens, KL at masked words (the recipe's: at all);"
             " fine-tuned on 400 sentences of each task.",
@@ -234,6 +239,7 @@ MLM_SOURCES = {
             "2 layers 1,2": layers(4, 1, 2),
             "2 layers 1,3": layers(5, 1, 3, sizes=FULL),
             "two teachers": layers(6, 1, 4, 6, stores=(0, 1)),
+            "two vocabularies": layers(6, 1, 4, 6, stores=(0, 2)),
             OURS: Arm((*OUR_LOSSES, "--vocab", "teacher", "--student", "teacher:3")),
         },
         [
@@ -242,6 +248,7 @@ MLM_SOURCES = {
             ("2 layers 1,4", "2 layers 1,2", "layers from all of the teacher are better"),
             ("2 layers 1,3", "2 layers 1,2", "layers from all of the teacher are better"),
             ("two teachers", "3 layers 1,4,6", "two teachers are better than one"),
+            ("two vocabularies", "3 layers 1,4,6", "and so with another vocabulary"),
             (OURS, "3 layers 1,4,6", "our recipe is better than theirs"),
         ],
         "3 layers 1,4,6",

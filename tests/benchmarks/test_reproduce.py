@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from benchmarks import reproduce, reproduce_data
+from benchmarks import reproduce, reproduce_data, sizes
 from benchmarks.reproduce import OURS, SIZES, Arm, Source, Task
 from benchmarks.reproduce_data import CHOSEN, SCORED, Data
 from benchmarks.reproduce_sources import SOURCES
@@ -20,10 +20,12 @@ from benchmarks.reproduce_tasks import PER_CLASS, few_labels, few_tags
 from downstream.cli import AS_IS, TAKES
 from downstream.cli import main as score
 from store.errors import UserError
+from store.features import TaskSpec
 from student_train.architecture import parse_student
 from student_train.cli import main as student_train
 from student_train.cli import options_of
 from student_train.stages import stages_of
+from tests.downstream.test_bilstm import saved
 from tests.end_to_end.support import dumped, ok, write_corpus
 from tests.teacher_dump.test_gold import TAGS
 from tests.texts import ENGLISH, RUSSIAN
@@ -179,3 +181,20 @@ def test_few_labels_and_few_tags(tmp_path: Path) -> None:
     assert not set(dev[1:]) & {row.rpartition("\t")[0] + "\t" for row in all_}
     out = few_tags(["a\tO\nb\tB-X", "c\tO"], tmp_path / "few_words.tsv", 1)
     assert out.read_text() == "a\tO\nb\tB-X\n\nc\t\n\n"
+
+
+def test_sizes_are_scored_and_timed_beside_the_teacher(
+    tmp_path: Path,
+    tiny_teacher: Callable[..., Path],
+    make_tokenizer: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizes, "command", in_this_process)
+    student = saved(make_tokenizer("wordpiece"), tmp_path / "s", TaskSpec("tagging", TAGS))
+    rows = sizes.measured([student], tiny_teacher("bert"), tmp_path / "speed")
+    scores = {"teacher": {"F1": [0.9]}, "24,24": {"F1": [0.5, 0.6]}}
+    teacher, told = sizes.sizes_table(scores, rows).splitlines()[2:]
+    assert teacher.startswith("| teacher |  | 0.900 |") and "| 1/1.0 |" in teacher
+    assert told.startswith("| 24 | 24 | 0.550 ± 0.071 |")
+    share = rows[1]["parameters"] / rows[0]["parameters"]
+    assert f"| 1/{share:.1f} |" in told
