@@ -6,13 +6,14 @@ python -m benchmarks.codecs --model DIR --corpus TEXT [--tokens N]
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from benchmarks.report import NOVELS, TEACHER, publish, table, whole_size
+from benchmarks.report import of_text, publish, table, whole_size
 from store import FeatureStore, open_store
 from store.console import command_errors
 from store.convert import convert
@@ -20,8 +21,10 @@ from teacher_dump.dump import dump
 from teacher_dump.options import DumpOptions
 
 LAYOUTS = ("zarr", "h5")
+KINDS = ("text", "hidden", "attention", "logits")  # text with offsets and all else
 HEAD = (
     "codec",
+    "logits",
     "disk B/token zarr",
     "disk B/token h5",
     "of float16 arrays",
@@ -30,6 +33,11 @@ HEAD = (
     "log-probability, max",
     "KL, mean",
     "attention, max",
+)
+BY_KIND = ("codec", "logits", "text, tokens", "hidden", "attention", "logits", "an entry")
+PUBLISHED = (
+    "Logits alone as others publish them: DistillKit about 300 B/token (k=128) and 114-121 (k=50),"
+    " Megatron-LM 5 B an entry."
 )
 
 
@@ -76,12 +84,45 @@ def divergence(want: Any, got: Any) -> np.ndarray:
         return np.where(p > 0, p * np.log(p / q), 0).sum(axis=1)
 
 
-def measure(options: DumpOptions, folder: Path) -> tuple[list[list[object]], FeatureStore]:
-    """Dump once exactly, recode, and compare; a row a codec."""
+def kinds_on_disk(path: Path, tokens: int) -> list[float]:
+    """Bytes a token of each of KINDS in the parts of a Zarr store, as the disk has them."""
+    sizes = Counter[str]()
+    for file in (path / "parts").rglob("*"):
+        if file.is_file():
+            kind = next((kind for kind in KINDS if kind in file.parts), KINDS[0])
+            sizes[kind] += file.stat().st_size
+    return [sizes[kind] / tokens for kind in KINDS]
+
+
+def safetensors_bytes(store: FeatureStore, path: Path) -> float:
+    """Bytes a token of one safetensors file with the features in float16, ids in 4 bytes."""
+    from safetensors.numpy import save_file
+
+    arrays: dict[str, np.ndarray] = {}
+    for number, sequence in enumerate(store):
+        view = sequence.views[0]
+        half = {**view.hidden, **{f"map {name}": each for name, each in view.attention.items()}}
+        if view.logits:
+            half["logprobs"] = view.logits.logprobs
+            arrays[f"{number} ids"] = view.logits.ids.astype(np.int32)
+        for name, each in half.items():
+            arrays[f"{number} {name}"] = each.astype(np.float16)
+    save_file(arrays, path)
+    return path.stat().st_size / float(store.meta["tokens"])
+
+
+Rows = list[list[object]]
+
+
+def measure(options: DumpOptions, folder: Path) -> tuple[Rows, Rows, FeatureStore]:
+    """Dump once exactly, recode, and compare: rows of `HEAD` and of `BY_KIND`, one a codec."""
     dump(options)
     exact = open_store(options.out)
-    plain = float16_bytes(exact)
-    rows: list[list[object]] = []
+    plain, tokens = float16_bytes(exact), exact.meta["tokens"]
+    loose = safetensors_bytes(exact, folder / "a.safetensors")
+    rows: Rows = [["float16, safetensors", options.logits, loose, "", f"{loose / plain:.0%}"]]
+    rows[0] += [""] * (len(HEAD) - len(rows[0]))
+    kinds: Rows = []
     for codec in ("exact", "default", "small"):
         sizes, found = [], {}
         for layout in LAYOUTS:
@@ -90,40 +131,48 @@ def measure(options: DumpOptions, folder: Path) -> tuple[list[list[object]], Fea
                 convert(options.out, path, codec)
             store = open_store(path)
             found = errors(exact, store)
-            sizes.append(whole_size(path) / exact.meta["tokens"])
-        rows.append([codec, *sizes, f"{sizes[0] / plain:.0%}", *found.values()])
-    return rows, exact
+            sizes.append(whole_size(path) / tokens)
+        rows.append([codec, options.logits, *sizes, f"{sizes[0] / plain:.1%}", *found.values()])
+        of_kinds = kinds_on_disk(folder / f"{codec}.zarr", tokens)
+        entry = of_kinds[-1] / exact.features.logits.size if exact.features.logits else 0.0
+        kinds.append([codec, options.logits, *of_kinds, entry])
+    return rows, kinds, exact
 
 
 @click.command()
-@click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm")
-@click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs")
-@click.option("--tokens", default=50_000)
-@click.option("--logits", default="topk:16" if TEACHER.exists() else "none")
+@of_text(tokens=50_000)
+@click.option("--logits", multiple=True, default=("topk:16", "topk:64"))
 @command_errors
-def main(model: str, corpus: str, tokens: int, logits: str) -> None:
-    """Print the table and put it into RESULTS.md."""
-    with tempfile.TemporaryDirectory() as name:
-        options = DumpOptions(
-            model=model,
-            corpus=(corpus,),
-            out=Path(name) / "exact.zarr",
-            limit=tokens,
-            logits=logits,
-            codec="exact",
-            weights=False,  # they do not grow with the corpus
-            max_length=128,
-        )
-        rows, exact = measure(options, Path(name))
-        publish(
-            "Codecs",
-            f"`python -m benchmarks.codecs`; teacher {Path(model).name} (d={exact.features.width}),"
-            f" {exact.meta['tokens']:,} tokens, {logits}, hidden mean, attention mean, tokenizer"
-            f" included ({len(exact.teacher_file('tokenizer.json')) / exact.meta['tokens']:.0f}"
-            f" B/token); float16 arrays would take {float16_bytes(exact):.0f} B/token. All errors"
-            " against float32.",
-            table(HEAD, rows),
-        )
+def main(model: str, corpus: str, tokens: int, results: Path, logits: tuple[str, ...]) -> None:
+    """Print the tables and put them into RESULTS.md."""
+    rows: Rows = []
+    kinds: Rows = []
+    for kept in logits:
+        with tempfile.TemporaryDirectory() as name:
+            options = DumpOptions(
+                model=model,
+                corpus=(corpus,),
+                out=Path(name) / "exact.zarr",
+                limit=tokens,
+                logits=kept,
+                codec="exact",
+                weights=False,  # they do not grow with the corpus
+                max_length=128,
+            )
+            whole, apart, exact = measure(options, Path(name))
+            rows += whole
+            kinds += apart
+            width, count = exact.features.width, exact.meta["tokens"]
+            text = len(exact.teacher_file("tokenizer.json")) / count
+    publish(
+        "Codecs",
+        f"`python -m benchmarks.codecs --tokens {tokens}`; teacher {Path(model).name} (d={width}),"
+        f" {count:,} tokens, hidden mean, attention mean, tokenizer included ({text:.0f} B/token)."
+        " All errors against float32.",
+        f"{table(HEAD, rows)}\n\nBytes a token by kind, Zarr:\n\n{table(BY_KIND, kinds)}\n\n"
+        f"{PUBLISHED}",
+        results,
+    )
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import codecs, main_job, quality
 from benchmarks import distillation_helps as helps
-from benchmarks import main_job, quality
 from benchmarks.report import publish, table
 from store import open_store
 from store.errors import UserError
@@ -112,6 +112,24 @@ def test_the_main_job_by_its_two_commands(tiny_teacher, corpus, tmp_path, monkey
     ]  # fmt: skip
     ok(main_job.main, *words, *more)  # nothing is made again
     assert results.read_text().splitlines() == lines
+
+
+def test_codecs_are_measured_by_kind(tiny_teacher, corpus, tmp_path):
+    model = str(tiny_teacher("bert"))
+    options = DumpOptions(
+        model=model, corpus=(str(corpus),), out=tmp_path / "exact.zarr", limit=1000,
+        logits="topk:4", codec="exact", weights=False,
+    )  # fmt: skip
+    rows, kinds, exact = codecs.measure(options, tmp_path)
+    loose, plain, *_ = rows
+    assert loose[2] > codecs.float16_bytes(exact)  # the arrays, and what names them
+    assert all(len(row) == len(codecs.HEAD) for row in rows)
+    assert plain[:2] == ["exact", "topk:4"] and plain[5:8] == [0.0, 0.0, 0.0]
+    assert [row[0] for row in kinds] == [row[0] for row in rows[1:]]
+    for row, whole in zip(kinds, rows[1:], strict=True):
+        *of_kinds, entry = row[2:]
+        assert all(size > 0 for size in of_kinds) and entry == of_kinds[-1] / 4
+        assert sum(of_kinds) < whole[2]  # teacher and manifest are there as well
 
 
 def test_quality_by_codec_and_tier(tiny_teacher, corpus, tmp_path, monkeypatch):
