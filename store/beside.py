@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
+from store.errors import first_line
+
 Item = TypeVar("Item")
 PATIENCE = 10.0  # seconds that an item under way is waited for when nobody wants it any more
 
@@ -59,14 +61,16 @@ class Behind:
     """Calls made by one thread, in order, while the caller goes on; `waiting` of them at most.
 
     What a call raises is raised by the next `call` or `finish`, and those after it are left out. On
-    leaving the context those that wait are made first.
+    leaving the context those that wait are made first; where it is left by another error, or a
+    stop, `say` is told in a line what one of them has raised.
     """
 
-    def __init__(self, waiting: int) -> None:
+    def __init__(self, waiting: int, say: Callable[[str], object] = lambda line: None) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._thread.submit(int)  # it starts now, not when memory is short
         self._waiting, self._calls = waiting, deque[Future[None]]()
-        self._failed = False
+        self._say = say
+        self._failure: BaseException | None = None
 
     def call(self, work: Callable[..., object], *arguments: Any) -> None:
         """Have it made; waits while too many do."""
@@ -80,12 +84,12 @@ class Behind:
             self._calls.popleft().result()
 
     def _made(self, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-        if self._failed:
+        if self._failure:
             return
         try:
             work(*arguments)
-        except BaseException:
-            self._failed = True
+        except BaseException as failure:
+            self._failure = failure
             raise
 
     def __enter__(self) -> Behind:
@@ -103,3 +107,5 @@ class Behind:
             self._thread.shutdown()
         if error is None:
             self.finish()
+        elif self._failure and self._failure is not error:
+            self._say(f"Error: {first_line(self._failure)}")

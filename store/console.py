@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import importlib.util
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+OPTIMIZERS = ("adamw", "lamb")
 WIDE = 200  # of a table that goes to a file or another program
 CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
 """Settings of every command; a group hands them on to its subcommands."""
@@ -60,6 +62,17 @@ def check_device(device: str, gpus: int | None = None) -> None:
     if gpus is not None and found[1] == "cuda" and int(found[2] or 0) >= gpus:
         raise UserError(
             f"--device {device}: this machine has {counted(gpus, 'CUDA device')}; use --device cpu"
+        )
+
+
+def check_optimizer(name: str) -> None:
+    """UserError for a name of `--optimizer` that is none, or whose package is not installed."""
+    if name not in OPTIMIZERS:
+        raise UserError(f"--optimizer {name}: expected one of {', '.join(OPTIMIZERS)}")
+    if name == "lamb" and importlib.util.find_spec("pytorch_optimizer") is None:
+        raise UserError(
+            "--optimizer lamb: is in the package pytorch-optimizer, which is not installed; `pip"
+            " install pytorch-optimizer`, or use adamw"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from store.console import CONTEXT, command_errors
+from store.console import CONTEXT, OPTIMIZERS, command_errors
 from store.errors import UserError
 from store.stopping import stoppable
 from student_train.options import (
@@ -132,9 +132,15 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
 @option("--batch-tokens", help="Teacher tokens of a batch, padding included.")
 @option("--accumulate", help="Batches of one optimiser step.")
 @option(
+    "--optimizer",
+    type=click.Choice(OPTIMIZERS),
+    help="lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`.",
+)
+@option(
     "--lr",
     type=float,
-    help="Peak learning rate of AdamW.  [default: 0.5 / width, at most 0.004; of a BiLSTM 0.003]",
+    help="Peak learning rate.  [default, as found with adamw: 0.5 / width, at most 0.004; of a"
+    " BiLSTM 0.003]",
 )
 @option("--warmup", help="Share of the steps.")
 @option(
@@ -205,16 +211,9 @@ def main(context: click.Context, resume: bool, **arguments: Any) -> None:
         report = run(options, resume=resume, say=click.echo)
     result = report["result"]
     for name in (
-        "parameters",
-        "steps",
-        "tokens",
-        "seconds",
-        "valid_loss",
-        "valid_mlm",
-        "valid_mlm_per_character",
-        "valid_accuracy",
-        "valid_agreement",
-    ):
+        "parameters", "steps", "tokens", "seconds", "valid_loss", "valid_mlm",
+        "valid_mlm_per_character", "valid_accuracy", "valid_agreement",
+    ):  # fmt: skip
         if name in result:
             click.echo(f"{name:24} {told(result[name])}")
     click.echo(f"student in {options.out_folder()}")

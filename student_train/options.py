@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from store.console import check_device
+from store.console import check_device, check_optimizer
 from store.errors import UserError
 
 ALIGNMENTS = ("span", "match", "reduce")
@@ -47,6 +47,7 @@ class TrainOptions:
     epochs: float | None = None
     batch_tokens: int = 1024
     accumulate: int = 1
+    optimizer: str = "adamw"
     lr: float | None = None
     warmup: float = 0.05
     schedule: str = "linear"
@@ -167,6 +168,7 @@ class TrainOptions:
         for name, number in (("workers", self.workers), ("min-length", self.min_length)):
             if number < 0:
                 raise UserError(f"--{name} {number}: expected 0 or more")
+        check_optimizer(self.optimizer)
         check_device(self.device, torch.cuda.device_count())
 
     def describing(self) -> dict[str, Any]:
@@ -259,7 +261,8 @@ def describe(options: TrainOptions) -> str:
         ),
         "training": (
             f"{length} of {options.batch_tokens} x {options.accumulate} tokens,"
-            f" lr {options.resolved_lr:.2g} {options.schedule}, seed {options.seed}"
+            f" {options.optimizer}, lr {options.resolved_lr:.2g} {options.schedule},"
+            f" seed {options.seed}"
         ),
         **{f"stage {n}": _told_stage(stage) for n, stage in enumerate(options.stages, 1)},
         "device": f"{options.device}, {options.precision}",

@@ -10,6 +10,7 @@ from typing import Any
 from store import disk
 from store.errors import UserError
 from student_train.checkpoint import remove_checkpoints
+from student_train.options import TrainOptions
 
 SETTINGS = "training.json"
 
@@ -62,11 +63,11 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
             told = ", ".join(paths) or "one store alone"
             raise UserError(f"{out}: cannot resume: {told} is not the store it was begun with")
     del now["store"], now["others"]  # where they lie now is no matter
-    differing = sorted(key for key in now if now[key] != before["settings"].get(key))
+    # An option that an earlier version did not have yet was what is now its default.
+    then = TrainOptions(store="").describing() | before["settings"]
+    differing = sorted(key for key in now if now[key] != then.get(key))
     if differing:
-        told = ", ".join(
-            f"{key} was {before['settings'].get(key)} and is {now[key]}" for key in differing
-        )
+        told = ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in differing)
         raise UserError(f"{out}: cannot resume with other settings: {told}")
     return before
 

@@ -28,11 +28,11 @@ from student_train.board import Board
 from student_train.checkpoint import load_checkpoint, save_checkpoint
 from student_train.collator import Collator
 from student_train.lesson import Lesson
+from student_train.optimizer import optimizer_of
 from student_train.options import TrainOptions
 from student_train.schedule import Schedule
 from student_train.stages import set_frozen
 
-BETAS, EPSILON = (0.9, 0.98), 1e-6  # as DistilBERT was trained (Sanh et al. 2019)
 METRICS = "metrics.jsonl"
 
 
@@ -139,7 +139,7 @@ class _Run:
         set_frozen(self.model, self.options)
         self.eval_every = self.options.eval_every or max(1, steps // 10)
         self.checkpoint_every = self.options.checkpoint_every or self.eval_every
-        self.optimizer = self._optimizer()
+        self.optimizer = optimizer_of(self.model, self.options)
         warmup = round(steps * self.options.warmup)
         self.schedule = Schedule(self.options.schedule, steps, warmup)
         self.best: dict[str, Any] | None = None
@@ -155,17 +155,6 @@ class _Run:
                 f"stage     {self.number + 1} of {len(self.stages)} ends at step {self.step}: "
                 + ", ".join(f"{name} {value:.4g}" for name, value in self.validation.items())
             )
-
-    def _optimizer(self) -> torch.optim.AdamW:
-        decayed = [p for p in self.model.parameters() if p.requires_grad and p.dim() > 1]
-        plain = [p for p in self.model.parameters() if p.requires_grad and p.dim() <= 1]
-        groups = [
-            {"params": decayed, "weight_decay": self.options.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(
-            groups, lr=self.options.resolved_lr, betas=BETAS, eps=EPSILON, fused=True
-        )
 
     def seconds(self) -> float:
         """Of training so far, those before a resume included."""

@@ -194,7 +194,7 @@ def _write(
 
     done: Counter[str] = Counter()
     with (
-        Behind(BATCHES_BEHIND) as behind,
+        Behind(BATCHES_BEHIND, say) as behind,
         tqdm(
             unit="tok", unit_scale=True, desc="dump", disable=None, total=options.limit
         ) as progress,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store import StoreWriter, open_store
+from store.console import check_optimizer
 from store.differences import check_same, differences
 from store.errors import UserError
 from store.mixed_vocab import MixedVocab
@@ -35,8 +36,6 @@ from teacher_dump.windows import iter_windows
 if TYPE_CHECKING:
     from teacher_dump.identity import StageOne
     from teacher_dump.teacher import Teacher
-
-OPTIMIZERS = ("adamw", "lamb")
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ def _check(options: MixedVocabOptions) -> None:
         raise UserError(f"--lr {options.lr:g}: expected a rate between 0 and 1")
     if options.dump.precision == "fp16":
         raise UserError("--precision fp16: gradients vanish in it; train with bf16 or fp32")
-    if options.optimizer not in OPTIMIZERS:
-        raise UserError(f"--optimizer {options.optimizer}: expected one of {', '.join(OPTIMIZERS)}")
+    check_optimizer(options.optimizer)
 
 
 def _kept(options: MixedVocabOptions) -> str:

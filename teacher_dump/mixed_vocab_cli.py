@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from store.console import CONTEXT, command_errors, counted
+from store.console import CONTEXT, OPTIMIZERS, command_errors, counted
 from teacher_dump import shared_options as shared
 from teacher_dump.options import DumpOptions
 
@@ -44,9 +44,9 @@ OWN = ("vocab", "width", "steps", "lr", "student_share", "mask_prob", "optimizer
 )
 @click.option(
     "--optimizer",
-    type=click.Choice(["adamw", "lamb"]),
+    type=click.Choice(OPTIMIZERS),
     default="adamw",
-    help="lamb is for batches of thousands of sequences; needs `pip install pytorch-optimizer`.",
+    help="lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`.",
 )
 @click.option("--seed", default=0, help="Of words, masks, order, dropout and first embeddings.")
 @click.option(

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.processes import command, finish, fork
-from store import open_store
+from store import open_store, stopping
+from store.errors import UserError
 from store.stopping import stoppable
 from student_train.cli import main as student_train
 from teacher_dump.cli import main as teacher_dump
@@ -169,3 +170,21 @@ def test_the_thread_that_cuts_the_text_stops_too(
     result = CliRunner().invoke(teacher_dump, [str(word) for word in (*words, tmp_path / "a.zarr")])
     assert result.exit_code == 130 and "begins anew" in result.output
     assert cut < 15
+
+
+def test_what_the_writing_thread_met_is_told(
+    words: tuple[str | Path | int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is why the dump would not have gone on."""
+    from teacher_dump import parts
+
+    def fails(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_for(lambda: stopping._first and stopping._first.raised)
+        raise UserError("a full disk; make room")
+
+    monkeypatch.setattr(parts, "_put", fails)
+    result = CliRunner().invoke(teacher_dump, [str(word) for word in (*words, tmp_path / "a.zarr")])
+    assert result.exit_code == 130, result.output
+    told = [line.split(":")[0] for line in result.output.splitlines()[-2:]]
+    assert told == ["Error", "Stopped"] and "Error: a full disk; make room\n" in result.output

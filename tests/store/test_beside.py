@@ -96,6 +96,22 @@ def test_what_waits_is_made_when_the_caller_fails() -> None:
     assert made == [0, 1, 2, 3]
 
 
+def test_an_error_that_meets_a_stop_is_told() -> None:
+    told: list[str] = []
+
+    def full() -> None:
+        raise UserError("a full disk")
+
+    with pytest.raises(KeyboardInterrupt), Behind(5, told.append) as behind:
+        behind.call(full)
+        raise KeyboardInterrupt
+    assert told == ["Error: a full disk"]
+    with pytest.raises(UserError, match="a full disk"), Behind(5, told.append) as behind:
+        behind.call(full)
+        behind.finish()
+    assert len(told) == 1  # raised, and so told by whoever catches it
+
+
 def test_a_stop_is_not_kept_waiting_by_an_item_that_does_not_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

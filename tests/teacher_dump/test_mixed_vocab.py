@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,16 @@ from student_train.architecture import make_student
 from student_train.cli import main as student_train
 from student_train.initialise import initialise
 from student_train.vocabulary import student_tokenizer
-from teacher_dump import mixed_vocab_training
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.mixed_vocab import MixedVocabOptions, mixed_vocab
 from teacher_dump.mixed_vocab_model import MixedTeacher
-from teacher_dump.mixed_vocab_training import Course, optimizer_of, train
+from teacher_dump.mixed_vocab_training import (
+    BETAS,
+    WEIGHT_DECAY,
+    Course,
+    optimizer_of,
+    train,
+)
 from teacher_dump.mixed_vocab_words import (
     MASKED,
     MASKED_BY_TEACHER,
@@ -50,6 +56,7 @@ from teacher_dump.mixed_vocab_words import (
 from teacher_dump.options import DumpOptions
 from teacher_dump.teacher import load_teacher
 from tests.end_to_end.support import dumped, ok, refused, write_corpus
+from tests.lamb import check_steps
 from tests.texts import ENGLISH, SENTENCES
 
 WIDTH, PIECES, LONGEST = 16, 450, 64
@@ -281,8 +288,9 @@ def course(steps: int, **changes: Any) -> Course:
     return Course(**(settings | changes))
 
 
+@pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 3e-3), ("lamb", 3e-2)])
 def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
-    tiny_teacher: Callable[..., Path], small: Any, tmp_path: Path
+    tiny_teacher: Callable[..., Path], small: Any, tmp_path: Path, optimizer: str, rate: float
 ) -> None:
     def once(name: str, until: int = 0, **changes: Any) -> tuple[Any, list[str]]:
         teacher = load_teacher(
@@ -298,7 +306,8 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
 
         with stoppable() as stop:
             path = tmp_path / name
-            return train(model, mixer, course(30, **changes), path, "cpu", stop, say), said
+            asked = course(30, optimizer=optimizer, lr=rate, **changes)
+            return train(model, mixer, asked, path, "cpu", stop, say), said
 
     whole, said = once("whole")
     first, last = (float(line.split("loss ")[1].split()[0]) for line in (said[0], said[-1]))
@@ -317,20 +326,25 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
         once("torn")
 
 
-def test_lamb(tiny_teacher: Callable[..., Path], small: Any, monkeypatch: Any) -> None:
+def test_steps_of_lamb_are_those_of_the_paper(
+    tiny_teacher: Callable[..., Path], small: Any
+) -> None:
     teacher = load_teacher(str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none")
     model = MixedTeacher(teacher, len(small), WIDTH, seed=1)
-    monkeypatch.setattr(mixed_vocab_training, "LAMB", "no_such_package")
-    with pytest.raises(UserError, match="--optimizer lamb: .*`pip install pytorch-optimizer`"):
-        optimizer_of(model, course(2, optimizer="lamb"))
-    monkeypatch.undo()
-    pytest.importorskip("pytorch_optimizer")
-    optimizer = optimizer_of(model, course(2, optimizer="lamb"))
-    (batch,) = some(mixer_of(teacher, small), 1)
-    before = model.student.weight.detach().clone()
-    sum(model(batch)).backward()
-    optimizer.step()
-    assert not torch.equal(model.student.weight, before)
+    check_steps(optimizer_of(model, course(3, optimizer="lamb")), model, BETAS, WEIGHT_DECAY)
+
+
+def test_without_lambs_package_nothing_is_begun(
+    tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 10)
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    line = refused(
+        *(teacher_dump, "mixed-vocab", "--model", tiny_teacher("bert"), "--corpus", corpus),
+        *("--width", WIDTH, "--optimizer", "lamb", "--out", tmp_path / "store.zarr"),
+    )
+    assert "--optimizer lamb" in line and "`pip install pytorch-optimizer`" in line
+    assert list(tmp_path.iterdir()) == [corpus]
 
 
 @pytest.fixture(scope="module")
