@@ -110,8 +110,8 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
 )
 @option(
     "--init",
-    help="svd | teacher | layers:I,J,... | mixed-vocab | random | auto: teacher where its layers"
-    " can be cut, else svd.",
+    help="svd | svd:STORE (of the teacher that another store keeps) | teacher | layers:I,J,... |"
+    " mixed-vocab | random | auto: teacher where its layers can be cut, else svd.",
 )
 @option(
     "--word-vectors",

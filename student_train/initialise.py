@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from align import Vocabulary, VocabularyMap
-from store import FeatureStore
+from store import FeatureStore, open_store
 from store.errors import UserError
 from store.mixed_vocab import MixedVocab
 from store.positions import first_position
@@ -52,12 +52,14 @@ def initialise(
     where.
 
     `svd`: word embeddings averaged over teacher pieces, then projected on their main directions to
-    the student's width. `teacher`: the same averages cut to the width, and layers averaged in
-    consecutive groups and cut. `layers:1,3,5`: the same, each student layer from one teacher layer.
-    `mixed-vocab`: word embeddings as a mixed-vocabulary training left them in the store (Zhao et
-    al. 2021), the rest at random. `random`: nothing. `auto`: teacher where its layers can be cut
-    for the student, else svd, else random. (Kolesnikova et al. 2022, section 3; the choice of
-    layers as in DistilBERT, Sanh et al. 2019, section 3.)
+    the student's width (Mukherjee & Awadallah 2020). `svd:STORE`: the same from the teacher of
+    another store with the same vocabulary, such as the one that was fine-tuned into this.
+    `teacher`: the same averages cut to the width, and layers averaged in consecutive groups and
+    cut. `layers:1,3,5`: the same, each student layer from one teacher layer. `mixed-vocab`: word
+    embeddings as a mixed-vocabulary training left them in the store (Zhao et al. 2021), the rest at
+    random. `random`: nothing. `auto`: teacher where its layers can be cut for the student, else
+    svd, else random. (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT,
+    Sanh et al. 2019, section 3.)
 
     Raises UserError if the store keeps no weights or embeddings, or those asked for do not exist or
     do not fit.
@@ -70,10 +72,14 @@ def initialise(
     if how == "random":
         return ["random weights"]
     kind, colon, chosen = how.partition(":")
-    if kind not in ("svd", "teacher", "layers") or bool(colon) != (kind == "layers"):
+    takes_more = {"svd": (False, True), "teacher": (False,), "layers": (True,)}
+    if bool(colon) not in takes_more.get(kind, ()):
         raise UserError(
-            f"--init {how}: expected auto, svd, teacher, layers:I,J,..., mixed-vocab, or random"
+            f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,..., mixed-vocab, or"
+            " random"
         )
+    if chosen and kind == "svd":
+        weights = _weights_of(chosen, store)
     if kind != "svd" and student.config.model_type != "bert":
         raise UserError(
             f"--init {how}: a {student.config.model_type} cannot be cut out of BERT's layers; use"
@@ -127,6 +133,21 @@ def _take_stored(
     with torch.no_grad():
         words.copy_(torch.from_numpy(stored.embeddings))
     return f"word embeddings of all {pieces} pieces from mixed-vocabulary training"
+
+
+def _weights_of(path: str, store: FeatureStore) -> Mapping[str, np.ndarray]:
+    """Those of the teacher of another store, which has the same pieces."""
+    other = open_store(path)
+    ours, theirs = (
+        Vocabulary.from_tokenizer_json(each.teacher_file("tokenizer.json").decode()).tokens
+        for each in (store, other)
+    )
+    if theirs != ours:
+        raise UserError(
+            f"--init svd:{path}: its teacher has {len(theirs)} pieces, other ones than the"
+            f" {len(ours)} of {store.path}; give a store of a teacher with the same vocabulary"
+        )
+    return other.teacher_weights()
 
 
 def _word_embeddings(weights: Mapping[str, np.ndarray]) -> str | None:

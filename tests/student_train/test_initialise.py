@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from align import Vocabulary, VocabularyMap
+from store import open_store
 from store.errors import UserError
 from student_train.architecture import make_student
 from student_train.initialise import embedding_means, initialise, layer_groups
 from student_train.vocabulary import student_tokenizer
+from tests.end_to_end.support import dumped, write_corpus
 
 
 def vocabulary_map(store, tokenizer):
@@ -70,6 +72,24 @@ def test_chosen_layers(started, store):
     wanted = np.asarray(store.teacher_weights()[f"encoder.layer.3.{name}"], np.float32)[:16]
     own = student.bert.encoder.layer[1].get_parameter(name).detach().numpy()
     np.testing.assert_allclose(own, wanted, atol=1e-6)
+
+
+def test_svd_of_another_teacher_with_the_same_pieces(started, store, tiny_teacher, tmp_path):
+    """As of a teacher before it was fine-tuned into that of the store."""
+    text = write_corpus(tmp_path / "text.txt", 2)
+    other, foreign = (
+        dumped(tiny_teacher(kind), text, tmp_path / f"{kind}.zarr")
+        for kind in ("distilbert", "xlmr")
+    )
+    student, _, found = started(f"svd:{other}")
+    expected, own = started("random")[0], started("svd")[0]
+    initialise(expected, "svd", open_store(other), found)
+    words, same, others = (each.get_input_embeddings().weight for each in (student, expected, own))
+    assert torch.equal(words, same) and not torch.equal(words, others)
+    with pytest.raises(UserError, match=r"svd:.*other ones than the .* the same vocabulary"):
+        started(f"svd:{foreign}")
+    with pytest.raises(UserError, match=r"gone.zarr"):
+        started(f"svd:{tmp_path / 'gone.zarr'}")
 
 
 def test_svd_keeps_the_angles_between_pieces(started, store):
