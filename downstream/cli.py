@@ -45,7 +45,7 @@ COLUMNS = {
 }
 """What the columns of a task's tables are called; each has an option."""
 TRAINING = {"model", "train", "dev", "out", "seed", "epochs", "batch_size", "lr", "max_length"}
-FINE_TUNING = TRAINING | {"test", "seeds", "limit", "save"}
+FINE_TUNING = TRAINING | {"test", "seeds", "limit", "save", "precision"}
 MLM = {"steps", "batch_tokens", "vocab", "mask_prob", "evaluate_every", "precision", "resume"}
 AS_IS = {"as_is", "model", "test", "out", "max_length"}
 TAKES = {
@@ -113,7 +113,7 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="mlm: share of tokens masked in training; validation always masks 0.15. [0.15]",
 )
 @click.option("--evaluate-every", type=click.IntRange(min=1), help="mlm: steps. [500]")
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="mlm. [fp32]")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="mlm, fine-tuning. [fp32]")
 @click.option("--resume", is_flag=True, help="mlm: continue a run that was stopped, in --out.")
 @click.option(
     "--save", is_flag=True, help="Fine-tuning: keep the first seed's model in OUT/model, a teacher."

@@ -39,6 +39,7 @@ class FineTuneSettings:
     seeds: int = 3
     seed: int = 0
     limit: int | None = None  # training examples, the first ones
+    precision: str = "fp32"  # or bf16
 
 
 def fine_tune(
@@ -242,6 +243,8 @@ def _arguments(folder: str, settings: FineTuneSettings, lr: float, seed: int) ->
         learning_rate=lr,
         warmup_steps=0.1,
         weight_decay=0.01,
+        bf16=settings.precision == "bf16",
+        use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
         seed=seed,
         eval_strategy="epoch",
         save_strategy="epoch",

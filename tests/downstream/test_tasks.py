@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from downstream.tasks import Task
 from store.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
 from tests.downstream.learnable import asked, classified, paired, table
+from tests.downstream.test_bilstm import saved
 from tests.texts import SENTENCES
 
 Teacher = Callable[[str], Path]
@@ -43,6 +45,25 @@ def test_classify_learns_and_repeats(tiny_teacher: Teacher, tmp_path: Path) -> N
     assert test["weighted_f1"] > 0.9 and test["matthews"] > 0.85
     again = tuned(Classify(), tiny_teacher("bert"), files)
     assert again["seeds"] == result["seeds"]
+
+
+def test_bfloat16_learns_as_well(
+    tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    files = {
+        name: classified(tmp_path / f"{name}.tsv", size, seed)
+        for seed, (name, size) in enumerate({"train": 120, "dev": 31}.items())
+    }
+    bilstm = saved(make_tokenizer("wordpiece"), tmp_path / "bilstm", None)
+    for number, model in enumerate((tiny_teacher("bert"), bilstm)):
+        weights = []
+        for precision in ("fp32", "bf16"):
+            settings = replace(LEARNING, precision=precision)
+            keep = tmp_path / f"{precision}-{number}"
+            found = fine_tune(Classify(), str(model), files, settings, lambda _: None, keep)
+            assert found["mean"]["dev"]["accuracy"] > 0.8
+            weights.append((keep / "model.safetensors").read_bytes())
+        assert len(weights[0]) == len(weights[1]) and weights[0] != weights[1]
 
 
 def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
