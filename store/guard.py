@@ -31,10 +31,7 @@ class Folder:
     def check(self, name: str, limit: int | None = None) -> None:
         """StoreError if there is a `name`, but no ordinary file (of at most `limit` bytes) in the
         folder."""
-        parent = name.rpartition("/")[0]
-        if parent not in self._inside:
-            self._check_link(parent)
-            self._inside.add(parent)
+        self._enter(name.rpartition("/")[0])
         path = os.path.join(self.root, name)
         try:
             found = os.lstat(path)
@@ -49,6 +46,16 @@ class Folder:
             raise StoreError(f"{self.root}: {name} is not an ordinary file; it is damaged")
         if limit is not None and found.st_size > limit:
             raise StoreError(f"{self.root}: {name} is larger than {limit:,} bytes")
+
+    def _enter(self, folder: str) -> None:
+        """StoreError if the path of a folder leaves the store."""
+        if folder in self._inside:
+            return
+        parent, _, last = folder.rpartition("/")
+        self._enter(parent)
+        if last == ".." or os.path.islink(os.path.join(self.root, folder)):
+            self._check_link(folder)
+        self._inside.add(folder)
 
     def _check_link(self, name: str) -> None:
         real = os.path.realpath(os.path.join(self.root, name))

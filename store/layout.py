@@ -190,6 +190,36 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     return arrays
 
 
+class PartShapes:
+    """What the manifest must say of the arrays of any part: names, shapes and names of dtypes.
+
+    Worked out once for a store: `part_arrays` for each of thousands of parts takes as long as the
+    manifest takes to be parsed.
+    """
+
+    def __init__(self, features: Features) -> None:
+        self.features, views = features, features.views
+        spans = tuple(range(6, 6 + views))
+        draws = tuple(range(6 + views, 6 + 2 * views))
+        # Counts whose `_lengths` are 0, 1, 2, ...: an array's length is then its place there.
+        places = part_arrays(features, Counts(0, 2, 4, 5, spans, draws))
+        self._arrays = [
+            (name, spec.shape[0], spec.shape[1:], spec.dtype.name) for name, spec in places.items()
+        ]
+
+    @staticmethod
+    def _lengths(counts: Counts) -> tuple[int, ...]:
+        """Every length that an array of a part may have."""
+        sequences, tokens = counts.sequences, counts.tokens
+        edges = (sequences, sequences + 1, tokens, tokens + 1)
+        return (*edges, counts.squares, counts.text_bytes, *counts.spans, *counts.draws)
+
+    def of(self, counts: Counts) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and name of the dtype of every array of a part, as `part_arrays` has them."""
+        lengths = self._lengths(counts)
+        return {name: ((lengths[place], *row), dtype) for name, place, row, dtype in self._arrays}
+
+
 def teacher_array(values: np.ndarray[Any, Any]) -> ArraySpec:
     """How an array outside the parts (teacher/, calibration/, manifest) is stored."""
     return ArraySpec(values.dtype, values.shape, "lz4" if values.dtype.itemsize > 1 else "plain")

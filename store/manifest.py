@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import gc
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from store.console import counted
 from store.errors import RESTORE, StoreError, without_remedy
 from store.features import Features, check_name
-from store.layout import FORMAT, MAX_PART, VERSION, Counts, part_arrays
+from store.layout import FORMAT, MAX_PART, VERSION, Counts, PartShapes
 from store.tree import Array, Source
 
 MAX_BYTES = 2**29  # 10^5 parts of a view with one hidden state have some 2^28
@@ -35,8 +36,20 @@ def opening() -> Iterator[None]:
         raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
 
 
-@dataclass(frozen=True)
-class Entry:
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Thousands of parts are a million objects, none of them garbage: to look through them again
+    and again takes the collector longer than it takes to make them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+class Entry(NamedTuple):
     """Shape, dtype and SHA-256 (of the decoded little-endian bytes in C order) of an array."""
 
     shape: tuple[int, ...]
@@ -53,14 +66,18 @@ class Entry:
         return entry | ({"zarr_json": self.fingerprint} if self.fingerprint else {})
 
     @staticmethod
-    def from_json(value: object, where: str) -> Entry:
-        """Check and read an entry. Raises StoreError naming `where`."""
-        if isinstance(value, Mapping):
-            shape, dtype, sha256 = (value.get(key) for key in ("shape", "dtype", "sha256"))
-            whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-            if whole and isinstance(dtype, str) and isinstance(sha256, str) and shape is not None:
-                return Entry(tuple(shape), dtype, sha256, value.get("zarr_json"))
-        raise StoreError(f"{where}: the manifest's entry is not valid; {DAMAGED}")
+    def from_json(value: object, where: str, name: str) -> Entry:
+        """Check and read the entry of an array `name`. Raises StoreError naming both."""
+        if isinstance(value, dict):
+            get = value.get
+            shape, dtype, sha256 = get("shape"), get("dtype"), get("sha256")
+            if isinstance(shape, list) and isinstance(dtype, str) and isinstance(sha256, str):
+                for size in shape:
+                    if type(size) is not int or size < 0:
+                        break
+                else:
+                    return Entry(tuple(shape), dtype, sha256, get("zarr_json"))
+        raise StoreError(f"{where}: {name}: the manifest's entry is not valid; {DAMAGED}")
 
 
 @dataclass(frozen=True)
@@ -76,25 +93,25 @@ class Part:
         return {"part": self.number, "counts": self.counts.to_json(), "arrays": arrays}
 
     @staticmethod
-    def from_json(value: object, features: Features, where: str) -> Part:
-        """Check and read a part. Raises StoreError if its arrays are not those of `features`."""
+    def from_json(value: object, shapes: PartShapes, where: str) -> Part:
+        """Check and read a part. Raises StoreError if its arrays are not those of the store."""
         number = value.get("part") if isinstance(value, Mapping) else None
         if not isinstance(value, Mapping) or type(number) is not int:
             raise StoreError(f"{where}: a part of the manifest is not valid; {DAMAGED}")
         if not 0 <= number < MAX_PART:
             raise StoreError(f"{where}: part number {number} is out of range; {DAMAGED}")
         here = f"{where}: part {number}"
-        counts = Counts.from_json(value.get("counts"), features, here)
-        specs, listed = part_arrays(features, counts), value.get("arrays")
-        if not isinstance(listed, Mapping) or set(listed) != set(specs):
+        counts = Counts.from_json(value.get("counts"), shapes.features, here)
+        expected, listed = shapes.of(counts), value.get("arrays")
+        if not isinstance(listed, Mapping) or listed.keys() != expected.keys():
             raise StoreError(f"{here}: its arrays are not those of the store's features; {DAMAGED}")
         arrays = {}
-        for name, spec in specs.items():
-            entry = Entry.from_json(listed[name], f"{here}: {name}")
-            if entry.shape != spec.shape or entry.dtype != spec.dtype.name:
+        for name, (shape, dtype) in expected.items():
+            entry = Entry.from_json(listed[name], here, name)
+            if entry.shape != shape or entry.dtype != dtype:
                 raise StoreError(
                     f"{here}: {name} is {entry.dtype}{list(entry.shape)}, "
-                    f"expected {spec.dtype.name}{list(spec.shape)}; {DAMAGED}"
+                    f"expected {dtype}{list(shape)}; {DAMAGED}"
                 )
             arrays[name] = entry
         return Part(number, counts, arrays)
@@ -102,11 +119,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`arrays` are those outside the parts: teacher/... and calibration/..."""
+    """`arrays` are those outside the parts: teacher/... and calibration/...
+
+    `lengths` [n] are the tokens of every sequence of the store, of the dtype of `length_dtype`;
+    None while it is unfinished, and in stores of before these were kept.
+    """
 
     attributes: dict[str, Any]
     arrays: dict[str, Entry]
     parts: list[Part]
+    lengths: Array | None = field(default=None, compare=False)
 
     def content(self) -> str:
         """SHA-256 over the checksums of all arrays: the same in Zarr and HDF5, and for every dump
@@ -123,6 +145,8 @@ class Manifest:
             "arrays": {name: self.arrays[name].to_json() for name in sorted(self.arrays)},
             "parts": [part.to_json() for part in sorted(self.parts, key=lambda p: p.number)],
         }
+        if self.lengths is not None:
+            value["lengths"] = base64.b64encode(self.lengths.tobytes()).decode("ascii")
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
@@ -135,6 +159,27 @@ def digest(values: Array) -> str:
 def seal_checksum(manifest: bytes, created: str) -> str:
     """The root attribute `checksum`: covers the manifest, and `created`, which it leaves out."""
     return hashlib.sha256(manifest + created.encode()).hexdigest()
+
+
+def length_dtype(features: Features) -> np.dtype[Any]:
+    """The smallest of uint8, uint16 and uint32 that holds every length, little-endian."""
+    return np.min_scalar_type(features.max_length).newbyteorder("<")
+
+
+def _read_lengths(value: object, features: Features, sequences: int, where: str) -> Array | None:
+    if value is None:
+        return None
+    dtype = length_dtype(features)
+    try:
+        data = base64.b64decode(value, validate=True)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{where}: the manifest's lengths are not base64; {DAMAGED}") from error
+    if len(data) != sequences * dtype.itemsize:
+        raise StoreError(
+            f"{where}: the manifest's lengths are {len(data):,} bytes, expected {sequences:,} x"
+            f" {dtype.itemsize}; {DAMAGED}"
+        )
+    return np.frombuffer(data, dtype)
 
 
 def check_root(attributes: Mapping[str, Any], where: str) -> Features:
@@ -173,7 +218,7 @@ def read_entries(value: object, where: str) -> dict[str, Entry]:
             raise StoreError(f"{where}: array {name!r} does not belong in a store; {DAMAGED}")
         for segment in segments:
             check_name(segment, f"{where}: array {name!r}: segment")
-    return {name: Entry.from_json(entry, f"{where}: {name}") for name, entry in value.items()}
+    return {name: Entry.from_json(entry, where, name) for name, entry in value.items()}
 
 
 def read_manifest(source: Source, attributes: Mapping[str, Any], features: Features) -> Manifest:
@@ -184,95 +229,29 @@ def read_manifest(source: Source, attributes: Mapping[str, Any], features: Featu
     data = stored.read(0, stored.shape[0]).tobytes()
     if seal_checksum(data, attributes["created"]) != attributes.get("checksum"):
         raise StoreError(f"{source.path}: the manifest does not match its checksum; {DAMAGED}")
+    with uncollected():
+        return _parsed(data, attributes, features, source.path)
+
+
+def _parsed(data: bytes, attributes: Mapping[str, Any], features: Features, where: str) -> Manifest:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{source.path}: the manifest is not JSON ({error}); {DAMAGED}") from error
+        raise StoreError(f"{where}: the manifest is not JSON ({error}); {DAMAGED}") from error
     if not isinstance(value, dict):
-        raise StoreError(f"{source.path}: the manifest is not a JSON object; {DAMAGED}")
+        raise StoreError(f"{where}: the manifest is not a JSON object; {DAMAGED}")
     known = attributes.get("arrays", value.get("arrays"))  # not in every store
     if {key: attributes[key] for key in ATTRIBUTES} != value.get(
         "attributes"
     ) or known != value.get("arrays"):
-        raise StoreError(f"{source.path}: the root attributes were altered; {DAMAGED}")
+        raise StoreError(f"{where}: the root attributes were altered; {DAMAGED}")
     if not isinstance(value.get("parts"), list):
-        raise StoreError(f"{source.path}: the manifest has no list of parts; {DAMAGED}")
-    parts = [Part.from_json(part, features, source.path) for part in value["parts"]]
+        raise StoreError(f"{where}: the manifest has no list of parts; {DAMAGED}")
+    shapes = PartShapes(features)
+    parts = [Part.from_json(part, shapes, where) for part in value["parts"]]
     numbers = [part.number for part in parts]
     if numbers != sorted(set(numbers)):
-        raise StoreError(f"{source.path}: the manifest's parts are not in order; {DAMAGED}")
-    return Manifest(value["attributes"], read_entries(value.get("arrays"), source.path), parts)
-
-
-def _place(path: str, part: int) -> str:
-    """Where a part of an unfinished store lies."""
-    return f"{path}.parts/{part}.h5" if path.endswith(".h5") else f"{path}/parts/{part}"
-
-
-def unsealed_manifest(
-    source: Source, attributes: Mapping[str, Any], features: Features
-) -> Manifest:
-    """What an unfinished store has so far: its published parts."""
-    manifest, unreadable = readable_manifest(source, attributes, features)
-    for number, error in unreadable.items():
-        raise _unreadable(source, number, error) from error
-    return manifest
-
-
-def _unreadable(source: Source, number: int, error: StoreError) -> StoreError:
-    return StoreError(
-        f"{without_remedy(error)}; remove {_place(source.path, number)} and type the "
-        "teacher-dump command again: it writes this part anew and goes on"
-    )
-
-
-def _own_entry(source: Source, number: int, features: Features) -> Part:
-    value = source.attributes(f"parts/{number}").get("part")
-    part = Part.from_json(value, features, source.path)
-    if part.number != number:
-        raise StoreError(f"{source.path}: part {number} says it is part {part.number}")
-    return part
-
-
-def published_part(source: Source, number: int, features: Features) -> Part:
-    """A part of an unfinished store, by the entry that it holds itself."""
-    try:
-        return _own_entry(source, number, features)
-    except StoreError as error:
-        raise _unreadable(source, number, error) from error
-
-
-def part_numbers(source: Source) -> list[int]:
-    """Numbers of the parts of an unfinished store, ascending."""
-    return sorted(int(name) for name in source.members("parts") if name.isdecimal())
-
-
-def unfinished(source: Source) -> StoreError:
-    """Why an unfinished store is refused.
-
-    Parts are written in order, so one that is missing before another was there and is gone.
-    """
-    there = part_numbers(source)
-    gone = there[-1] + 1 - len(there) if there else 0
-    parts = counted(len(there), "part") + (f" there, {gone:,} dropped or lost" if gone else "")
-    return StoreError(
-        f"{source.path}: is not finished ({parts}); let the command that makes it end, or type it"
-        " again (teacher-dump with the same arguments), which makes the rest; or take the parts"
-        " that are there with --allow-partial, open_store(..., allow_partial=True)"
-    )
-
-
-def readable_manifest(
-    source: Source, attributes: Mapping[str, Any], features: Features
-) -> tuple[Manifest, dict[int, StoreError]]:
-    """The manifest made of the entries that parts hold themselves, and what is wrong with the parts
-    whose entries cannot be read."""
-    parts, unreadable = [], {}
-    for number in part_numbers(source):
-        try:
-            parts.append(_own_entry(source, number, features))
-        except StoreError as error:
-            unreadable[number] = error
-    arrays = read_entries(attributes.get("arrays"), source.path)
-    kept = {key: attributes[key] for key in ATTRIBUTES}
-    return Manifest(kept, arrays, parts), unreadable
+        raise StoreError(f"{where}: the manifest's parts are not in order; {DAMAGED}")
+    sequences = sum(part.counts.sequences for part in parts)
+    lengths = _read_lengths(value.get("lengths"), features, sequences, where)
+    return Manifest(value["attributes"], read_entries(value.get("arrays"), where), parts, lengths)

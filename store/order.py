@@ -19,11 +19,11 @@ def permutation(length: int, *seed: int) -> Array:
     return np.argsort(raw, kind="stable")
 
 
-def cut_blocks(token_start: Array, block_tokens: int) -> Array:
-    """int64 [n, 2]: runs of consecutive sequences of one part, about `block_tokens` each."""
-    numbers = token_start[:-1] // block_tokens
-    first = np.flatnonzero(np.diff(numbers, prepend=-1))
-    return np.stack([first, np.append(first[1:], len(numbers))], axis=1).astype(np.int64)
+def block_starts(lengths: Array, block_tokens: int) -> Array:
+    """int64 [n]: where runs of consecutive sequences of one part, of about `block_tokens` tokens
+    each, begin."""
+    numbers = (np.cumsum(lengths) - lengths) // block_tokens
+    return np.flatnonzero(np.diff(numbers, prepend=-1)).astype(np.int64)
 
 
 def order_blocks(parts: Array, seed: int, epoch: int) -> Array:

@@ -18,8 +18,12 @@ DAMAGED = f"the store is damaged: {VERIFY}"
 class PartReader:
     """Slices of a part's arrays; each array's shape and dtype are checked when it is opened."""
 
-    def __init__(self, source: Source, part: Part, features: Features) -> None:
+    def __init__(
+        self, source: Source, part: Part, features: Features, lengths: Array | None = None
+    ) -> None:
+        """`lengths` [n] are what the manifest says of the tokens of its sequences."""
         self._source, self.part, self.features = source, part, features
+        self._lengths = lengths
         self.where = f"{source.path}: part {part.number}"
         self._specs = part_arrays(features, part.counts)
         self._open: dict[str, Slices] = {}
@@ -58,7 +62,7 @@ class PartReader:
     def _start(self, name: str, total: int, longest: int) -> Array:
         start = self.all(name)
         sizes = np.diff(start)
-        if start[0] != 0 or start[-1] != total or sizes.min() < 0 or sizes.max() > longest:
+        if start[0] != 0 or start[-1] != total or np.any((sizes < 0) | (sizes > longest)):
             raise StoreError(f"{self.where}: {name} does not ascend from 0 to {total}; {DAMAGED}")
         return start
 
@@ -69,6 +73,11 @@ class PartReader:
         start = self._start("sequence/token_start", counts.tokens, self.features.max_length)
         if int((np.diff(start) ** 2).sum()) != counts.squares:
             raise StoreError(f"{self.where}: token counts do not give the squares; {DAMAGED}")
+        if self._lengths is not None and not np.array_equal(np.diff(start), self._lengths):
+            raise StoreError(
+                f"{self.where}: sequence/token_start gives other lengths than the manifest;"
+                f" {DAMAGED}"
+            )
         return start
 
     @cached_property

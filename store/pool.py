@@ -95,12 +95,17 @@ class Pool:
         self.maps: dict[str, Array] = {}
         self.sequence: dict[str, Array] = {}
 
+    @cached_property
+    def _parts(self) -> list[tuple[PartReader, int, int]]:
+        """Of each run its part, held open, and begin..end there."""
+        found = [(*self._store.locate(begin), end - begin) for begin, end in self._runs]
+        return [(part, first, first + size) for part, first, size in found]
+
     def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:
         """What is to be read: part, array, rows of it, and rows of the pool."""
         done = 0
-        for begin, end in self._runs:
-            part, first = self._store.locate(begin)
-            last, after = first + end - begin, done + end - begin
+        for part, first, last in self._parts:
+            after = done + last - first
             for start, edges, names in (
                 (part.token_start, self.token_start, self._token_names),
                 (part.square_start, self.square_start, self._map_names),
@@ -127,20 +132,19 @@ class Pool:
                 name: buffers.get(name, shapes[name], self._specs[name].dtype) for name in names
             }
 
+        pieces = list(self._pieces())  # what parts hold is as long as was said: before room is made
         self.token = take(self._token_names, self.token_start)
         self.maps = take(self._map_names, self.square_start)
         self.sequence = take(self._sequence_names, self._sequence_start)
         arrays = self.token | self.maps | self.sequence
-        for part, name, rows, place in self._pieces():
+        for part, name, rows, place in pieces:
             part.array(name).read_into(rows.start, rows.stop, arrays[name][place])
         self._read_ragged()
 
     def _read_ragged(self) -> None:
         documents, span_sizes, spans = [], [], []
         draws: list[tuple[Array, Array, Array]] = []
-        for begin, end in self._runs:
-            part, first = self._store.locate(begin)
-            last = first + end - begin
+        for part, first, last in self._parts:
             documents.append(part.document[first:last])
             edges, masked = part.spans(self.view, first, last)
             span_sizes.append(np.diff(edges))
@@ -160,7 +164,6 @@ class Pool:
     def texts(self) -> list[str]:
         """Read when the first batch is asked for its texts: not all who train want them."""
         found: list[str] = []
-        for begin, end in self._runs:
-            part, first = self._store.locate(begin)
-            found += part.texts(first, first + end - begin)
+        for part, first, last in self._parts:
+            found += part.texts(first, last)
         return found

@@ -6,6 +6,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -17,16 +18,7 @@ from store import order
 from store.codecs import Floats
 from store.errors import StoreError
 from store.features import Features
-from store.manifest import (
-    DAMAGED,
-    Manifest,
-    check_root,
-    digest,
-    opening,
-    read_manifest,
-    unfinished,
-    unsealed_manifest,
-)
+from store.manifest import DAMAGED, Manifest, check_root, digest, opening, read_manifest
 from store.part_reader import PartReader
 from store.part_writer import Calibration
 from store.pool import Buffers
@@ -34,6 +26,7 @@ from store.record import LazyMap, Record
 from store.source import open_source
 from store.stream import Batch, batch_count, stream
 from store.tree import Array, Source
+from store.unfinished import unfinished, unsealed_manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -106,7 +99,7 @@ class FeatureStore(Sequence[Record]):
         self.calibration: Calibration = {name: self._calibration(name) for name in features.hidden}
         self._parts: OrderedDict[int, PartReader] = OrderedDict()
         self._opening = Lock()  # training reads ahead in a thread while it validates in another
-        self._lengths: dict[int, Array] = {}
+        self._known, self._lengths = manifest.lengths, dict[int, Array]()
         self.spare: list[Buffers] = []  # of streams that have ended
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
@@ -149,7 +142,9 @@ class FeatureStore(Sequence[Record]):
         with self._opening:
             part = self._parts.pop(place, None)
             if part is None:
-                part = PartReader(self.source, self.manifest.parts[place], self.features)
+                first, last = self._first[place : place + 2]
+                known = None if self._known is None else self._known[first:last]
+                part = PartReader(self.source, self.manifest.parts[place], self.features, known)
             self._parts[place] = part
             if len(self._parts) > OPEN_PARTS:
                 self._parts.popitem(last=False)
@@ -166,6 +161,8 @@ class FeatureStore(Sequence[Record]):
 
     def lengths(self, begin: int, end: int) -> Array:
         """Tokens of sequences begin..end of one part."""
+        if self._known is not None:
+            return self._known[begin:end].astype(np.int64)
         place = int(self.part_of(begin))
         if place not in self._lengths:
             self._lengths[place] = np.diff(self.part(place).token_start).astype(np.int32)
@@ -201,13 +198,13 @@ class FeatureStore(Sequence[Record]):
         """
         if block_tokens < 1:
             raise StoreError("blocks: block_tokens must be over 0")
-        rows = [np.empty((0, 2), np.int64)]
-        for place, part in enumerate(self.manifest.parts):
-            first = int(self._first[place])
-            sizes = self.lengths(first, first + part.counts.sequences)
-            start = np.concatenate([[0], np.cumsum(sizes)])
-            rows.append(order.cut_blocks(start, block_tokens) + first)
-        return np.concatenate(rows)
+        edges = self._first.tolist()
+        begin = [
+            order.block_starts(self.lengths(first, last), block_tokens) + first
+            for first, last in pairwise(edges)
+        ]
+        rows = np.concatenate([*begin, edges[-1:]])
+        return np.stack([rows[:-1], rows[1:]], axis=1)
 
     def check_blocks(self, blocks: ArrayLike) -> Array:
         """Blocks given from outside. StoreError if one is empty or crosses a part."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import StoreError
-from store.manifest import CREATED, check_root, readable_manifest, seal_checksum
+from store.manifest import CREATED, check_root, seal_checksum
 from store.reader import FeatureStore
 from store.tree import Source
+from store.unfinished import readable_manifest
 from store.verify import Problem
 
 

@@ -32,7 +32,8 @@ def test_batches_hold_each_sequence_once_within_the_budget(
 @given(lengths, st.integers(1, 60))
 def test_blocks_are_runs_of_about_their_size(sizes: np.ndarray, tokens: int) -> None:
     start = np.concatenate([[0], np.cumsum(sizes)])
-    blocks = order.cut_blocks(start, tokens)
+    begin = order.block_starts(sizes, tokens)
+    blocks = np.stack([begin, np.append(begin[1:], len(sizes))], axis=1)
     assert (blocks[:, 0] < blocks[:, 1]).all()
     assert blocks[0, 0] == 0 and blocks[-1, 1] == len(sizes)
     assert (blocks[1:, 0] == blocks[:-1, 1]).all()
