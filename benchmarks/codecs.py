@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.report import of_text, publish, table, whole_size
+from benchmarks.report import TEACHER, of_text, publish, table, whole_size
 from store import FeatureStore, open_store
 from store.console import command_errors
 from store.convert import convert
@@ -89,7 +89,7 @@ def kinds_on_disk(path: Path, tokens: int) -> list[float]:
     sizes = Counter[str]()
     for file in (path / "parts").rglob("*"):
         if file.is_file():
-            kind = next((kind for kind in KINDS if kind in file.parts), KINDS[0])
+            kind = next((kind for kind in KINDS if kind in file.relative_to(path).parts), KINDS[0])
             sizes[kind] += file.stat().st_size
     return [sizes[kind] / tokens for kind in KINDS]
 
@@ -112,10 +112,12 @@ def safetensors_bytes(store: FeatureStore, path: Path) -> float:
 
 
 Rows = list[list[object]]
+LOGITS = ("topk:16", "topk:64") if TEACHER.exists() else ("none",)  # minilm has no such head
 
 
 def measure(options: DumpOptions, folder: Path) -> tuple[Rows, Rows, FeatureStore]:
-    """Dump once exactly, recode, and compare: rows of `HEAD` and of `BY_KIND`, one a codec."""
+    """Dump once exactly, recode, and compare: rows of `HEAD`, the first of safetensors and one a
+    codec, and rows of `BY_KIND`."""
     dump(options)
     exact = open_store(options.out)
     plain, tokens = float16_bytes(exact), exact.meta["tokens"]
@@ -141,7 +143,7 @@ def measure(options: DumpOptions, folder: Path) -> tuple[Rows, Rows, FeatureStor
 
 @click.command()
 @of_text(tokens=50_000)
-@click.option("--logits", multiple=True, default=("topk:16", "topk:64"))
+@click.option("--logits", multiple=True, default=LOGITS)
 @command_errors
 def main(model: str, corpus: str, tokens: int, results: Path, logits: tuple[str, ...]) -> None:
     """Print the tables and put them into RESULTS.md."""

@@ -78,11 +78,16 @@ def downstream(out: Path, *words: str | Path) -> dict[str, float]:
     if not (out / "scores.json").exists():
         command("downstream.cli", *words, "--out", out)
     found = json.loads((out / "scores.json").read_text())
-    return {
-        Path(split).name.split(".")[0]: float(scores[found["primary"]])
-        for split, scores in found["mean"].items()
+    scores = {
+        split: float(figures[found["primary"]])
+        for split, figures in found["mean"].items()
         if split.startswith("test")
     }
+    names = {split: Path(found["files"][split]).name for split in scores.keys() & found["files"]}
+    if len(names) < 2:
+        return scores
+    of_files = {names[split].split(".")[0]: scores[split] for split in scores if split in names}
+    return {**of_files, "test": scores["test"]}
 
 
 def trained_teacher(out: Path, *words: str | Path) -> Path:

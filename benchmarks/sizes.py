@@ -8,6 +8,7 @@ DIR is that of `benchmarks.reproduce tinymbert`, whose teacher, store and scores
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,13 @@ HEAD = (
 SPEED = ("--batch-size", "32", "--max-length", "128")  # batches as published
 
 
-def measured(models: list[Path], teacher: Path, out: Path) -> list[dict[str, Any]]:
+def measured(models: list[Path], teacher: Path) -> list[dict[str, Any]]:
     """A row of `downstream --task speed` for each model, the teacher last."""
     named = [word for model in models for word in ("--model", model)]
-    words = ("--task", "speed", *named, "--teacher", teacher, *SPEED, "--out", out)
-    command("downstream.cli", *words)
-    rows: list[dict[str, Any]] = json.loads((out / "scores.json").read_text())["models"]
+    with tempfile.TemporaryDirectory() as out:
+        words = ("--task", "speed", *named, "--teacher", teacher, *SPEED, "--out", out)
+        command("downstream.cli", *words)
+        rows: list[dict[str, Any]] = json.loads((Path(out) / "scores.json").read_text())["models"]
     return rows
 
 
@@ -72,7 +74,7 @@ def main(work: Path, seeds: int, results: Path) -> None:
     source = replace(SOURCES["tinymbert"], arms=arms)
     scores = of_tasks(source, reproduce(source, work, seeds, "small"))
     models = [work / f"{name}-0" for name in arms]
-    rows = measured(models, work / "teacher/model", work / "speed")
+    rows = measured(models, work / "teacher/model")
     settings = (
         f"`python -m benchmarks.sizes --seeds {seeds}`; strategy D4.2 on the data of `Massive"
         " multilingual tagging in miniature`, word pieces 5k; float32 on a CPU, batches of 32 x 128"

@@ -251,8 +251,8 @@ def _speed(task: str, given: dict[str, Any]) -> None:
     columns, out, tests = _columns(task, given), given.pop("out", None), given.pop("test", ())
     if columns and not tests:
         raise UserError("--text-column needs --test, the file that has the column")
-    for test in tests:
-        given["texts"] = _texts(test, columns)
+    if tests:
+        given["texts"] = _texts(tests[0], columns)
     models, teacher = given.pop("model"), given.pop("teacher", None)
     if "repeat" in given:
         given["runs"] = given.pop("repeat")

@@ -189,7 +189,7 @@ def _one_seed(
         curve = [row["eval_primary"] for row in trainer.state.log_history if "eval_primary" in row]
         result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
         trainer.compute_metrics = None  # that of dev, where `predict` would score every split by it
-        for split in splits.keys() - {"train"}:
+        for split in [name for name in splits if name != "train"]:
             result[split] = score(split, _predict(trainer, rows[split]))
         if keep is not None:
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(keep)

@@ -18,7 +18,13 @@ Told = Callable[[float], str]
 
 
 def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
-    """The split of the file; of several files one each, named "test FILE"."""
+    """The split of the file; of several files one each, named "test FILE".
+
+    Raises UserError where a file is given twice.
+    """
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UserError(f"--test {path}: is given twice; give each file once")
     return {TEST if len(paths) == 1 else f"{TEST} {path}": path for path in paths}
 
 
@@ -63,12 +69,13 @@ def joined(runs: Sequence[Path]) -> dict[str, Any]:
     """
     rows = []
     for result in map(_read, runs):
-        for split in [name for name in result["mean"] if name.startswith(TEST)] or ["dev"]:
+        tests = [name for name in result["mean"] if name.startswith(TEST)]
+        for split in tests or ["dev"]:
             file = result["files"].get(split)
             rows.append(
                 {
                     "task": result["task"],
-                    "data": Path(file).name if file else "mean",
+                    "data": _told(file, tests) if file else f"mean of {len(tests) - 1} files",
                     "model": result["model"],
                     "split": split,
                     "seeds": len(result["seeds"]),
@@ -78,6 +85,11 @@ def joined(runs: Sequence[Path]) -> dict[str, Any]:
                 }
             )
     return {"task": "table", "rows": sorted(rows, key=lambda row: (row["task"], row["data"]))}
+
+
+def _told(file: str, tests: Sequence[str]) -> str:
+    """Its name; among several files, which may have one name in folders of their own, its path."""
+    return file if len(tests) > 1 else Path(file).name
 
 
 def _read(run: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Folder:
             return
         parent, _, last = folder.rpartition("/")
         self._enter(parent)
-        if last == ".." or os.path.islink(os.path.join(self.root, folder)):
+        if last == ".." or os.path.isabs(folder) or os.path.islink(os.path.join(self.root, folder)):
             self._check_link(folder)
         self._inside.add(folder)
 

@@ -65,8 +65,8 @@ class Counts:
         if not isinstance(value, Mapping):
             raise StoreError(f"{where}: counts must be a JSON object; the store is damaged")
 
-        def count(number: object, key: str) -> int:
-            if type(number) is not int or not 0 <= number <= MAX_COUNT:
+        def count(number: object, key: str, least: int = 0) -> int:
+            if type(number) is not int or not least <= number <= MAX_COUNT:
                 raise StoreError(f"{where}: {key} is {number!r}; the store is damaged")
             return number
 
@@ -76,11 +76,11 @@ class Counts:
                 raise StoreError(f"{where}: {key} must have one number for each view")
             return tuple(count(number, key) for number in numbers)
 
-        def whole(key: str) -> int:
-            return count(value.get(key), key)
+        def whole(key: str, least: int = 0) -> int:
+            return count(value.get(key), key, least)
 
         return Counts(
-            sequences=whole("sequences"),
+            sequences=whole("sequences", least=1),
             tokens=whole("tokens"),
             squares=whole("squares"),
             text_bytes=whole("text_bytes"),

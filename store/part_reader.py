@@ -62,7 +62,7 @@ class PartReader:
     def _start(self, name: str, total: int, longest: int) -> Array:
         start = self.all(name)
         sizes = np.diff(start)
-        if start[0] != 0 or start[-1] != total or np.any((sizes < 0) | (sizes > longest)):
+        if start[0] != 0 or start[-1] != total or sizes.min() < 0 or sizes.max() > longest:
             raise StoreError(f"{self.where}: {name} does not ascend from 0 to {total}; {DAMAGED}")
         return start
 

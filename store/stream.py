@@ -29,7 +29,7 @@ class HiddenBatch:
     """Hidden states of N tokens as stored, with what decodes them.
 
     values float32 [N, D] raw states with scale None (codec exact); int8 [N, D] with scale
-    float16 [N] (default); packed int4 uint8 [N, ceil(D/2)] with scale [N, ceil(D/32)] (small).
+    float16 [N] (default); packed int4 uint8 [N, ceil(D/2)] with scale [N, ceil(D/64)] (small).
     mean, deviation float32 [D] are the store's calibration.
     """
 

@@ -114,9 +114,9 @@ class StoreWriter:
         found = list(chain.from_iterable(each))
         if found and all(key.startswith("features.encodings.") for key, _, _ in found):
             raise UserError(
-                f"{staging.path}: holds an unfinished store begun by an earlier version, with an"
-                f" earlier form of codec {stored['features']['codec']}, in which nothing is written"
-                f" any more; dump anew: {ANOTHER}"
+                f"{staging.path}: holds an unfinished store in another form of codec"
+                f" {stored['features']['codec']}, as an earlier version wrote it; make it anew:"
+                f" {ANOTHER}"
             )
         check_same(staging.path, found)
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from store.errors import UserError
 from store.mixed_vocab import MixedVocab
 from store.positions import first_position
 
+ANOTHER = "svd:"  # and the path of a store
 WORDS = tuple(
     f"{name}.weight" for name in ("word_embeddings", "tok_embeddings", "wte", "embed_tokens")
 )
@@ -66,20 +68,21 @@ def initialise(
     """
     if how == "mixed-vocab":
         return [_take_stored(student, MixedVocab.of(store), store, vocabulary)]
+    if how.startswith(ANOTHER) and how != ANOTHER:
+        with closing(other_teacher(how.removeprefix(ANOTHER), store)) as other:
+            (said,) = initialise(student, "svd", other, vocabulary)
+            return [f"{said}, those of {other.path}, content {other.manifest.content()[:12]}"]
     weights = store.teacher_weights()
     if how == "auto":
         how = _best_start(student, weights)
     if how == "random":
         return ["random weights"]
     kind, colon, chosen = how.partition(":")
-    takes_more = {"svd": (False, True), "teacher": (False,), "layers": (True,)}
-    if bool(colon) not in takes_more.get(kind, ()):
+    if kind not in ("svd", "teacher", "layers") or bool(colon) != (kind == "layers"):
         raise UserError(
             f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,..., mixed-vocab, or"
             " random"
         )
-    if chosen and kind == "svd":
-        weights = _weights_of(chosen, store)
     if kind != "svd" and student.config.model_type != "bert":
         raise UserError(
             f"--init {how}: a {student.config.model_type} cannot be cut out of BERT's layers; use"
@@ -88,7 +91,7 @@ def initialise(
     name = _word_embeddings(weights)
     if name is None:
         raise UserError(
-            f"--init {how}: the store keeps no word embeddings of the teacher (dumped with"
+            f"--init {how}: {store.path} keeps no word embeddings of the teacher (dumped with"
             " --no-weights?); use --init random"
         )
     rows, known = embedding_means(
@@ -135,8 +138,11 @@ def _take_stored(
     return f"word embeddings of all {pieces} pieces from mixed-vocabulary training"
 
 
-def _weights_of(path: str, store: FeatureStore) -> Mapping[str, np.ndarray]:
-    """Those of the teacher of another store, which has the same pieces."""
+def other_teacher(path: str, store: FeatureStore) -> FeatureStore:
+    """The store of another teacher with the pieces of this one.
+
+    Raises UserError where there is no store, or its teacher has other pieces.
+    """
     other = open_store(path)
     ours, theirs = (
         Vocabulary.from_tokenizer_json(each.teacher_file("tokenizer.json").decode()).tokens
@@ -144,10 +150,10 @@ def _weights_of(path: str, store: FeatureStore) -> Mapping[str, np.ndarray]:
     )
     if theirs != ours:
         raise UserError(
-            f"--init svd:{path}: its teacher has {len(theirs)} pieces, other ones than the"
+            f"--init {ANOTHER}{path}: its teacher has {len(theirs)} pieces, other ones than the"
             f" {len(ours)} of {store.path}; give a store of a teacher with the same vocabulary"
         )
-    return other.teacher_weights()
+    return other
 
 
 def _word_embeddings(weights: Mapping[str, np.ndarray]) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -25,14 +23,9 @@ def optimizer_of(model: nn.Module, options: TrainOptions) -> torch.optim.Optimiz
         "weight_decay": options.weight_decay,
     }
     others = {"params": [p for p in moving if p.dim() <= 1], "weight_decay": 0.0}
-    return MAKERS[options.optimizer](matrices, others, options.resolved_lr)
-
-
-def _adamw(matrices: dict[str, Any], others: dict[str, Any], rate: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([matrices, others], lr=rate, betas=BETAS, eps=EPSILON, fused=True)
-
-
-def _lamb(matrices: dict[str, Any], others: dict[str, Any], rate: float) -> torch.optim.Optimizer:
+    rate = options.resolved_lr
+    if options.optimizer == "adamw":
+        return torch.optim.AdamW([matrices, others], lr=rate, betas=BETAS, eps=EPSILON, fused=True)
     from pytorch_optimizer import Lamb  # an extra, and slow to import
 
     # Its defaults decay apart from the step, and make the first steps up to ten times longer.
@@ -44,6 +37,3 @@ def _lamb(matrices: dict[str, Any], others: dict[str, Any], rate: float) -> torc
         weight_decouple=False,
         adam_debias=True,
     )
-
-
-MAKERS = {"adamw": _adamw, "lamb": _lamb}

@@ -193,14 +193,18 @@ class TrainOptions:
         loss = "+".join(f"{name}{weight:g}" for name, weight in self.loss.items())
         # Of the store only its name counts: spelled otherwise or moved it is the same one.
         names = {"store": Path(self.store).name, "others": [Path(o).name for o in self.others]}
-        values = self.describing() | names
+        kind, colon, chosen = self.init.partition(":")
+        start = f"{kind}{colon}{Path(chosen).name}"
+        values = self.describing() | names | {"init": start}
+        if self.optimizer == TrainOptions.optimizer:
+            del values["optimizer"]  # it came later: students of before keep their names
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
         settings = (
             Path(self.vocab).name,
             self.student,
             self.align,
             loss,
-            self.init,
+            start,
             f"seed{self.seed}",
         )
         return "-".join((*settings, digest)).replace(",", ".").replace(":", "")

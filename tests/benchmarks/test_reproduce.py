@@ -191,7 +191,7 @@ def test_sizes_are_scored_and_timed_beside_the_teacher(
 ) -> None:
     monkeypatch.setattr(sizes, "command", in_this_process)
     student = saved(make_tokenizer("wordpiece"), tmp_path / "s", TaskSpec("tagging", TAGS))
-    rows = sizes.measured([student], tiny_teacher("bert"), tmp_path / "speed")
+    rows = sizes.measured([student], tiny_teacher("bert"))
     scores = {"teacher": {"F1": [0.9]}, "24,24": {"F1": [0.5, 0.6]}}
     teacher, told = sizes.sizes_table(scores, rows).splitlines()[2:]
     assert teacher.startswith("| teacher |  | 0.900 |") and "| 1/1.0 |" in teacher

@@ -77,6 +77,9 @@ def test_several_files_to_test_are_scored_apart_and_together(
         run("--task", "table", tuned, whole),
     ]
     assert [result.exit_code for result in ran] == [0] * 4, ran
+    words = ("--task", "pos", "--model", tuned, "--as-is", *tests, *tests)
+    twice = run(*words, "--out", tmp_path / "twice")
+    assert twice.exit_code == 1 and f"--test {first}: is given twice" in twice.output
     names = [f"test {first}", f"test {second}", "test"]
     found = {out: json.loads((out / "scores.json").read_text()) for out in (tuned, whole, alone)}
     for result in (found[tuned], found[whole]):
@@ -88,7 +91,7 @@ def test_several_files_to_test_are_scored_apart_and_together(
     assert found[whole]["mean"][names[1]] == pytest.approx(found[alone]["mean"]["test"])
     seed = found[tuned]["seeds"][0]
     assert found[whole]["mean"][names[0]] == pytest.approx(seed[names[0]], abs=1e-6)
-    for cell in ("de.tsv", "sk.tsv", " mean "):
+    for cell in ("de.tsv", "sk.tsv", " mean of 2 files "):
         assert ran[3].output.count(cell) == 2
 
 

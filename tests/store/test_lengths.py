@@ -214,7 +214,8 @@ def test_no_path_leaves_the_folder(tmp_path: Path) -> None:
     folder = Folder(str(inside))
     for name in ("x/y/file", "in/y/file", "x/none/file"):
         folder.check(name)
-    for name in ("out/y/file", "out/file", "../b/y/file", "x/../../b/y/file", "in/../../b/file"):
+    climbing = ("../b/y/file", "x/../../b/y/file", "in/../../b/file", "/etc/hostname")
+    for name in ("out/y/file", "out/file", *climbing):
         for _ in range(2):  # what was refused once is not believed later
             with pytest.raises(StoreError, match="link out of the store"):
                 folder.check(name)

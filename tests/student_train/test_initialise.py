@@ -10,7 +10,9 @@ from align import Vocabulary, VocabularyMap
 from store import open_store
 from store.errors import UserError
 from student_train.architecture import make_student
+from student_train.check import check
 from student_train.initialise import embedding_means, initialise, layer_groups
+from student_train.options import TrainOptions
 from student_train.vocabulary import student_tokenizer
 from tests.end_to_end.support import dumped, write_corpus
 
@@ -81,15 +83,19 @@ def test_svd_of_another_teacher_with_the_same_pieces(started, store, tiny_teache
         dumped(tiny_teacher(kind), text, tmp_path / f"{kind}.zarr")
         for kind in ("distilbert", "xlmr")
     )
-    student, _, found = started(f"svd:{other}")
+    student, (said,), found = started(f"svd:{other}")
+    assert open_store(other).manifest.content()[:12] in said and str(other) in said
     expected, own = started("random")[0], started("svd")[0]
     initialise(expected, "svd", open_store(other), found)
     words, same, others = (each.get_input_embeddings().weight for each in (student, expected, own))
     assert torch.equal(words, same) and not torch.equal(words, others)
     with pytest.raises(UserError, match=r"svd:.*other ones than the .* the same vocabulary"):
         started(f"svd:{foreign}")
-    with pytest.raises(UserError, match=r"gone.zarr"):
-        started(f"svd:{tmp_path / 'gone.zarr'}")
+    for wrong, line in ((f"svd:{foreign}", "same vocabulary"), ("svd:gone.zarr", "gone.zarr")):
+        with pytest.raises(UserError, match=line):
+            check(TrainOptions(store=store.path, init=wrong).resolved(), store)
+    with pytest.raises(UserError, match="svd:: expected auto"):
+        started("svd:")
 
 
 def test_svd_keeps_the_angles_between_pieces(started, store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,17 @@ def test_it_is_told_and_recorded(store: FeatureStore, tmp_path: Path) -> None:
     assert json.loads((out / "training.json").read_text())["settings"]["optimizer"] == "lamb"
     assert "| optimizer | lamb |" in (out / "README.md").read_text()
     assert "adamw, lr 0.01" in ok(main, *words, "--optimizer", "adamw", "--out", tmp_path / "a")
+
+
+def test_folders_of_students_keep_their_names() -> None:
+    """As the first version named them: a sweep finds what it has trained."""
+    plain = TrainOptions(store="data/a.zarr", lr=1e-3, precision="fp32")
+    cut = replace(plain, init="layers:1,3", loss={"mlm": 1.0})
+    assert plain.name() == "5k-tiny-span-mlm1+hidden30-auto-seed0-ebbb26"
+    assert cut.name() == "5k-tiny-span-mlm1-layers1.3-seed0-48505f"
+    assert replace(plain, optimizer="lamb").name() != plain.name()
+    names = {replace(plain, init=f"svd:{path}").name() for path in ("a/b.zarr", "../b.zarr")}
+    assert len(names) == 1 and "-svdb.zarr-" in names.pop()
 
 
 def test_a_training_goes_on_with_its_own_optimizer(store: FeatureStore, tmp_path: Path) -> None:
