@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from align import Vocabulary, VocabularyMap
 from store import FeatureStore, open_store
-from store.errors import UserError
+from store.errors import StoreError, UserError
 from store.mixed_vocab import MixedVocab
 from store.positions import first_position
 
@@ -143,7 +143,10 @@ def other_teacher(path: str, store: FeatureStore) -> FeatureStore:
 
     Raises UserError where there is no store, or its teacher has other pieces.
     """
-    other = open_store(path)
+    try:
+        other = open_store(path)
+    except StoreError as error:
+        raise UserError(f"--init {ANOTHER}{path}: {error}") from error
     ours, theirs = (
         Vocabulary.from_tokenizer_json(each.teacher_file("tokenizer.json").decode()).tokens
         for each in (store, other)
