@@ -22,7 +22,7 @@ from benchmarks.reproduce_sources import SOURCES
 from benchmarks.reproduce_tasks import recipe
 from store.console import command_errors
 
-WIDTHS = ((50, 100), (100, 100), (50, 200), (100, 200), (100, 400), (300, 400))
+WIDTHS = ((50, 100), (100, 100), (50, 200), (100, 200))
 HEAD = (
     "E", "H", "entity F1", "parameters, M", "of the teacher", "MB on disk",
     "batch, ms", "times as fast", "sentence, ms", "times as fast",
