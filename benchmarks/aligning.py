@@ -173,8 +173,8 @@ def main(
 ) -> None:
     """Print the tables and put them into RESULTS.md."""
     torch.set_num_threads(1)
-    students = {"student": student, "vocab": vocab, "loss": parse_losses((LOSS,)), "steps": steps}
-    with on_small_store(model, corpus, tokens, **students) as base:
+    options = {"student": student, "vocab": vocab, "loss": parse_losses((LOSS,)), "steps": steps}
+    with on_small_store(model, corpus, tokens, **options) as base:
         store = open_store(base.store)
         rows = alignments(base, store, repeats)
         _, collator, _ = prepare(base.resolved(), store)

@@ -140,8 +140,8 @@ def main(
     results: Path,
 ) -> None:
     """Print the table and put it into RESULTS.md."""
-    students = {"vocab": vocab, "batch_tokens": batch_tokens, "steps": steps}
-    with on_small_store(model, corpus, tokens, **students) as base:
+    options = {"vocab": vocab, "batch_tokens": batch_tokens, "steps": steps}
+    with on_small_store(model, corpus, tokens, **options) as base:
         rows = measure(base, students.split(","), repeats)
     publish(
         "A student's step",

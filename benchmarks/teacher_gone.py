@@ -82,8 +82,8 @@ def main(
     """Print the table and put it into RESULTS.md."""
     losses = parse_losses((loss,))
     logits = None if "kl" in losses else "none"
-    students = {"student": student, "vocab": vocab, "loss": losses, "steps": steps}
-    with on_small_store(model, corpus, tokens, logits, **students) as base:
+    settings = {"student": student, "vocab": vocab, "loss": losses, "steps": steps}
+    with on_small_store(model, corpus, tokens, logits, **settings) as base:
         options = base.resolved()
         medians = interleaved(
             {

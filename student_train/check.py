@@ -10,7 +10,7 @@ from student_train import losses
 from student_train.architecture import Shape, parse_student
 from student_train.data import split_blocks, view_of
 from student_train.gold import has_gold
-from student_train.initialise import ANOTHER, other_teacher
+from student_train.initialise import other_teacher
 from student_train.options import TrainOptions
 from student_train.stages import check_frozen, chosen_blocks, stages_of
 
@@ -19,8 +19,8 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
     """Refuse, in one line, all that can be seen to be wrong before any work is done."""
     options.check()
     shape = parse_student(options.student)
-    if options.init.startswith(ANOTHER) and options.init != ANOTHER:
-        other_teacher(options.init.removeprefix(ANOTHER), store).close()
+    if (other := other_teacher(options.init, store)) is not None:
+        other.close()
     for each in (store, *others):
         _check_labels(store, each)
         _check_store(options, each, shape)

@@ -68,8 +68,8 @@ def initialise(
     """
     if how == "mixed-vocab":
         return [_take_stored(student, MixedVocab.of(store), store, vocabulary)]
-    if how.startswith(ANOTHER) and how != ANOTHER:
-        with closing(other_teacher(how.removeprefix(ANOTHER), store)) as other:
+    if (other := other_teacher(how, store)) is not None:
+        with closing(other):
             (said,) = initialise(student, "svd", other, vocabulary)
             return [f"{said}, those of {other.path}, content {other.manifest.content()[:12]}"]
     weights = store.teacher_weights()
@@ -138,22 +138,24 @@ def _take_stored(
     return f"word embeddings of all {pieces} pieces from mixed-vocabulary training"
 
 
-def other_teacher(path: str, store: FeatureStore) -> FeatureStore:
-    """The store of another teacher with the pieces of this one.
+def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
+    """The store of another teacher with the pieces of this one, where `--init` names one.
 
     Raises UserError where there is no store, or its teacher has other pieces.
     """
+    if not how.startswith(ANOTHER) or how == ANOTHER:
+        return None
     try:
-        other = open_store(path)
+        other = open_store(how.removeprefix(ANOTHER))
     except StoreError as error:
-        raise UserError(f"--init {ANOTHER}{path}: {error}") from error
+        raise UserError(f"--init {how}: {error}") from error
     ours, theirs = (
         Vocabulary.from_tokenizer_json(each.teacher_file("tokenizer.json").decode()).tokens
         for each in (store, other)
     )
     if theirs != ours:
         raise UserError(
-            f"--init {ANOTHER}{path}: its teacher has {len(theirs)} pieces, other ones than the"
+            f"--init {how}: its teacher has {len(theirs)} pieces, other ones than the"
             f" {len(ours)} of {store.path}; give a store of a teacher with the same vocabulary"
         )
     return other
