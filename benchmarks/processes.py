@@ -1,8 +1,7 @@
 """Commands in processes that begin at once: forked from one that has imported everything.
 
-    python -m benchmarks.processes teacher_dump.cli --model DIR ...    # the same in a real process
-
-A dump has parts of PART_TOKENS tokens, so that a small one has many.
+python -m benchmarks.processes teacher_dump.cli --model DIR ...    # `in_small_parts` in a real
+                                                                   # process
 """
 
 from __future__ import annotations
@@ -25,6 +24,9 @@ IMPORTED = [
     "teacher_dump.dump",
     "student_train.cli",
     "student_train.run",
+    "downstream.cli",
+    "downstream.finetune",
+    "downstream.mlm",
     "transformers.models.bert.modeling_bert",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
@@ -47,33 +49,42 @@ def _context() -> Any:
     return context
 
 
-def fork(work: Callable[..., object], *arguments: Any, log: Path) -> ForkServerProcess:
+def fork(
+    work: Callable[..., object], *arguments: Any, log: Path | None = None
+) -> ForkServerProcess:
     """A process that calls a function of a module; what it prints is appended to `log`."""
-    log.touch()
+    if log is not None:
+        log.touch()
     process: ForkServerProcess = _context().Process(target=_child, args=(log, work, arguments))
     process.start()
     return process
 
 
-def _child(log: Path, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def _child(log: Path | None, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    if log is not None:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     work(*arguments)
 
 
 def command(module: str, *words: str | Path | int) -> None:
     """Run the `main` of a module with these words, as the shell would; ends the process."""
+    import_module(module).main([str(word) for word in words])
+
+
+def in_small_parts(module: str, *words: str | Path | int) -> None:
+    """The same; a dump has parts of PART_TOKENS tokens, so that a small one has many."""
     import teacher_dump.cli
     from teacher_dump.options import DumpOptions
 
     small: Any = functools.partial(DumpOptions, part_tokens=PART_TOKENS)
     teacher_dump.cli.DumpOptions = small  # type: ignore[misc]
-    import_module(module).main([str(word) for word in words])
+    command(module, *words)
 
 
-def finish(process: ForkServerProcess, seconds: float = 300) -> int:
+def finish(process: ForkServerProcess, seconds: float | None = 300) -> int:
     """Wait for its end; the exit code, negative if a signal ended it."""
     process.join(seconds)
     code = process.exitcode
@@ -85,4 +96,4 @@ def finish(process: ForkServerProcess, seconds: float = 300) -> int:
 
 if __name__ == "__main__":
     os.environ.update(ALONE)
-    command(*sys.argv[1:])
+    in_small_parts(*sys.argv[1:])

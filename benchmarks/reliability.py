@@ -26,7 +26,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.processes import PART_TOKENS, command, finish, fork
+from benchmarks.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.report import RESULTS, publish, table
 from store import open_store
 from store.console import command_errors
@@ -76,13 +76,16 @@ class Job:
     def finish(self) -> None:
         """Start it and let it end; where it was killed with nothing left to do, it says so."""
         expected = 1 if self.moment(self.out) == "done" else 0
-        if finish(fork(command, *self.words, *self.again(self.out), log=self.log)) != expected:
+        if (
+            finish(fork(in_small_parts, *self.words, *self.again(self.out), log=self.log))
+            != expected
+        ):
             raise RuntimeError(f"{self.name}: {self.log.read_text()[-2000:]}")
 
     def kill(self, chance: random.Random, number: int) -> bool:
         """Kill a new one; False if it had ended before."""
         self.clear()
-        process = fork(command, *self.words, log=self.log)
+        process = fork(in_small_parts, *self.words, log=self.log)
         aim = (None, *self.aimed)[number % (1 + len(self.aimed))]
         end = time.perf_counter() + chance.uniform(0, self.seconds)
         while process.is_alive() and (

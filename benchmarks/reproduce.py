@@ -1,24 +1,27 @@
 """What the sources claim, in miniature: their arms on real data, and which of their orderings hold.
 
-    python -m benchmarks.reproduce SOURCE --work DIR [--seeds N] [--size small|full]
+    python -m benchmarks.reproduce SOURCE --work DIR [--seeds N] [--size small|full] [--jobs N]
     python -m benchmarks.reproduce best --work DIR
 
-Every step is a command as a user types it. What is finished in --work is not made again; no arm is
-chosen by the test set, it only scores. `best` compares our recipe with the best of each source; it
-finds finished work in DIR/SOURCE.
+Every step is a command as a user types it; --jobs students at a time are trained and scored, each
+on one core. What is finished in --work is not made again; no arm is chosen by the test set, it only
+scores. `best` compares our recipe with the best of each source; it finds finished work in
+DIR/SOURCE.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
 
-from benchmarks.main_job import command
+from benchmarks import processes
 from benchmarks.report import RESULTS, publish, table
 from store.console import command_errors
 from store.errors import UserError
@@ -36,6 +39,10 @@ class Arm:
     words: tuple[str, ...]
     stores: tuple[int, ...] = (0,)
     sizes: tuple[str, ...] = SIZES
+
+    @property
+    def needs_others(self) -> bool:
+        return any("{work}" in word for word in self.words)
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,16 @@ class Source:
     published_measure: str = ""
 
 
+def command(module: str, *words: str | Path) -> None:
+    """Run the `main` of a module in a process of its own.
+
+    Raises CalledProcessError where it ends otherwise than well.
+    """
+    code = processes.finish(processes.fork(processes.command, module, *words), seconds=None)
+    if code != 0:
+        raise subprocess.CalledProcessError(code, [module, *map(str, words)])
+
+
 def downstream(out: Path, *words: str | Path) -> dict[str, float]:
     """Run it where it has not run yet; its main measure on "test", and on each of several files
     by the first part of its name."""
@@ -106,8 +123,8 @@ def dump(out: Path, *words: str | Path) -> Path:
     return out
 
 
-def reproduce(source: Source, work: Path, seeds: int, size: str) -> Scores:
-    """Train and score every arm with every seed, and score the teacher.
+def reproduce(source: Source, work: Path, seeds: int, size: str, jobs: int = 1) -> Scores:
+    """Train and score every arm with every seed, `jobs` at a time, and score the teacher.
 
     Raises UserError where `work` is of another size.
     """
@@ -117,21 +134,43 @@ def reproduce(source: Source, work: Path, seeds: int, size: str) -> Scores:
         raise UserError(f"{work}: holds work of --size {of_size.read_text()}; give another --work")
     of_size.write_text(size)
     stores, teacher = source.prepare(work, size)
-    scores: Scores = {"teacher": _scored(source, teacher, work / "scores-teacher", size, 0)}
-    for name, arm in source.arms.items():
-        if size not in arm.sizes:
-            continue
-        scores[name] = {}
-        for seed in range(seeds):
-            out = work / f"{name}-{seed}".replace(" ", "-")
-            if not (out / "model.safetensors").exists():
-                command("student_train.cli", *_words(source, arm, work, size, stores, seed, out))
-            found = _scored(source, out, work / f"scores-{out.name}", size, seed)
-            for measure, values in found.items():
-                scores[name].setdefault(measure, []).extend(values)
-            told = ", ".join(f"{measure} {values[0]:.4f}" for measure, values in found.items())
-            print(f"{name}, seed {seed}: {told}", flush=True)
-    return scores
+    arms = {name: arm for name, arm in source.arms.items() if size in arm.sizes}
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        of_teacher = pool.submit(_scored, source, teacher, work / "scores-teacher", size, 0)
+        found: dict[str, list[dict[str, float]]] = {}
+        for later in (False, True):
+            asked = {
+                name: [
+                    pool.submit(_student, source, name, work, size, stores, seed)
+                    for seed in range(seeds)
+                ]
+                for name, arm in arms.items()
+                if arm.needs_others == later
+            }
+            found |= {name: [each.result() for each in some] for name, some in asked.items()}
+        found = {"teacher": [of_teacher.result()]} | {name: found[name] for name in arms}
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return {
+        name: {measure: [each[measure] for each in some] for measure in some[0]}
+        for name, some in found.items()
+    }
+
+
+def _student(
+    source: Source, name: str, work: Path, size: str, stores: list[Path], seed: int
+) -> dict[str, float]:
+    """Train it with a seed, and score it."""
+    out = work / f"{name}-{seed}".replace(" ", "-")
+    if not (out / "model.safetensors").exists():
+        command(
+            "student_train.cli", *_words(source, source.arms[name], work, size, stores, seed, out)
+        )
+    found = _scored(source, out, work / f"scores-{out.name}", size, seed)
+    told = ", ".join(f"{measure} {value:.4f}" for measure, value in found.items())
+    print(f"{name}, seed {seed}: {told}", flush=True)
+    return found
 
 
 def _words(
@@ -143,7 +182,7 @@ def _words(
     return [*learnt, *source.words[size], *own, "--seed", str(seed), "--out", str(out), *resume]
 
 
-def _scored(source: Source, model: Path, out: Path, size: str, seed: int) -> dict[str, list[float]]:
+def _scored(source: Source, model: Path, out: Path, size: str, seed: int) -> dict[str, float]:
     found = {}
     for task in source.tasks[size]:
         words = [
@@ -152,7 +191,7 @@ def _scored(source: Source, model: Path, out: Path, size: str, seed: int) -> dic
         ]
         folder = out.with_name(f"{out.name}-{task.measure}".replace(" ", "-"))
         for file, score in downstream(folder, *words, "--model", model).items():
-            found[task.measure if file == "test" else file] = [score]
+            found[task.measure if file == "test" else file] = score
     return found
 
 
@@ -214,7 +253,9 @@ def _judged(scores: Scores, better: str, worse: str) -> str:
     return "; ".join(told)
 
 
-def compare_best(sources: Mapping[str, Source], work: Path, seeds: int, size: str) -> str:
+def compare_best(
+    sources: Mapping[str, Source], work: Path, seeds: int, size: str, jobs: int = 1
+) -> str:
     """Our recipe and the best of each source: same student, data and steps."""
     from benchmarks.distillation_helps import mean_and_deviation
 
@@ -222,7 +263,8 @@ def compare_best(sources: Mapping[str, Source], work: Path, seeds: int, size: st
     rows, lines = [], []
     for name, source in sources.items():
         arms = {arm: source.arms[arm] for arm in (source.best, OURS)}
-        scores = of_tasks(source, reproduce(replace(source, arms=arms), work / name, seeds, size))
+        found = reproduce(replace(source, arms=arms), work / name, seeds, size, jobs)
+        scores = of_tasks(source, found)
         words = " ".join(source.arms[OURS].words)
         for measure, values in scores[OURS].items():
             cells = [mean_and_deviation(each) for each in (scores[source.best][measure], values)]
@@ -236,9 +278,10 @@ def compare_best(sources: Mapping[str, Source], work: Path, seeds: int, size: st
 @click.option("--work", type=click.Path(path_type=Path), required=True)
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--size", type=click.Choice(SIZES), default="small")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="students at a time")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
-def main(name: str, work: Path, seeds: int, size: str, results: Path) -> None:
+def main(name: str, work: Path, seeds: int, size: str, jobs: int, results: Path) -> None:
     """Train and score the arms of a SOURCE: kolesnikova, mukherjee, tinymbert, zhao, slovakbert;
     best: our recipe against that of each."""
     from benchmarks.reproduce_sources import BEST, SOURCES
@@ -247,11 +290,11 @@ def main(name: str, work: Path, seeds: int, size: str, results: Path) -> None:
         raise click.BadParameter(f"there are {', '.join(SOURCES)}, best", param_hint="SOURCE")
     settings = f"`python -m benchmarks.reproduce {name} --seeds {seeds} --size {size}`; "
     if name == "best":
-        body = compare_best(SOURCES, work, seeds, size)
+        body = compare_best(SOURCES, work, seeds, size, jobs)
         publish("Our recipe against those of the sources", settings + BEST, body, results)
         return
     source = SOURCES[name]
-    body = report(source, reproduce(source, work, seeds, size))
+    body = report(source, reproduce(source, work, seeds, size, jobs))
     publish(source.title, settings + source.settings[size], body, results)
 
 

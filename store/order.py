@@ -7,6 +7,7 @@ means the same order for ever.
 from __future__ import annotations
 
 import numpy as np
+from numpy.random import PCG64, SeedSequence
 
 from store.tree import Array
 
@@ -15,15 +16,19 @@ PARTS_TOGETHER = 8
 
 def permutation(length: int, *seed: int) -> Array:
     """A random permutation of 0..length-1 that depends on nothing but the seed."""
-    raw = np.random.PCG64(np.random.SeedSequence(list(seed))).random_raw(length)
+    raw = PCG64(SeedSequence(list(seed))).random_raw(length)
     return np.argsort(raw, kind="stable")
 
 
-def block_starts(lengths: Array, block_tokens: int) -> Array:
-    """int64 [n]: where runs of consecutive sequences of one part, of about `block_tokens` tokens
-    each, begin."""
-    numbers = (np.cumsum(lengths) - lengths) // block_tokens
-    return np.flatnonzero(np.diff(numbers, prepend=-1)).astype(np.int64)
+def block_starts(lengths: Array, parts: Array, block_tokens: int) -> Array:
+    """int64 [n]: where runs of consecutive sequences of about `block_tokens` tokens each begin;
+    parts [p] are the first sequences of parts, which no run crosses."""
+    before = np.cumsum(lengths) - lengths
+    sizes = np.diff(parts, append=len(lengths))
+    numbers = (before - np.repeat(before[parts], sizes)) // block_tokens
+    begins = np.diff(numbers, prepend=-1) != 0
+    begins[parts] = True
+    return np.flatnonzero(begins)
 
 
 def order_blocks(parts: Array, seed: int, epoch: int) -> Array:

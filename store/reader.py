@@ -169,6 +169,12 @@ class FeatureStore(Sequence[Record]):
         first = int(self._first[place])
         return self._lengths[place][begin - first : end - first].astype(np.int64)
 
+    def _all_lengths(self) -> Array:
+        if self._known is not None:
+            return self._known.astype(np.int64)
+        of_parts = [self.lengths(*edges) for edges in pairwise(self._first.tolist())]
+        return np.concatenate([np.empty(0, np.int64), *of_parts])
+
     def __len__(self) -> int:
         return int(self._first[-1])
 
@@ -198,13 +204,8 @@ class FeatureStore(Sequence[Record]):
         """
         if block_tokens < 1:
             raise StoreError("blocks: block_tokens must be over 0")
-        edges = self._first.tolist()
-        begin = [
-            order.block_starts(self.lengths(first, last), block_tokens) + first
-            for first, last in pairwise(edges)
-        ]
-        rows = np.concatenate([*begin, edges[-1:]])
-        return np.stack([rows[:-1], rows[1:]], axis=1)
+        rows = order.block_starts(self._all_lengths(), self._first[:-1], block_tokens)
+        return np.stack([rows, np.append(rows[1:], len(self))], axis=1)
 
     def check_blocks(self, blocks: ArrayLike) -> Array:
         """Blocks given from outside. StoreError if one is empty or crosses a part."""

@@ -152,9 +152,11 @@ def _batches(
         while following:
             pool, chosen = following
             pool.read(pool_buffers)
-            following = _announced(pools)  # the disk works while these batches are used
-            for sequences in chosen:
+            following = None
+            for number, sequences in enumerate(chosen):
                 yield _gather(store, pool, pool.place[sequences], buffers)
+                if not number:  # the first batch need not wait for it
+                    following = _announced(pools)  # the disk works while the others are used
     finally:
         store.spare.append(pool_buffers)
 

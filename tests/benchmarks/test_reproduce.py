@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import click
@@ -101,6 +102,14 @@ def test_arms_are_trained_scored_and_judged(
     compared = reproduce.compare_best({"a": source}, tmp_path, 1, "small")
     assert "| a | tags | macro F1 |" in compared and "- a, ours is better: " in compared
     assert (work / "tags-0/model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_command_that_fails_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
+    reproduce.command("downstream.cli", "--help")
+    with pytest.raises(CalledProcessError, match="status 2"):
+        reproduce.command("downstream.cli", "--task", "nonsense")
+    told = capfd.readouterr()
+    assert "--task" in told.out and "nonsense" in told.err
 
 
 def test_an_ordering_is_decided_by_more_than_the_deviation() -> None:

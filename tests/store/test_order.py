@@ -29,10 +29,17 @@ def test_batches_hold_each_sequence_once_within_the_budget(
 
 
 @law
-@given(lengths, st.integers(1, 60))
-def test_blocks_are_runs_of_about_their_size(sizes: np.ndarray, tokens: int) -> None:
+@given(lengths, st.integers(1, 60), st.sets(st.integers(0, 200)))
+def test_blocks_are_runs_of_about_their_size(
+    sizes: np.ndarray, tokens: int, firsts: set[int]
+) -> None:
     start = np.concatenate([[0], np.cumsum(sizes)])
-    begin = order.block_starts(sizes, tokens)
+    parts = np.array([0, *sorted(first for first in firsts if 0 < first < len(sizes))])
+    begin = order.block_starts(sizes, parts, tokens)
+    assert set(parts.tolist()) <= set(begin.tolist())
+    for first, last in zip(parts, [*parts[1:], len(sizes)], strict=True):
+        alone = order.block_starts(sizes[first:last], np.zeros(1, int), tokens)
+        assert (alone + first).tolist() == [at for at in begin if first <= at < last]
     blocks = np.stack([begin, np.append(begin[1:], len(sizes))], axis=1)
     assert (blocks[:, 0] < blocks[:, 1]).all()
     assert blocks[0, 0] == 0 and blocks[-1, 1] == len(sizes)
