@@ -7,7 +7,7 @@ best.
 Install them in an environment of their own, as torchvision may disagree with a CPU build of torch:
 `pip install -c constraints.txt -e '.[bench]'`. MosaicML asks for older versions of what the project
 needs, and works without them:
-`pip install --no-deps mosaicml-streaming==0.13.0 brotli zstd python-snappy catalogue`.
+`pip install --no-deps mosaicml-streaming==0.13.0 brotli zstd python-snappy cramjam catalogue`.
 """
 
 from __future__ import annotations

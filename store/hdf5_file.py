@@ -129,14 +129,10 @@ class Hdf5Sink:
         if all(spec.shape):
             settings["chunks"] = (spec.rows(TOKEN_ROWS, CHUNK_BYTES), *spec.shape[1:])
             settings["fletcher32"] = True
-            if spec.packing != "plain":
-                settings |= hdf5plugin.Blosc(
-                    cname="lz4" if spec.packing == "lz4" else "zstd",
-                    clevel=1,
-                    shuffle=hdf5plugin.Blosc.BITSHUFFLE
-                    if spec.packing == "lz4"
-                    else hdf5plugin.Blosc.NOSHUFFLE,
-                )
+            if spec.packing:
+                cname, clevel, shuffle = spec.packing
+                kind = getattr(hdf5plugin.Blosc, shuffle.upper())
+                settings |= hdf5plugin.Blosc(cname, clevel, kind)
         data = np.ascontiguousarray(values, spec.dtype)
         group.create_dataset(leaf, shape=spec.shape, dtype=spec.dtype, data=data, **settings)
         self.check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,20 @@ from store.features import Features, TaskSpec
 
 FORMAT = "teachonce"
 VERSION = 1
-Packing = Literal["plain", "lz4", "zstd"]
 MAX_COUNT = 2**40
 MAX_PART = 10**9
+
+
+class Packing(NamedTuple):
+    """How Blosc packs an array, in the words of its bindings."""
+
+    cname: Literal["lz4", "zstd"]
+    clevel: int
+    shuffle: str
+
+
+FAST = Packing("lz4", 1, "bitshuffle")
+DENSE = Packing("zstd", 3, "shuffle")  # a higher level takes twice the time for a hundredth
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class ArraySpec:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    packing: Packing = "lz4"
+    packing: Packing | None = FAST
     per_token: bool = False
 
     def rows(self, token_rows: int, chunk_bytes: int) -> int:
@@ -94,11 +105,11 @@ def count_dtype(draws: int) -> np.dtype[Any]:
     return np.dtype(np.uint8 if draws <= 255 else np.uint16)
 
 
-def _token(dtype: Any, tokens: int, *row: int, packing: Packing = "lz4") -> ArraySpec:
+def _token(dtype: Any, tokens: int, *row: int, packing: Packing | None = FAST) -> ArraySpec:
     return ArraySpec(np.dtype(dtype), (tokens, *row), packing, per_token=True)
 
 
-def _flat(dtype: Any, length: int, packing: Packing = "lz4") -> ArraySpec:
+def _flat(dtype: Any, length: int, packing: Packing = FAST) -> ArraySpec:
     return ArraySpec(np.dtype(dtype), (length,), packing)
 
 
@@ -108,13 +119,17 @@ def hidden_specs(features: Features, tokens: int) -> dict[str, ArraySpec]:
     if features.codec == "exact":
         return {"values": _token(np.float32, tokens, width)}
     if features.codec == "default":
-        values = _token(np.int8, tokens, width, packing="plain")
+        values = _token(np.int8, tokens, width, packing=None)
         return {"values": values, "scale": _token(np.float16, tokens)}
     groups = -(-width // features.group)
     return {
-        "values": _token(np.uint8, tokens, -(-width // 2), packing="zstd"),
+        "values": _token(np.uint8, tokens, -(-width // 2), packing=DENSE),
         "scale": _token(np.float16, tokens, groups),
     }
+
+
+def _packing(codec: str) -> Packing:
+    return DENSE if codec == "small" else FAST
 
 
 _LOG_DTYPE = {"float32": np.float32, "fixed": np.uint16, "root": np.uint8}
@@ -125,21 +140,21 @@ def logits_specs(features: Features, tokens: int, draws: int) -> dict[str, Array
     if features.logits is None:
         return {}
     tier, size, codec = features.logits.tier, features.logits.size, features.codec
-    partition = {"log_partition": _token(np.float32, tokens)}
+    partition, packing = {"log_partition": _token(np.float32, tokens)}, _packing(codec)
     if tier == "topk":
         return {
-            "ids": _token(np.uint32, tokens, size),
-            "logprobs": _token(_LOG_DTYPE[codecs.LOGPROBS[codec]], tokens, size),
+            "ids": _token(np.uint32, tokens, size, packing=packing),
+            "logprobs": _token(_LOG_DTYPE[codecs.LOGPROBS[codec]], tokens, size, packing=packing),
             "rest": _token(_LOG_DTYPE[codecs.REST[codec]], tokens),
         } | partition
     if tier == "sample":
         return {
             "start": _flat(np.int64, tokens + 1),
-            "ids": _flat(np.uint32, draws),
-            "counts": _flat(count_dtype(size), draws),
+            "ids": _flat(np.uint32, draws, packing),
+            "counts": _flat(count_dtype(size), draws, packing),
         } | partition
     if codec == "small":
-        values = {"values": _token(np.int8, tokens, size, packing="zstd")}
+        values = {"values": _token(np.int8, tokens, size, packing=packing)}
         return values | {"scale": _token(np.float16, tokens)} | partition
     dtype = np.float32 if codec == "exact" else np.float16
     return {"values": _token(dtype, tokens, size)} | partition
@@ -161,7 +176,7 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
         "sequence/hard_cut": _flat(np.bool_, sequences),
         "sequence/text_start": _flat(np.int64, sequences + 1),
         "sequence/token_start": _flat(np.int64, sequences + 1),
-        "text/utf8": _flat(np.uint8, counts.text_bytes, "zstd"),
+        "text/utf8": _flat(np.uint8, counts.text_bytes, DENSE),
         "token/id": _token(np.uint32, tokens),
         "token/begin": _token(np.int32, tokens),
         "token/end": _token(np.int32, tokens),
@@ -170,7 +185,6 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     if task := features.task:
         gold = _token(np.int32, tokens) if task.kind == "tagging" else _flat(np.int32, sequences)
         arrays[task.gold] = gold
-    packing: Packing = "zstd" if features.codec == "small" else "lz4"
     attention = np.float32 if features.codec == "exact" else np.uint8
     for view in range(features.views):
         here = f"view{view}"
@@ -184,7 +198,9 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
             for name, spec in hidden_specs(features, tokens).items():
                 arrays[f"{here}/hidden/{hidden}/{name}"] = spec
         for name in features.attention:
-            arrays[f"{here}/attention/{name}/values"] = _flat(attention, counts.squares, packing)
+            arrays[f"{here}/attention/{name}/values"] = _flat(
+                attention, counts.squares, _packing(features.codec)
+            )
         if task:
             arrays[f"{here}/{task.outputs}/values"] = _task_outputs(task, counts)
     return arrays
@@ -222,4 +238,4 @@ class PartShapes:
 
 def teacher_array(values: np.ndarray[Any, Any]) -> ArraySpec:
     """How an array outside the parts (teacher/, calibration/, manifest) is stored."""
-    return ArraySpec(values.dtype, values.shape, "lz4" if values.dtype.itemsize > 1 else "plain")
+    return ArraySpec(values.dtype, values.shape, FAST if values.dtype.itemsize > 1 else None)

@@ -30,15 +30,10 @@ GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
 
 
 def _compressors(spec: ArraySpec) -> list[BytesBytesCodec]:
-    if spec.packing == "plain":
+    if spec.packing is None:
         return [Crc32cCodec()]
-    blosc = BloscCodec(
-        cname="lz4" if spec.packing == "lz4" else "zstd",
-        clevel=1,
-        shuffle="bitshuffle" if spec.packing == "lz4" else "noshuffle",
-        typesize=spec.dtype.itemsize,
-    )
-    return [blosc, Crc32cCodec()]
+    blosc: dict[str, Any] = spec.packing._asdict()
+    return [BloscCodec(**blosc, typesize=spec.dtype.itemsize), Crc32cCodec()]
 
 
 def _create(store: Any, name: str, spec: ArraySpec) -> zarr.Array[Any]:
@@ -248,7 +243,7 @@ class ZarrSource:
 
     def _manifest_altered(self) -> bool:
         """The metadata of the manifest is in no checksum: compare it with what is written."""
-        spec = ArraySpec(np.dtype(np.uint8), self.array("manifest").shape, "plain")
+        spec = ArraySpec(np.dtype(np.uint8), self.array("manifest").shape, None)
         fresh = _create(MemoryStore(), "manifest", spec).metadata.to_dict()
         return not self._same("manifest", json.loads(json.dumps(fresh)))
 
