@@ -17,6 +17,8 @@ from store.tree import Array
 if TYPE_CHECKING:
     from store.reader import FeatureStore
 
+FEW_TOKENS = 65_536
+
 
 class Buffers:
     """Named arrays that grow and are used again: fresh memory costs more than the copy."""
@@ -119,6 +121,8 @@ class Pool:
 
     def prefetch(self) -> None:
         """Let the disk begin: the pool is read soon."""
+        if self.token_start[-1] < FEW_TOKENS:
+            return  # to ask would take longer than to wait
         with suppress(StoreError):  # reading says what is wrong, when it is its turn
             for part, name, rows, _ in self._pieces():
                 part.array(name).prefetch(rows.start, rows.stop)

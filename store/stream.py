@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -147,25 +148,25 @@ def _batches(
         pool_buffers = Buffers()
     plan = _plan(store, seed, epoch, batch_tokens, rows, shuffle, pool_blocks)
     pools = ((Pool(store, taken, view, kinds), chosen) for taken, chosen in _after(plan, skip))
+    ahead = ThreadPoolExecutor(1, "read-ahead")  # to ask the disk takes time, too
+
+    def announced() -> tuple[Pool, list[Array]] | None:
+        found = next(pools, None)
+        if found:
+            ahead.submit(found[0].prefetch)
+        return found
+
     try:
-        following = _announced(pools)
+        following = announced()
         while following:
             pool, chosen = following
             pool.read(pool_buffers)
-            following = None
-            for number, sequences in enumerate(chosen):
+            following = announced()  # the disk works while these batches are used
+            for sequences in chosen:
                 yield _gather(store, pool, pool.place[sequences], buffers)
-                if not number:  # the first batch need not wait for it
-                    following = _announced(pools)  # the disk works while the others are used
     finally:
+        ahead.shutdown(wait=False, cancel_futures=True)
         store.spare.append(pool_buffers)
-
-
-def _announced(pools: Iterator[tuple[Pool, list[Array]]]) -> tuple[Pool, list[Array]] | None:
-    found = next(pools, None)
-    if found:
-        found[0].prefetch()
-    return found
 
 
 def _after(
