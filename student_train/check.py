@@ -21,9 +21,39 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
     shape = parse_student(options.student)
     if (other := other_teacher(options.init, store)) is not None:
         other.close()
+    _check_needs(options, store, *others)
     for each in (store, *others):
         _check_labels(store, each)
         _check_store(options, each, shape)
+
+
+def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
+    """What the losses do not tell: a recipe would be another one with features of another kind."""
+    needs, used = options.needs, options.losses()
+    count = needs.get("stores", 1)
+    if len(stores) < count:
+        raise UserError(
+            f"--recipe {needs['recipe']} learns from {count} teachers; give --store {count} times"
+        )
+    for store in stores:
+        if needs.get("masked") and options.view is None and store.features.views == 1:
+            raise UserError(
+                f"--recipe {needs['recipe']} reads masked views, and {store.path} has none; dump"
+                " with --views 2 or more, or let the teacher be unmasked (--view 0)"
+            )
+        for kind, there, names in (
+            ("hidden", store.features.hidden, losses.OF_HIDDEN),
+            ("attention", store.features.attention, ("attention",)),
+        ):
+            wanted = needs.get(kind, "")
+            sort, _, number = wanted.partition(":")
+            first = f"groups{number}." if sort == "groups" else sort
+            if wanted and used & set(names) and not any(name.startswith(first) for name in there):
+                raise UserError(
+                    f"--recipe {needs['recipe']} needs {kind} {wanted}, and {store.path} has"
+                    f" {', '.join(there) or 'none'}; dump with --{kind} {wanted}, or give another"
+                    " --loss"
+                )
 
 
 def _check_labels(first: FeatureStore, other: FeatureStore) -> None:

@@ -91,7 +91,8 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
     "--loss",
     multiple=True,
     help=(
-        "NAME=WEIGHT, repeated or a comma list: mlm, kl, logit, hard, hidden, hidden-kld, cosine,"
+        "NAME=WEIGHT, repeated or a comma list: mlm, kl, logit, hard, hidden, hidden-sum,"
+        " hidden-kld, cosine,"
         " contrastive, attention; of a task ce, kl, logit, log-odds, hard, sentence, sentence-kld."
         f"  [default: {LOSS_DEFAULT}; kl=1 for hidden where the store has no hidden states; of a"
         " task kl=1, and ce=1 where there are gold labels]"
@@ -170,7 +171,7 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
     " head, projection.",
 )
 @click.option(
-    "--best", is_flag=True, help="Keep the weights with the best validation loss, not the last."
+    "--best/--no-best", help="Keep the weights with the best validation loss, not the last."
 )
 @option(
     "--max-length",
@@ -254,7 +255,8 @@ def options_of(arguments: dict[str, Any]) -> TrainOptions:
             for stage in recipe.stages
         )
         plain = {key: value for key, value in recipe.options.items() if key not in over}
-        given = {**plain, "stages": stages, **given}
+        needs = {**recipe.needs, "recipe": name}
+        given = {**plain, "stages": stages, "needs": needs, **given}
     if given.get("init") == MIXED_VOCAB:
         given.setdefault("vocab", MIXED_VOCAB)
     if given.get("student", "").startswith(AS_TEACHER):

@@ -81,7 +81,7 @@ class Collator:
             if options.mask_words == "rare" and self.table
             else None,
         )
-        self.wants_normalised = bool(names & {"hidden", "hidden-kld"})
+        self.wants_normalised = bool(names & {"hidden", "hidden-sum", "hidden-kld"})
         self.wants_states = bool(names & {"cosine", "contrastive"})
         self.wants_sentences = bool(names & set(losses.OF_SENTENCE))
         self.wants_task = bool(self.task and names & set(losses.OF_TASK))

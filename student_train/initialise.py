@@ -92,7 +92,7 @@ def initialise(
     if name is None:
         raise UserError(
             f"--init {how}: {store.path} keeps no word embeddings of the teacher (dumped with"
-            " --no-weights?); use --init random"
+            " --no-weights?); dump with --weights, or use --init random"
         )
     rows, known = embedding_means(
         np.asarray(weights[name], np.float32), vocabulary, student.config.vocab_size

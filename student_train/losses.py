@@ -14,7 +14,13 @@ from student_train.targets import LogitTargets
 
 OF_LOGITS = ("kl", "logit", "hard")  # over a vocabulary, or over the classes of a task
 OF_TASK = ("ce", *OF_LOGITS, "log-odds")
-OF_RUNS = ("hidden", "hidden-kld", "cosine", "contrastive")  # of states of aligned runs
+OF_RUNS = (
+    "hidden",
+    "hidden-sum",
+    "hidden-kld",
+    "cosine",
+    "contrastive",
+)  # of states of aligned runs
 OF_SENTENCE = ("sentence", "sentence-kld")  # of the state of the first token
 OF_HIDDEN = (*OF_RUNS, *OF_SENTENCE)
 NAMES = ("mlm", *OF_TASK, *OF_HIDDEN, "attention")
@@ -97,6 +103,14 @@ def hidden(student: Tensor, teacher: Tensor) -> Tensor:
     if len(student) == 0:
         return student.sum() * 0.0
     return functional.mse_loss(student.float(), teacher)
+
+
+def hidden_sum(student: Tensor, teacher: Tensor) -> Tensor:
+    """The same summed over D and averaged over G: its weight is D times as much of `hidden`.
+
+    (The scripts of Kolesnikova et al. 2022 divide a sum by the number of aligned tokens.)
+    """
+    return hidden(student, teacher) * teacher.shape[1]
 
 
 def cosine(student: Tensor, teacher: Tensor) -> Tensor:

@@ -61,6 +61,7 @@ class TrainOptions:
     freeze: tuple[str, ...] = ()
     best: bool = False
     stages: tuple[Mapping[str, Any], ...] = ()
+    needs: Mapping[str, Any] = field(default_factory=dict)  # of the stores, by their recipe
     held_out: float = 0.02
     eval_every: int | None = None
     checkpoint_every: int | None = None
@@ -174,7 +175,7 @@ class TrainOptions:
     def describing(self) -> dict[str, Any]:
         """All that shapes the student, as JSON: where it goes and on what it runs left out."""
         values = asdict(self)
-        for name in ("out", "device", "checkpoint_every", "allow_partial", "workers"):
+        for name in ("out", "needs", "device", "checkpoint_every", "allow_partial", "workers"):
             del values[name]
         stages = [vars(self), *self.stages]
         if not any(s.get("best") or s.get("schedule") == "plateau" for s in stages):

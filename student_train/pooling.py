@@ -32,6 +32,12 @@ class Runs:
         """
         return functional.embedding_bag(self.member, values, self.begin, mode=how)
 
+    def pool_members(self, values: Tensor, how: str) -> Tensor:
+        """The same of values [J,D] of the members alone, in their order."""
+        return functional.embedding_bag(
+            torch.arange(len(values), device=values.device), values, self.begin, mode=how
+        )
+
 
 @dataclass(frozen=True)
 class MapPooling:

@@ -13,20 +13,26 @@ from student_train.stages import check_stage, parse_values
 
 FOLDER = Path(__file__).with_name("recipes")
 MAX_BYTES = 2**20
-KEYS = {"source", "options", "recipes"}
-OF_RECIPE = {"about", "options", "stages"}
+KEYS = {"source", "needs", "options", "recipes"}
+OF_RECIPE = {"about", "needs", "options", "stages"}
+NEEDS = {"stores": int, "masked": bool, "hidden": str, "attention": str}
 NOT_OF_A_RECIPE = {"store", "out", "recipe", "resume", "device", "workers", "allow_partial"}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Options of `student-train` and its stages, with a line on what it is and where it is from."""
+    """Options of `student-train` and its stages, with a line on what it is and where it is from.
+
+    needs: what the stores must have. stores: so many; masked: masked views; hidden, attention: as
+    dumped: `mean`, `groups:N`, or `layer:I` for that of any one layer.
+    """
 
     name: str
     about: str
     source: str
     options: Mapping[str, Any]
     stages: tuple[Mapping[str, Any], ...]
+    needs: Mapping[str, Any]
 
 
 def find_recipe(name: str) -> Recipe:
@@ -85,6 +91,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
     shared, recipes = content.get("options", {}), content.get("recipes")
     if not isinstance(shared, dict) or not isinstance(recipes, dict) or not recipes:
         raise UserError(f"{path}: expected tables [options] and [recipes.NAME]")
+    needed = content.get("needs", {})
     for name, recipe in recipes.items():
         where = f"{path}, recipe {name}"
         if not isinstance(recipe, dict):
@@ -97,8 +104,9 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
         typed = tuple(
             _stage(stage, f"{where}, stage {number}") for number, stage in enumerate(stages, 1)
         )
+        needs = _needs(needed, recipe.get("needs", {}), where)
         about, source = str(recipe.get("about", "")), str(content.get("source", path))
-        found[name] = Recipe(name, about, source, options, typed)
+        found[name] = Recipe(name, about, source, options, typed, needs)
     return found
 
 
@@ -107,6 +115,17 @@ def _check_keys(table: Mapping[str, Any], known: set[str], where: str) -> None:
         raise UserError(
             f"{where}: unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}"
         )
+
+
+def _needs(shared: object, own: object, where: str) -> dict[str, Any]:
+    if not isinstance(shared, dict) or not isinstance(own, dict):
+        raise UserError(f"{where}: needs: expected a table")
+    needs = shared | own
+    _check_keys(needs, set(NEEDS), f"{where}: needs")
+    for name, value in needs.items():
+        if type(value) is not NEEDS[name]:
+            raise UserError(f"{where}: needs: {name}: expected {NEEDS[name].__name__}")
+    return needs
 
 
 def _tables(value: object) -> bool:

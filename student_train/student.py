@@ -19,6 +19,7 @@ from student_train.targets import TaskTargets
 OF_RAW_STATES = ("cosine", "contrastive")  # angles, which a norm per channel would turn
 MEASURES = {
     "hidden": losses.hidden,
+    "hidden-sum": losses.hidden_sum,
     "hidden-kld": losses.hidden_kld,
     "cosine": losses.cosine,
     "contrastive": losses.contrastive,
@@ -120,7 +121,11 @@ class Distiller(nn.Module):
     def _of_logits(self, found: dict[str, Tensor], wanted: Distillation, read: Outputs) -> None:
         if wanted.logits is None or wanted.logit_runs is None:
             return
-        logits = self.logits(wanted.logit_runs.pool(read.last, self.options.resolved_pool))
+        runs, how = wanted.logit_runs, self.options.resolved_pool
+        if self.options.align == "reduce":  # outputs are summed, not what they are made of
+            logits = runs.pool_members(self.logits(read.last[runs.member]).float(), how)
+        else:
+            logits = self.logits(runs.pool(read.last, how))
         if "kl" in self.options.loss:
             found["kl"] = losses.kl(logits, wanted.logits, self.options.temperature)
         if "logit" in self.options.loss:

@@ -133,3 +133,18 @@ def test_a_batch_without_masked_tokens_or_runs_has_a_zero_loss_with_a_gradient()
     )
     loss.backward()
     assert loss.item() == 0
+
+
+def test_losses_of_states_are_their_formulas():
+    student, teacher = torch.randn(2, G, 5, generator=torch.Generator().manual_seed(3)).unbind()
+    gap = (student - teacher).numpy()
+    assert losses.hidden(student, teacher).item() == pytest.approx((gap**2).mean(), rel=1e-5)
+    summed = (gap**2).sum(1).mean()
+    assert losses.hidden_sum(student, teacher).item() == pytest.approx(summed, rel=1e-5)
+    angle = (student * teacher).sum(1) / (student.norm(dim=1) * teacher.norm(dim=1))
+    assert losses.cosine(student, teacher).item() == pytest.approx(
+        1 - angle.mean().item(), rel=1e-5
+    )
+    p, gelu = teacher.softmax(1), torch.nn.functional.gelu(student)
+    divergence = (p * (p.log() - gelu.log_softmax(1))).sum(1).mean().item()
+    assert losses.hidden_kld(student, teacher).item() == pytest.approx(divergence, rel=1e-4)

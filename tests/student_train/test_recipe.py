@@ -101,6 +101,9 @@ def test_options_given_win_in_every_stage(own: Path) -> None:
         ('"mlm=1"', '"mlm=much"', ["expected NAME=WEIGHT"]),
         ("[recipes.two]", "[recipes]", ["recipe about"]),
         ('"ours"', "ours", ["not TOML"]),
+        ("[options]", "[needs]\nteachers = 2\n[options]", ["needs", "'teachers'", "stores"]),
+        ("[options]", '[needs]\nstores = "2"\n[options]', ["needs: stores: expected int"]),
+        ("about =", "needs = 2\nabout =", ["recipe two: needs: expected a table"]),
     ],
 )
 def test_what_is_no_recipe(own: Path, old: str, new: str, words: list[str]) -> None:
