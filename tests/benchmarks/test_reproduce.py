@@ -104,12 +104,10 @@ def test_arms_are_trained_scored_and_judged(
     assert (work / "tags-0/model.safetensors").stat().st_mtime_ns == before
 
 
-def test_a_command_that_fails_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_fails_ends_all() -> None:
     reproduce.command("downstream.cli", "--help")
-    with pytest.raises(CalledProcessError, match="status 2"):
+    with pytest.raises(CalledProcessError, match="'nonsense'.* status 2"):
         reproduce.command("downstream.cli", "--task", "nonsense")
-    told = capfd.readouterr()
-    assert "--task" in told.out and "nonsense" in told.err
 
 
 def test_an_ordering_is_decided_by_more_than_the_deviation() -> None:

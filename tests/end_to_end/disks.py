@@ -9,7 +9,7 @@ import resource
 import shutil
 from pathlib import Path
 
-from benchmarks.processes import command
+from benchmarks.processes import in_small_parts
 
 NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
@@ -19,7 +19,7 @@ CANNOT = 77  # exit code where this machine allows no mounts
 def run(module: str, *words: str | Path | int) -> int:
     """The exit code of a command in this process."""
     try:
-        command(module, *words)
+        in_small_parts(module, *words)
     except SystemExit as end:
         return int(end.code or 0)
     raise AssertionError("a command ends its process")
@@ -28,7 +28,7 @@ def run(module: str, *words: str | Path | int) -> int:
 def with_small_files(bytes_each: int, module: str, *words: str | Path | int) -> None:
     """Run a command that can write no file larger than this."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_each, bytes_each))
-    command(module, *words)
+    in_small_parts(module, *words)
 
 
 def on_full_disk(
@@ -59,7 +59,7 @@ def on_read_only_disk(folder: Path, module: str, *words: str | Path | int) -> No
     else:
         folder.chmod(0o555)
     try:
-        command(module, *words)
+        in_small_parts(module, *words)
     finally:
         with contextlib.suppress(OSError):
             folder.chmod(0o755)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import command, finish, fork
+from benchmarks.processes import finish, fork, in_small_parts
 from store import open_store
 from store.verify import verify
 from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with_small_files
@@ -70,7 +70,9 @@ def sound(store: Path) -> int:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("undisturbed")
     for ext in EXT:
-        assert finish(fork(command, DUMP, *words, folder / f"a.{ext}", log=folder / "log")) == 0
+        assert (
+            finish(fork(in_small_parts, DUMP, *words, folder / f"a.{ext}", log=folder / "log")) == 0
+        )
     return lambda ext: folder / f"a.{ext}"
 
 
@@ -85,7 +87,7 @@ def test_files_that_cannot_grow(
     line = the_error(log)
     assert f"cannot write {out}: File too large; make room and start again" in line
     assert out.exists() == ("published parts are kept" in line) == begun
-    assert finish(fork(command, DUMP, *words, out, log=log)) == 0
+    assert finish(fork(in_small_parts, DUMP, *words, out, log=log)) == 0
     assert sound(out) > 2
 
 
@@ -136,7 +138,7 @@ def test_folder_removed(tmp_path: Path, words: Any, log: Path, ext: str, gone: s
     folder.mkdir()
     out = folder / f"store.{ext}"
     parts = out / "parts" if ext == "zarr" else Path(f"{out}.parts")
-    process = fork(command, DUMP, *words, out, log=log)
+    process = fork(in_small_parts, DUMP, *words, out, log=log)
     while not parts.exists() or not any(path.stem.isdecimal() for path in parts.iterdir()):
         assert process.is_alive()
         time.sleep(0.002)
@@ -148,7 +150,7 @@ def test_folder_removed(tmp_path: Path, words: Any, log: Path, ext: str, gone: s
     assert str(out) in line and "start again with the same arguments" in line
     assert "are kept" not in line
     folder.mkdir(exist_ok=True)
-    assert finish(fork(command, DUMP, *words, out, log=log)) == 0
+    assert finish(fork(in_small_parts, DUMP, *words, out, log=log)) == 0
     assert sound(out) > 2 and len(open_store(out)) > 20
 
 
@@ -162,7 +164,7 @@ def test_training_files_that_cannot_grow(
     line = the_error(log)
     assert re.search(rf"{out}: .*cannot be (prepared|written): File too large; make room", line)
     more = ["--resume"] if (out / "training.json").exists() else []
-    assert finish(fork(command, *train, *more, log=log)) == 0
+    assert finish(fork(in_small_parts, *train, *more, log=log)) == 0
     assert (out / "model.safetensors").exists()
 
 
@@ -199,7 +201,7 @@ def test_training_in_a_read_only_folder(tmp_path: Path, store: Path, log: Path) 
 def test_training_whose_folder_is_removed(tmp_path: Path, store: Path, log: Path) -> None:
     out = tmp_path / "student"
     train = (TRAIN, "--store", store, "--out", out, *SETTINGS, "--steps", 400)
-    process = fork(command, *train, log=log)
+    process = fork(in_small_parts, *train, log=log)
     while not (out / "metrics.jsonl").exists():
         assert process.is_alive()
         time.sleep(0.002)
@@ -207,4 +209,4 @@ def test_training_whose_folder_is_removed(tmp_path: Path, store: Path, log: Path
     assert finish(process) == 1
     assert f"{out}: cannot be written: No such file" in the_error(log)
     assert not out.exists()
-    assert finish(fork(command, *train, "--steps", 3, log=log)) == 0
+    assert finish(fork(in_small_parts, *train, "--steps", 3, log=log)) == 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.processes import command, finish, fork
+from benchmarks.processes import finish, fork, in_small_parts
 from store import open_store, stopping
 from store.errors import UserError
 from store.stopping import stoppable
@@ -60,14 +60,14 @@ def test_stopped_dump(
 ) -> None:
     store, log = tmp_path / f"store.{ext}", tmp_path / "log"
     dump = ("teacher_dump.cli", *words, store)
-    early = fork(command, *dump, log=log)
+    early = fork(in_small_parts, *dump, log=log)
     wait_for(lambda: log.exists() and "batch, seed" in log.read_text())
     os.kill(early.pid or 0, number)
     assert finish(early) == CODES[number]
     assert (
         last_line(log) == f"Stopped: {store}: nothing is written yet; the same command begins anew"
     )
-    stopped = fork(command, *dump, log=log)
+    stopped = fork(in_small_parts, *dump, log=log)
     wait_for(lambda: parts_of(store) > 1)
     os.kill(stopped.pid or 0, number)
     assert finish(stopped) == CODES[number]
@@ -82,7 +82,7 @@ def test_stopped_dump(
     assert len(with_parts.manifest.parts) == int(found[1])
     with_parts.close()
     assert not (tmp_path / f".{store.name}.lease").exists()
-    assert finish(fork(command, *dump, log=log)) == 0
+    assert finish(fork(in_small_parts, *dump, log=log)) == 0
     assert f"({found[1]} " in log.read_text()  # parts that were there from before
     assert len(open_store(store).manifest.parts) > int(found[1])
 
@@ -92,17 +92,19 @@ def test_stopped_training(
     tmp_path: Path, words: tuple[str | Path | int, ...], number: signal.Signals
 ) -> None:
     store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "student"
-    assert finish(fork(command, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
+    assert (
+        finish(fork(in_small_parts, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
+    )
     settings = ("--vocab", 500, *STUDENT, "--steps", 5000, "--loss", "mlm=1,hidden=1")
     train = ("student_train.cli", "--store", store, "--out", out, *settings)
-    early = fork(command, *train, log=log)
+    early = fork(in_small_parts, *train, log=log)
     wait_for(lambda: log.exists() and "device" in log.read_text())
     os.kill(early.pid or 0, number)
     assert finish(early) == CODES[number]
     resume = ["--resume"] if (out / "training.json").exists() else []
     with_it = " and --resume" if resume else ""
     assert last_line(log).endswith(f"go on with the same command{with_it}")
-    stopped = fork(command, *train, *resume, log=log)
+    stopped = fork(in_small_parts, *train, *resume, log=log)
     wait_for(lambda: (out / "metrics.jsonl").exists())
     assert "another process is writing it" in refused(student_train, *train[1:], "--resume")
     os.kill(stopped.pid or 0, number)
@@ -116,17 +118,19 @@ def test_stopped_training(
 
 def test_stopped_sweep(tmp_path: Path, words: tuple[str | Path | int, ...]) -> None:
     store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "sweep"
-    assert finish(fork(command, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
+    assert (
+        finish(fork(in_small_parts, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
+    )
     settings = ("--vocab", 500, *STUDENT, "--steps", 60, "--loss", "mlm=1", "--loss", "hidden=1")
     sweep = ("student_train.sweep", "--store", store, "--out", out, *settings)
-    stopped = fork(command, *sweep, log=log)
+    stopped = fork(in_small_parts, *sweep, log=log)
     wait_for(lambda: list(out.glob("*/metrics.jsonl")))
     os.kill(stopped.pid or 0, signal.SIGINT)
     assert finish(stopped) == 130
     assert re.fullmatch(
         rf"Stopped: {out}/.*: saved at step \d+ \(.*\); the same command goes on", last_line(log)
     )
-    assert finish(fork(command, *sweep, log=log)) == 0
+    assert finish(fork(in_small_parts, *sweep, log=log)) == 0
     assert len(list(out.glob("*/model.safetensors"))) == 2
 
 
