@@ -244,7 +244,8 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
     corpus = tmp_path / "plain.txt"
     corpus.write_text("\n".join(ENGLISH), "utf-8")
     model = tiny_teacher("bert", "classification", MOODS)
-    unlabelled = dumped(model, corpus, tmp_path / "u.zarr", head="classification", logits=None)
+    settings = {"head": "classification", "logits": None, "hidden": "layer:4"}
+    unlabelled = dumped(model, corpus, tmp_path / "u.zarr", **settings)
     plain = dumped(tiny_teacher("bert"), corpus, tmp_path / "p.zarr")
     few = tmp_path / "few.tsv"
     rows = [f"{text}\t{MOODS[0] if n == 0 else ''}" for n, text in enumerate(RUSSIAN * 3)]

@@ -126,7 +126,7 @@ def test_real_shortage(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> N
         tmp_path / "a.h5",
         tmp_path / "log",
     )
-    spare = 60 << 20
+    spare = 90 << 20
     assert finish(fork(with_little_memory, tiny_teacher("bert"), corpus, out, spare, log=log)) == 0
     assert "halved " in log.read_text() and "halved 0 " not in log.read_text()
     assert len(open_store(out)) > 200
