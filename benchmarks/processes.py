@@ -1,7 +1,8 @@
 """Commands in processes that begin at once: forked from one that has imported everything.
 
-python -m benchmarks.processes teacher_dump.cli --model DIR ...    # `in_small_parts` in a real
-                                                                   # process
+    python -m benchmarks.processes teacher_dump.cli --model DIR ...
+
+does in a real process what `in_small_parts` does in a forked one.
 """
 
 from __future__ import annotations

@@ -14,13 +14,8 @@ from student_train.targets import LogitTargets
 
 OF_LOGITS = ("kl", "logit", "hard")  # over a vocabulary, or over the classes of a task
 OF_TASK = ("ce", *OF_LOGITS, "log-odds")
-OF_RUNS = (
-    "hidden",
-    "hidden-sum",
-    "hidden-kld",
-    "cosine",
-    "contrastive",
-)  # of states of aligned runs
+# of states of aligned runs
+OF_RUNS = ("hidden", "hidden-sum", "hidden-kld", "cosine", "contrastive")
 OF_SENTENCE = ("sentence", "sentence-kld")  # of the state of the first token
 OF_HIDDEN = (*OF_RUNS, *OF_SENTENCE)
 NAMES = ("mlm", *OF_TASK, *OF_HIDDEN, "attention")

@@ -91,7 +91,6 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
     shared, recipes = content.get("options", {}), content.get("recipes")
     if not isinstance(shared, dict) or not isinstance(recipes, dict) or not recipes:
         raise UserError(f"{path}: expected tables [options] and [recipes.NAME]")
-    needed = content.get("needs", {})
     for name, recipe in recipes.items():
         where = f"{path}, recipe {name}"
         if not isinstance(recipe, dict):
@@ -104,7 +103,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
         typed = tuple(
             _stage(stage, f"{where}, stage {number}") for number, stage in enumerate(stages, 1)
         )
-        needs = _needs(needed, recipe.get("needs", {}), where)
+        needs = _needs(content.get("needs", {}), recipe.get("needs", {}), where)
         about, source = str(recipe.get("about", "")), str(content.get("source", path))
         found[name] = Recipe(name, about, source, options, typed, needs)
     return found
