@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
@@ -170,11 +170,11 @@ class Arrays:
         self.group[name].append(np.ascontiguousarray(array))
 
 
-def measure(options: DumpOptions, repeats: int) -> list[list[object]]:
+def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[list[object]]:
     """A row a setting."""
     rows: list[list[object]] = []
-    for features, words in FEATURES.items():
-        one = replace(options, **words)
+    for features in kinds:
+        one = replace(options, **FEATURES[features])
         found = interleaved(
             {
                 "bare forward pass": partial(bare, one),
@@ -209,6 +209,7 @@ def memories(options: DumpOptions) -> list[list[object]]:
 
 @click.command()
 @of_text(48_000)
+@click.option("--features", type=click.Choice([*FEATURES]), help="Of both, this one alone.")
 @click.option("--part-tokens", default=16_000)
 @click.option("--batch-tokens", default=8192)
 @click.option("--precision", default="fp32")
@@ -218,6 +219,7 @@ def main(
     model: str,
     corpus: str,
     tokens: int,
+    features: str | None,
     part_tokens: int,
     batch_tokens: int,
     precision: str,
@@ -235,19 +237,17 @@ def main(
         precision=precision,
         max_length=128,
     )
+    tables = [table(HEAD, measure(options, [features] if features else [*FEATURES], repeats))]
+    if not features:
+        tables.append(table(("--batch-tokens", "all features, peak memory, MB"), memories(options)))
     publish(
-        f"Dumping, {precision}",
+        f"Dumping {features}, {precision}" if features else f"Dumping, {precision}",
         f"`python -m benchmarks.dumping --tokens {tokens} --part-tokens {part_tokens}"
         f" --batch-tokens {batch_tokens} --precision {precision} --repeats {repeats}`; teacher"
         f" {Path(model).name}, windows of at most 128 tokens, codec default; straightforward in"
         f" batches of {PLAIN_BATCH} sequences, float16; medians of {repeats} interleaved"
         " processes.",
-        "\n\n".join(
-            [
-                table(HEAD, measure(options, repeats)),
-                table(("--batch-tokens", "all features, peak memory, MB"), memories(options)),
-            ]
-        ),
+        "\n\n".join(tables),
         results,
     )
 

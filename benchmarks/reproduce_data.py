@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import SHARED
-from benchmarks.reproduce import Task
+from benchmarks.reproduce_runs import Task
 
 DATA = SHARED / "data"
 CHOSEN = {"small": 200, "full": 1000}  # examples to choose the epoch by

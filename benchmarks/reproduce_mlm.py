@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.report import NOVELS, TEACHER
-from benchmarks.reproduce import OURS, SIZES, Arm, Source, dump, trained_teacher
 from benchmarks.reproduce_data import DATA, Data, cut_all, scoring
+from benchmarks.reproduce_runs import OURS, SIZES, Arm, Source, dump, trained_teacher
 
 RU_NOVELS, SLOVAK = DATA / "text/ru_novels.txt", DATA / "text/sk.txt"
 FULL = ("full",)
@@ -22,30 +22,28 @@ def recipe(name: str, *words: str, sizes: tuple[str, ...] = SIZES) -> Arm:
     return Arm(("--recipe", name, *rate, *words), sizes=sizes)
 
 
-RUSSIAN = {
-    "small": (Data("POS macro F1", "pos", "pos", "pos/en_ewt.train.tsv", "pos/en_ewt.dev.tsv"),),
-    "full": (
-        Data("POS macro F1", "pos", "pos", "pos/ru_grameval.train.tsv", "pos/ru_grameval.dev.tsv"),
-        Data("NER entity F1", "ner", "ner", "ner/ru_factrueval.train.tsv"),
-        Data("CEDR macro F1", "cedr", "classify", "classify/ru_cedr.train.tsv"),
-        Data("RuCoLA macro F1", "rucola", "classify", "classify/ru_rucola.train.tsv",
-             "classify/ru_rucola.dev.tsv"),
-    ),
-}  # fmt: skip
+RUSSIAN = {size: (
+    Data("POS macro F1", "pos", "pos", "pos/ru_grameval.train.tsv", "pos/ru_grameval.dev.tsv"),
+    Data("NER entity F1", "ner", "ner", "ner/ru_factrueval.train.tsv"),
+    Data("CEDR macro F1", "cedr", "classify", "classify/ru_cedr.train.tsv"),
+    Data("RuCoLA macro F1", "rucola", "classify", "classify/ru_rucola.train.tsv",
+         "classify/ru_rucola.dev.tsv"),
+) for size in SIZES}  # fmt: skip
 
 
 def reduced(work: Path, size: str) -> tuple[list[Path], Path]:
-    """States averaged over all layers and logits of plain text."""
+    """A Russian teacher trained from nothing; its states averaged over all layers and logits of
+    plain text."""
     cut_all(RUSSIAN, work, size)
-    teacher, text, limit = TEACHER, NOVELS, "200000"
-    if size == "full":
-        text, limit = RU_NOVELS, "10000000"
-        teacher = trained_teacher(
-            work / "teacher", "--model", "scratch:512x6x8", "--train", text, "--vocab", "30k",
-            "--mask-prob", "0.3", "--batch-tokens", "16384", "--epochs", "10",
-            "--precision", "bf16",
-        )  # fmt: skip
-    words = ("--model", teacher, "--corpus", text, "--limit", limit, "--attention", "none")
+    shape, batch, length, limit = {
+        "small": ("scratch:256x3x4", "1024", ("--steps", "6000"), "200000"),
+        "full": ("scratch:512x6x8", "16384", ("--epochs", "10"), "10000000"),
+    }[size]
+    teacher = trained_teacher(
+        work / "teacher", "--model", shape, "--train", RU_NOVELS, "--vocab", "30k",
+        "--mask-prob", "0.3", "--batch-tokens", batch, *length, "--precision", "bf16",
+    )  # fmt: skip
+    words = ("--model", teacher, "--corpus", RU_NOVELS, "--limit", limit, "--attention", "none")
     return [dump(work / "plain.zarr", *words, "--logits", "topk:64", "--hidden", "mean")], teacher
 
 
@@ -64,7 +62,7 @@ def _kolesnikova_arms() -> dict[str, Arm]:
                 known = "-".join(["kolesnikova", *name.lower().replace("+", " ").split()])
                 arms[name] = recipe(known, sizes=SIZES if name in small else FULL)
     for vocab in ("10k", "20k", "30k"):
-        sizes = SIZES if vocab == "10k" else FULL
+        sizes = FULL if vocab == "20k" else SIZES
         words = ("kolesnikova-kl-mse-reduce-trainable", "--vocab", vocab)
         arms[f"{vocab} pieces"] = recipe(*words, sizes=sizes)
     return arms | {OURS: Arm(OUR_LOSSES)}
@@ -137,12 +135,12 @@ MLM_SOURCES = {
     "kolesnikova": Source(
         "Reduced vocabularies in miniature",
         {
-            "small": "no real Russian masked LM is at hand, and one of our own takes longer than"
-            " all of this, so in English: MiniLM, 200,000 tokens of novels; students 128x2x2, 400"
+            "small": "a Russian ModernBERT of 256x3x4 trained from nothing over the novels for"
+            " 6,000 steps of 1,024 tokens, 200,000 tokens of these; students 128x2x2, 400"
             " steps of 512 teacher tokens, 5k WordPiece where nothing else is said; their losses"
             " and weights at lr 1e-3 without states and 4e-3 with them, ours at the default of 4e-3"
             " (each the best of `benchmarks.distillation_helps` by held-out loss, not `random`);"
-            " fine-tuned on 800 sentences of English Web Treebank.",
+            " fine-tuned on 800 examples each of GramEval, factRuEval, CEDR and RuCoLA.",
             "full": "a Russian ModernBERT of 512x6x8 trained from nothing over the novels, 10M"
             " tokens of these; students `tiny`, 3 epochs in batches of 8,192; fine-tuned on all of"
             " GramEval, factRuEval, CEDR and RuCoLA.",

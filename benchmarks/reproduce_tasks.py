@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.report import TEACHER
-from benchmarks.reproduce import OURS, Arm, Source, Task, downstream, dump
 from benchmarks.reproduce_data import DATA
+from benchmarks.reproduce_runs import OURS, Arm, Source, Task, downstream, dump
 
-SST2 = str(DATA / "classify/en_sst2")
+SST2 = DATA / "classify/en_sst2.train.tsv", DATA / "classify/en_sst2.dev.tsv"
+SNIPS = DATA / "intent/en_snips.train.tsv", DATA / "intent/en_snips.valid.tsv"
 PER_CLASS = 100  # gold labels of a class
+UNLABELLED = {"small": 6500, "full": 10**6}  # texts, at most
 LABELLED = 100  # sentences of a language with gold tags
 DEV = 500
 WORDS: dict[str, tuple[str, ...]] = {
@@ -30,20 +33,25 @@ def as_it_is(measure: str, task: str, *tests: str) -> dict[str, tuple[Task, ...]
     return dict.fromkeys(WORDS, (Task(measure, ("--task", task, *files, "--as-is")),))
 
 
-def few_labels(path: Path, work: Path, seed: int = 0) -> tuple[Path, Path, Path]:
-    """Of a table of texts and labels: few labelled rows, as many for choosing the epoch, and all
-    texts with the labels of the few alone."""
+def few_labels(
+    path: Path, work: Path, per_class: int = PER_CLASS, unlabelled: int = 10**6
+) -> tuple[Path, Path, Path]:
+    """Of a table of texts and labels: few labelled rows, as many for choosing the epoch, and texts
+    with the labels of the few alone."""
     head, *rows = path.read_text("utf-8").splitlines()
-    random.Random(seed).shuffle(rows)
+    random.Random(0).shuffle(rows)
     dev, rows = rows[:DEV], rows[DEV:]
-    left = dict.fromkeys({row.rpartition("\t")[2] for row in rows}, PER_CLASS)
+    left = dict.fromkeys({row.rpartition("\t")[2] for row in rows}, per_class)
     few, all_ = [], []
     for row in rows:
         text, _, label = row.rpartition("\t")
-        chosen = left[label] > 0
-        left[label] -= chosen
-        few += [row] * chosen
-        all_.append(row if chosen else f"{text}\t")
+        if left[label] > 0:
+            left[label] -= 1
+            few.append(row)
+            all_.append(row)
+        elif unlabelled > 0:
+            unlabelled -= 1
+            all_.append(f"{text}\t")
     files = []
     for name, some in (("few", few), ("dev", dev), ("all", all_)):
         files.append(work / f"{name}.tsv")
@@ -51,9 +59,9 @@ def few_labels(path: Path, work: Path, seed: int = 0) -> tuple[Path, Path, Path]
     return files[0], files[1], files[2]
 
 
-def classifier(work: Path, size: str) -> tuple[list[Path], Path]:
+def classifier(train: Path, per_class: int, work: Path, size: str) -> tuple[list[Path], Path]:
     """A MiniLM fine-tuned on few labels, and what it says of all the text."""
-    few, dev, all_ = few_labels(Path(SST2 + ".train.tsv"), work)
+    few, dev, all_ = few_labels(train, work, per_class, UNLABELLED[size])
     words = ("--task", "classify", "--model", TEACHER, "--train", few, "--dev", dev)
     downstream(work / "teacher", *words, "--epochs", "8", "--seeds", "1", "--save")
     store = dump(
@@ -116,18 +124,21 @@ def tagger(work: Path, size: str) -> tuple[list[Path], Path]:
     ], model
 
 
-TASK_SOURCES = {
-    "mukherjee": Source(
-        "Distilling into simple networks",
+def simple(called: str, files: tuple[Path, Path], per_class: int) -> Source:
+    """Mukherjee & Awadallah 2019 on a task with few labels."""
+    train, test = files
+    return Source(
+        f"Distilling into simple networks: {called}, {per_class} labels a class",
         {
-            "small": f"SST-2: a MiniLM fine-tuned on {PER_CLASS} labels of each class, and what it"
-            " says of 6,400 texts without labels; students BiLSTM 100,100 with 5k WordPiece, 3"
-            " epochs a stage (the published: 300,600 with the teacher's vocabulary). Test: the dev"
-            " set of SST-2.",
-            "full": "the same data; students as published, 300,600 with the teacher's vocabulary.",
+            "small": f"{called}: a MiniLM fine-tuned on {per_class} labels of each class, and what"
+            f" it says of at most {UNLABELLED['small']:,} texts without labels; students BiLSTM"
+            " 100,100 with 5k WordPiece, 3 epochs a stage (the published: 300,600 with the"
+            " teacher's vocabulary). Test: the official dev set.",
+            "full": "all of the text; students as published, 300,600 with the teacher's"
+            " vocabulary.",
         },
         WORDS,
-        as_it_is("macro F1", "classify", SST2 + ".dev.tsv"),
+        as_it_is("macro F1", "classify", str(test)),
         {
             "rnn": recipe("simple-rnn", "--epochs", "40"),
             "no distillation": recipe("simple-no-distillation", "--epochs", "40"),
@@ -144,8 +155,14 @@ TASK_SOURCES = {
             ("stagewise", "once", "logits help beside the representation"),
         ],
         "stagewise",
-        classifier,
-    ),
+        functools.partial(classifier, train, per_class),
+    )
+
+
+TASK_SOURCES = {
+    "mukherjee": simple("SST-2", SST2, PER_CLASS),
+    "mukherjee-500": simple("SST-2", SST2, 500),
+    "mukherjee-snips": simple("SNIPS intents", SNIPS, PER_CLASS),
     "tinymbert": Source(
         "Massive multilingual tagging in miniature",
         {

@@ -17,7 +17,8 @@ import click
 
 from benchmarks.main_job import command
 from benchmarks.report import RESULTS, publish, table
-from benchmarks.reproduce import Scores, of_tasks, reproduce
+from benchmarks.reproduce import of_tasks
+from benchmarks.reproduce_runs import Reproduction, Scores
 from benchmarks.reproduce_sources import SOURCES
 from benchmarks.reproduce_tasks import recipe
 from store.console import command_errors
@@ -72,7 +73,7 @@ def main(work: Path, seeds: int, results: Path) -> None:
         for embeddings, states in WIDTHS
     }
     source = replace(SOURCES["tinymbert"], arms=arms)
-    scores = of_tasks(source, reproduce(source, work, seeds, "small"))
+    scores = of_tasks(source, Reproduction(source, work, seeds, "small").scores())
     models = [work / f"{name}-0" for name in arms]
     rows = measured(models, work / "teacher/model")
     settings = (

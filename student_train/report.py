@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,19 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
             told = ", ".join(paths) or "one store alone"
             raise UserError(f"{out}: cannot resume: {told} is not the store it was begun with")
     del now["store"], now["others"]  # where they lie now is no matter
-    # An option that an earlier version did not have yet was what is now its default.
-    then = TrainOptions(store="").describing() | before["settings"]
-    differing = sorted(key for key in now if now[key] != then.get(key))
-    if differing:
-        told = ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in differing)
+    if told := differences(before["settings"], now):
         raise UserError(f"{out}: cannot resume with other settings: {told}")
     return before
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What of the settings that a student had is otherwise now, "" where nothing is.
+
+    An option that an earlier version did not have yet was what is now its default.
+    """
+    then = json.loads(json.dumps(TrainOptions(store="").describing())) | {**then}
+    changed = [key for key in sorted(now) if now[key] != then.get(key)]
+    return ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in changed)
 
 
 def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import click
 import pytest
 
-from benchmarks import reproduce, reproduce_data, sizes
-from benchmarks.reproduce import OURS, SIZES, Arm, Source, Task
+from benchmarks import reproduce, reproduce_data, reproduce_runs, sizes
 from benchmarks.reproduce_data import CHOSEN, SCORED, Data
+from benchmarks.reproduce_runs import OURS, SIZES, Arm, Reproduction, Source, Task
 from benchmarks.reproduce_sources import SOURCES
 from benchmarks.reproduce_tasks import PER_CLASS, few_labels, few_tags
 from downstream.cli import AS_IS, TAKES
@@ -35,15 +35,14 @@ WORDS = ("--student", "bilstm:8,8", "--vocab", "300", "--device", "cpu", "--step
 PARTS = ("train", "dev", "test")
 
 
-def in_this_process(module: str, *words: str | Path) -> float:
+def in_this_process(module: str, *words: str | Path, jobs: int = 1) -> None:
     ok(import_module(module).main, *words)
-    return 0.0
 
 
 def test_arms_are_trained_scored_and_judged(
     tmp_path: Path, tiny_teacher: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "command", in_this_process)
+    monkeypatch.setattr(reproduce_runs, "command", in_this_process)
     lines = []
     for text in (ENGLISH + RUSSIAN) * 2:
         lines += [f"{word}\t{TAGS[0]}" for word in text.split()] + [""]
@@ -78,14 +77,16 @@ def test_arms_are_trained_scored_and_judged(
         published_measure="F1",
     )
     work = tmp_path / "a"
-    scores = reproduce.reproduce(source, work, 1, "small")
+    small = Reproduction(source, work, 1, "small")
+    scores = small.scores()
+    assert 0 < small.minutes() < 10
     assert list(scores) == ["teacher", "tags", OURS]
     assert {tuple(found) for found in scores.values()} == {("macro F1", "corpus", "de", "mean")}
     for found in scores.values():
         assert found["corpus"] == found["macro F1"]
         assert found["mean"] == pytest.approx([(found["corpus"][0] + found["de"][0]) / 2])
     with pytest.raises(UserError, match="work of --size small"):
-        reproduce.reproduce(source, work, 1, "full")
+        Reproduction(source, work, 1, "full").scores()
     said = reproduce.report(source, scores)
     assert "| teacher |" in said and f"| {OURS} | --recipe tinymbert-d2" in said
     assert (
@@ -105,9 +106,9 @@ def test_arms_are_trained_scored_and_judged(
 
 
 def test_a_command_that_fails_ends_all() -> None:
-    reproduce.command("downstream.cli", "--help")
+    reproduce_runs.command("downstream.cli", "--help")
     with pytest.raises(CalledProcessError, match="'nonsense'.* status 2"):
-        reproduce.command("downstream.cli", "--task", "nonsense")
+        reproduce_runs.command("downstream.cli", "--task", "nonsense")
 
 
 def test_an_ordering_is_decided_by_more_than_the_deviation() -> None:
@@ -186,6 +187,8 @@ def test_few_labels_and_few_tags(tmp_path: Path) -> None:
     assert len(few) == 1 + 2 * PER_CLASS and len(dev) == 501 and len(all_) == 901
     assert {row for row in all_ if not row.endswith("\t")} == set(few)
     assert not set(dev[1:]) & {row.rpartition("\t")[0] + "\t" for row in all_}
+    fewer, _, some = few_labels(table, tmp_path, 5, 20)
+    assert len(fewer.read_text().splitlines()) == 11 and len(some.read_text().splitlines()) == 31
     out = few_tags(["a\tO\nb\tB-X", "c\tO"], tmp_path / "few_words.tsv", 1)
     assert out.read_text() == "a\tO\nb\tB-X\n\nc\t\n\n"
 
