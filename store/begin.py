@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,11 +12,17 @@ from store.errors import StoreError
 from store.features import Features, check_name
 from store.layout import teacher_array
 from store.manifest import DAMAGED, Entry, check_root, digest, read_entries
-from store.mixed_vocab import MixedVocab
 from store.part_writer import Calibration
 from store.tree import Array, Sink, Source, Staging
 
 Weights = Mapping[str, Array] | Iterable[tuple[str, Array]]
+
+
+class Outside(Protocol):
+    """What some stores hold outside their parts."""
+
+    def arrays(self) -> dict[str, Array]:
+        """As they are stored, by path."""
 
 
 def begin(
@@ -26,7 +32,7 @@ def begin(
     files: Mapping[str, bytes],
     weights: Weights,
     head: tuple[ArrayLike, ArrayLike] | None,
-    mixed_vocab: MixedVocab | None = None,
+    more: Iterable[Outside | None] = (),
 ) -> None:
     """Write what a new store holds outside its parts, and give it its name.
 
@@ -48,8 +54,9 @@ def begin(
     if head is not None:
         for key, values in zip(("weight", "bias"), head, strict=True):
             recorder.put(f"teacher/head/{key}", np.asarray(values, np.float32))
-    for name, array in mixed_vocab.arrays().items() if mixed_vocab else ():
-        recorder.put(name, array)
+    for other in more:
+        for name, array in other.arrays().items() if other else ():
+            recorder.put(name, array)
     recorder.sink.attributes("", attributes | {"arrays": recorder.entries})
     recorder.sink.close()
     staging.begin()
@@ -58,23 +65,24 @@ def begin(
 def read_calibration(source: Source) -> Calibration:
     """(mean, deviation) of every hidden state of an unfinished store. StoreError unless they have
     the checksums that they were written with."""
-    attributes = source.attributes()
-    entries = read_entries(attributes.get("arrays"), source.path)
-
-    def read(name: str) -> Array:
-        array = source.array(name)
-        values = array.read(0, array.shape[0])
-        if name not in entries or digest(values) != entries[name].sha256:
-            raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
-        return values
-
     return {
         name: (
-            read(f"calibration/hidden/{name}/mean"),
-            read(f"calibration/hidden/{name}/deviation"),
+            read_outside(source, f"calibration/hidden/{name}/mean"),
+            read_outside(source, f"calibration/hidden/{name}/deviation"),
         )
-        for name in check_root(attributes, source.path).hidden
+        for name in check_root(source.attributes(), source.path).hidden
     }
+
+
+def read_outside(source: Source, name: str) -> Array:
+    """An array outside the parts of an unfinished store. StoreError unless it has the checksum that
+    it was written with."""
+    entries = read_entries(source.attributes().get("arrays"), source.path)
+    array = source.array(name)
+    values = array.read(0, array.shape[0])
+    if name not in entries or digest(values) != entries[name].sha256:
+        raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
+    return values
 
 
 def _check_calibration(calibration: Calibration, features: Features) -> Calibration:

@@ -18,6 +18,7 @@ from store.part_writer import Calibration
 from store.reader import FeatureStore, open_store
 from store.recode import ENCODED, check_codec, recode_part
 from store.tree import Array
+from store.word_counts import WordCounts
 from store.writer import StoreWriter
 
 DOCUMENT = "sequence/document"
@@ -56,7 +57,7 @@ def begin_copy(
         weights=pairs(),
         head=store.head() if head else None,
         software=store.meta["software"],
-        mixed_vocab=MixedVocab.stored(store),
+        more=(MixedVocab.stored(store), WordCounts.stored(store)),
     )
     theirs = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
     unlike = [name for name, e in writer.outside.items() if e.sha256 != theirs.get(name)]

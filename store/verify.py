@@ -16,11 +16,18 @@ import numpy as np
 from store.content import check_part
 from store.errors import StoreError, without_remedy
 from store.manifest import Entry
-from store.mixed_vocab import GROUP, MixedVocab
+from store.mixed_vocab import GROUP as MIXED_VOCAB
+from store.mixed_vocab import MixedVocab
 from store.reader import FeatureStore, open_store
+from store.word_counts import GROUP as WORD_COUNTS
+from store.word_counts import WordCounts
 
 SLICE_BYTES = 2**24  # decoded at once by each thread
 MAX_THREADS = 16
+OTHERS: dict[str, Callable[[FeatureStore], object]] = {
+    MIXED_VOCAB: MixedVocab.stored,
+    WORD_COUNTS: WordCounts.stored,
+}
 Progress = Callable[[list[Any], str], Iterable[Any]]
 
 
@@ -97,7 +104,7 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
             damaged = report.damaged_parts()
             places = [i for i, p in enumerate(store.manifest.parts) if p.number not in damaged]
             tokenizer = _tokenizer(store, report)
-            report.found += _mixed_vocab(store, report)
+            report.found += _others(store, report)
             meant = threads.map(lambda place: _check_meaning(store, place, tokenizer), places)
             for _, found in zip(progress(places, "part"), meant, strict=True):
                 report.found += found
@@ -201,15 +208,17 @@ def _tokenizer(store: FeatureStore, report: Report) -> Any:
         return None
 
 
-def _mixed_vocab(store: FeatureStore, report: Report) -> list[Problem]:
-    """Embeddings that are not those of their tokenizer; damaged bytes were told already."""
-    if any(f"array {GROUP}/" in line for line in report.problems):
-        return []
-    try:
-        MixedVocab.stored(store)
-    except StoreError as error:
-        return [Problem(without_remedy(error))]
-    return []
+def _others(store: FeatureStore, report: Report) -> list[Problem]:
+    """What a store may hold outside its parts, where it is not what it must be; damaged bytes were
+    told already."""
+    found, told = [], "\n".join(report.problems)
+    for group, read in OTHERS.items():
+        if f"array {group}/" not in told:
+            try:
+                read(store)
+            except StoreError as error:
+                found.append(Problem(without_remedy(error)))
+    return found
 
 
 def _check_meaning(store: FeatureStore, place: int, tokenizer: Any) -> list[Problem]:

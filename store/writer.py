@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from itertools import chain
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from store import disk
-from store.begin import Weights, begin, read_calibration
+from store.begin import Outside, Weights, begin, read_calibration
 from store.differences import check_same, differences
 from store.errors import ANOTHER, StoreError, UserError
 from store.features import Features
@@ -29,7 +29,6 @@ from store.manifest import (
     digest,
     read_entries,
 )
-from store.mixed_vocab import MixedVocab
 from store.part_writer import Calibration, PartWriter
 from store.sealing import sealed
 from store.staging import staging_of, writing
@@ -68,11 +67,11 @@ class StoreWriter:
         weights: Weights | None = None,
         head: tuple[ArrayLike, ArrayLike] | None = None,
         software: Mapping[str, Any] | None = None,
-        mixed_vocab: MixedVocab | None = None,
+        more: Iterable[Outside | None] = (),
     ) -> StoreWriter:
         """Begin a store, or go on with an unfinished one of the same identity and features.
 
-        When resuming, what was stored at the beginning (calibration, files, weights) stays.
+        When resuming, what was stored at the beginning (calibration, files, weights, more) stays.
         Raises UserError if the path is taken, or by a dump with other arguments.
         """
         StoreWriter.check(path)
@@ -94,7 +93,7 @@ class StoreWriter:
                 staging.clear()
                 StoreWriter.check(path)  # another process may have sealed it meanwhile
                 if not StoreWriter._check_same(staging, attributes):
-                    outside = files or {}, weights or {}, head, mixed_vocab
+                    outside = files or {}, weights or {}, head, more
                     begin(staging, attributes, calibration, *outside)
                 return StoreWriter(staging, StoreWriter._stored(staging) or attributes, lease)
             except BaseException:

@@ -138,8 +138,8 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
     plain = view_of(0, store.features, options.view) == 0
     if options.mask_words == "rare" and not plain:
         raise UserError(
-            f"--mask-words rare: the masks of {store.path}'s view are those of its dump; use"
-            " --view 0"
+            f"--mask-words rare: the masks of {store.path}'s view are those of its dump"
+            " (teacher-dump --mask-words rare); use --view 0"
         )
     if options.targets == "masked" and options.align == "reduce" and plain:
         raise UserError(

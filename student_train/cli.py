@@ -10,13 +10,13 @@ import click
 
 from store.console import CONTEXT, OPTIMIZERS, command_errors
 from store.errors import UserError
+from store.rareness import MASK_WORDS
 from store.stopping import stoppable
 from student_train.options import (
     ALIGNMENTS,
     DATA,
     DEFAULT_LOSS,
     LENGTH,
-    MASK_WORDS,
     TrainOptions,
     describe,
 )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from align import Tokens
+from store.rareness import rare_weights, waits
 
 IGNORED = -100
-RARENESS = 0.7  # power of a piece's count
 MASK, RANDOM = 0, 1  # actions of a stored span; any other leaves the tokens as they are
 
 
@@ -38,7 +38,7 @@ class Masker:
         counts: np.ndarray | None = None,
     ) -> None:
         self.mask_id, self.probability = mask_id, probability
-        self.weights = None if counts is None else np.maximum(counts, 1.0) ** -RARENESS
+        self.weights = None if counts is None else rare_weights(counts)
         self.ordinary = np.array([i for i in range(vocabulary) if i not in special_ids])
 
     def dynamic(self, tokens: Tokens, key: tuple[int, ...]) -> MaskedTokens:
@@ -53,14 +53,13 @@ class Masker:
         return self._apply(tokens, chosen, action, rng)
 
     def _weighted(self, tokens: Tokens, draws: np.ndarray) -> np.ndarray:
-        """A share of the ordinary tokens, none twice, each by the weight of its piece: those
-        with the smallest -log(draw) / weight (Efraimidis & Spirakis 2006)."""
+        """A share of the ordinary tokens, none twice, each by the weight of its piece."""
         assert self.weights is not None
-        waits = -np.log1p(-draws) / self.weights[np.asarray(tokens.ids)]
-        waits[tokens.special] = np.inf
+        order = waits(draws, self.weights[np.asarray(tokens.ids)])
+        order[tokens.special] = np.inf
         count = round(self.probability * int((~tokens.special).sum()))
-        chosen = np.zeros(len(waits), bool)
-        chosen[np.argsort(waits, kind="stable")[:count]] = True
+        chosen = np.zeros(len(order), bool)
+        chosen[np.argsort(order, kind="stable")[:count]] = True
         return chosen
 
     def stored(

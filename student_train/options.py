@@ -13,10 +13,10 @@ from typing import Any
 
 from store.console import check_device, check_optimizer
 from store.errors import UserError
+from store.rareness import MASK_WORDS
 
 ALIGNMENTS = ("span", "match", "reduce")
 DATA = ("all", "labelled")
-MASK_WORDS = ("uniform", "rare")
 LENGTH = {"steps", "epochs"}  # the one takes the place of the other
 FREEZABLE = r"embeddings|positions|layers(\.[1-9][0-9]*)?|head|projection"
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from store.console import CONTEXT, command_errors, counted
+from store.rareness import MASK_WORDS
 from teacher_dump import shared_options as shared
 from teacher_dump.mixed_vocab_cli import mixed_vocab
 from teacher_dump.options import DumpOptions
@@ -72,6 +73,12 @@ class WithCommand(click.Command):
     help="Forward passes over each sequence; view 0 is plain, the others have words masked.",
 )
 @click.option("--mask-prob", default=0.15, help="Share of words masked in views 1, 2, ...")
+@click.option(
+    "--mask-words",
+    type=click.Choice(MASK_WORDS),
+    default="uniform",
+    help="rare: a word is masked the more often the rarer it is in the corpus (views 1, 2, ...).",
+)
 @click.option("--seed", default=0, help="Seed of masks and draws.")
 @shared.codec
 @click.option(

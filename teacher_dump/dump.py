@@ -22,12 +22,14 @@ from store.beside import Behind, prefetched
 from store.console import counted
 from store.errors import UserError
 from store.stopping import Stop, stoppable
+from store.word_counts import WordCounts
 from store.wordpiece import suggested_size
 from teacher_dump.contents import features_of, told, window_length
 from teacher_dump.corpus import Corpus
 from teacher_dump.gold import Labels
 from teacher_dump.models import ResolvedModel, resolve_model
 from teacher_dump.options import DumpOptions, check_options, describe
+from teacher_dump.rare_words import word_counts
 from teacher_dump.windows import Window, iter_windows
 
 if TYPE_CHECKING:
@@ -130,6 +132,7 @@ def _dump(
         labels.check(corpus.met(task.kind))
         windows = labels.numbered(windows)
     cut = gathered(_until(stop, windows), options.part_tokens, options.limit)
+    words = word_counts(options, corpus)
     with closing(prefetched(cut, PARTS_AHEAD)) as parts:
         first = next(parts, None)
         if first is None:
@@ -148,11 +151,12 @@ def _dump(
             weights=teacher.weights() if options.weights else {},
             head=teacher.head_arrays() if head else None,
             software=software(),
-            mixed_vocab=stage_one.vocab if stage_one else None,
+            more=(stage_one.vocab if stage_one else None, words),
         )
         with closing(writer):
             resumed = len(writer.published)
-            done = _write(writer, itertools.chain([first], parts), teacher, options, say, stop)
+            every = itertools.chain([first], parts)
+            done = _write(writer, every, teacher, options, say, stop, words)
             writer.seal()
     return DumpSummary(
         documents=done["documents"],
@@ -187,6 +191,7 @@ def _write(
     options: DumpOptions,
     say: Callable[[str], object],
     stop: Stop,
+    words: WordCounts | None,
 ) -> Counter[str]:
     """Write those parts that are not published; what all of them hold, and what `forward`
     tallies."""
@@ -215,6 +220,7 @@ def _write(
                         *(writer, number, part, done["sequences"], teacher, options, done),
                         advance,
                         behind,
+                        words,
                     )
                 if progress.disable:  # no terminal: a line now and then instead of a bar
                     seconds = time.perf_counter() - begun

@@ -74,6 +74,7 @@ def identity(
             **arguments,
             "max_length": max_length,
             "device": torch.device(options.device).type,
+            **({"mask_words": options.mask_words} if options.mask_words != "uniform" else {}),
             **({"remote_code": True} if options.trust_remote_code else {}),
         },
         **student,

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from store import Features, FeatureStore, Record, UserError
 from store.console import check_device, counted
 from store.live import LiveReport
+from store.word_counts import WordCounts
 from teacher_dump.batches import length_batches
 from teacher_dump.comparing import Errors
 from teacher_dump.forward import Known, forward
@@ -164,9 +165,9 @@ class _Sample:
 
     def other_masks(self, view: int) -> Iterator[str]:
         """One line if the words masked in a view are not those that the seed gives."""
-        share = float(self.arguments.get("mask_prob", 0.15))
+        share, words = float(self.arguments.get("mask_prob", 0.15)), WordCounts.stored(self.store)
         for record in self.records if view and self.numbered else ():
-            drawn = mask_spans(record.text, *self._key(record, view), share)
+            drawn = mask_spans(record.text, *self._key(record, view), share, words)
             if not np.array_equal(record.views[view].spans, drawn):
                 yield f"view{view}/mask: sequence {record.index} has not the words of its seed"
                 return

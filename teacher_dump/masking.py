@@ -14,6 +14,9 @@ from itertools import chain
 
 import numpy as np
 
+from store.rareness import rare_weights, waits
+from store.word_counts import WordCounts
+
 MASK, RANDOM, KEEP = 0, 1, 2
 """Actions on a masked word: the mask token, a random token, the token itself."""
 
@@ -72,20 +75,32 @@ def word_spans(text: str) -> np.ndarray:
     return np.fromiter(chain.from_iterable(spans), np.int32).reshape(-1, 2)
 
 
+def words_of(text: str) -> list[str]:
+    """The words themselves."""
+    found: list[str] = _word_pattern().findall(text)
+    return found
+
+
 def cjk_positions(text: str) -> np.ndarray:
     """Where the Chinese and Japanese characters of a text are: int64[n], ascending."""
     return np.fromiter((match.start() for match in re.finditer(f"[{_CJK}]", text)), np.int64)
 
 
 def mask_spans(
-    text: str, seed: int, view: int, sequence: int, probability: float = 0.15
+    text: str,
+    seed: int,
+    view: int,
+    sequence: int,
+    probability: float = 0.15,
+    counts: WordCounts | None = None,
 ) -> np.ndarray:
     """Words of `text` that are masked in a view: int32[M, 3] of (begin, end, action), ascending.
 
     M = max(1, floor(probability * W + u)) of the W words with u uniform in [0, 1), so that
     `probability` of the words is masked on average and a text with a word is never without a masked
-    one. Each word gets the action 0 (mask token) with 80 %, 1 (random token) with 10 %, 2 (kept)
-    with 10 % (Devlin et al. 2019, section 3.1). View 0 is the plain text.
+    one. All words are equally likely; with the `counts` of a corpus they are drawn one after the
+    other, each by its `rare_weights`. Each gets the action 0 (mask token) with 80 %, 1 (random
+    token) with 10 %, 2 (kept) with 10 % (Devlin et al. 2019, section 3.1). View 0 is plain.
     """
     words = word_spans(text)
     if view == 0 or len(words) == 0:
@@ -93,6 +108,8 @@ def mask_spans(
     draws = _uniform(1 + 2 * len(words), (seed, view, sequence), _SPANS)
     count = min(len(words), max(1, int(probability * len(words) + draws[0])))
     order, chance = draws[1:].reshape(2, -1)
+    if counts is not None:
+        order = waits(order, rare_weights(counts.of(words_of(text))))
     chosen = np.sort(np.argsort(order, kind="stable")[:count])
     action = np.digitize(chance[chosen], (0.8, 0.9))
     return np.column_stack((words[chosen], action)).astype(np.int32)

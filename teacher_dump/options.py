@@ -35,6 +35,7 @@ class DumpOptions:
     attention: str = "mean"
     views: int = 1
     mask_prob: float = 0.15
+    mask_words: str = "uniform"
     seed: int = 0
     codec: str = "default"
     max_length: int | None = None
@@ -94,6 +95,11 @@ def check_options(options: DumpOptions) -> None:
     if not 0 < options.mask_prob < 1:
         raise UserError(
             f"--mask-prob {options.mask_prob}: expected a share of words between 0 and 1"
+        )
+    if options.mask_words == "rare" and options.views == 1:
+        raise UserError(
+            "--mask-words rare: in view 0, the only one, no word is masked; ask for masked views"
+            " (--views 2), or leave it out"
         )
     for name, tokens in (("--batch-tokens", options.batch_tokens), ("--limit", options.limit)):
         if tokens is not None and tokens < 1:

@@ -13,6 +13,7 @@ import torch
 from store import Features, PartWriter, StoreWriter
 from store.beside import Behind
 from store.errors import UserError
+from store.word_counts import WordCounts
 from teacher_dump.batches import length_batches
 from teacher_dump.forward import Known, Logits, forward
 from teacher_dump.heads import Decoder, all_logits, log_partitions, sampled_logits, top_logits
@@ -36,9 +37,10 @@ def write_part(
     tally: Counter[str],
     progress: Callable[[int], object],
     behind: Behind,
+    words: WordCounts | None = None,
 ) -> None:
     """Run every view of `windows` through the teacher; `behind` encodes them and publishes them as
-    part `number`.
+    part `number`. With `words` rare ones are masked more often.
 
     Masks and draws depend on (seed, view, number of the sequence in the store), never on the batch.
     `tally` is that of `forward`; `progress` is told the tokens of every batch (0 in masked views).
@@ -51,7 +53,7 @@ def write_part(
     for view in range(features.views):
         keys = [(options.seed, view, first_sequence + i) for i in range(len(windows))]
         inputs = (
-            _view_inputs(part, view, windows, keys, teacher, options)
+            _view_inputs(part, view, windows, keys, teacher, options, words)
             if view
             else [w.ids for w in windows]
         )
@@ -108,9 +110,11 @@ def _view_inputs(
     keys: Keys,
     teacher: Teacher,
     options: DumpOptions,
+    words: WordCounts | None,
 ) -> list[np.ndarray]:
     spans = [
-        mask_spans(w.text, *key, options.mask_prob) for w, key in zip(windows, keys, strict=True)
+        mask_spans(w.text, *key, options.mask_prob, words)
+        for w, key in zip(windows, keys, strict=True)
     ]
     part.set_masks(view, spans)
     specials = teacher.tokenizer.all_special_ids

@@ -101,7 +101,7 @@ def _cut_batch(
     counters: Counter[str],
     one_each: bool,
 ) -> Iterator[Window]:
-    texts = [_storable(document.text, counters) for document in documents]
+    texts = [storable(document.text, counters) for document in documents]
     whole = [i for i, text in enumerate(texts) if len(text) <= SEGMENT]
     encodings = dict(zip(whole, encode([texts[i] for i in whole]), strict=True))
     long = {
@@ -130,7 +130,8 @@ def _cut_batch(
                 yield replace(window, gold=document.gold) if document.gold else window
 
 
-def _storable(text: str, counters: Counter[str]) -> str:
+def storable(text: str, counters: Counter[str]) -> str:
+    """The text with U+FFFD for characters that UTF-8 cannot hold, which are counted."""
     if text.isascii():
         return text
     clean, replaced = re.subn("[\ud800-\udfff]", "\ufffd", text)

@@ -13,7 +13,9 @@ from tests.end_to_end.support import dump_options
 def options(model: Path, corpus: Path, out: Path, seed: int = 0) -> DumpOptions:
     """A dump of many small parts."""
     return dump_options(
-        model, corpus, out, seed=seed, part_tokens=400, batch_tokens=256, views=2, logits="sample:9"
+        *(model, corpus, out),
+        **{"seed": seed, "part_tokens": 400, "batch_tokens": 256, "logits": "sample:9"},
+        **{"views": 2, "mask_words": "rare"},
     )
 
 

@@ -174,6 +174,8 @@ DUMP_OPTIONS = {
     "--stride -1": ("--stride -1",),
     "--views 0": ("--views 0",),
     "--mask-prob 1.5": ("--mask-prob 1.5",),
+    "--mask-words rare": ("--mask-words rare", "--views 2"),
+    "--views 2 --mask-words odd": ("--mask-words", "uniform", "rare"),
     "--batch-tokens 0": ("--batch-tokens",),
     "--limit 0": ("--limit",),
     "--seed -1": ("--seed -1",),
@@ -213,6 +215,7 @@ def test_mistakes_are_told_before_torch_is_loaded(
         *(("--model", tmp_path), ("--corpus", "nowhere.txt"), ("--out", tmp_path / "blank.zarr")),
         *(("--logits", "best"), ("--hidden", "middle"), ("--attention", "groups:0")),
         *(("--device", "toaster"), ("--views", 0), ("--text-column", "nope")),
+        ("--mask-words", "rare"),
     ]
     program = (
         "import json, sys\n"

@@ -28,8 +28,9 @@ from teacher_dump.dump import dump
 from tests.end_to_end.support import ROOT, STUDENT, dump_options, dumped, ok, write_corpus
 
 DUMP_OPTIONS = (
-    "--model --corpus --out --head --logits --hidden --attention --views --mask-prob --seed"
-    " --codec --max-length --stride --batch-tokens --device --precision --limit --text-column"
+    "--model --corpus --out --head --logits --hidden --attention --views --mask-prob --mask-words"
+    " --seed --codec --max-length --stride --batch-tokens --device --precision --limit"
+    " --text-column"
 )
 TRAIN_OPTIONS = (
     "--store --vocab --out --student --align --loss --projection --init --steps --epochs"

@@ -46,6 +46,7 @@ CHANGES = {
     "max length": r"identity\.arguments\.max_length is '128' in the store and '64' now.*"
     r"features\.max_length is '128' in the store and '64' now",
     "seed": r"identity\.arguments\.seed is '0' in the store and '1' now",
+    "mask words": r"identity\.arguments\.mask_words is 'null' in the store and 'rare' now",
     "features": r"features\.hidden\.0 is 'mean' in the store and 'layer2' now",
 }
 
@@ -63,7 +64,7 @@ def test_what_differs_is_named(
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="before the seal"):
         patch.setattr(StoreWriter, "seal", stop)
-        dump(dump_options(model, corpus, out))
+        dump(dump_options(model, corpus, out, views=2))
     before = {name: data for name, data in tree(tmp_path).items() if name.startswith("store")}
     text = corpus.read_bytes()
     for what, line in CHANGES.items():
@@ -75,11 +76,14 @@ def test_what_differs_is_named(
         elif what == "corpus":
             other_corpus(corpus)
         else:
-            changes = {"max length": {"max_length": 64}, "seed": {"seed": 1}}.get(
-                what, {"hidden": "layer:2"}
-            )
+            changes = {
+                "max length": {"max_length": 64},
+                "seed": {"seed": 1},
+                "mask words": {"mask_words": "rare"},
+                "features": {"hidden": "layer:2"},
+            }[what]
         with pytest.raises(UserError, match=line) as refused:
-            dump(dump_options(model, corpus, out, **changes))
+            dump(dump_options(model, corpus, out, views=2, **changes))
         assert "use the same arguments to go on, or give another name" in str(refused.value)
         if what != "max length":
             assert str(refused.value).count(" in the store and ") == 1, refused.value
@@ -88,5 +92,5 @@ def test_what_differs_is_named(
         corpus.write_bytes(text)
         left = {name: data for name, data in tree(tmp_path).items() if name.startswith("store")}
         assert left == before
-    done = dump(dump_options(model, corpus, out))
+    done = dump(dump_options(model, corpus, out, views=2))
     assert done.resumed_parts == done.parts

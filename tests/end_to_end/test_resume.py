@@ -17,6 +17,7 @@ import torch
 
 from store import open_store
 from store.errors import UserError
+from store.info import info_lines
 from store.verify import verify
 from student_train.cli import main as student_train
 from student_train.vocabulary import student_tokenizer
@@ -173,7 +174,12 @@ def test_one_vocabulary_for_one_text(store: Path) -> None:
 
 
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
-def test_killed_dump(tmp_path: Path, tiny_teacher: Callable[[str], Path], ext: str) -> None:
+def test_killed_dump(
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    ext: str,
+) -> None:
     corpus, model = write_corpus(tmp_path / "corpus.txt", 120), tiny_teacher("bert")
     (tmp_path / "whole").mkdir()
     whole, broken = tmp_path / "whole" / f"store.{ext}", tmp_path / f"store.{ext}"
@@ -191,11 +197,14 @@ def test_killed_dump(tmp_path: Path, tiny_teacher: Callable[[str], Path], ext: s
         dump(dumping.options(model, corpus, broken, seed=1))
     assert tree(tmp_path) == left
 
-    done = dump(dumping.options(model, corpus, broken))
+    with monkeypatch.context() as patch:  # words are counted once, by who began
+        patch.setattr("teacher_dump.rare_words.COUNTED_WORDS", 1)
+        done = dump(dumping.options(model, corpus, broken))
     assert 0 < done.resumed_parts < done.parts
     dump(dumping.options(model, corpus, whole))
     resumed, undisturbed = open_store(broken), open_store(whole)
     assert resumed.manifest == undisturbed.manifest  # it has a SHA-256 of every array
+    assert any("mask words rare" in line for line in info_lines(resumed))
     assert verify(str(broken)).problems == []
     if ext == "zarr":
         assert tree(parts) == tree(whole / "parts")

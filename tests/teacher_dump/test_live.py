@@ -40,6 +40,7 @@ def report(store: Path, model: Path, sample: int = 999, **options: Any) -> LiveR
 SOUND: dict[str, tuple[str, dict[str, Any]]] = {
     "exact": ("bert", {"codec": "exact", "views": 2, "hidden": "mean,layer:0,groups:2"}),
     "default": ("roberta", {"views": 3, "attention": "mean,groups:2", "batch_tokens": 128}),
+    "rare": ("bert", {"views": 2, "mask_words": "rare", "logits": "none", "attention": "none"}),
     "small": ("deberta", {"codec": "small", "views": 2}),
     "sample": ("electra", {"logits": "sample:20", "views": 2}),
     "head": ("distilbert", {"logits": "head"}),
@@ -71,8 +72,9 @@ def test_stores_that_were_recoded_merged_or_not_finished(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, other = tiny_teacher("bert"), write_corpus(tmp_path / "other.txt", 12)
-    one = dumped(model, corpus, tmp_path / "one.zarr", views=2)
-    two = dumped(model, other, tmp_path / "two.zarr", views=2)
+    masked = {"views": 2, "mask_words": "rare"}
+    one = dumped(model, corpus, tmp_path / "one.zarr", **masked)
+    two = dumped(model, other, tmp_path / "two.zarr", **masked)
     convert(one, tmp_path / "small.h5", "small")
     assert report(tmp_path / "small.h5", model).problems == []
     merge([one, two], tmp_path / "both.zarr", recode=True)
@@ -80,7 +82,7 @@ def test_stores_that_were_recoded_merged_or_not_finished(
     assert found.problems == [] and "masked sequences left out" in found.notes[0]
     with monkeypatch.context() as patch, pytest.raises(UserError, match="killed"):
         patch.setattr(StoreWriter, "seal", lambda _: killed())
-        dumped(model, corpus, tmp_path / "half.h5", views=2)
+        dumped(model, corpus, tmp_path / "half.h5", **masked)
     assert report(tmp_path / "half.h5", model, allow_partial=True).problems == []
 
 
@@ -223,11 +225,20 @@ def test_draws_of_another_distribution(
     assert problem.startswith("draws: ")
 
 
-def test_another_mask_is_found(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
+@pytest.mark.parametrize("wrong", ["seed", "counts"])
+def test_another_mask_is_found(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, wrong: str
+) -> None:
+    real, masked = parts.mask_spans, {"views": 2, "mask_words": "rare"}
+
+    def mask_spans(text: str, seed: int, view: int, number: int, *drawn_by: Any) -> np.ndarray:
+        if wrong == "seed":
+            return real(text, 9, view, number, *drawn_by)
+        return real(text, seed, view, number, drawn_by[0])
+
     with pytest.MonkeyPatch.context() as patch:
-        real = parts.mask_spans
-        patch.setattr(parts, "mask_spans", lambda text, *key: real(text, 9, *key[1:]))
-        store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", views=2)
+        patch.setattr(parts, "mask_spans", mask_spans)
+        store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **masked)
     assert any(
         line.startswith("view1/mask: ") for line in report(store, tiny_teacher("bert")).problems
     )

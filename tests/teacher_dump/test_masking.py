@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teacher_dump.masking import KEEP, MASK, RANDOM, mask_spans, masked_input, word_spans
+from store.word_counts import WordCounts
+from teacher_dump.masking import KEEP, MASK, RANDOM, mask_spans, masked_input, word_spans, words_of
 from tests.conftest import TOKENIZER_KINDS
 from tests.teacher_dump.cutting import cut_windows
 from tests.texts import SENTENCES
@@ -78,6 +79,47 @@ def test_probability_and_actions() -> None:
     np.testing.assert_allclose(positions, 0.15, atol=0.03)
 
 
+@given(TEXTS, st.dictionaries(TEXTS, st.integers(2, 2**40)), st.floats(0.01, 0.99))
+@LAWS
+def test_counts_change_which_words_are_masked_but_not_how_many(
+    text: str, counts: dict[str, int], probability: float
+) -> None:
+    key, words = (3, 1, 4), words_of(text)
+    assert words == [text[begin:end] for begin, end in word_spans(text)]
+    known = dict(zip(words, counts.values(), strict=False))
+    plain = mask_spans(text, *key, probability)
+    assert len(mask_spans(text, *key, probability, WordCounts(known))) == len(plain)
+    for alike in ({}, dict.fromkeys(words, 70)):
+        drawn = mask_spans(text, *key, probability, WordCounts(alike))
+        np.testing.assert_array_equal(drawn, plain)
+
+
+def times_masked(counts: dict[str, int], probability: float, trials: int) -> np.ndarray:
+    text, known = " ".join(counts), WordCounts(counts)
+    drawn = [mask_spans(text, 5, 1, sequence, probability, known) for sequence in range(trials)]
+    begins = word_spans(text)[:, 0]
+    return np.bincount(np.searchsorted(begins, np.concatenate(drawn)[:, 0]), minlength=len(counts))
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=2, max_size=6))
+@settings(max_examples=10, deadline=None)
+def test_one_word_is_drawn_by_its_count_to_the_power_of_minus_seven_tenths(
+    counts: list[int],
+) -> None:
+    times = times_masked({f"w{i}": count for i, count in enumerate(counts)}, 0.001, 1000)
+    weights = np.array(counts) ** -0.7
+    expected = 1000 * weights / weights.sum()
+    assert times.sum() == 1000
+    assert (np.abs(times - expected) <= 6 * np.sqrt(expected) + 6).all(), (times, expected)
+
+
+def test_a_word_is_masked_no_more_often_than_always() -> None:
+    counts = {"rare": 1, "seldom": 2} | {f"common{i}": 10**12 for i in range(8)}
+    times = times_masked(counts, 0.4, 600)
+    assert times[:2].tolist() == [600, 600]  # of 4 words each time
+    np.testing.assert_allclose(times[2:] / 600, 2 / 8, atol=0.09)
+
+
 def test_views_sequences_and_seeds_differ_and_view_0_is_plain() -> None:
     text = "word " * 200
     found = [
@@ -94,6 +136,13 @@ def test_draws_stay_the_same_for_ever() -> None:
         [10, 15, MASK],
         [20, 25, MASK],
         [54, 59, MASK],
+    ]
+    counts = WordCounts({"the": 900, "quick": 7, "over": 80, "again": 50, "and": 700})
+    assert mask_spans(text, 42, 1, 17, 0.3, counts).tolist() == [
+        [10, 15, MASK],
+        [20, 25, MASK],
+        [60, 65, MASK],
+        [66, 70, MASK],
     ]
 
 

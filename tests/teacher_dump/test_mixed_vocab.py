@@ -546,7 +546,7 @@ def test_verify_tells_embeddings_that_are_not_those_of_the_tokenizer(
 
     writer = StoreWriter.create_or_resume(
         tmp_path / "wrong.zarr", store.identity, store.features, store.calibration,
-        files=dict(store.teacher_files()), software=store.meta["software"], mixed_vocab=wrong,
+        files=dict(store.teacher_files()), software=store.meta["software"], more=[wrong],
     )  # fmt: skip
     copy_part(writer, 0, store, 0, store, 0)
     writer.seal()
