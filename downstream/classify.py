@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from downstream.tables import Row, read_rows
 from downstream.tasks import Task, label_head
+from store import TaskSpec
 from store.errors import UserError
 
 
@@ -73,9 +74,9 @@ class Classify(Task):
                 "examples; ask for at most as many"
             )
 
-    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Labelled]]) -> None:
+    def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Labelled]]) -> None:
         """The labels are those of the model. Raises UserError where a split has others."""
-        self.labels = list(labels)
+        self.labels = list(spec.labels)
         self._refuse_others(splits, "is unknown to the model", "name it as the model does")
 
     def _refuse_others(

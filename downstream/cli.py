@@ -51,7 +51,7 @@ AS_IS = {"as_is", "model", "test", "out", "max_length"}
 TAKES = {
     "mlm": TRAINING | MLM,
     "pos": FINE_TUNING | AS_IS,
-    "ner": FINE_TUNING | AS_IS,
+    "ner": FINE_TUNING | AS_IS | {"pieces"},
     "classify": FINE_TUNING | AS_IS | {"per_class"},
     "pair": FINE_TUNING | AS_IS,
     "qa": FINE_TUNING | {"stride"},
@@ -126,6 +126,12 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--per-class",
     type=click.IntRange(min=1),
     help="classify: N training examples of each class, other ones for each seed.",
+)
+@click.option(
+    "--pieces",
+    type=click.Choice(["first", "all"]),
+    help="ner: what of a word is taught, its first word piece or all: those after it the label X,"
+    " which the model, its store and its students keep (TinyMBERT). [first]",
 )
 @click.option(
     "--stride",
@@ -208,7 +214,7 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
     files = _taken(given, "train", "dev") | report.splits_to_test(given.pop("test", ()))
     if not as_is:
         (files["train"],) = files["train"]
-    subject = _task(task, columns, _taken(given, "per_class", "stride"))
+    subject = _task(task, columns, _taken(given, "per_class", "stride", "pieces"))
     keep = out / "model" if given.pop("save", False) else None
     settings = FineTuneSettings(**given)
     out.mkdir(parents=True, exist_ok=True)  # told now, not after hours, if it cannot be made
@@ -240,7 +246,7 @@ def _task(name: str, columns: dict[str, str], own: dict[str, Any]) -> Any:
     from downstream.tagging import Entities, PartsOfSpeech
 
     if name in ("pos", "ner"):
-        return PartsOfSpeech() if name == "pos" else Entities()
+        return PartsOfSpeech() if name == "pos" else Entities(**own)
     return {"classify": Classify, "pair": PairScore, "qa": QA}[name](columns, **own)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from store import TaskSpec
 from store.errors import UserError
 from store.positions import first_position
 from student_train.bilstm import BiLstmConfig  # and the Auto classes know such students
@@ -24,20 +25,21 @@ def load_with_fresh_head(
     Raises UserError where the checkpoint cannot be loaded, lacks weights of the encoder, or has no
     fast tokenizer that can pad.
     """
-    load_config(model)
+    config = load_config(model)
+    config.update(head)
     tokenizer = _padding_tokenizer(model)
     network, _ = load_network(
         factory,
         model,
+        config=config,
         dtype=torch.float32,
         ignore_mismatched_sizes=True,  # a checkpoint that has a head of other labels
-        **head,
     )
     _match_inputs(tokenizer, network)
     return tokenizer, network
 
 
-def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, tuple[str, ...]]:
+def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, TaskSpec]:
     """Tokenizer, network (float32) and labels of a checkpoint that has the head of `factory`.
 
     Raises UserError as `load_with_fresh_head` does, and where the checkpoint has no such head or
@@ -50,7 +52,7 @@ def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, tu
     _match_inputs(tokenizer, network)
     task = task_of(network, kind, model.name)
     assert task is not None  # as it is for LM heads alone
-    return tokenizer, network, task.labels
+    return tokenizer, network, task
 
 
 def _padding_tokenizer(model: ResolvedModel) -> Any:

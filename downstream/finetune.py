@@ -94,8 +94,8 @@ def score_as_is(
     """
     source = resolve_model(model)
     splits = {name: task.read(path) for name, path in files.items()}
-    tokenizer, network, labels = load_with_own_head(source, task.model_class)
-    task.adopt(labels, splits)
+    tokenizer, network, spec = load_with_own_head(source, task.model_class)
+    task.adopt(spec, splits)
     length, cut = _length(task, max_length, network, tokenizer)
     say(f"as it is: {counted(network.num_parameters(), 'parameter')}{cut}")
     with tempfile.TemporaryDirectory(prefix="score-") as scratch:

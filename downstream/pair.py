@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from downstream.classify import as_rows
 from downstream.tables import Row, read_rows
 from downstream.tasks import Task
+from store import TaskSpec
 from store.errors import UserError
 
 
@@ -62,8 +63,9 @@ class PairScore(Task):
         scores = np.array([pair.score for pair in splits["train"]])
         self.mean, self.scale = float(scores.mean()), float(scores.std())
 
-    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Pair]]) -> None:
+    def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Pair]]) -> None:
         """Raises UserError where the model gives no single score, too."""
+        labels = spec.labels
         if len(labels) != 1:
             raise UserError(
                 f"--model: tells {len(labels)} labels apart, {', '.join(labels)[:200]}; a score is"

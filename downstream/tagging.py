@@ -11,43 +11,63 @@ import numpy as np
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
 from downstream.tasks import IGNORED, Task, label_head
-from downstream.words import Sentence, first_pieces, read_tagged
+from downstream.words import Sentence, read_tagged, starts, word_pieces
+from store import TaskSpec
 from store.errors import UserError
+
+ENTITY = ("B-", "I-")
+LATER = "X"
+"""The label of a word's pieces after its first in the code of Mukherjee & Awadallah 2020
+(sequence_process in preprocessing.py of microsoft/xtreme-distil-transformers)."""
 
 
 class Tagging(Task):
-    """word<TAB>tag files. A tag that training never saw cannot be predicted, but counts."""
+    """word<TAB>tag files. A tag that training never saw cannot be predicted, but counts.
+
+    `labels` are what the head tells apart, by number: tags of words, and `later`, which is of a
+    word's pieces after its first. Where this is None, these take no part in the loss.
+    """
 
     model_class = AutoModelForTokenClassification
 
     def __init__(self) -> None:
-        self.tags: list[str] = []
+        self.labels: list[str] = []
+        self.later: str | None = None
 
     def read(self, path: Path) -> list[Sentence]:
         return read_tagged(path)
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
         """The tags are those of `train`."""
-        self.tags = sorted({tag for sentence in splits["train"] for tag in sentence.tags})
+        tags = {tag for sentence in splits["train"] for tag in sentence.tags}
+        self.labels = sorted(tags) + ([] if self.later is None else [self.later])
 
-    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Sentence]]) -> None:
+    def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Sentence]]) -> None:
         """The tags are those of the model. Raises UserError where a split has others."""
-        self.tags = list(labels)
+        self.labels, self.later = list(spec.labels), spec.later_label
+        tags = [label for label in self.labels if label != self.later]
         for name, sentences in splits.items():
             for tag in (tag for sentence in sentences for tag in sentence.tags):
-                if tag not in self.tags:
+                if tag not in tags:
                     raise UserError(
                         f"--{name}: tag {tag!r} is unknown to the model, which has"
-                        f" {', '.join(self.tags)[:200]}; name tags as it does"
+                        f" {', '.join(tags)[:200]}; name tags as it does"
                     )
 
     def head(self) -> dict[str, Any]:
-        return label_head(self.tags)
+        """`later_label` is told even where it is None: a checkpoint may have had one."""
+        return label_head(self.labels) | {"later_label": self.later}
 
     def encode(
         self, tokenizer: Any, examples: Sequence[Sentence], limit: int
     ) -> list[dict[str, Any]]:
-        return encode(tokenizer, examples, self.tags, limit)
+        return encode(tokenizer, examples, self.labels, limit, self.later)
+
+    def words(
+        self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
+    ) -> tuple[list[list[str]], list[list[str]]]:
+        """Gold and predicted tags; see `word_tags`."""
+        return word_tags(examples, rows, predictions, self.labels, self.later)
 
     def collator(self, tokenizer: Any) -> Any:
         return DataCollatorForTokenClassification(tokenizer)
@@ -65,18 +85,29 @@ class PartsOfSpeech(Tagging):
     ) -> dict[str, float]:
         from sklearn.metrics import f1_score
 
-        gold, found = word_tags(examples, rows, predictions, self.tags)
+        gold, found = self.words(examples, rows, predictions)
         flat, guessed = list(chain(*gold)), list(chain(*found))
         macro = f1_score(flat, guessed, labels=sorted(set(flat)), average="macro", zero_division=0)
         return {"macro_f1": float(macro), "accuracy": _accuracy(gold, found)}
 
 
 class Entities(Tagging):
-    """IOB tags. The epoch is chosen by F1 over whole entities, as seqeval counts them."""
+    """IOB tags. The epoch is chosen by F1 over whole entities, as seqeval counts them.
+
+    `pieces`: whether the `first` of a word alone is taught to a model, or `all`, those after it as
+    `LATER`. A model that is scored as it is brings its own way.
+    """
 
     name = "ner"
     measures = {"entity F1": "entity_f1", "accuracy": "accuracy"}
     primary = "entity_f1"
+
+    def __init__(self, pieces: str = "first") -> None:
+        super().__init__()
+        self.later = LATER if pieces == "all" else None
+
+    def options(self) -> dict[str, Any]:
+        return {"pieces": "first" if self.later is None else "all"}
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
         """Raises UserError on tags that are not IOB."""
@@ -84,24 +115,24 @@ class Entities(Tagging):
             _check_iob(name, (tag for sentence in sentences for tag in sentence.tags))
         super().prepare(splits)
 
-    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Sentence]]) -> None:
+    def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Sentence]]) -> None:
         """Raises UserError on tags that are not IOB, as well."""
-        _check_iob("model", labels)
-        super().adopt(labels, splits)
+        _check_iob("model", (label for label in spec.labels if label != spec.later_label))
+        super().adopt(spec, splits)
 
     def score(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
         from seqeval.metrics import f1_score
 
-        gold, found = word_tags(examples, rows, predictions, self.tags)
+        gold, found = self.words(examples, rows, predictions)
         entities = float(f1_score(gold, found, zero_division=0))
         return {"entity_f1": entities, "accuracy": _accuracy(gold, found)}
 
 
 def _check_iob(option: str, tags: Iterable[str]) -> None:
     for tag in tags:
-        if tag != "O" and not tag.startswith(("B-", "I-")):
+        if tag != "O" and not tag.startswith(ENTITY):
             raise UserError(
                 f"--{option}: tag {tag!r} is neither O nor B-... nor I-...; "
                 "entity F1 needs IOB tags, take --task pos for others"
@@ -109,23 +140,34 @@ def _check_iob(option: str, tags: Iterable[str]) -> None:
 
 
 def encode(
-    tokenizer: Any, sentences: Sequence[Sentence], tags: Sequence[str], limit: int
+    tokenizer: Any,
+    sentences: Sequence[Sentence],
+    labels: Sequence[str],
+    limit: int,
+    later: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Model inputs with `labels`: the tag at the first piece of each word, -100 elsewhere.
+    """Model inputs with `labels`: the tag at the first piece of each word, `later` at its others,
+    -100 elsewhere.
 
-    A tag that is not in `tags` is labelled -100 as well. `first` is where the first piece of each
-    word stands, -1 for a word without a piece.
+    What is not in `labels` is -100 as well. `first` is where the first piece of each word stands,
+    -1 for a word without a piece.
     """
-    number = {tag: index for index, tag in enumerate(tags)}
+    number: dict[str | None, int] = {label: index for index, label in enumerate(labels)}
     rows = []
     for sentence in sentences:
-        ids, first = first_pieces(tokenizer, sentence.words, limit)
-        labels = [IGNORED] * len(ids)
-        for position, tag in zip(first, sentence.tags, strict=True):
-            if position >= 0:
-                labels[position] = number.get(tag, IGNORED)
+        ids, pieces = word_pieces(tokenizer, sentence.words, limit)
+        numbers = [IGNORED] * len(ids)
+        for run, tag in zip(pieces, sentence.tags, strict=True):
+            for position in run:
+                label = tag if position == run.start else later
+                numbers[position] = number.get(label, IGNORED)
         rows.append(
-            {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels, "first": first}
+            {
+                "input_ids": ids,
+                "attention_mask": [1] * len(ids),
+                "labels": numbers,
+                "first": starts(pieces),
+            }
         )
     return rows
 
@@ -134,17 +176,32 @@ def word_tags(
     sentences: Sequence[Sentence],
     rows: Sequence[dict[str, Any]],
     logits: np.ndarray[Any, Any],
-    tags: Sequence[str],
+    labels: Sequence[str],
+    later: str | None = None,
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """Gold and predicted tags of every word. A word without a piece (cut off, or of blanks) has the
-    prediction "O"."""
+    """Gold and predicted tags of every word, by its first piece.
+
+    A word without a piece (cut off, or of blanks) has the prediction "O". One whose first piece is
+    taken for a `later` one goes on with the entity before it, as such pieces do in the evaluation
+    of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py): I-PER after B-PER or I-PER, "O"
+    where there is none.
+    """
     best = logits.argmax(-1)
     gold = [list(sentence.tags) for sentence in sentences]
-    found = [
-        [tags[best[number, position]] if position >= 0 else "O" for position in row["first"]]
-        for number, row in enumerate(rows)
-    ]
+    found = []
+    for number, row in enumerate(rows):
+        tags: list[str] = []
+        for position in row["first"]:
+            label = labels[best[number, position]] if position >= 0 else "O"
+            tags.append(_going_on(tags) if label == later else label)
+        found.append(tags)
     return gold, found
+
+
+def _going_on(tags: Sequence[str]) -> str:
+    """The tag of a word that belongs to the one before it."""
+    before = tags[-1] if tags else "O"
+    return f"I-{before[2:]}" if before.startswith(ENTITY) else "O"
 
 
 def _accuracy(gold: list[list[str]], found: list[list[str]]) -> float:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from transformers import DataCollatorWithPadding
 
+from store import TaskSpec
 from store.errors import UserError
 
 IGNORED = -100
@@ -44,8 +45,8 @@ class Task(ABC):
     def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
         """Learn from `train` what the head needs. Raises UserError where splits do not fit."""
 
-    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Any]]) -> None:
-        """Learn from the head of a model, whose outputs have these labels, what `prepare` learns
+    def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Any]]) -> None:
+        """Learn from the head of a model, whose outputs `spec` names, what `prepare` learns
         from `train`. Raises UserError where head and splits do not fit; here always."""
         raise UserError(f"--task {self.name}: its models cannot be scored as they are; fine-tune")
 

@@ -54,7 +54,20 @@ def read_tagged(path: Path) -> list[Sentence]:
 def first_pieces(
     tokenizer: Any, words: Sequence[str], max_length: int
 ) -> tuple[list[int], list[int]]:
-    """Token ids of the words joined by blanks, and where each word's first piece is (-1: nowhere).
+    """Token ids of the words joined by blanks, and where each word's first piece is, or -1."""
+    ids, pieces = word_pieces(tokenizer, words, max_length)
+    return ids, starts(pieces)
+
+
+def starts(pieces: Sequence[range]) -> list[int]:
+    """Where each run begins, -1 for an empty one."""
+    return [run.start if run else -1 for run in pieces]
+
+
+def word_pieces(
+    tokenizer: Any, words: Sequence[str], max_length: int
+) -> tuple[list[int], list[range]]:
+    """Token ids of the words joined by blanks, and where each word's pieces are (nowhere: empty).
 
     Positions come from character offsets, not from `is_split_into_words`, because byte-level
     tokenizers treat words given apart as if no blank preceded them.
@@ -67,12 +80,14 @@ def first_pieces(
         return_special_tokens_mask=True,
     )
     spans, special = encoded["offset_mapping"], encoded["special_tokens_mask"]
-    first, position, begin = [], 0, 0
+    pieces, position, begin = [], 0, 0
     for word in words:
         end = begin + len(word)
         while position < len(spans) and (special[position] or spans[position][1] <= begin):
             position += 1
-        inside = position < len(spans) and spans[position][0] < end
-        first.append(position if inside else -1)
+        stop = position
+        while stop < len(spans) and not special[stop] and spans[stop][0] < end:
+            stop += 1
+        pieces.append(range(position, stop))
         begin = end + 1
-    return encoded["input_ids"], first
+    return encoded["input_ids"], pieces

@@ -68,11 +68,14 @@ class LogitsSpec:
 class TaskSpec:
     """What the teacher was fine-tuned for: `classification` of texts or `tagging` of tokens.
 
-    `labels` are the names of its C classes or tags, by number.
+    `labels` are the names of its C classes or tags, by number. `later_label` is the one of the
+    pieces of a word after its first, where a tagger was taught these, too (Mukherjee & Awadallah
+    2020, "X" in their published code).
     """
 
     kind: str
     labels: tuple[str, ...]
+    later_label: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in TASKS:
@@ -83,6 +86,10 @@ class TaskSpec:
         _whole(len(self.labels), "number of labels", 1, MAX_LABELS)
         if len(set(self.labels)) != len(self.labels):
             raise StoreError("features: two labels of the task have one name")
+        if self.later_label is not None and self.later_number is None:
+            raise StoreError(
+                f"features: later_label must be a label of a tagging, got {self.later_label!r:.80}"
+            )
 
     @property
     def gold(self) -> str:
@@ -94,8 +101,16 @@ class TaskSpec:
         """Group of a view with the teacher's logits."""
         return TASKS[self.kind][1]
 
+    @property
+    def later_number(self) -> int | None:
+        """The number of `later_label`."""
+        if self.kind != "tagging" or self.later_label not in self.labels:
+            return None
+        return self.labels.index(self.later_label)
+
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "labels": list(self.labels)}
+        found: dict[str, Any] = {"kind": self.kind, "labels": list(self.labels)}
+        return found | ({} if self.later_label is None else {"later_label": self.later_label})
 
     @staticmethod
     def from_json(value: object) -> TaskSpec:
@@ -103,7 +118,7 @@ class TaskSpec:
             raise StoreError(f"features: task must have kind and labels, got {value!r:.80}")
         if not isinstance(value.get("kind"), str):
             raise StoreError(f"features: task must be a text, got {value.get('kind')!r:.80}")
-        return TaskSpec(value["kind"], value["labels"])
+        return TaskSpec(value["kind"], value["labels"], value.get("later_label"))
 
 
 @dataclass(frozen=True)

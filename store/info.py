@@ -129,7 +129,8 @@ def _logits(features: Features) -> str:
 def _task(task: TaskSpec) -> str:
     shown = ", ".join(task.labels[:LABELS])
     more = f", and {len(task.labels) - LABELS:,} more" if len(task.labels) > LABELS else ""
-    return f"{task.kind}, {counted(len(task.labels), 'label')}: {shown}{more}"
+    later = f"; {task.later_label} is of word pieces after the first" if task.later_label else ""
+    return f"{task.kind}, {counted(len(task.labels), 'label')}: {shown}{more}{later}"
 
 
 def _teacher(teacher: Any) -> str:

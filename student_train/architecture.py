@@ -253,6 +253,8 @@ def make_student(
     if task:
         common["id2label"] = dict(enumerate(task.labels))
         common["label2id"] = {label: number for number, label in enumerate(task.labels)}
+        if task.later_label is not None:
+            common["later_label"] = task.later_label
     kind = KINDS[shape.kind]
     return kind.models[task.kind if task else "mlm"](
         kind.config(shape, tokenizer, positions, **common)

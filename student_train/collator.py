@@ -180,14 +180,17 @@ class Collator:
         )
 
     def _task(self, batch: Batch, alignment: Alignment) -> TaskTargets:
-        """Of each text, or of the tokens that begin a word: only these have tags, and the first
-        piece of a word speaks for it."""
+        """Of each text, or of the tokens that begin a word: the first piece of a word speaks for
+        it. Of all tokens where the teacher has a label for a word's other pieces, too."""
         if batch.labels is not None:
             return TaskTargets(None, _float(batch.class_logits), _long(batch.labels))
-        assert batch.tags is not None
+        assert batch.tags is not None and self.task is not None
         runs = alignment.teacher[:, 0]
-        begins = word_begins(batch) | (batch.tags >= 0)
-        chosen = begins[runs]
+        if self.task.later_label is None:
+            tagged = word_begins(batch) | (batch.tags >= 0)
+        else:
+            tagged = ~batch.special
+        chosen = tagged[runs]
         rows = runs[chosen]
         logits = None if batch.tag_logits is None else batch.tag_logits[rows]
         return TaskTargets(

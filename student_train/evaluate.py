@@ -36,7 +36,7 @@ def evaluate(
     `valid_mlm_per_character` is the masked-LM loss summed over masked tokens and divided by the
     characters they cover (nats), which compares students with different vocabularies. For a task:
     `valid_accuracy` is the share of the gold labels that the student gives, `valid_agreement` of
-    the teacher's best ones. Empty if there are no blocks.
+    the teacher's best ones, at all pieces that it learns from. Empty if there are no blocks.
     """
     if not len(blocks):
         return {}

@@ -61,15 +61,21 @@ class Labels:
             yield replace(window, numbers=numbers)
 
     def _tags(self, window: Window, gold: Gold, where: str) -> np.ndarray:
-        """The first piece of a word has its tag; a piece of several words that of the first."""
+        """The first piece of a word has its tag; a piece of several words that of the first. The
+        word's others have the teacher's `later_label`, where it has one."""
         tags = np.full(len(window.ids), -1, np.int32)
         begin, end = window.offsets.astype(np.int64).T
         pieces = np.flatnonzero(~window.special & (begin < end))
-        ends = np.maximum.accumulate(end[pieces])
+        begins, ends = (np.maximum.accumulate(side[pieces]) for side in (begin, end))
+        later = self.task.later_number
         last = window.document_begin + len(window.text)
         inside = [tag for tag in gold.tags if window.document_begin <= tag[0] < last]
         for first, after, name in reversed(inside):
             place = int(np.searchsorted(ends, first - window.document_begin, "right"))
             if place < len(pieces) and begin[pieces[place]] < after - window.document_begin:
                 tags[pieces[place]] = self.number(name, where)
+                if later is not None:
+                    stop = int(np.searchsorted(begins, after - window.document_begin, "left"))
+                    others = pieces[place + 1 : stop]
+                    tags[others[tags[others] < 0]] = later
         return tags

@@ -120,4 +120,10 @@ def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec |
     names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
     if len(set(names)) < len(names):
         raise UserError(f"{name}: two labels have one name in id2label of its config.json")
-    return TaskSpec(head, tuple(names))
+    later = getattr(config, "later_label", None) if head == "tagging" else None
+    if later is not None and later not in names:
+        raise UserError(
+            f"{name}: later_label of its config.json is {later!r}, which is none of its labels,"
+            f" {', '.join(names)[:200]}; take it out, or name the label of a word's later pieces"
+        )
+    return TaskSpec(head, tuple(names), later)

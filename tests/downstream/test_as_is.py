@@ -194,6 +194,7 @@ def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: 
             "--task ner --as-is does not take --seeds, --seed, --epochs, --lr, --limit; leave out",
         ),
         (("--task", "classify", "--save", "--per-class", 2), "not take --save, --per-class"),
+        (("--task", "ner", "--pieces", "all"), "--task ner --as-is does not take --pieces"),
         (("--task", "pair", "--model", "m"), "--task pair --as-is needs --test, --out"),
         (("--task", "qa", "--model", "m"), "--task qa does not take --as-is"),
         (("--task", "mlm", "--model", "m"), "--task mlm does not take --as-is"),

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 from downstream.encoders import default_lr
 from downstream.finetune import FineTuneSettings, fine_tune
 from downstream.probe import linear_probe
-from downstream.tagging import Entities, PartsOfSpeech, encode
+from downstream.tagging import LATER, Entities, PartsOfSpeech, encode, word_tags
 from downstream.tasks import IGNORED
 from downstream.words import Sentence, first_pieces, read_tagged
 from store.errors import UserError
@@ -64,6 +64,35 @@ def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any])
     assert first[1] - first[0] > 1
     assert [row["labels"][position] for position in first] == [1, 0, IGNORED]
     assert sum(label != IGNORED for label in row["labels"]) == 2
+
+
+def test_the_other_pieces_of_a_word_may_have_a_label(make_tokenizer: Callable[[str], Any]) -> None:
+    """Also of a word whose own tag is unknown; never [CLS], [SEP], or what was cut off."""
+    sentence = Sentence(("Donaudampfschifffahrt", "lamp", "Wolkenkratzer"), ("B-X", "O", "unseen"))
+    task = Entities("all")
+    task.prepare({"train": [Sentence(("a", "b"), ("O", "B-X"))]})
+    assert task.labels == ["B-X", "O", LATER] and task.head()["later_label"] == LATER
+    for limit in (64, 8):
+        (row,) = task.encode(make_tokenizer("wordpiece"), [sentence], limit)
+        first, labels = row["first"], row["labels"]
+        expected = [2] * len(labels)
+        expected[0] = expected[-1] = IGNORED
+        for position, tag in zip(first, (0, 1, IGNORED), strict=True):
+            if position >= 0:
+                expected[position] = tag
+        assert labels == expected and labels.count(2) > 3
+    assert Entities().head()["later_label"] is None
+
+
+def test_a_word_taken_for_a_later_piece_goes_on_with_the_entity() -> None:
+    labels = ["B-PER", "I-PER", "O", LATER]
+    sentences = [Sentence(tuple("abcdef"), ("O",) * 6), Sentence(("g",), ("O",))]
+    rows = [{"first": [0, 1, 2, 3, 4, -1]}, {"first": [0]}]
+    logits = np.eye(4)[[[3, 0, 3, 3, 2], [3, 3, 3, 3, 3]]]
+    _, found = word_tags(sentences, rows, logits, labels, LATER)
+    assert found == [["O", "B-PER", "I-PER", "I-PER", "O", "O"], ["O"]]
+    _, found = word_tags(sentences, rows, logits, labels)  # here X is a tag like any other
+    assert found[1] == [LATER]
 
 
 def test_scores_by_hand() -> None:

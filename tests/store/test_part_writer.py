@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store import Features, LogitsSpec, PartWriter, StoreError
+from store import Features, LogitsSpec, PartWriter, StoreError, TaskSpec
 from tests.store.making import calibration_of, features_of, make_part
 from tests.store.test_writing import SMALL
 
@@ -133,10 +133,15 @@ def test_features_of_a_task_in_json() -> None:
     assert causal.to_json()["logits"] == {"tier": "topk", "size": 3, "next_token": True}
     assert Features.from_json(causal.to_json()) == causal
     good = {"kind": "tagging", "labels": ["a"]}
+    later = TaskSpec.from_json(good | {"later_label": "a"})
+    assert later.later_number == 0 and later.to_json() == good | {"later_label": "a"}
+    assert TaskSpec.from_json(good).to_json() == good
     for bad in (
         None, [], {}, {"kind": "tagging"}, good | {"kind": "parsing"}, good | {"kind": {}},
         good | {"labels": []}, good | {"labels": "ab"}, good | {"labels": ["a", "a"]},
         good | {"labels": ["a", 1]}, good | {"labels": {"a": 1}},
+        good | {"later_label": "b"}, good | {"later_label": 0},
+        good | {"kind": "classification", "later_label": "a"},
     ):  # fmt: skip
         with pytest.raises(StoreError, match="^features: "):
             Features.from_json(plain | {"task": bad})

@@ -102,6 +102,36 @@ def test_laws_of_tags(make_tokenizer: Any, kind: str, sentence: list[Any], size:
                 covered = max(covered, end)
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@given(sentence=TAGGED, size=st.integers(8, 24))
+def test_laws_of_later_pieces(
+    make_tokenizer: Any, kind: str, sentence: list[Any], size: int
+) -> None:
+    """Tags stand where they stood; every other piece that begins within a word whose tag is here,
+    and no other one, has the label of later pieces."""
+    spans = spans_of([word for word, _ in sentence])
+    gold = Gold(tags=tuple((*s, tag) for s, (_, tag) in zip(spans, sentence, strict=True) if tag))
+    document = Document(" ".join(word for word, _ in sentence), "x", 0, gold)
+    both = (TaskSpec("tagging", TAGS), TaskSpec("tagging", ("X", *TAGS), "X"))
+    plain, later = (
+        list(Labels(task, "t").numbered(iter_windows([document], make_tokenizer(kind), size)))
+        for task in both
+    )
+    for before, window in zip(plain, later, strict=True):
+        assert before.numbers is not None and window.numbers is not None
+        kept = before.numbers >= 0
+        np.testing.assert_array_equal(window.numbers[kept], before.numbers[kept] + 1)
+        assert not window.special[window.numbers == 0].any()
+        offsets = window.offsets + window.document_begin
+        here = [s for s, (_, tag) in zip(spans, sentence, strict=True)
+                if tag and s[0] >= window.document_begin]  # fmt: skip
+        for (begin, end), special, number in zip(
+            offsets[~kept], window.special[~kept], window.numbers[~kept], strict=True
+        ):
+            inside = any(b <= begin < e for b, e in here)
+            assert number == (0 if inside and end > begin and not special else -1)
+
+
 def test_numbers_are_not_taken_for_names() -> None:
     named = Labels(TaskSpec("classification", MOODS), "t")
     assert [named.number(word, "x") for word in ("positive", "2", "-1")] == [1, 2, -1]
