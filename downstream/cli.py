@@ -48,11 +48,12 @@ TRAINING = {"model", "train", "dev", "out", "seed", "epochs", "batch_size", "lr"
 FINE_TUNING = TRAINING | {"test", "seeds", "limit", "save", "precision"}
 MLM = {"steps", "batch_tokens", "vocab", "mask_prob", "evaluate_every", "precision", "resume"}
 AS_IS = {"as_is", "model", "test", "out", "max_length"}
+LABELS = {"unseen_labels"}
 TAKES = {
     "mlm": TRAINING | MLM,
-    "pos": FINE_TUNING | AS_IS,
-    "ner": FINE_TUNING | AS_IS,
-    "classify": FINE_TUNING | AS_IS | {"per_class"},
+    "pos": FINE_TUNING | AS_IS | LABELS,
+    "ner": FINE_TUNING | AS_IS | LABELS,
+    "classify": FINE_TUNING | AS_IS | LABELS | {"per_class"},
     "pair": FINE_TUNING | AS_IS,
     "qa": FINE_TUNING | {"stride"},
     "speed": {"model", "teacher", "test", "out", "seed", "batch_size", "max_length", "repeat"},
@@ -128,6 +129,12 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="classify: N training examples of each class, other ones for each seed.",
 )
 @click.option(
+    "--unseen-labels",
+    type=click.Choice(["refuse", "count"]),
+    help="pos, ner, classify: labels of --dev or --test that training (--as-is: the model) does not"
+    " have; count: the model has each of them wrong. [refuse]",
+)
+@click.option(
     "--stride",
     type=click.IntRange(min=0),
     help="qa: tokens that two windows of a long context share. [a third of --max-length]",
@@ -154,7 +161,7 @@ def main(task: str, **options: Any) -> None:
 def _refuse(task: str, given: dict[str, Any]) -> None:
     what, takes, needs = f"--task {task}", TAKES[task], NEEDS[task]
     if "as_is" in given and "as_is" in takes:
-        what, takes, needs = f"{what} --as-is", AS_IS, ("model", "test", "out")
+        what, takes, needs = f"{what} --as-is", takes & (AS_IS | LABELS), ("model", "test", "out")
     takes = takes | {f"{role}_column" for role in COLUMNS.get(task, ())}
     wrong = [_flag(name) for name in given if name not in takes]
     if wrong:
@@ -208,7 +215,7 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
     files = _taken(given, "train", "dev") | report.splits_to_test(given.pop("test", ()))
     if not as_is:
         (files["train"],) = files["train"]
-    subject = _task(task, columns, _taken(given, "per_class", "stride"))
+    subject = _task(task, columns, _taken(given, "per_class", "stride", "unseen_labels"))
     keep = out / "model" if given.pop("save", False) else None
     settings = FineTuneSettings(**given)
     out.mkdir(parents=True, exist_ok=True)  # told now, not after hours, if it cannot be made
@@ -240,7 +247,7 @@ def _task(name: str, columns: dict[str, str], own: dict[str, Any]) -> Any:
     from downstream.tagging import Entities, PartsOfSpeech
 
     if name in ("pos", "ner"):
-        return PartsOfSpeech() if name == "pos" else Entities()
+        return PartsOfSpeech(**own) if name == "pos" else Entities(**own)
     return {"classify": Classify, "pair": PairScore, "qa": QA}[name](columns, **own)
 
 

@@ -2,52 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
-from downstream.tasks import IGNORED, Task, label_head
+from downstream.tasks import IGNORED, LabelTask
 from downstream.words import Sentence, first_pieces, read_tagged
-from store.errors import UserError
+from teacher_dump.iob import BEGINNING, check_order, check_tag
 
 
-class Tagging(Task):
-    """word<TAB>tag files. A tag that training never saw cannot be predicted, but counts."""
+class Tagging(LabelTask):
+    """word<TAB>tag files."""
 
     model_class = AutoModelForTokenClassification
-
-    def __init__(self) -> None:
-        self.tags: list[str] = []
+    what = "tag"
 
     def read(self, path: Path) -> list[Sentence]:
         return read_tagged(path)
 
-    def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """The tags are those of `train`."""
-        self.tags = sorted({tag for sentence in splits["train"] for tag in sentence.tags})
+    def labels_of(self, example: Sentence) -> Sequence[str]:
+        return example.tags
 
-    def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """The tags are those of the model. Raises UserError where a split has others."""
-        self.tags = list(labels)
-        for name, sentences in splits.items():
-            for tag in (tag for sentence in sentences for tag in sentence.tags):
-                if tag not in self.tags:
-                    raise UserError(
-                        f"--{name}: tag {tag!r} is unknown to the model, which has"
-                        f" {', '.join(self.tags)[:200]}; name tags as it does"
-                    )
-
-    def head(self) -> dict[str, Any]:
-        return label_head(self.tags)
+    def where(self, example: Sentence, number: int) -> str:
+        return example.where(number)
 
     def encode(
         self, tokenizer: Any, examples: Sequence[Sentence], limit: int
     ) -> list[dict[str, Any]]:
-        return encode(tokenizer, examples, self.tags, limit)
+        return encode(tokenizer, examples, self.labels, limit)
 
     def collator(self, tokenizer: Any) -> Any:
         return DataCollatorForTokenClassification(tokenizer)
@@ -65,7 +51,7 @@ class PartsOfSpeech(Tagging):
     ) -> dict[str, float]:
         from sklearn.metrics import f1_score
 
-        gold, found = word_tags(examples, rows, predictions, self.tags)
+        gold, found = word_tags(examples, rows, predictions, self.labels)
         flat, guessed = list(chain(*gold)), list(chain(*found))
         macro = f1_score(flat, guessed, labels=sorted(set(flat)), average="macro", zero_division=0)
         return {"macro_f1": float(macro), "accuracy": _accuracy(gold, found)}
@@ -79,14 +65,15 @@ class Entities(Tagging):
     primary = "entity_f1"
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """Raises UserError on tags that are not IOB."""
-        for name, sentences in splits.items():
-            _check_iob(name, (tag for sentence in sentences for tag in sentence.tags))
+        """Raises UserError on tags that are not IOB, as well."""
+        _check_iob(splits)
         super().prepare(splits)
 
     def adopt(self, labels: Sequence[str], splits: Mapping[str, Sequence[Sentence]]) -> None:
         """Raises UserError on tags that are not IOB, as well."""
-        _check_iob("model", labels)
+        for label in labels:
+            check_tag(label, "--model")
+        _check_iob(splits)
         super().adopt(labels, splits)
 
     def score(
@@ -94,18 +81,17 @@ class Entities(Tagging):
     ) -> dict[str, float]:
         from seqeval.metrics import f1_score
 
-        gold, found = word_tags(examples, rows, predictions, self.tags)
+        gold, found = word_tags(examples, rows, predictions, self.labels)
         entities = float(f1_score(gold, found, zero_division=0))
         return {"entity_f1": entities, "accuracy": _accuracy(gold, found)}
 
 
-def _check_iob(option: str, tags: Iterable[str]) -> None:
-    for tag in tags:
-        if tag != "O" and not tag.startswith(("B-", "I-")):
-            raise UserError(
-                f"--{option}: tag {tag!r} is neither O nor B-... nor I-...; "
-                "entity F1 needs IOB tags, take --task pos for others"
-            )
+def _check_iob(splits: Mapping[str, Sequence[Sentence]]) -> None:
+    for sentence in chain(*splits.values()):
+        for number, (before, tag) in enumerate(pairwise((BEGINNING, *sentence.tags))):
+            where = sentence.where(number)
+            check_tag(tag, where)
+            check_order(before, tag, where)
 
 
 def encode(

@@ -47,9 +47,9 @@ def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
 def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: Path) -> None:
     for name in ("train", "dev"):
         tagged = write_tagged(tmp_path / name, 8, 0).read_text()
-        (tmp_path / name).write_text(tagged.replace("\tNOUN", "\tB-X").replace("\tDET", "\tO"))
+        (tmp_path / name).write_text(tagged.replace("\tNOUN", "\tB-Y").replace("\tDET", "\tO"))
         for tag in ("ADJ", "VERB"):
-            renamed = (tmp_path / name).read_text().replace(f"\t{tag}", "\tI-X")
+            renamed = (tmp_path / name).read_text().replace(f"\t{tag}", "\tB-X")
             (tmp_path / name).write_text(renamed)
     result = run(
         *("--task", "ner", "--model", tiny_teacher("electra"), "--train", tmp_path / "train"),
