@@ -15,16 +15,17 @@ from store.errors import UserError
 HELP = """Use a checkpoint for something.
 
 mlm continues the masked-LM training of MODEL on text (a document a line), or begins it with MODEL
-scratch:HxLxA (width x layers x heads; any that student-train --student takes).
+scratch:HxLxA (width x layers x heads; any that student-train --student takes): once, or with
+--seeds once for each, and prints the mean and the deviation of the loss on held-out text.
 
 pos, ner, classify, pair and qa fine-tune MODEL, once for each seed, and print the mean and the
 deviation; the epoch is chosen on --dev. With --as-is all but qa score on --test, untrained, a
-MODEL that has its head: a student of a task teacher, or what --save kept. scores.json in --out
-holds everything.
+MODEL that has its head: a student of a task teacher, or what --save kept. A label that training
+lacks is refused, unless --unseen-labels count makes it an error of the model.
 
 \b
 pos       word<TAB>tag, a blank line between sentences: macro F1, accuracy
-ner       the same with IOB tags: entity F1, accuracy
+ner       the same with IOB tags (B-X first, then I-X): entity F1, accuracy
 classify  columns text, label: accuracy, macro and weighted F1, Matthews
 pair      columns text_a, text_b, score (a number): Pearson, Spearman
 qa        SQuAD .json, or columns question, context, answer (empty: there
@@ -34,7 +35,8 @@ Columns are those of .tsv, .csv or .jsonl files; an option gives a column's name
 another.
 
 speed measures parameters, size on disk, time and peak memory of MODEL, on a GPU as well where there
-is one. table joins finished RUNs (--out folders) into one table.
+is one. scores.json in --out holds everything. table joins finished RUNs (--out folders) of any
+tasks into one table, the speed of a model beside its scores.
 """
 FILE = click.Path(path_type=Path)
 COLUMNS = {
@@ -50,7 +52,7 @@ MLM = {"steps", "batch_tokens", "vocab", "mask_prob", "evaluate_every", "precisi
 AS_IS = {"as_is", "model", "test", "out", "max_length"}
 LABELS = {"unseen_labels"}
 TAKES = {
-    "mlm": TRAINING | MLM,
+    "mlm": TRAINING | MLM | {"seeds"},
     "pos": FINE_TUNING | AS_IS | LABELS,
     "ner": FINE_TUNING | AS_IS | LABELS,
     "classify": FINE_TUNING | AS_IS | LABELS | {"per_class"},
@@ -91,7 +93,11 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
     " mean. speed: single texts, default random tokens.",
 )
 @click.option("--out", type=FILE, help="A new folder. speed, table: not needed.")
-@click.option("--seeds", type=click.IntRange(min=1), help="Fine-tuning: number of runs. [3]")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    help="Number of runs; several of mlm are saved in OUT/seed-N. [mlm 1; fine-tuning 3]",
+)
 @click.option("--seed", type=int, help="The (first) seed. [0]")
 @click.option("--steps", type=click.IntRange(min=1), help="mlm: optimiser steps.")
 @click.option("--epochs", type=click.IntRange(min=1), help="[mlm 1; fine-tuning 3]")
@@ -183,23 +189,24 @@ def _flag(name: str) -> str:
 
 
 def _mlm(task: str, given: dict[str, Any]) -> None:
-    from downstream.mlm import MlmSettings, train_mlm
+    from downstream import report
+    from downstream.mlm import MlmSettings
+    from downstream.mlm_seeds import train_seeds
     from downstream.scratch import PREFIX
 
     if "steps" in given and "epochs" in given:
         raise UserError("--steps and --epochs contradict each other; give one")
     if "batch_size" in given and "batch_tokens" in given:
         raise UserError("--batch-size and --batch-tokens contradict each other; give one")
-    (given["model"],) = given["model"]
+    (given["model"],), seeds = given["model"], given.pop("seeds", 1)
     if "vocab" in given and not given["model"].startswith(PREFIX):
         raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
     if "batch_tokens" in given:
         length = given.get("max_length", MlmSettings.max_length)
         given["batch_size"] = max(1, given.pop("batch_tokens") // length)
-    figures = train_mlm(MlmSettings(**given), say=click.echo)
-    click.echo(
-        f"saved {given['out']}: held-out loss {figures['held_out_loss']:.4f} nats per masked token"
-    )
+    result = train_seeds(MlmSettings(**given), seeds, click.echo)
+    report.save(result, given["out"])
+    report.show(report.seed_table(result))
 
 
 def _fine_tune(task: str, given: dict[str, Any]) -> None:

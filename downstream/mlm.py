@@ -34,7 +34,7 @@ from student_train.architecture import parse_student
 from teacher_dump.loading import load_config, load_network, load_tokenizer
 from teacher_dump.models import ResolvedModel, resolve_model
 
-BEGUN, CHECKPOINTS = "settings.json", "checkpoint-*"
+BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
 EVAL_SEED = 0
 EVAL_MASK_PROB = 0.15  # whatever the training masks, so that held-out figures compare
 EVAL_TOKENS = 32_768
@@ -66,7 +66,7 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
 
     Raises UserError on a wrong model, text, size or output folder.
     """
-    begun = _check_out(settings)
+    _check_out(settings)
     set_seed(settings.seed)
     lines = [line for path in settings.train for line in read_lines(path)]
     train, held_out = (
@@ -88,7 +88,7 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
         f"learning rate {_lr(settings):g}"
     )
     settings.out.mkdir(parents=True, exist_ok=True)
-    disk.write(settings.out / BEGUN, json.dumps(begun, indent=1).encode())
+    disk.write(settings.out / BEGUN, json.dumps(told(settings), indent=1).encode())
     tokenizer.save_pretrained(settings.out)  # first, because a resumed run must read the same one
     return _run(settings, model, tokenizer, rows, dev_rows, say)
 
@@ -124,6 +124,8 @@ def _run(
     say(f"held-out loss after:  {after:.4f} ({steps}, {minutes:.1f} min)")
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
     figures = {
+        "blocks": {"train": len(rows), "dev": len(dev_rows)},
+        "learning_rate": _lr(settings),
         "held_out_loss_before": before,
         "held_out_loss": after,
         "perplexity": math.exp(after),
@@ -132,7 +134,7 @@ def _run(
         "minutes": minutes,
         "curve": [row for row in trainer.state.log_history if "eval_loss" in row],
     }
-    (settings.out / "metrics.json").write_text(json.dumps(figures, indent=1) + "\n")
+    disk.write(settings.out / METRICS, json.dumps(figures, indent=1).encode())
     for left in settings.out.glob(CHECKPOINTS):
         shutil.rmtree(left)
     return figures
@@ -223,25 +225,48 @@ def _length(asked: int, model: Any, tokenizer: Any) -> int:
     return asked
 
 
-def _check_out(settings: MlmSettings) -> dict[str, Any]:
-    """The settings as JSON. UserError for an output in the way, or begun with other settings."""
-    out = settings.out
+def finished(settings: MlmSettings) -> dict[str, Any] | None:
+    """The figures of a run to resume that came to its end, None of any other.
+
+    Raises UserError where it was begun with other settings.
+    """
+    if not settings.resume or not (settings.out / METRICS).exists():
+        return None
+    _check_begun(settings)
+    figures = dict(json.loads((settings.out / METRICS).read_text()))
+    return figures if "blocks" in figures else None  # of an older version: `train_mlm` refuses it
+
+
+def check_new(out: Path) -> None:
+    """Raises UserError for an output in the way."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out}: exists already; choose another, or continue with --resume")
+
+
+def told(settings: MlmSettings) -> dict[str, Any]:
+    """The settings that decide what comes out, as JSON."""
     now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
-    del now["resume"], now["out"]
+    return {name: value for name, value in now.items() if name not in ("resume", "out")}
+
+
+def _check_out(settings: MlmSettings) -> None:
     if not settings.resume:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(
-                f"--out {out}: exists already; choose another, or continue with --resume"
-            )
-        return dict(now)
+        check_new(settings.out)
+        return
+    _check_begun(settings)
+    if (settings.out / METRICS).exists():
+        raise UserError(
+            f"--resume: the training in {settings.out} is finished; choose another --out"
+        )
+
+
+def _check_begun(settings: MlmSettings) -> None:
+    out, now = settings.out, told(settings)
     try:
         before = json.loads((out / BEGUN).read_text())
         differing = [key for key in now if now[key] != before[key]]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"--resume: {out} holds no training to continue; drop --resume") from None
-    if (out / "metrics.json").exists():
-        raise UserError(f"--resume: the training in {out} is finished; choose another --out")
     if differing:
-        told = ", ".join(f"{key} was {before[key]} and is {now[key]}" for key in differing)
-        raise UserError(f"{out}: cannot resume with other settings: {told}")
-    return dict(now)
+        changes = ", ".join(f"{key} was {before[key]} and is {now[key]}" for key in differing)
+        raise UserError(f"{out}: cannot resume with other settings: {changes}")
