@@ -19,9 +19,11 @@ scratch:HxLxA (width x layers x heads; any that student-train --student takes): 
 --seeds once for each, and prints the mean and the deviation of the loss on held-out text.
 
 pos, ner, classify, pair and qa fine-tune MODEL, once for each seed, and print the mean and the
-deviation; the epoch is chosen on --dev. With --as-is all but qa score on --test, untrained, a
-MODEL that has its head: a student of a task teacher, or what --save kept. A label that training
-lacks is refused, unless --unseen-labels count makes it an error of the model.
+deviation; the epoch is chosen on --dev. A label that training lacks is refused, unless
+--unseen-labels count makes it an error of the model.
+
+With --as-is all but qa score on --test, untrained, a MODEL that has its head: a masked LM, a
+student of a task teacher, or what --save kept.
 
 \b
 pos       word<TAB>tag, a blank line between sentences: macro F1, accuracy
@@ -52,7 +54,7 @@ MLM = {"steps", "batch_tokens", "vocab", "mask_prob", "evaluate_every", "precisi
 AS_IS = {"as_is", "model", "test", "out", "max_length"}
 LABELS = {"unseen_labels"}
 TAKES = {
-    "mlm": TRAINING | MLM | {"seeds"},
+    "mlm": TRAINING | MLM | AS_IS | {"seeds"},
     "pos": FINE_TUNING | AS_IS | LABELS,
     "ner": FINE_TUNING | AS_IS | LABELS,
     "classify": FINE_TUNING | AS_IS | LABELS | {"per_class"},
@@ -125,9 +127,7 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--save", is_flag=True, help="Fine-tuning: keep the first seed's model in OUT/model, a teacher."
 )
-@click.option(
-    "--as-is", is_flag=True, help="pos, ner, classify, pair: score MODEL on --test, untrained."
-)
+@click.option("--as-is", is_flag=True, help="All but qa: score MODEL on --test, untrained.")
 @click.option("--limit", type=click.IntRange(min=1), help="Fine-tuning: first N training examples.")
 @click.option(
     "--per-class",
@@ -180,7 +180,8 @@ def _refuse(task: str, given: dict[str, Any]) -> None:
         if len(given.get(name, ())) > 1 and not several:
             raise UserError(f"--task {task} takes one {_flag(name)}, got {len(given[name])}")
     out = given.get("out")
-    if task != "mlm" and out and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    goes_on = task == "mlm" and "as_is" not in given  # a training looks itself
+    if not goes_on and out and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"--out {out}: exists already; choose another")
 
 
@@ -191,7 +192,7 @@ def _flag(name: str) -> str:
 def _mlm(task: str, given: dict[str, Any]) -> None:
     from downstream import report
     from downstream.mlm import MlmSettings
-    from downstream.mlm_seeds import train_seeds
+    from downstream.mlm_scores import score_as_is, train_seeds
     from downstream.scratch import PREFIX
 
     if "steps" in given and "epochs" in given:
@@ -204,7 +205,12 @@ def _mlm(task: str, given: dict[str, Any]) -> None:
     if "batch_tokens" in given:
         length = given.get("max_length", MlmSettings.max_length)
         given["batch_size"] = max(1, given.pop("batch_tokens") // length)
-    result = train_seeds(MlmSettings(**given), seeds, click.echo)
+    as_is, tests = given.pop("as_is", False), report.splits_to_test(given.pop("test", ()))
+    if as_is:
+        length = given.get("max_length", MlmSettings.max_length)
+        result = score_as_is(given["model"], tests, length, click.echo)
+    else:
+        result = train_seeds(MlmSettings(**given), seeds, tests, click.echo)
     report.save(result, given["out"])
     report.show(report.seed_table(result))
 

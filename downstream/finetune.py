@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from downstream.encoders import (
     longest_input,
 )
 from downstream.progress import Progress
-from downstream.report import SHARES, TEST, over_all, over_seeds
+from downstream.report import SHARES, result_of
 from downstream.tasks import Task
 from store.console import counted
 from store.errors import UserError
@@ -124,25 +123,15 @@ def _result(
     splits: Mapping[str, Sequence[Any]],
     runs: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    tests = [name for name in files if name.startswith(TEST)]
-    examples = {name: len(some) for name, some in splits.items()}
-    if len(tests) > 1:
-        examples[TEST] = sum(examples[name] for name in tests)
-        for run in runs:
-            run[TEST] = over_all([run[name] for name in tests], fmean)
-    scored = [split for split in examples if split != "train"]
-    return {
+    about = {
         "task": task.name,
-        "model": model,
         "measures": dict(task.measures),
         "primary": task.primary,
         "scale": SHARES,
-        "files": {name: str(path) for name, path in files.items()},
-        "settings": {**settings, **task.options()},
-        "examples": examples,
-        "seeds": runs,
-        **over_seeds(runs, scored),
     }
+    paths = {name: str(path) for name, path in files.items()}
+    examples = {name: len(some) for name, some in splits.items()}
+    return result_of(about, model, paths, {**settings, **task.options()}, examples, runs)
 
 
 def _one_seed(

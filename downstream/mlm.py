@@ -75,12 +75,11 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
     model, tokenizer = _load(settings, train, say)
     if not torch.cuda.is_available():
         model.set_attn_implementation("eager")  # quicker on a CPU: the fused kernel's backward
-    length = _length(settings.max_length, model, tokenizer)
+    length = length_of(settings.max_length, model, tokenizer)
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(PREFIX):
         start_from_frequencies(model, rows)
-    dev_rows = blocks(tokenizer, held_out, length, "held-out text")
-    dev_rows = dev_rows[: max(1, EVAL_TOKENS // length)]
+    dev_rows = held_out_blocks(tokenizer, held_out, length)
     say(
         f"{counted(len(rows), 'training block')} and {counted(len(dev_rows), 'held-out block')} of"
         f" {length} tokens; "
@@ -100,9 +99,7 @@ def _run(
         model=model,
         args=_arguments(settings),
         train_dataset=Rows(rows),
-        fixed_dev=masked_batches(
-            BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED), dev_rows, settings.batch_size
-        ),
+        fixed_dev=held_out_batches(tokenizer, dev_rows, settings.batch_size),
         data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
         processing_class=tokenizer,
     )
@@ -138,6 +135,16 @@ def _run(
     for left in settings.out.glob(CHECKPOINTS):
         shutil.rmtree(left)
     return figures
+
+
+def held_out_blocks(tokenizer: Any, lines: Sequence[str], length: int) -> Any:
+    """Token ids [n, length] of the first lines, at most EVAL_TOKENS in all."""
+    return blocks(tokenizer, lines, length, "held-out text")[: max(1, EVAL_TOKENS // length)]
+
+
+def held_out_batches(tokenizer: Any, rows: Any, batch_size: int) -> list[dict[str, torch.Tensor]]:
+    """Blocks as every validation asks them."""
+    return masked_batches(BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED), rows, batch_size)
 
 
 def _lr(settings: MlmSettings) -> float:
@@ -182,11 +189,12 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
         return random_encoder(size, tokenizer, settings.max_length), tokenizer
     resolved = resolve_model(settings.model)
     load_config(resolved)
-    tokenizer = _masking_tokenizer(resolved)
+    tokenizer = masking_tokenizer(resolved)
     return load_with_head(resolved, say), tokenizer
 
 
-def _masking_tokenizer(model: ResolvedModel) -> Any:
+def masking_tokenizer(model: ResolvedModel) -> Any:
+    """Its tokenizer. Raises UserError where that lacks what blocks of masked text need."""
     tokenizer = load_tokenizer(model)
     missing = [
         role
@@ -216,7 +224,8 @@ def load_with_head(resolved: ResolvedModel, say: Callable[[str], None] = print) 
     return model
 
 
-def _length(asked: int, model: Any, tokenizer: Any) -> int:
+def length_of(asked: int, model: Any, tokenizer: Any) -> int:
+    """Tokens of a block, those asked for. Raises UserError where the model takes fewer."""
     limit = longest_input(model.config, tokenizer)
     if asked > limit:
         raise UserError(

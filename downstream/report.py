@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -43,20 +43,39 @@ def save(result: dict[str, Any], out: Path) -> None:
     (out / FILE).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def over_seeds(runs: Sequence[dict[str, Any]], splits: Sequence[str]) -> dict[str, Any]:
-    """`mean` and `deviation` {split: score}; the sample deviation, 0 of a single run."""
+def result_of(
+    about: Mapping[str, Any],
+    model: str,
+    files: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    examples: Mapping[str, int],
+    runs: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """What scores.json says of a task, `about`: its name, measures, primary and scale.
+
+    Of several files to test the mean is added to `examples` and each of the `runs`. `deviation` is
+    the sample one over the runs, 0 of a single run.
+    """
+    tests, counts = [name for name in files if name.startswith(TEST)], dict(examples)
+    if len(tests) > 1:
+        counts[TEST] = sum(counts[name] for name in tests)
+        runs = [{**run, TEST: _over_all([run[name] for name in tests], fmean)} for run in runs]
+    scores = {split: [run[split] for run in runs] for split in counts if split != "train"}
     return {
-        "mean": {split: over_all([run[split] for run in runs], fmean) for split in splits},
-        "deviation": {
-            split: over_all([run[split] for run in runs], _deviation) for split in splits
-        },
+        **about,
+        "model": model,
+        "files": dict(files),
+        "settings": dict(settings),
+        "examples": counts,
+        "seeds": list(runs),
+        "mean": {split: _over_all(some, fmean) for split, some in scores.items()},
+        "deviation": {split: _over_all(some, _deviation) for split, some in scores.items()},
     }
 
 
-def over_all(
+def _over_all(
     scores: Sequence[dict[str, float]], reduce: Callable[[list[float]], float]
 ) -> dict[str, float]:
-    """One figure of each measure for all of the scores."""
     return {name: reduce([score[name] for score in scores]) for name in scores[0]}
 
 

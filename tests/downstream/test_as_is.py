@@ -157,6 +157,7 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> 
     for task, model, test, message in (
         ("pos", "lm", tags, "has no tagging head"),
         ("classify", "lm", texts, "has no classification head"),
+        ("mlm", "classifier", texts, "has no masked-LM head"),
         ("pair", "tagger", pairs, "has no classification head"),
         ("pos", "classifier", tags, "has no tagging head"),
         (
@@ -212,7 +213,7 @@ def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: 
         (("--task", "pair", "--model", "m"), "--task pair --as-is needs --test, --out"),
         (("--task", "pair", "--unseen-labels", "count"), "--as-is does not take --unseen-labels"),
         (("--task", "qa", "--model", "m"), "--task qa does not take --as-is"),
-        (("--task", "mlm", "--model", "m"), "--task mlm does not take --as-is"),
+        (("--task", "mlm", "--model", "m"), "--task mlm --as-is needs --test, --out"),
     ],
 )
 def test_options_of_training_are_refused(arguments: tuple[object, ...], message: str) -> None:

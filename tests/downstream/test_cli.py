@@ -49,6 +49,8 @@ def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
     assert scores["deviation"]["dev"] == dict.fromkeys(("primary", "loss", "perplexity"), 0)
     loss, perplexity = scores["mean"]["dev"]["loss"], scores["mean"]["dev"]["perplexity"]
     assert re.search(rf"{loss:.2f} ± 0\.00 .* {perplexity:.2f} ± 0\.00", result.stdout)
+    words = ("--task", "mlm", "--as-is", "--model", tmp_path / "out", "--test", text)
+    assert "exists already" in run(*words, "--out", tmp_path / "out").stderr
     table = run("--task", "table", tmp_path / "out")
     assert "held out of text.txt (dev)" in table.output and f"{loss:.2f} ± 0.00" in table.output
 
@@ -58,7 +60,7 @@ def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> No
     out, dev = tmp_path / "out", tmp_path / "dev.txt"
     dev.write_text("\n".join(SENTENCES[:5]), encoding="utf-8")
     words = ("--task", "mlm", "--model", tiny_teacher("bert"), "--train", text, "--dev", dev)
-    words = (*words, "--steps", 2, "--batch-size", 2)
+    words = (*words, "--steps", 2, "--test", dev)
     result = run(*words, "--max-length", 16, "--seed", 4, "--seeds", 2, "--out", out)
     assert result.exit_code == 0, result.output
     scores = (out / "scores.json").read_text()
@@ -70,6 +72,16 @@ def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> No
     assert len(set(losses)) == 2 and found["mean"]["dev"]["loss"] == sum(losses) / 2
     half = abs(losses[0] - losses[1]) / 2
     assert found["deviation"]["dev"]["loss"] == pytest.approx(2**0.5 * half)
+    # the saved model, scored alone, is as good as it was at the end of its training
+    for each in found["seeds"]:
+        assert each["test"] == pytest.approx(each["dev"], rel=1e-4)
+    alone = ("--task", "mlm", "--as-is", "--model", out / "seed-5", "--max-length", 16)
+    result = run(*alone, "--test", dev, "--test", text, "--out", tmp_path / "alone")
+    assert result.exit_code == 0 and "nats/token" in result.output, result.output
+    mean = json.loads((tmp_path / "alone" / "scores.json").read_text())["mean"]
+    assert mean[f"test {dev}"]["loss"] == pytest.approx(losses[1], rel=1e-4)
+    both = mean[f"test {dev}"]["loss"] + mean[f"test {text}"]["loss"]
+    assert mean["test"]["loss"] == pytest.approx(both / 2)
     shutil.rmtree(out / "seed-5")
     (out / "scores.json").unlink()
     before = (out / "seed-4" / "model.safetensors").stat().st_mtime_ns
