@@ -83,5 +83,5 @@ def tagging(folder: Path, tags: Tags, seed: int) -> dict[str, float]:
     probe = linear_probe(str(folder), train_file, dev_file, train_sentences=600, dev_sentences=400)
     settings = FineTuneSettings(epochs=2, lr=5e-4, seeds=1, seed=seed, limit=1500)
     files = {"train": train_file, "dev": dev_file}
-    tuned = fine_tune(PartsOfSpeech(), str(folder), files, settings, say=lambda _: None)
+    tuned = fine_tune(PartsOfSpeech("count"), str(folder), files, settings, say=lambda _: None)
     return {"probe": probe["accuracy"], "tuned": tuned["mean"]["dev"]["accuracy"]}

@@ -55,7 +55,8 @@ class Data:
             for word in (f"--{name}", f"{{work}}/{self.name}.{name}.tsv")
         ]  # fmt: skip
         length = ("--epochs", EPOCHS[size], "--seeds", "1", "--seed", "{seed}")
-        return Task(self.measure, ("--task", self.task, *files, *length))
+        unseen = ("--unseen-labels", "count")  # a part may lack rare tags, or all but persons
+        return Task(self.measure, ("--task", self.task, *files, *length, *unseen))
 
 
 def _examples(path: Path, tagged: bool) -> tuple[list[str], list[str]]:

@@ -12,8 +12,7 @@ import numpy as np
 from transformers import AutoModelForSequenceClassification
 
 from downstream.tables import Row, read_rows
-from downstream.tasks import Task, label_head
-from store import TaskSpec
+from downstream.tasks import IGNORED, LabelTask
 from store.errors import UserError
 
 
@@ -26,7 +25,7 @@ class Labelled:
     where: str
 
 
-class Classify(Task):
+class Classify(LabelTask):
     """Columns `text` and `label`. The epoch is chosen by macro F1, which no class can outvote.
 
     `columns` gives a column's name where it is another. `per_class` trains on as many examples of
@@ -44,13 +43,16 @@ class Classify(Task):
     primary = "macro_f1"
 
     def __init__(
-        self, columns: Mapping[str, str] | None = None, per_class: int | None = None
+        self,
+        columns: Mapping[str, str] | None = None,
+        per_class: int | None = None,
+        unseen_labels: str = "refuse",
     ) -> None:
+        super().__init__(unseen_labels)
         self.columns, self.per_class = columns or {}, per_class
-        self.labels: list[str] = []
 
     def options(self) -> dict[str, Any]:
-        return {"columns": dict(self.columns), "per_class": self.per_class}
+        return {"columns": dict(self.columns), "per_class": self.per_class, **super().options()}
 
     def read(self, path: Path) -> list[Labelled]:
         return [
@@ -58,39 +60,25 @@ class Classify(Task):
             for row in read_rows(path)
         ]
 
+    def labels_of(self, example: Labelled) -> Sequence[str]:
+        return (example.label,)
+
+    def where(self, example: Labelled, number: int) -> str:
+        return example.where
+
     def prepare(self, splits: Mapping[str, Sequence[Labelled]]) -> None:
-        """The labels are those of `train`. Raises UserError where another split has more."""
+        """Raises UserError where there is one label alone, or less of one than `per_class`, too."""
         counts = Counter(example.label for example in splits["train"])
-        self.labels = sorted(counts)
         if len(counts) < 2:
-            raise UserError(
-                f"--train: every label is {self.labels[0]!r}; a classifier needs two or more"
-            )
-        self._refuse_others(splits, "does not occur in training", "add examples of it")
+            (label,) = counts
+            raise UserError(f"--train: every label is {label!r}; a classifier needs two or more")
+        super().prepare(splits)
         rarest = min(self.labels, key=lambda label: counts[label])
         if self.per_class and counts[rarest] < self.per_class:
             raise UserError(
                 f"--per-class {self.per_class}: label {rarest!r} has {counts[rarest]} training "
                 "examples; ask for at most as many"
             )
-
-    def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Labelled]]) -> None:
-        """The labels are those of the model. Raises UserError where a split has others."""
-        self.labels = list(spec.labels)
-        self._refuse_others(splits, "is unknown to the model", "name it as the model does")
-
-    def _refuse_others(
-        self, splits: Mapping[str, Sequence[Labelled]], problem: str, remedy: str
-    ) -> None:
-        for example in (example for examples in splits.values() for example in examples):
-            if example.label not in self.labels:
-                raise UserError(
-                    f"{example.where}: label {example.label!r} {problem}, which has"
-                    f" {', '.join(self.labels)[:200]}; {remedy}, or take the row out"
-                )
-
-    def head(self) -> dict[str, Any]:
-        return label_head(self.labels)
 
     def sample(self, train: Sequence[Labelled], seed: int) -> Sequence[Labelled]:
         if self.per_class is None:
@@ -107,7 +95,7 @@ class Classify(Task):
         numbers = {label: number for number, label in enumerate(self.labels)}
         texts = [example.text for example in examples]
         encoded = tokenizer(texts, truncation=True, max_length=limit)
-        labels = [numbers[example.label] for example in examples]
+        labels = [numbers.get(example.label, IGNORED) for example in examples]
         return as_rows({**encoded, "labels": labels})
 
     def score(

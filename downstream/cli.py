@@ -9,22 +9,26 @@ from typing import Any
 
 import click
 
+from downstream.taking import COLUMNS, TAKES, refuse
 from store.console import CONTEXT, command_errors
 from store.errors import UserError
 
 HELP = """Use a checkpoint for something.
 
 mlm continues the masked-LM training of MODEL on text (a document a line), or begins it with MODEL
-scratch:HxLxA (width x layers x heads; any that student-train --student takes).
+scratch:HxLxA (width x layers x heads; any that student-train --student takes): once, or with
+--seeds once for each, and prints the mean and the deviation of the loss on held-out text.
 
 pos, ner, classify, pair and qa fine-tune MODEL, once for each seed, and print the mean and the
-deviation; the epoch is chosen on --dev. With --as-is all but qa score on --test, untrained, a
-MODEL that has its head: a student of a task teacher, or what --save kept. scores.json in --out
-holds everything.
+deviation; the epoch is chosen on --dev. A label that training lacks is refused, unless
+--unseen-labels count makes it an error of the model.
+
+With --as-is all but qa score on --test, untrained, a MODEL that has its head: a masked LM, a
+student of a task teacher, or what --save kept.
 
 \b
 pos       word<TAB>tag, a blank line between sentences: macro F1, accuracy
-ner       the same with IOB tags: entity F1, accuracy
+ner       the same with IOB tags (B-X first, then I-X): entity F1, accuracy
 classify  columns text, label: accuracy, macro and weighted F1, Matthews
 pair      columns text_a, text_b, score (a number): Pearson, Spearman
 qa        SQuAD .json, or columns question, context, answer (empty: there
@@ -34,34 +38,10 @@ Columns are those of .tsv, .csv or .jsonl files; an option gives a column's name
 another.
 
 speed measures parameters, size on disk, time and peak memory of MODEL, on a GPU as well where there
-is one. table joins finished RUNs (--out folders) into one table.
+is one. scores.json in --out holds everything. table joins finished RUNs (--out folders) of any
+tasks into one table, the speed of a model beside its scores.
 """
 FILE = click.Path(path_type=Path)
-COLUMNS = {
-    "classify": ("text", "label"),
-    "pair": ("text_a", "text_b", "score"),
-    "qa": ("question", "context", "answer"),
-    "speed": ("text",),
-}
-"""What the columns of a task's tables are called; each has an option."""
-TRAINING = {"model", "train", "dev", "out", "seed", "epochs", "batch_size", "lr", "max_length"}
-FINE_TUNING = TRAINING | {"test", "seeds", "limit", "save", "precision"}
-MLM = {"steps", "batch_tokens", "vocab", "mask_prob", "evaluate_every", "precision", "resume"}
-AS_IS = {"as_is", "model", "test", "out", "max_length"}
-TAKES = {
-    "mlm": TRAINING | MLM,
-    "pos": FINE_TUNING | AS_IS,
-    "ner": FINE_TUNING | AS_IS | {"pieces"},
-    "classify": FINE_TUNING | AS_IS | {"per_class"},
-    "pair": FINE_TUNING | AS_IS,
-    "qa": FINE_TUNING | {"stride"},
-    "speed": {"model", "teacher", "test", "out", "seed", "batch_size", "max_length", "repeat"},
-    "table": {"runs", "out"},
-}
-NEEDS = {task: ("model", "train", "out") for task in TAKES} | {
-    "speed": ("model",),
-    "table": ("runs",),
-}
 
 
 def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +70,11 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
     " mean. speed: single texts, default random tokens.",
 )
 @click.option("--out", type=FILE, help="A new folder. speed, table: not needed.")
-@click.option("--seeds", type=click.IntRange(min=1), help="Fine-tuning: number of runs. [3]")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    help="Number of runs; several of mlm are saved in OUT/seed-N. [mlm 1; fine-tuning 3]",
+)
 @click.option("--seed", type=int, help="The (first) seed. [0]")
 @click.option("--steps", type=click.IntRange(min=1), help="mlm: optimiser steps.")
 @click.option("--epochs", type=click.IntRange(min=1), help="[mlm 1; fine-tuning 3]")
@@ -118,14 +102,18 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--save", is_flag=True, help="Fine-tuning: keep the first seed's model in OUT/model, a teacher."
 )
-@click.option(
-    "--as-is", is_flag=True, help="pos, ner, classify, pair: score MODEL on --test, untrained."
-)
+@click.option("--as-is", is_flag=True, help="All but qa: score MODEL on --test, untrained.")
 @click.option("--limit", type=click.IntRange(min=1), help="Fine-tuning: first N training examples.")
 @click.option(
     "--per-class",
     type=click.IntRange(min=1),
     help="classify: N training examples of each class, other ones for each seed.",
+)
+@click.option(
+    "--unseen-labels",
+    type=click.Choice(["refuse", "count"]),
+    help="pos, ner, classify: labels of --dev or --test that training (--as-is: the model) does not"
+    " have; count: the model has each of them wrong. [refuse]",
 )
 @click.option(
     "--pieces",
@@ -153,52 +141,34 @@ def main(task: str, **options: Any) -> None:
         for name, value in options.items()
         if value not in (None, ()) and value is not False
     }
-    _refuse(task, given)
+    refuse(task, given)
     {"mlm": _mlm, "speed": _speed, "table": _table}.get(task, _fine_tune)(task, given)
 
 
-def _refuse(task: str, given: dict[str, Any]) -> None:
-    what, takes, needs = f"--task {task}", TAKES[task], NEEDS[task]
-    if "as_is" in given and "as_is" in takes:
-        what, takes, needs = f"{what} --as-is", AS_IS, ("model", "test", "out")
-    takes = takes | {f"{role}_column" for role in COLUMNS.get(task, ())}
-    wrong = [_flag(name) for name in given if name not in takes]
-    if wrong:
-        raise UserError(f"{what} does not take {', '.join(wrong)}; leave out")
-    missing = [_flag(name) for name in needs if name not in given]
-    if missing:
-        raise UserError(f"{what} needs {', '.join(missing)}; see downstream --help")
-    several_of = {"model": task == "speed", "train": task == "mlm", "test": task != "speed"}
-    for name, several in several_of.items():
-        if len(given.get(name, ())) > 1 and not several:
-            raise UserError(f"--task {task} takes one {_flag(name)}, got {len(given[name])}")
-    out = given.get("out")
-    if task != "mlm" and out and out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"--out {out}: exists already; choose another")
-
-
-def _flag(name: str) -> str:
-    return "a RUN" if name == "runs" else f"--{name.replace('_', '-')}"
-
-
 def _mlm(task: str, given: dict[str, Any]) -> None:
-    from downstream.mlm import MlmSettings, train_mlm
+    from downstream import report
+    from downstream.mlm import MlmSettings
+    from downstream.mlm_scores import score_as_is, train_seeds
     from downstream.scratch import PREFIX
 
     if "steps" in given and "epochs" in given:
         raise UserError("--steps and --epochs contradict each other; give one")
     if "batch_size" in given and "batch_tokens" in given:
         raise UserError("--batch-size and --batch-tokens contradict each other; give one")
-    (given["model"],) = given["model"]
+    (given["model"],), seeds = given["model"], given.pop("seeds", 1)
     if "vocab" in given and not given["model"].startswith(PREFIX):
         raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
     if "batch_tokens" in given:
         length = given.get("max_length", MlmSettings.max_length)
         given["batch_size"] = max(1, given.pop("batch_tokens") // length)
-    figures = train_mlm(MlmSettings(**given), say=click.echo)
-    click.echo(
-        f"saved {given['out']}: held-out loss {figures['held_out_loss']:.4f} nats per masked token"
-    )
+    as_is, tests = given.pop("as_is", False), report.splits_to_test(given.pop("test", ()))
+    if as_is:
+        length = given.get("max_length", MlmSettings.max_length)
+        result = score_as_is(given["model"], tests, length, click.echo)
+    else:
+        result = train_seeds(MlmSettings(**given), seeds, tests, click.echo)
+    report.save(result, given["out"])
+    report.show(report.seed_table(result))
 
 
 def _fine_tune(task: str, given: dict[str, Any]) -> None:
@@ -214,7 +184,8 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
     files = _taken(given, "train", "dev") | report.splits_to_test(given.pop("test", ()))
     if not as_is:
         (files["train"],) = files["train"]
-    subject = _task(task, columns, _taken(given, "per_class", "stride", "pieces"))
+    own = _taken(given, "per_class", "stride", "unseen_labels", "pieces")
+    subject = _task(task, columns, own)
     keep = out / "model" if given.pop("save", False) else None
     settings = FineTuneSettings(**given)
     out.mkdir(parents=True, exist_ok=True)  # told now, not after hours, if it cannot be made
@@ -246,7 +217,7 @@ def _task(name: str, columns: dict[str, str], own: dict[str, Any]) -> Any:
     from downstream.tagging import Entities, PartsOfSpeech
 
     if name in ("pos", "ner"):
-        return PartsOfSpeech() if name == "pos" else Entities(**own)
+        return PartsOfSpeech(**own) if name == "pos" else Entities(**own)
     return {"classify": Classify, "pair": PairScore, "qa": QA}[name](columns, **own)
 
 

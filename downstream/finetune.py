@@ -19,7 +19,7 @@ from downstream.encoders import (
     longest_input,
 )
 from downstream.progress import Progress
-from downstream.report import TEST
+from downstream.report import SHARES, result_of
 from downstream.tasks import Task
 from store.console import counted
 from store.errors import UserError
@@ -55,11 +55,12 @@ def fine_tune(
     The model of the first seed is saved in the folder `keep`, where one is given.
 
     `files` has `train`, `dev` and perhaps `report.splits_to_test`. Returns `{"task", "model",
-    "measures", "primary", "files", "settings", "examples": {split: number}, "seeds": [{"seed",
-    "lr", "best_epoch", "dev", "test"}], "mean": {split: score}, "deviation": ...}`. A score has a
-    figure for each measure of the task, and that which chose the epoch as `primary`, too. Where
-    several files are tested, `test` is the mean over them. The deviation is the sample one over the
-    seeds (0 for a single seed). `say` is told a line for each epoch.
+    "measures", "primary", "scale", "files", "settings", "examples": {split: number}, "seeds":
+    [{"seed", "lr", "best_epoch", "dev", "test"}], "mean": {split: score}, "deviation": ...}`. A
+    score has a figure for each measure of the task, and that which chose the epoch as `primary`,
+    too; times `scale` a person reads it. Where several files are tested, `test` is the mean over
+    them. The deviation is the sample one over the seeds (0 for a single seed). `say` is told a line
+    for each epoch.
 
     Raises UserError on a wrong model or file, and where a training does not stay finite.
     """
@@ -122,35 +123,15 @@ def _result(
     splits: Mapping[str, Sequence[Any]],
     runs: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    tests = [name for name in files if name.startswith(TEST)]
-    examples = {name: len(some) for name, some in splits.items()}
-    if len(tests) > 1:
-        examples[TEST] = sum(examples[name] for name in tests)
-        for run in runs:
-            run[TEST] = _over_all([run[name] for name in tests], np.mean)
-    scored = [split for split in examples if split != "train"]
-    return {
+    about = {
         "task": task.name,
-        "model": model,
         "measures": dict(task.measures),
         "primary": task.primary,
-        "files": {name: str(path) for name, path in files.items()},
-        "settings": {**settings, **task.options()},
-        "examples": examples,
-        "seeds": runs,
-        "mean": {split: _over_all([run[split] for run in runs], np.mean) for split in scored},
-        "deviation": {
-            split: _over_all([run[split] for run in runs], _deviation) for split in scored
-        },
+        "scale": SHARES,
     }
-
-
-def _deviation(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-
-def _over_all(scores: Sequence[dict[str, float]], reduce: Any) -> dict[str, float]:
-    return {name: float(reduce([score[name] for score in scores])) for name in scores[0]}
+    paths = {name: str(path) for name, path in files.items()}
+    examples = {name: len(some) for name, some in splits.items()}
+    return result_of(about, model, paths, {**settings, **task.options()}, examples, runs)
 
 
 def _one_seed(

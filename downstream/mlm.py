@@ -34,7 +34,7 @@ from student_train.architecture import parse_student
 from teacher_dump.loading import load_config, load_network, load_tokenizer
 from teacher_dump.models import ResolvedModel, resolve_model
 
-BEGUN, CHECKPOINTS = "settings.json", "checkpoint-*"
+BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
 EVAL_SEED = 0
 EVAL_MASK_PROB = 0.15  # whatever the training masks, so that held-out figures compare
 EVAL_TOKENS = 32_768
@@ -66,7 +66,7 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
 
     Raises UserError on a wrong model, text, size or output folder.
     """
-    begun = _check_out(settings)
+    _check_out(settings)
     set_seed(settings.seed)
     lines = [line for path in settings.train for line in read_lines(path)]
     train, held_out = (
@@ -75,12 +75,11 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
     model, tokenizer = _load(settings, train, say)
     if not torch.cuda.is_available():
         model.set_attn_implementation("eager")  # quicker on a CPU: the fused kernel's backward
-    length = _length(settings.max_length, model, tokenizer)
+    length = length_of(settings.max_length, model, tokenizer)
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(PREFIX):
         start_from_frequencies(model, rows)
-    dev_rows = blocks(tokenizer, held_out, length, "held-out text")
-    dev_rows = dev_rows[: max(1, EVAL_TOKENS // length)]
+    dev_rows = held_out_blocks(tokenizer, held_out, length)
     say(
         f"{counted(len(rows), 'training block')} and {counted(len(dev_rows), 'held-out block')} of"
         f" {length} tokens; "
@@ -88,7 +87,7 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
         f"learning rate {_lr(settings):g}"
     )
     settings.out.mkdir(parents=True, exist_ok=True)
-    disk.write(settings.out / BEGUN, json.dumps(begun, indent=1).encode())
+    disk.write(settings.out / BEGUN, json.dumps(told(settings), indent=1).encode())
     tokenizer.save_pretrained(settings.out)  # first, because a resumed run must read the same one
     return _run(settings, model, tokenizer, rows, dev_rows, say)
 
@@ -100,9 +99,7 @@ def _run(
         model=model,
         args=_arguments(settings),
         train_dataset=Rows(rows),
-        fixed_dev=masked_batches(
-            BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED), dev_rows, settings.batch_size
-        ),
+        fixed_dev=held_out_batches(tokenizer, dev_rows, settings.batch_size),
         data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
         processing_class=tokenizer,
     )
@@ -124,6 +121,8 @@ def _run(
     say(f"held-out loss after:  {after:.4f} ({steps}, {minutes:.1f} min)")
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
     figures = {
+        "blocks": {"train": len(rows), "dev": len(dev_rows)},
+        "learning_rate": _lr(settings),
         "held_out_loss_before": before,
         "held_out_loss": after,
         "perplexity": math.exp(after),
@@ -132,10 +131,20 @@ def _run(
         "minutes": minutes,
         "curve": [row for row in trainer.state.log_history if "eval_loss" in row],
     }
-    (settings.out / "metrics.json").write_text(json.dumps(figures, indent=1) + "\n")
+    disk.write(settings.out / METRICS, json.dumps(figures, indent=1).encode())
     for left in settings.out.glob(CHECKPOINTS):
         shutil.rmtree(left)
     return figures
+
+
+def held_out_blocks(tokenizer: Any, lines: Sequence[str], length: int) -> Any:
+    """Token ids [n, length] of the first lines, at most EVAL_TOKENS in all."""
+    return blocks(tokenizer, lines, length, "held-out text")[: max(1, EVAL_TOKENS // length)]
+
+
+def held_out_batches(tokenizer: Any, rows: Any, batch_size: int) -> list[dict[str, torch.Tensor]]:
+    """Blocks as every validation asks them."""
+    return masked_batches(BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED), rows, batch_size)
 
 
 def _lr(settings: MlmSettings) -> float:
@@ -180,11 +189,12 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
         return random_encoder(size, tokenizer, settings.max_length), tokenizer
     resolved = resolve_model(settings.model)
     load_config(resolved)
-    tokenizer = _masking_tokenizer(resolved)
+    tokenizer = masking_tokenizer(resolved)
     return load_with_head(resolved, say), tokenizer
 
 
-def _masking_tokenizer(model: ResolvedModel) -> Any:
+def masking_tokenizer(model: ResolvedModel) -> Any:
+    """Its tokenizer. Raises UserError where that lacks what blocks of masked text need."""
     tokenizer = load_tokenizer(model)
     missing = [
         role
@@ -214,7 +224,8 @@ def load_with_head(resolved: ResolvedModel, say: Callable[[str], None] = print) 
     return model
 
 
-def _length(asked: int, model: Any, tokenizer: Any) -> int:
+def length_of(asked: int, model: Any, tokenizer: Any) -> int:
+    """Tokens of a block, those asked for. Raises UserError where the model takes fewer."""
     limit = longest_input(model.config, tokenizer)
     if asked > limit:
         raise UserError(
@@ -223,25 +234,48 @@ def _length(asked: int, model: Any, tokenizer: Any) -> int:
     return asked
 
 
-def _check_out(settings: MlmSettings) -> dict[str, Any]:
-    """The settings as JSON. UserError for an output in the way, or begun with other settings."""
-    out = settings.out
+def finished(settings: MlmSettings) -> dict[str, Any] | None:
+    """The figures of a run to resume that came to its end, None of any other.
+
+    Raises UserError where it was begun with other settings.
+    """
+    if not settings.resume or not (settings.out / METRICS).exists():
+        return None
+    _check_begun(settings)
+    figures = dict(json.loads((settings.out / METRICS).read_text()))
+    return figures if "blocks" in figures else None  # of an older version: `train_mlm` refuses it
+
+
+def check_new(out: Path) -> None:
+    """Raises UserError for an output in the way."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out}: exists already; choose another, or continue with --resume")
+
+
+def told(settings: MlmSettings) -> dict[str, Any]:
+    """The settings that decide what comes out, as JSON."""
     now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
-    del now["resume"], now["out"]
+    return {name: value for name, value in now.items() if name not in ("resume", "out")}
+
+
+def _check_out(settings: MlmSettings) -> None:
     if not settings.resume:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(
-                f"--out {out}: exists already; choose another, or continue with --resume"
-            )
-        return dict(now)
+        check_new(settings.out)
+        return
+    _check_begun(settings)
+    if (settings.out / METRICS).exists():
+        raise UserError(
+            f"--resume: the training in {settings.out} is finished; choose another --out"
+        )
+
+
+def _check_begun(settings: MlmSettings) -> None:
+    out, now = settings.out, told(settings)
     try:
         before = json.loads((out / BEGUN).read_text())
         differing = [key for key in now if now[key] != before[key]]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"--resume: {out} holds no training to continue; drop --resume") from None
-    if (out / "metrics.json").exists():
-        raise UserError(f"--resume: the training in {out} is finished; choose another --out")
     if differing:
-        told = ", ".join(f"{key} was {before[key]} and is {now[key]}" for key in differing)
-        raise UserError(f"{out}: cannot resume with other settings: {told}")
-    return dict(now)
+        changes = ", ".join(f"{key} was {before[key]} and is {now[key]}" for key in differing)
+        raise UserError(f"{out}: cannot resume with other settings: {changes}")

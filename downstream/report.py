@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from rich.table import Table
@@ -14,6 +15,9 @@ from store.errors import UserError
 
 FILE = "scores.json"
 TEST = "test"  # also the mean over files, where there are several
+SHARES = 100
+"""The `scale` of figures that are shares, also of those written before there were others."""
+ABOUT = ("task", "data", "model", "seeds")
 Told = Callable[[float], str]
 
 
@@ -39,8 +43,48 @@ def save(result: dict[str, Any], out: Path) -> None:
     (out / FILE).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
+def result_of(
+    about: Mapping[str, Any],
+    model: str,
+    files: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    examples: Mapping[str, int],
+    runs: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """What scores.json says of a task, `about`: its name, measures, primary and scale.
+
+    Of several files to test the mean is added to `examples` and each of the `runs`. `deviation` is
+    the sample one over the runs, 0 of a single run.
+    """
+    tests, counts = [name for name in files if name.startswith(TEST)], dict(examples)
+    if len(tests) > 1:
+        counts[TEST] = sum(counts[name] for name in tests)
+        runs = [{**run, TEST: _over_all([run[name] for name in tests], fmean)} for run in runs]
+    scores = {split: [run[split] for run in runs] for split in counts if split != "train"}
+    return {
+        **about,
+        "model": model,
+        "files": dict(files),
+        "settings": dict(settings),
+        "examples": counts,
+        "seeds": list(runs),
+        "mean": {split: _over_all(some, fmean) for split, some in scores.items()},
+        "deviation": {split: _over_all(some, _deviation) for split, some in scores.items()},
+    }
+
+
+def _over_all(
+    scores: Sequence[dict[str, float]], reduce: Callable[[list[float]], float]
+) -> dict[str, float]:
+    return {name: reduce([score[name] for score in scores]) for name in scores[0]}
+
+
+def _deviation(values: list[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
 def seed_table(result: dict[str, Any]) -> Table:
-    """A row for each split: mean ± deviation over the seeds, in percent."""
+    """A row for each split: mean ± deviation over the seeds, in percent where they are shares."""
     as_is = result["settings"].get("as_is")
     how = "as it is" if as_is else counted(len(result["seeds"]), "seed")
     title = f"{result['task']}: {result['model']}, {how}"
@@ -52,96 +96,149 @@ def seed_table(result: dict[str, Any]) -> Table:
 
 def _cells(result: dict[str, Any], split: str) -> list[str]:
     mean, deviation = result["mean"][split], result["deviation"][split]
+    scale = result.get("scale", SHARES)
     return [
-        f"{100 * mean[name]:.2f} ± {100 * deviation[name]:.2f}"
+        f"{scale * mean[name]:.2f} ± {scale * deviation[name]:.2f}"
         for name in result["measures"].values()
     ]
 
 
 def joined(runs: Sequence[Path]) -> dict[str, Any]:
-    """Finished fine-tunings, given as folders or their scores.json, in one.
+    """Finished runs of any tasks, given as folders or their scores.json, in one.
 
     Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file: scores on test,
     where there is none on dev; `split` says which. Several files of test have a row each and one of
-    their mean.
+    their mean. `speed` is what a run of speed measured of the model, if one did (if several did,
+    there is a row for each). Behind them are models of which nothing but the speed is known.
 
-    Raises UserError where a run is not finished or no fine-tuning.
+    Raises UserError where a run is not finished.
     """
-    rows = []
-    for result in map(_read, runs):
-        tests = [name for name in result["mean"] if name.startswith(TEST)]
-        for split in tests or ["dev"]:
-            file = result["files"].get(split)
-            rows.append(
-                {
-                    "task": result["task"],
-                    "data": _told(file, tests) if file else f"mean of {len(tests) - 1} files",
-                    "model": result["model"],
-                    "split": split,
-                    "seeds": len(result["seeds"]),
-                    "measures": result["measures"],
-                    "mean": {split: result["mean"][split]},
-                    "deviation": {split: result["deviation"][split]},
-                }
-            )
-    return {"task": "table", "rows": sorted(rows, key=lambda row: (row["task"], row["data"]))}
+    results = [_read(run) for run in runs]
+    speeds = [
+        {key: result[key] for key in ("settings", "length", "hardware", "devices")} | row
+        for result in results
+        for row in result.get("models", ())
+    ]
+    scored = sorted(
+        (row for result in results if "mean" in result for row in _rows(result)),
+        key=lambda row: (row["task"], row["data"]),
+    )
+    rows, met = [], set()
+    for row in scored:
+        found = [each for each in speeds if _name(each["model"]) in row["names"]]
+        met |= row.pop("names")
+        rows += [{**row, "speed": each} for each in found or [None]]
+    return {
+        "task": "table",
+        "rows": rows + [_unscored(each) for each in speeds if _name(each["model"]) not in met],
+    }
 
 
-def _told(file: str, tests: Sequence[str]) -> str:
-    """Its name; among several files, which may have one name in folders of their own, its path."""
-    return file if len(tests) > 1 else Path(file).name
+def _rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    tests = [name for name in result["mean"] if name.startswith(TEST)]
+    for split in tests or ["dev"]:
+        yield {
+            "task": result["task"],
+            "data": _data(result, split, tests),
+            "model": result["model"],
+            "names": {_name(model) for model in (result["model"], *result.get("saved", ()))},
+            "split": split,
+            "seeds": len(result["seeds"]),
+            "scale": result.get("scale", SHARES),
+            "measures": result["measures"],
+            "mean": {split: result["mean"][split]},
+            "deviation": {split: result["deviation"][split]},
+        }
+
+
+def _unscored(speed: dict[str, Any]) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"split": "", "seeds": 0, "measures": {}}
+    nothing |= {"mean": {"": {}}, "deviation": {"": {}}}
+    return {"task": "speed", "data": "", "model": speed["model"], **nothing, "speed": speed}
+
+
+def _name(model: str) -> str:
+    return str(Path(model))  # a folder may be given with a slash behind it, or not
+
+
+def _data(result: dict[str, Any], split: str, tests: Sequence[str]) -> str:
+    """What was scored; among several files, which may have one name in folders of their own, by its
+    path."""
+    file = result["files"].get(split)
+    if file:
+        return file if len(tests) > 1 else Path(file).name
+    if split == TEST:
+        return f"mean of {len(tests) - 1} files"
+    return f"held out of {', '.join(Path(file).name for file in result['files']['train'])}"
 
 
 def _read(run: Path) -> dict[str, Any]:
     path = run / FILE if run.is_dir() else run
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        if {"mean", "deviation", "files", "measures"} <= set(result):
-            return dict(result)
-        problem = "is a table of speed" if "devices" in result else "is no fine-tuning"
+        for of_a_run in ({"mean", "deviation", "files", "measures"}, {"models", "devices"}):
+            if of_a_run <= set(result):
+                return dict(result)
+        problem = "is several runs in a table" if "rows" in result else "is no run of downstream"
     except OSError:
         problem = f"no finished run, it has no {FILE}"
     except (ValueError, TypeError) as error:
         problem = f"not written by downstream ({error})"
-    raise UserError(
-        f"run {run}: {problem}; give --out folders of --task pos, ner, classify, pair or qa"
-    )
+    raise UserError(f"run {run}: {problem}; give --out folders of downstream, of any other task")
 
 
 def joined_table(result: dict[str, Any]) -> Table:
-    """A row for each run and a column for each measure that any of them has, in percent."""
-    headings = list(dict.fromkeys(name for row in result["rows"] for name in row["measures"]))
-    table = _table("", ("task", "data", "model", "seeds", *headings))
-    for row in result["rows"]:
-        figures = dict(zip(row["measures"], _cells(row, row["split"]), strict=True))
+    """A row for each run and a column for each figure that any of them has; shares in percent.
+
+    The title says how and where speeds were measured; where they were so in several ways, a column
+    tells which, by number.
+    """
+    rows = result["rows"]
+    measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
+    speeds = [_speed_cells(row["speed"]) if row["speed"] else {} for row in rows]
+    ways = list(dict.fromkeys(_measured(row["speed"]) for row in rows if row["speed"]))
+    headings = [*measures, *dict.fromkeys(name for cells in speeds for name in cells)]
+    if len(ways) > 1:
+        headings.append("measured")
+    title = [f"{number}: {way}" if len(ways) > 1 else way for number, way in enumerate(ways, 1)]
+    table = _table("\n".join(title), (*ABOUT, *headings))
+    for row, cells in zip(rows, speeds, strict=True):
+        cells |= dict(zip(row["measures"], _cells(row, row["split"]), strict=True))
+        if row["speed"]:
+            cells["measured"] = str(1 + ways.index(_measured(row["speed"])))
         data = f"{row['data']} (dev)" if row["split"] == "dev" else row["data"]
-        cells = [figures.get(name, "") for name in headings]
-        table.add_row(row["task"], data, row["model"], str(row["seeds"]), *cells)
+        about = row["task"], data, row["model"], str(row["seeds"] or "")
+        table.add_row(*about, *(cells.get(name, "") for name in headings))
     return table
 
 
 def speed_table(result: dict[str, Any]) -> Table:
     """A row for each model; in brackets how many times less it is than the teacher's."""
-    settings, length = result["settings"], result["length"]
-    batch = f"{settings['batch_size']} x {length}"
-    title = f"median of {counted(settings['runs'], 'run')} on {result['hardware']}"
-    headings = ["model", "parameters", "disk"]
-    for device in result["devices"]:
-        headings += [f"{device} {batch}, ms", f"{device} memory", f"{device} sentence, ms"]
-    table = _table(title, headings)
-    for row in result["models"]:
-        cells = [
-            _figure(row, _millions, None, "parameters"),
-            _figure(row, readable, None, "disk_bytes"),
-        ]
-        for device in result["devices"]:
-            cells += [
-                _figure(row, _milliseconds, device, "batch_ms"),
-                _figure(row, readable, device, "memory_bytes"),
-                _figure(row, _milliseconds, device, "sentence_ms"),
-            ]
-        table.add_row(row["model"], *cells)
+    rows = [(row["model"], _speed_cells({**result, **row})) for row in result["models"]]
+    table = _table(_measured(result), ("model", *rows[0][1]))
+    for model, cells in rows:
+        table.add_row(model, *cells.values())
     return table
+
+
+def _measured(speed: dict[str, Any]) -> str:
+    return f"median of {counted(speed['settings']['runs'], 'run')} on {speed['hardware']}"
+
+
+def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
+    """By heading what a run of speed says of a model."""
+    batch = f"{speed['settings']['batch_size']} x {speed['length']}"
+    cells = {
+        "parameters": _figure(speed, _millions, None, "parameters"),
+        "disk": _figure(speed, readable, None, "disk_bytes"),
+    }
+    for device in speed["devices"]:
+        cells |= {
+            f"{device} {batch}, ms": _figure(speed, _milliseconds, device, "batch_ms"),
+            f"{device} memory": _figure(speed, readable, device, "memory_bytes"),
+            f"{device} sentence, ms": _figure(speed, _milliseconds, device, "sentence_ms"),
+        }
+    return cells
 
 
 def _millions(number: float) -> str:

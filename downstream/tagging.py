@@ -2,61 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
-from downstream.tasks import IGNORED, Task, label_head
+from downstream.tasks import IGNORED, LabelTask
 from downstream.words import Sentence, read_tagged, starts, word_pieces
 from store import TaskSpec
-from store.errors import UserError
+from teacher_dump.iob import BEGINNING, FIRST, OTHER, OUTSIDE, check_order, check_tag
 
-ENTITY = ("B-", "I-")
 LATER = "X"
 """The label of a word's pieces after its first in the code of Mukherjee & Awadallah 2020
 (sequence_process in preprocessing.py of microsoft/xtreme-distil-transformers)."""
 
 
-class Tagging(Task):
-    """word<TAB>tag files. A tag that training never saw cannot be predicted, but counts.
-
-    `labels` are what the head tells apart, by number: tags of words, and `later`, which is of a
-    word's pieces after its first. Where this is None, these take no part in the loss.
-    """
+class Tagging(LabelTask):
+    """word<TAB>tag files. `labels` are tags of words, and `later`, which is of a word's pieces
+    after its first. Where this is None, these take no part in the loss."""
 
     model_class = AutoModelForTokenClassification
-
-    def __init__(self) -> None:
-        self.labels: list[str] = []
-        self.later: str | None = None
+    what = "tag"
+    later: str | None = None
 
     def read(self, path: Path) -> list[Sentence]:
         return read_tagged(path)
 
+    def labels_of(self, example: Sentence) -> Sequence[str]:
+        return example.tags
+
+    def where(self, example: Sentence, number: int) -> str:
+        return example.where(number)
+
+    def known(self) -> list[str]:
+        return [label for label in self.labels if label != self.later]
+
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """The tags are those of `train`."""
-        tags = {tag for sentence in splits["train"] for tag in sentence.tags}
-        self.labels = sorted(tags) + ([] if self.later is None else [self.later])
+        super().prepare(splits)
+        if self.later is not None:
+            self.labels.append(self.later)
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """The tags are those of the model. Raises UserError where a split has others."""
-        self.labels, self.later = list(spec.labels), spec.later_label
-        tags = [label for label in self.labels if label != self.later]
-        for name, sentences in splits.items():
-            for tag in (tag for sentence in sentences for tag in sentence.tags):
-                if tag not in tags:
-                    raise UserError(
-                        f"--{name}: tag {tag!r} is unknown to the model, which has"
-                        f" {', '.join(tags)[:200]}; name tags as it does"
-                    )
+        self.later = spec.later_label
+        super().adopt(spec, splits)
 
     def head(self) -> dict[str, Any]:
         """`later_label` is told even where it is None: a checkpoint may have had one."""
-        return label_head(self.labels) | {"later_label": self.later}
+        return super().head() | {"later_label": self.later}
 
     def encode(
         self, tokenizer: Any, examples: Sequence[Sentence], limit: int
@@ -102,22 +97,24 @@ class Entities(Tagging):
     measures = {"entity F1": "entity_f1", "accuracy": "accuracy"}
     primary = "entity_f1"
 
-    def __init__(self, pieces: str = "first") -> None:
-        super().__init__()
+    def __init__(self, unseen_labels: str = "refuse", pieces: str = "first") -> None:
+        super().__init__(unseen_labels)
         self.later = LATER if pieces == "all" else None
 
     def options(self) -> dict[str, Any]:
-        return {"pieces": "first" if self.later is None else "all"}
+        return {**super().options(), "pieces": "first" if self.later is None else "all"}
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """Raises UserError on tags that are not IOB."""
-        for name, sentences in splits.items():
-            _check_iob(name, (tag for sentence in sentences for tag in sentence.tags))
+        """Raises UserError on tags that are not IOB, as well."""
+        _check_iob(splits)
         super().prepare(splits)
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Sentence]]) -> None:
         """Raises UserError on tags that are not IOB, as well."""
-        _check_iob("model", (label for label in spec.labels if label != spec.later_label))
+        for label in spec.labels:
+            if label != spec.later_label:
+                check_tag(label, "--model")
+        _check_iob(splits)
         super().adopt(spec, splits)
 
     def score(
@@ -130,13 +127,12 @@ class Entities(Tagging):
         return {"entity_f1": entities, "accuracy": _accuracy(gold, found)}
 
 
-def _check_iob(option: str, tags: Iterable[str]) -> None:
-    for tag in tags:
-        if tag != "O" and not tag.startswith(ENTITY):
-            raise UserError(
-                f"--{option}: tag {tag!r} is neither O nor B-... nor I-...; "
-                "entity F1 needs IOB tags, take --task pos for others"
-            )
+def _check_iob(splits: Mapping[str, Sequence[Sentence]]) -> None:
+    for sentence in chain(*splits.values()):
+        for number, (before, tag) in enumerate(pairwise((BEGINNING, *sentence.tags))):
+            where = sentence.where(number)
+            check_tag(tag, where)
+            check_order(before, tag, where)
 
 
 def encode(
@@ -200,8 +196,8 @@ def word_tags(
 
 def _going_on(tags: Sequence[str]) -> str:
     """The tag of a word that belongs to the one before it."""
-    before = tags[-1] if tags else "O"
-    return f"I-{before[2:]}" if before.startswith(ENTITY) else "O"
+    before = tags[-1] if tags else OUTSIDE
+    return f"{OTHER}{before[2:]}" if before.startswith((FIRST, OTHER)) else OUTSIDE
 
 
 def _accuracy(gold: list[list[str]], found: list[list[str]]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -74,10 +74,61 @@ class Task(ABC):
         return DataCollatorWithPadding(tokenizer)
 
 
-def label_head(labels: Sequence[str]) -> dict[str, Any]:
-    """The head of a task with these labels, in the order of their numbers."""
-    return {
-        "num_labels": len(labels),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: number for number, label in enumerate(labels)},
-    }
+class LabelTask(Task):
+    """A task whose outputs are labels, of a text or of its words.
+
+    A label that training does not have, or of a model as it is the head, cannot be predicted. With
+    `unseen_labels` "refuse" it is refused, with "count" every one is a wrong prediction.
+    """
+
+    what = "label"
+
+    def __init__(self, unseen_labels: str = "refuse") -> None:
+        self.unseen_labels = unseen_labels
+        self.labels: list[str] = []
+
+    def options(self) -> dict[str, Any]:
+        return {"unseen_labels": self.unseen_labels}
+
+    @abstractmethod
+    def labels_of(self, example: Any) -> Sequence[str]:
+        """The gold labels of an example."""
+
+    @abstractmethod
+    def where(self, example: Any, number: int) -> str:
+        """The place of one of them, for errors."""
+
+    def known(self) -> Sequence[str]:
+        """Of `labels` those that an example may have."""
+        return self.labels
+
+    def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
+        """The labels are those of `train`. Raises UserError where another split has more."""
+        known = {label for example in splits["train"] for label in self.labels_of(example)}
+        self.labels = sorted(known)
+        self._check(splits, "does not occur in training", "train on examples of it")
+
+    def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Any]]) -> None:
+        """The labels are those of the model. Raises UserError where a split has others."""
+        self.labels = list(spec.labels)
+        self._check(splits, "is unknown to the model", "name it as the model does")
+
+    def _check(self, splits: Mapping[str, Collection[Any]], problem: str, remedy: str) -> None:
+        if self.unseen_labels == "count":
+            return
+        known = self.known()
+        for example in (example for examples in splits.values() for example in examples):
+            for number, label in enumerate(self.labels_of(example)):
+                if label not in known:
+                    raise UserError(
+                        f"{self.where(example, number)}: {self.what} {label!r} {problem}, which has"
+                        f" {', '.join(known)[:200]}; {remedy}, take it out, or score it as an"
+                        " error with --unseen-labels count"
+                    )
+
+    def head(self) -> dict[str, Any]:
+        return {
+            "num_labels": len(self.labels),
+            "id2label": dict(enumerate(self.labels)),
+            "label2id": {label: number for number, label in enumerate(self.labels)},
+        }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,17 @@ from store.errors import UserError
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and their tags, equally many and at least one."""
+    """Words and their tags, equally many and at least one, and the line of `file` that the first
+    stands in."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
+    file: str = field(default="", compare=False)
+    line: int = field(default=1, compare=False)
+
+    def where(self, number: int) -> str:
+        """The place of a word, for errors."""
+        return f"tags {self.file}, line {self.line + number}"
 
 
 def read_tagged(path: Path) -> list[Sentence]:
@@ -44,7 +51,7 @@ def read_tagged(path: Path) -> list[Sentence]:
             pairs.append((word, tag.strip()))
         elif pairs:
             words, tags = zip(*pairs, strict=True)
-            sentences.append(Sentence(words, tags))
+            sentences.append(Sentence(words, tags, str(path), number - len(pairs)))
             pairs = []
     if not sentences:
         raise UserError(f"tags {path}: has no sentence; give word<TAB>tag lines")

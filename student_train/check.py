@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import numpy as np
 
 from store import FeatureStore
@@ -57,16 +59,25 @@ def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
 
 
 def _check_labels(first: FeatureStore, other: FeatureStore) -> None:
-    if first.features.task != other.features.task:
-        told = [
-            f"{store.path} {'of ' + ', '.join(task.labels[:9]) if task else 'of a masked LM'}"
-            for store in (first, other)
-            for task in (store.features.task,)
-        ]
-        raise UserError(
-            f"--store {other.path}: its teacher has other labels ({'; '.join(told)}); one student"
-            " learns from teachers of one task, with the same labels in the same order"
+    one, two = first.features.task, other.features.task
+    if one == two:
+        return
+    kinds = [task.kind if task else "masked LM" for task in (one, two)]
+    if one is None or two is None or kinds[0] != kinds[1]:
+        problem = f"is of another task, {kinds[1]}; that of {first.path} is of {kinds[0]}"
+    else:
+        pairs = zip_longest(one.labels, two.labels, fillvalue="none")
+        number, (here, there) = next(
+            (n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1]
         )
+        same = sorted(one.labels) == sorted(two.labels)
+        what = "the labels in another order" if same else "other labels"
+        problem = f"has {what} than that of {first.path}: number {number} is {there}, there {here}"
+    raise UserError(
+        f"--store {other.path}: its teacher {problem}; one student learns one task, with the same"
+        " labels in the same order: dump teachers that were fine-tuned on the same labels"
+        " (downstream --save sorts them), or train a student of each store"
+    )
 
 
 def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from store.console import counted
+from teacher_dump.iob import Step
 from teacher_dump.lines import CorpusError
 from teacher_dump.readers import READERS
 from teacher_dump.rows import Columns, Gold
@@ -118,6 +119,13 @@ class Corpus:
         found: dict[str, str] = {}
         for source in self.sources:
             found = source.met(kind) | found
+        return found
+
+    def steps(self) -> dict[Step, str]:
+        """The same for the steps from the tag of one word to that of the next."""
+        found: dict[Step, str] = {}
+        for source in self.sources:
+            found = source.steps() | found
         return found
 
     def identity(self) -> dict[str, Any]:

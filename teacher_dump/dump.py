@@ -129,7 +129,7 @@ def _dump(
     features = features_of(options, teacher, max_length)
     if task:
         labels = Labels(task, teacher.name)
-        labels.check(corpus.met(task.kind))
+        labels.check(corpus.met(task.kind), corpus.steps())
         windows = labels.numbered(windows)
     cut = gathered(_until(stop, windows), options.part_tokens, options.limit)
     words = word_counts(options, corpus)

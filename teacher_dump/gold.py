@@ -10,6 +10,7 @@ import numpy as np
 from store import TaskSpec
 from store.errors import UserError
 from teacher_dump.cutting import Window
+from teacher_dump.iob import BEGINNING, Step, check_order, is_iob
 from teacher_dump.rows import Gold
 
 SHOWN = 10  # labels that an error lists
@@ -44,10 +45,22 @@ class Labels:
             )
         return found
 
-    def check(self, met: Mapping[str, str]) -> None:
-        """Raises UserError for the first name (with its place) that the teacher does not have."""
+    def check(self, met: Mapping[str, str], steps: Mapping[Step, str]) -> None:
+        """Raises UserError for the first name (with its place) that the teacher does not have, and
+        where its tags are IOB for the first step from tag to tag that is not."""
         for name, where in met.items():
             self.number(name, where)
+        if self.task.kind == "tagging" and is_iob(self.task.labels):
+            for (before, tag), where in steps.items():
+                if (called := self._named(tag)) is not None:
+                    check_order(self._named(before), called, where)
+
+    def _named(self, tag: str | None) -> str | None:
+        """A tag that the teacher has by its name; None where there is none."""
+        if tag is None or tag == BEGINNING:
+            return tag
+        number = self._numbers[tag]
+        return self.task.labels[number] if number >= 0 else None
 
     def numbered(self, windows: Iterable[Window]) -> Iterator[Window]:
         """The windows with `numbers`: int32 [1] of a classification, [T] of tags."""

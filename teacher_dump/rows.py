@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from teacher_dump.iob import BEGINNING, Step
 from teacher_dump.lines import CorpusError
 
 DEFAULT_COLUMN = "text"
@@ -26,6 +27,13 @@ class Gold:
 
     label: str | None = None
     tags: tuple[tuple[int, int, str], ...] = ()
+
+    def steps(self) -> Iterator[Step]:
+        """Each of the tags behind that of the word before."""
+        before, expected = BEGINNING, 0
+        for begin, end, tag in self.tags:
+            yield before if begin == expected else None, tag
+            before, expected = tag, end + 1  # one blank between words
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from teacher_dump.iob import Step
 from teacher_dump.lines import CorpusError, Seen, ignore
 from teacher_dump.readers import has_columns, read_rows
 from teacher_dump.rows import Columns, Row, check_label, choose_column, gold_of, text_of
@@ -43,6 +44,9 @@ class Source(Protocol):
         """Names of the labels (`classification`) or tags (`tagging`) that `check` met, with the
         place where each was first."""
 
+    def steps(self) -> dict[Step, str]:
+        """From which tags to which `check` went, with the place where each step was first."""
+
     def identity(self) -> dict[str, Any]: ...
 
 
@@ -52,6 +56,7 @@ class FileSource:
         self._columns = columns
         self._sha256: str | None = None
         self._met: dict[str, dict[str, int]] = {"classification": {}, "tagging": {}}
+        self._steps: dict[Step, int] = {}
 
     @cached_property
     def tabular(self) -> bool:
@@ -76,23 +81,28 @@ class FileSource:
 
         for row in self.rows(seen):
             if row.gold and row.gold.label is not None:
-                self._meet("classification", row.gold.label, row.line)
+                _keep(self._met["classification"], row.gold.label, row.line)
             elif row.gold:
-                for _, _, tag in row.gold.tags:
-                    self._meet("tagging", tag, row.line)
+                for before, tag in row.gold.steps():
+                    _keep(self._met["tagging"], tag, row.line)
+                    _keep(self._steps, (before, tag), row.line)
         if size == self._path.stat().st_size:
             self._sha256 = digest.hexdigest()
-
-    def _meet(self, kind: str, name: str, line: int) -> None:
-        if len(self._met[kind]) < KEPT_NAMES:
-            self._met[kind].setdefault(name, line)
 
     def met(self, kind: str) -> dict[str, str]:
         return {name: f"{self._path}, line {line}" for name, line in self._met[kind].items()}
 
+    def steps(self) -> dict[Step, str]:
+        return {step: f"{self._path}, line {line}" for step, line in self._steps.items()}
+
     def identity(self) -> dict[str, Any]:
         size, sha256 = self._path.stat().st_size, self._sha256 or _sha256(self._path)
         return {"kind": "file", "name": self.name, "bytes": size, "sha256": sha256}
+
+
+def _keep(found: dict[Any, int], name: Any, line: int) -> None:
+    if len(found) < KEPT_NAMES:
+        found.setdefault(name, line)
 
 
 def _sha256(path: Path) -> str:
@@ -175,6 +185,9 @@ class HubSource:
     def met(self, kind: str) -> dict[str, str]:
         return {}
 
+    def steps(self) -> dict[Step, str]:
+        return {}
+
     def identity(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": "hf", "name": self._dataset, "config": self._config}
         found |= {"split": self._split, "revision": self._revision}
@@ -199,6 +212,9 @@ class PythonDocs:
         """Nothing: its texts are all in memory."""
 
     def met(self, kind: str) -> dict[str, str]:
+        return {}
+
+    def steps(self) -> dict[Step, str]:
         return {}
 
     @cached_property

@@ -18,8 +18,8 @@ from benchmarks.reproduce_data import CHOSEN, SCORED, Data
 from benchmarks.reproduce_runs import OURS, SIZES, Arm, Reproduction, Source, Task
 from benchmarks.reproduce_sources import SOURCES
 from benchmarks.reproduce_tasks import PER_CLASS, few_labels, few_tags
-from downstream.cli import AS_IS, TAKES
 from downstream.cli import main as score
+from downstream.taking import AS_IS, TAKES
 from store.errors import UserError
 from store.features import TaskSpec
 from student_train.architecture import parse_student

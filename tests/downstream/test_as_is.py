@@ -23,6 +23,7 @@ from tests.downstream.test_bilstm import saved
 from tests.downstream.test_cli import run
 from tests.downstream.test_tagging import TAGS, write_tagged
 from tests.end_to_end.support import dumped, ok
+from tests.teacher_dump.test_gold import TAGS as IOB
 
 Teacher = Callable[..., Path]
 LABELS = ("STUDENT", "KEEPER", "TEACHER")  # not in the order of the alphabet
@@ -47,7 +48,7 @@ def refused(*arguments: object) -> str:
 
 def entities(path: Path, size: int, seed: int) -> Path:
     text = write_tagged(path, size, seed).read_text()
-    for tag, iob in (("DET", "O"), ("VERB", "O"), ("ADJ", "B-X"), ("NOUN", "I-X")):
+    for tag, iob in (("DET", "O"), ("VERB", "O"), ("ADJ", "B-X"), ("NOUN", "B-Y")):
         text = text.replace(f"\t{tag}", f"\t{iob}")
     path.write_text(text)
     return path
@@ -141,22 +142,32 @@ def test_a_tagger_of_words(make_tokenizer: Callable[[str], Any], tmp_path: Path)
 
 def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
     tags = write_tagged(tmp_path / "tags", 6, 0)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("old\tO\nlamp\tI-PER\n")
     texts = table(tmp_path / "a.tsv", "text label", [("a", "KEEPER"), ("b", "SMITH")])
     pairs = paired(tmp_path / "a.csv", 9, 0)
     same = table(tmp_path / "b.csv", "text_a text_b score", [("a", "b", 1.0), ("b", "c", 1.0)])
     teachers = {
         "lm": tiny_teacher("bert"),
         "tagger": tiny_teacher("bert", "tagging", tuple(sorted(set(TAGS.values()) - {"VERB"}))),
+        "entities": tiny_teacher("bert", "tagging", IOB),
         "classifier": tiny_teacher("bert", "classification", LABELS),
         "one": tiny_teacher("bert", "classification", ("LABEL_0",)),
     }
     for task, model, test, message in (
         ("pos", "lm", tags, "has no tagging head"),
         ("classify", "lm", texts, "has no classification head"),
+        ("mlm", "classifier", texts, "has no masked-LM head"),
         ("pair", "tagger", pairs, "has no classification head"),
         ("pos", "classifier", tags, "has no tagging head"),
-        ("pos", "tagger", tags, "--test: tag 'VERB' is unknown to the model, which has ADJ, DET"),
+        (
+            "pos",
+            "tagger",
+            tags,
+            "tags, line 1: tag 'VERB' is unknown to the model, which has ADJ, DET",
+        ),
         ("ner", "tagger", tags, "--model: tag 'ADJ' is neither O nor B-"),
+        ("ner", "entities", wrong, "wrong, line 2: tag 'I-PER' stands after 'O', where no PER"),
         (
             *("classify", "classifier", texts),
             "a.tsv, line 3: label 'SMITH' is unknown to the model, which has STUDENT, KEEPER",
@@ -170,6 +181,11 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> 
         )
         assert message in line
         assert not out.exists()
+    more = ("--unseen-labels", "count")
+    for task, model, test in (("pos", "tagger", tags), ("classify", "classifier", texts)):
+        found = scored(task, teachers[model], test, tmp_path / task, *more)
+        assert found["settings"]["unseen_labels"] == "count"
+        assert 0 <= found["mean"]["test"]["accuracy"] < 1
 
 
 def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
@@ -196,8 +212,9 @@ def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: 
         (("--task", "classify", "--save", "--per-class", 2), "not take --save, --per-class"),
         (("--task", "ner", "--pieces", "all"), "--task ner --as-is does not take --pieces"),
         (("--task", "pair", "--model", "m"), "--task pair --as-is needs --test, --out"),
+        (("--task", "pair", "--unseen-labels", "count"), "--as-is does not take --unseen-labels"),
         (("--task", "qa", "--model", "m"), "--task qa does not take --as-is"),
-        (("--task", "mlm", "--model", "m"), "--task mlm does not take --as-is"),
+        (("--task", "mlm", "--model", "m"), "--task mlm --as-is needs --test, --out"),
     ],
 )
 def test_options_of_training_are_refused(arguments: tuple[object, ...], message: str) -> None:

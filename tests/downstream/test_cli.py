@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,15 +42,64 @@ def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
             rf"^step {step}/2: loss \d+\.\d+, held-out loss \d+\.\d+$", result.stdout, re.M
         )
     assert result.stderr == ""  # no terminal, so no bar
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["tokens"] == 2 * 256
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["tokens"] == 2 * 256
+    scores = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert scores["mean"]["dev"]["loss"] == metrics["held_out_loss"]
+    assert scores["deviation"]["dev"] == dict.fromkeys(("primary", "loss", "perplexity"), 0)
+    loss, perplexity = scores["mean"]["dev"]["loss"], scores["mean"]["dev"]["perplexity"]
+    assert re.search(rf"{loss:.2f} ± 0\.00 .* {perplexity:.2f} ± 0\.00", result.stdout)
+    words = ("--task", "mlm", "--as-is", "--model", tmp_path / "out", "--test", text)
+    assert "exists already" in run(*words, "--out", tmp_path / "out").stderr
+    table = run("--task", "table", tmp_path / "out")
+    assert "held out of text.txt (dev)" in table.output and f"{loss:.2f} ± 0.00" in table.output
+
+
+def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """Each is what a run of its seed alone gives; a run that was stopped trains what is left."""
+    out, dev = tmp_path / "out", tmp_path / "dev.txt"
+    dev.write_text("\n".join(SENTENCES[:5]), encoding="utf-8")
+    words = ("--task", "mlm", "--model", tiny_teacher("bert"), "--train", text, "--dev", dev)
+    words = (*words, "--steps", 2, "--test", dev)
+    result = run(*words, "--max-length", 16, "--seed", 4, "--seeds", 2, "--out", out)
+    assert result.exit_code == 0, result.output
+    scores = (out / "scores.json").read_text()
+    found = json.loads(scores)
+    assert [each["seed"] for each in found["seeds"]] == [4, 5]
+    assert found["saved"] == [str(out / "seed-4"), str(out / "seed-5")]
+    assert found["files"]["dev"] == str(dev) and found["examples"]["dev"] > 1
+    losses = [each["dev"]["loss"] for each in found["seeds"]]
+    assert len(set(losses)) == 2 and found["mean"]["dev"]["loss"] == sum(losses) / 2
+    half = abs(losses[0] - losses[1]) / 2
+    assert found["deviation"]["dev"]["loss"] == pytest.approx(2**0.5 * half)
+    # the saved model, scored alone, is as good as it was at the end of its training
+    for each in found["seeds"]:
+        assert each["test"] == pytest.approx(each["dev"], rel=1e-4)
+    alone = ("--task", "mlm", "--as-is", "--model", out / "seed-5", "--max-length", 16)
+    result = run(*alone, "--test", dev, "--test", text, "--out", tmp_path / "alone")
+    assert result.exit_code == 0 and "nats/token" in result.output, result.output
+    mean = json.loads((tmp_path / "alone" / "scores.json").read_text())["mean"]
+    assert mean[f"test {dev}"]["loss"] == pytest.approx(losses[1], rel=1e-4)
+    both = mean[f"test {dev}"]["loss"] + mean[f"test {text}"]["loss"]
+    assert mean["test"]["loss"] == pytest.approx(both / 2)
+    shutil.rmtree(out / "seed-5")
+    (out / "scores.json").unlink()
+    before = (out / "seed-4" / "model.safetensors").stat().st_mtime_ns
+    again = ("--max-length", 16, "--seed", 4, "--seeds", 2, "--out", out, "--resume")
+    other = run(*words, *again, "--lr", 1)
+    assert other.exit_code == 1 and "other settings: lr was" in other.stderr
+    assert run(*words, *again).exit_code == 0
+    assert (out / "seed-4" / "model.safetensors").stat().st_mtime_ns == before
+    assert (out / "scores.json").read_text() == scores
+    assert "is finished" in run(*words, *again).stderr
 
 
 def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: Path) -> None:
     for name in ("train", "dev"):
         tagged = write_tagged(tmp_path / name, 8, 0).read_text()
-        (tmp_path / name).write_text(tagged.replace("\tNOUN", "\tB-X").replace("\tDET", "\tO"))
+        (tmp_path / name).write_text(tagged.replace("\tNOUN", "\tB-Y").replace("\tDET", "\tO"))
         for tag in ("ADJ", "VERB"):
-            renamed = (tmp_path / name).read_text().replace(f"\t{tag}", "\tI-X")
+            renamed = (tmp_path / name).read_text().replace(f"\t{tag}", "\tB-X")
             (tmp_path / name).write_text(renamed)
     result = run(
         *("--task", "ner", "--model", tiny_teacher("electra"), "--train", tmp_path / "train"),
@@ -71,7 +121,8 @@ def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: P
         (("--steps", 1, "--epochs", 1), "contradict"),
         (("--batch-size", 1, "--batch-tokens", 99), "contradict"),
         (("--vocab", "5k"), "a checkpoint brings its own"),
-        (("--seeds", 2), "does not take --seeds"),
+        (("--seeds", 2, "--max-length", 4000), "at most 128 tokens"),
+        (("--seeds", 2, "--resume"), "holds no training to continue"),
         (("--max-length", 4000), "at most 128 tokens"),
         (("--resume",), "holds no training to continue"),
         (("--label-column", "x"), "does not take --label-column"),

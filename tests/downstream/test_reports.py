@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from downstream.report import save
 from downstream.speed import STATUS, Subject, peak_memory
 from tests.downstream.learnable import asked, classified, paired
 from tests.downstream.test_cli import run
@@ -114,8 +116,41 @@ def test_speed_compares_with_a_teacher(tiny_teacher: Teacher, tmp_path: Path) ->
         for name in ("sentence_ms", "batch_ms"):
             expected = teacher[device][name] / student[device][name]
             assert student["ratio"][device][name] == expected
-    refused = run("--task", "table", tmp_path / "speed")
-    assert refused.exit_code == 1 and "a table of speed" in refused.output
+    joins_speed(tmp_path, tiny_teacher("bert"), found)
+
+
+def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
+    """Beside the scores of the same model, in two tasks, and of a model without scores alone."""
+    score = {"primary": 0.5, "accuracy": 0.5}
+    scores: dict[str, Any] = {
+        "task": "pos", "model": f"{model}/", "measures": {"accuracy": "accuracy"}, "seeds": [{}],
+        "files": {"dev": "dev.tsv"}, "mean": {"dev": score}, "deviation": {"dev": score},
+    }  # fmt: skip
+    mlm = {**scores, "task": "mlm", "model": "scratch:1x1x1", "saved": [str(model)], "scale": 1}
+    runs = [folder / name for name in ("speed", "pos", "mlm")]
+    for run_folder, result in zip(runs[1:], (scores, mlm), strict=True):
+        save(result, run_folder)
+    joined = run("--task", "table", *runs, "--out", folder / "table")
+    assert joined.exit_code == 0 and found["hardware"].split(",")[0] in joined.output
+    *scored, teacher = json.loads((folder / "table" / "scores.json").read_text())["rows"]
+    assert [row["task"] for row in scored] == ["mlm", "pos"]
+    assert all(row["speed"]["cpu"] == found["models"][0]["cpu"] for row in scored)
+    assert teacher["task"] == "speed" and teacher["speed"]["model"] == found["teacher"]
+    millions = f"{found['models'][0]['parameters'] / 1e6:.2f} M (1/"
+    (line,) = (line for line in joined.output.splitlines() if "50.00 ± 50.00" in line)
+    assert "dev.tsv (dev)" in line and millions in line
+    (line,) = (line for line in joined.output.splitlines() if "0.50 ± 0.50" in line)
+    assert "scratch:1x1x1" in line and millions in line
+    assert "measured" not in joined.output
+    elsewhere = {**found, "hardware": "another machine"}
+    save(elsewhere, folder / "elsewhere")
+    joined = run("--task", "table", *runs, folder / "elsewhere")
+    assert joined.output.count("50.00 ± 50.00") == 2 and " measured " in joined.output
+    assert "2: median of 2 runs on another machine" in joined.output
+    ways = [line.split("│")[-2].strip() for line in joined.output.splitlines() if " M " in line]
+    assert ways == ["1", "2"] * 2 + ["1", "2"]
+    refused = run("--task", "table", folder / "table")
+    assert refused.exit_code == 1 and "is several runs in a table; give" in refused.output
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the peak of memory is told by Linux alone")

@@ -69,7 +69,7 @@ def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any])
 def test_the_other_pieces_of_a_word_may_have_a_label(make_tokenizer: Callable[[str], Any]) -> None:
     """Also of a word whose own tag is unknown; never [CLS], [SEP], or what was cut off."""
     sentence = Sentence(("Donaudampfschifffahrt", "lamp", "Wolkenkratzer"), ("B-X", "O", "unseen"))
-    task = Entities("all")
+    task = Entities(pieces="all")
     task.prepare({"train": [Sentence(("a", "b"), ("O", "B-X"))]})
     assert task.labels == ["B-X", "O", LATER] and task.head()["later_label"] == LATER
     for limit in (64, 8):
@@ -117,6 +117,44 @@ def test_entities_count_whole() -> None:
     score = task.score(sentences, rows, logits)
     assert score["accuracy"] == pytest.approx(3 / 4)
     assert score["entity_f1"] == pytest.approx(1 / 2)
+
+
+def test_tags_that_training_lacks_are_refused_or_counted(tmp_path: Path) -> None:
+    files = {"train": "a\tN\nb\tV\n", "test": "\na\tN\nb\tV\n\n\nc\tN\nd\tX\n"}
+    splits = {}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+        splits[name] = read_tagged(tmp_path / name)
+    message = r"test, line 7: tag 'X' does not occur in training, which has N, V; train .* count$"
+    with pytest.raises(UserError, match=message):
+        PartsOfSpeech().prepare(splits)
+    task = PartsOfSpeech("count")
+    task.prepare(splits)
+    assert task.head()["id2label"] == {0: "N", 1: "V"} and task.options()
+    rows = [{"first": [0, 1]}, {"first": [0, 1]}]
+    score = task.score(splits["test"], rows, np.eye(2)[[[0, 1], [0, 1]]])
+    assert score["accuracy"] == pytest.approx(3 / 4)
+    # N: 1; V: precision 1/2, recall 1, F1 2/3; X: 0
+    assert score["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        ("O I-PER", "line 3: tag 'I-PER' stands after 'O', where no PER has begun; write B-PER"),
+        ("I-LOC O", "line 2: tag 'I-LOC' stands at the beginning of a sentence, where no LOC"),
+        ("B-PER I-LOC", "line 3: tag 'I-LOC' stands after 'B-PER'"),
+        ("B-PER I-PER I-LOC", "line 4: tag 'I-LOC' stands after 'I-PER'"),
+        ("O PER", "line 3: tag 'PER' is neither O nor B-... nor I-...; .* --task pos"),
+    ],
+)
+def test_tags_that_are_not_iob_are_refused(tags: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "dev"
+    path.write_text("\n" + "".join(f"a\t{tag}\n" for tag in tags.split()))
+    train = [Sentence(("a",) * 5, ("B-PER", "I-PER", "B-LOC", "I-LOC", "O"))]
+    with pytest.raises(UserError, match=message) as caught:
+        Entities().prepare({"train": train, "dev": read_tagged(path)})
+    assert str(caught.value).startswith(f"tags {path}, ")
 
 
 def test_fine_tuning_learns_and_reports_every_seed(

@@ -19,7 +19,7 @@ from downstream.qa import QA, best_answer
 from downstream.questions import Answer, Question, read_questions
 from downstream.squad import exact_match, word_f1
 from downstream.tables import read_rows
-from downstream.tasks import Task
+from downstream.tasks import IGNORED, Task
 from store.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
 from tests.downstream.learnable import asked, classified, paired, table
@@ -274,6 +274,14 @@ def test_splits_that_do_not_fit_are_refused(
     rows = Classify().read(classified(tmp_path / "a.tsv", 9, 0))
     with pytest.raises(UserError, match=r"line 4: label 'KEEPER' does not occur in training"):
         Classify().prepare({"train": rows[:2], "dev": rows})
+    counting = Classify(unseen_labels="count")
+    counting.prepare({"train": rows[:2], "dev": rows})
+    tokenizer = make_tokenizer("bpe")
+    known = [row["labels"] for row in counting.encode(tokenizer, rows[:3], 64)]
+    assert counting.labels == ["STUDENT", "TEACHER"] and known == [1, 0, IGNORED]
+    score = counting.score(rows[:3], [], np.eye(2)[[1, 0, 0]])
+    assert score["accuracy"] == pytest.approx(2 / 3)
+    assert score["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
     with pytest.raises(UserError, match="every label is 'TEACHER'"):
         Classify().prepare({"train": rows[:1]})
     with pytest.raises(UserError, match="'KEEPER' has 3 training examples"):

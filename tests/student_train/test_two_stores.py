@@ -153,7 +153,20 @@ def test_stores_that_do_not_fit_together(
     task = dumped(model, corpus, tmp_path / "t.zarr", head="classification", logits=None)
     out = tmp_path / "out"
     line = refused(main, "--store", store.path, "--store", task, "--out", out, *SMALL)
-    says(line, str(task), "other labels", "masked LM", MOODS[0])
+    says(line, str(task), "another task, classification", "is of masked LM", "of each store")
+    for labels, told in (
+        (MOODS[::-1], "the labels in another order than"),
+        ((*MOODS[:2], "bored"), "other labels than"),
+    ):
+        teacher, other = (
+            tiny_teacher("bert", "classification", labels),
+            tmp_path / f"{labels[2]}.zarr",
+        )
+        dumped(teacher, corpus, other, head="classification", logits=None, limit=100)
+        line = refused(main, "--store", task, "--store", other, "--out", out, *SMALL)
+        number = next(n for n in range(3) if labels[n] != MOODS[n])
+        says(line, f"{told} that of {task}: number {number} is {labels[number]}, there")
+        says(line, str(other), MOODS[number], "in the same order", "of each store")
     narrow = dumped(tiny_teacher("roberta"), corpus, tmp_path / "n.zarr", hidden="none")
     line = refused(main, "--store", store.path, "--store", narrow, "--out", out, *SMALL,
                    "--loss", "hidden=1")  # fmt: skip

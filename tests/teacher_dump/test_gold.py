@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from store import TaskSpec, UserError
 from teacher_dump.corpus import Corpus, CorpusError
 from teacher_dump.gold import Labels
+from teacher_dump.iob import BEGINNING, is_iob
 from teacher_dump.rows import Gold
 from teacher_dump.windows import Document, iter_windows
 from tests.teacher_dump.corpora import TEXTS, write_table
@@ -66,6 +67,30 @@ def test_tags_of_words(tmp_path: Path) -> None:
     assert two.gold.tags == ((0, 2, "O"),)
     corpus.check()
     assert corpus.met("tagging") == {"O": f"{path}, line 4", "B-PER": f"{path}, line 4"}
+
+
+def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
+    """A step from a word without a tag is not known; labels that are not IOB have no order."""
+    path = tmp_path / "a.tsv"
+    path.write_text("a\tI-PER\nb\tB-PER\nc\t\nd\tI-PER\n\ne\tO\nf\t2\n", encoding="utf-8")
+    corpus = Corpus.open([str(path)])
+    corpus.check()
+    steps = corpus.steps()
+    first, second = f"{path}, line 4", f"{path}, line 7"
+    assert steps == {
+        (BEGINNING, "I-PER"): first, ("I-PER", "B-PER"): first, (None, "I-PER"): first,
+        (BEGINNING, "O"): second, ("O", "2"): second,
+    }  # fmt: skip
+    labels = Labels(TaskSpec("tagging", TAGS), "t")
+    with pytest.raises(UserError, match="line 4: tag 'I-PER' stands at the beginning of a sent"):
+        labels.check({}, steps)
+    del steps[BEGINNING, "I-PER"]
+    with pytest.raises(UserError, match="line 7: tag 'I-PER' stands after 'O', .* write B-PER"):
+        labels.check({}, steps)  # by its number
+    labels.check({}, {step: where for step, where in steps.items() if "O" not in step})
+    for others in (("O", "I-PER", "2"), ("O", "I-PER"), (*TAGS, "NOUN")):
+        assert not is_iob(others)
+    Labels(TaskSpec("tagging", ("O", "I-PER", "B-PER", "2")), "t").check({}, steps)
 
 
 def spans_of(words: list[str]) -> list[tuple[int, int]]:

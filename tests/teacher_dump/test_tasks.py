@@ -47,7 +47,7 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = []
     for number, text in enumerate(SENTENCES[:16]):
         words = text.split()
-        lines += [f"{word}\t{TAGS[(number + i) % 3]}" for i, word in enumerate(words)] + [""]
+        lines += [f"{word}\t{TAGS[(number % 2 + i) % 3]}" for i, word in enumerate(words)] + [""]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -266,6 +266,10 @@ def test_bad_input(tmp_path: Path, tiny_teacher: Teachers, labelled: Path, tagge
     says(line(*mlm), "--label-column mood", "classification head")
     words = ["--model", tiny_teacher("bert", "tagging", TAGS[:2]), "--out", tmp_path / "a.zarr"]
     says(line(*words, "--corpus", tagged), "words.tsv, line", "no tag 'I-PER'", "it has O, B-PER")
+    words[1] = tiny_teacher("bert", "tagging", TAGS)
+    wrong = tmp_path / "wrong.tsv"
+    wrong.write_text(tagged.read_text("utf-8").replace("\tB-PER", "\tO"), "utf-8")
+    says(line(*words, "--corpus", wrong), "wrong.tsv, line", "'I-PER' stands after 'O'", "B-PER")
     gpt2 = ["--model", tiny_teacher("gpt2"), *text[2:], "--head", "causal", "--views", "2"]
     says(line(*gpt2), "--views 2")
     rows = "".join(f'{{"text": "a b", "y": {value}}}\n' for value in ("1", "null", "1.0", "true"))
