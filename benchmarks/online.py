@@ -59,6 +59,7 @@ class OnlineTeacher:
             hidden=hidden,
             logits=self._logits(got, present) if logits else None,
             attention=maps,
+            stored={f"view{view}/attention/{name}/values": flat for name, flat in maps.items()},
         )
 
     def _logits(self, got: Activations, present: np.ndarray) -> Logits | None:
