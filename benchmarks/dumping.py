@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
@@ -65,18 +65,22 @@ def parts_of(options: DumpOptions) -> list[list[Window]]:
 
 def speed_of(begun: float, parts: list[list[Window]]) -> Figures:
     """Of all parts but the first, from its end on."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
     tokens = sum(len(window.ids) for part in parts[1:] for window in part)
     return {"speed": tokens / seconds, "memory": peak_memory()}
 
 
 def network(options: DumpOptions, **settings: Any) -> Any:
-    """The teacher as transformers loads it."""
+    """The teacher as transformers loads it, on its device."""
     from transformers import AutoModel, AutoModelForMaskedLM
 
     kind = AutoModel if options.head == "none" else AutoModelForMaskedLM
     folder = resolve_model(options.model).path_or_id
-    return kind.from_pretrained(folder, dtype=PRECISIONS[options.precision], **settings).eval()
+    dtype = PRECISIONS[options.precision]
+    model = kind.from_pretrained(folder, dtype=dtype, **settings).eval()
+    return model.to(options.resolved().device)
 
 
 @torch.inference_mode()
@@ -88,8 +92,9 @@ def bare(options: DumpOptions) -> Figures:
         begun = time.perf_counter() if number == 1 else begun
         lengths = [len(window.ids) for window in part]
         for batch in length_batches(lengths, options.batch_tokens):
-            ids, present = padded([part[i].ids for i in batch], 0)
-            model(torch.from_numpy(ids), attention_mask=torch.from_numpy(present).long())
+            read = padded([part[i].ids for i in batch], 0)
+            ids, present = (torch.from_numpy(values).long().to(model.device) for values in read)
+            model(ids, attention_mask=present)
     return speed_of(begun, parts)
 
 
@@ -127,7 +132,7 @@ def straightforward(options: DumpOptions) -> Figures:
                 truncation=True,
                 max_length=options.max_length,
                 return_tensors="pt",
-            )
+            ).to(model.device)
             found = model(
                 **inputs,
                 output_hidden_states=True,
@@ -162,7 +167,7 @@ class Arrays:
         self.group = group
 
     def put(self, name: str, values: torch.Tensor) -> None:
-        array = (values.half() if values.is_floating_point() else values).numpy()
+        array = (values.half() if values.is_floating_point() else values).cpu().numpy()
         if name not in self.group:
             shape = (0, *array.shape[1:])
             chunks = (16384, *array.shape[1:])
@@ -170,19 +175,20 @@ class Arrays:
         self.group[name].append(np.ascontiguousarray(array))
 
 
+def compared(options: DumpOptions) -> dict[str, Callable[[], Figures]]:
+    """The settings that take turns."""
+    return {
+        "bare forward pass": partial(bare, options),
+        "ours": partial(ours, options),
+        "straightforward": partial(straightforward, options),
+    }
+
+
 def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[list[object]]:
     """A row a setting."""
     rows: list[list[object]] = []
     for features in kinds:
-        one = replace(options, **FEATURES[features])
-        found = interleaved(
-            {
-                "bare forward pass": partial(bare, one),
-                "ours": partial(ours, one),
-                "straightforward": partial(straightforward, one),
-            },
-            repeats,
-        )
+        found = interleaved(compared(replace(options, **FEATURES[features])), repeats)
         speed = {name: figures["speed"] for name, figures in found.items()}
         for name, figures in found.items():
             rows.append(

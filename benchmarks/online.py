@@ -44,28 +44,33 @@ class OnlineTeacher:
         ids, present = padded(rows, self.teacher.tokenizer.pad_token_id)
         with self.one_at_a_time:
             got = self.teacher.run(ids, present)
+        here = torch.from_numpy(present).to(self.teacher.device)
         hidden = {
-            name: HiddenBatch(states[present].numpy(), None, *self.store.calibration[name])
+            name: HiddenBatch(states[here].cpu().numpy(), None, *self.store.calibration[name])
             for name, states in got.hidden.items()
         }
         maps = {
             name: np.concatenate(
-                [m[:n, :n].ravel() for m, n in zip(found.numpy(), present.sum(1), strict=True)]
+                [
+                    m[:n, :n].ravel()
+                    for m, n in zip(found.cpu().numpy(), present.sum(1), strict=True)
+                ]
             )
             for name, found in got.attention.items()
         }
         return replace(
             batch,
             hidden=hidden,
-            logits=self._logits(got, present) if logits else None,
+            logits=self._logits(got, here) if logits else None,
             attention=maps,
+            stored={f"view{view}/attention/{name}/values": flat for name, flat in maps.items()},
         )
 
-    def _logits(self, got: Activations, present: np.ndarray) -> Logits | None:
+    def _logits(self, got: Activations, here: torch.Tensor) -> Logits | None:
         if self.features.logits is None:
             return None
         assert self.teacher.decoder is not None and got.head_input is not None
-        values = got.head_input[torch.from_numpy(present)]
+        values = got.head_input[here]
         with torch.inference_mode():
             ids, logprobs, rest, log_partition = top_logits(
                 self.teacher.decoder, values, self.features.logits.size

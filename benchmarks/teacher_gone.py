@@ -42,7 +42,7 @@ def training(options: TrainOptions, model: str | None) -> Figures:
     network, collator, _ = prepare(options, source)
     if model:
         precision = str(source.identity["arguments"]["precision"])
-        teacher = load_teacher(model, attention="none", precision=precision)
+        teacher = load_teacher(model, attention="none", device=options.device, precision=precision)
         source = OnlineTeacher(source, teacher)
     times, tokens, memory = [time.perf_counter()], list[float](), list[int]()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 
 from store.errors import VERIFY, StoreError, without_remedy
 from store.features import Features
+from store.kept import KeptSlices
 from store.layout import part_arrays
 from store.manifest import Part
 from store.tree import Array, Slices, Source
@@ -19,11 +21,17 @@ class PartReader:
     """Slices of a part's arrays; each array's shape and dtype are checked when it is opened."""
 
     def __init__(
-        self, source: Source, part: Part, features: Features, lengths: Array | None = None
+        self,
+        source: Source,
+        part: Part,
+        features: Features,
+        lengths: Array | None = None,
+        keeps: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        """`lengths` [n] are what the manifest says of the tokens of its sequences."""
+        """`lengths` [n] are what the manifest says of the tokens of its sequences; arrays that
+        `keeps` names stay in memory once they are read."""
         self._source, self.part, self.features = source, part, features
-        self._lengths = lengths
+        self._lengths, self._keeps = lengths, keeps
         self.where = f"{source.path}: part {part.number}"
         self._specs = part_arrays(features, part.counts)
         self._open: dict[str, Slices] = {}
@@ -44,7 +52,7 @@ class PartReader:
             fingerprint = self.part.arrays[name].fingerprint
             if fingerprint and self._source.fingerprint(path) != fingerprint:
                 raise StoreError(f"{self.where}: {name} has an altered zarr.json; {DAMAGED}")
-            self._open[name] = array
+            self._open[name] = KeptSlices(array) if self._keeps(name) else array
         return self._open[name]
 
     def read(self, name: str, begin: int, end: int) -> Array:

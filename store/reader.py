@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -101,6 +101,8 @@ class FeatureStore(Sequence[Record]):
         self._opening = Lock()  # training reads ahead in a thread while it validates in another
         self._known, self._lengths = manifest.lengths, dict[int, Array]()
         self.spare: list[Buffers] = []  # of streams that have ended
+        self._keeps: Callable[[str], bool] = lambda name: False
+        self._open_parts = OPEN_PARTS
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         """Pickled, it is its address and options: a spawned worker opens it again."""
@@ -144,11 +146,18 @@ class FeatureStore(Sequence[Record]):
             if part is None:
                 first, last = self._first[place : place + 2]
                 known = None if self._known is None else self._known[first:last]
-                part = PartReader(self.source, self.manifest.parts[place], self.features, known)
+                entry = self.manifest.parts[place]
+                part = PartReader(self.source, entry, self.features, known, self._keeps)
             self._parts[place] = part
-            if len(self._parts) > OPEN_PARTS:
+            if len(self._parts) > self._open_parts:
                 self._parts.popitem(last=False)
             return part
+
+    def keep(self, keeps: Callable[[str], bool]) -> None:
+        """Arrays of parts, by their paths there, that stay in memory from their first use on."""
+        with self._opening:
+            self._keeps, self._open_parts = keeps, len(self.manifest.parts)
+            self._parts.clear()
 
     def part_of(self, index: ArrayLike) -> Array:
         """Places of the parts of sequences."""
@@ -169,7 +178,8 @@ class FeatureStore(Sequence[Record]):
         first = int(self._first[place])
         return self._lengths[place][begin - first : end - first].astype(np.int64)
 
-    def _all_lengths(self) -> Array:
+    def all_lengths(self) -> Array:
+        """int64 [n]: tokens of all sequences."""
         if self._known is not None:
             return self._known.astype(np.int64)
         of_parts = [self.lengths(*edges) for edges in pairwise(self._first.tolist())]
@@ -204,7 +214,7 @@ class FeatureStore(Sequence[Record]):
         """
         if block_tokens < 1:
             raise StoreError("blocks: block_tokens must be over 0")
-        rows = order.block_starts(self._all_lengths(), self._first[:-1], block_tokens)
+        rows = order.block_starts(self.all_lengths(), self._first[:-1], block_tokens)
         return np.stack([rows, np.append(rows[1:], len(self))], axis=1)
 
     def check_blocks(self, blocks: ArrayLike) -> Array:
@@ -292,3 +302,4 @@ class FeatureStore(Sequence[Record]):
         """Close open files and let go of memory; reading opens them again."""
         self.source.close()
         self.spare.clear()
+        self._parts.clear()

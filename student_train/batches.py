@@ -3,13 +3,14 @@ them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from student_train.encoded import Encoded
 from student_train.pooling import MapPooling, Runs
 from student_train.targets import LogitTargets, TaskTargets
 
@@ -35,19 +36,22 @@ class Inputs:
 class Distillation:
     """Teacher's targets for G aligned runs of the student's flat tokens.
 
-    What no loss asks for is empty.
+    What no loss asks for is empty, and so are states and maps until `StudentBatch.to`.
     """
 
     inputs: Inputs | None  # a second input (reduce); None: the runs are of the masked native input
     runs: Runs
-    normalised: dict[str, Tensor]  # float32 [G,D] by name: pooled states, normalised per channel
-    states: dict[str, Tensor]  # float32 [G,D] by name: pooled raw states
-    sentences: dict[str, Tensor]  # float32 [B,D] by name: normalised state of the first token
     logit_runs: Runs | None  # the runs that have logit targets
     logits: LogitTargets | None
-    maps: dict[str, Tensor]  # float32 [B,G',G'] by name: attention between runs
     map_pooling: MapPooling | None
     task: TaskTargets | None
+    encoded: Encoded | None  # what the four below are made of; None: they are
+    # float32 [G,D] by name: pooled states, normalised per channel
+    normalised: dict[str, Tensor] = field(default_factory=dict)
+    states: dict[str, Tensor] = field(default_factory=dict)  # [G,D] by name: pooled raw states
+    # float32 [B,D] by name: normalised state of the first token
+    sentences: dict[str, Tensor] = field(default_factory=dict)
+    maps: dict[str, Tensor] = field(default_factory=dict)  # [B,G',G'] by name: between runs
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,19 @@ class StudentBatch:
     distillation: Distillation | None
 
     def to(self, device: torch.device) -> StudentBatch:
-        return _moved(self, device)
+        """The same on a device, where the teacher's states and maps are decoded."""
+        moved: StudentBatch = _moved(self, device)
+        taught = moved.distillation
+        if taught is None or taught.encoded is None:
+            return moved
+        decoded = replace(taught, encoded=None, **taught.encoded.decoded())
+        return replace(moved, distillation=decoded)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
+        if device.type == "cuda" and value.device.type == "cpu":
+            value = value.pin_memory()  # only then does the copy not keep this thread waiting
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
         return {key: _moved(item, device) for key, item in value.items()}

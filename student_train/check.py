@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import zip_longest
 
 import numpy as np
+import torch
 
 from store import FeatureStore
 from store.errors import UserError
 from student_train import losses
 from student_train.architecture import Shape, parse_student
+from student_train.cache import check_cache
 from student_train.data import split_blocks, view_of
 from student_train.gold import has_gold
 from student_train.initialise import other_teacher
@@ -27,6 +29,14 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
     for each in (store, *others):
         _check_labels(store, each)
         _check_store(options, each, shape)
+    kinds = set(losses.features_of(options.losses(), store.features.task is not None))
+    needs = [(each, kinds, _views(options, each)) for each in (store, *others)]
+    check_cache(options.cache, torch.device(options.device), needs)
+
+
+def _views(options: TrainOptions, store: FeatureStore) -> set[int]:
+    """All that epochs may read."""
+    return {view_of(epoch, store.features, options.view) for epoch in range(store.features.views)}
 
 
 def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:

@@ -14,6 +14,7 @@ from store.rareness import MASK_WORDS
 from store.stopping import stoppable
 from student_train.options import (
     ALIGNMENTS,
+    CACHES,
     DATA,
     DEFAULT_LOSS,
     LENGTH,
@@ -92,10 +93,9 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
     multiple=True,
     help=(
         "NAME=WEIGHT, repeated or a comma list: mlm, kl, logit, hard, hidden, hidden-sum,"
-        " hidden-kld, cosine,"
-        " contrastive, attention; of a task ce, kl, logit, log-odds, hard, sentence, sentence-kld."
-        f"  [default: {LOSS_DEFAULT}; kl=1 for hidden where the store has no hidden states; of a"
-        " task kl=1, and ce=1 where there are gold labels]"
+        " hidden-kld, cosine, contrastive, attention; of a task ce, kl, logit, log-odds, hard,"
+        f" sentence, sentence-kld.  [default: {LOSS_DEFAULT}; kl=1 for hidden where the store has"
+        " no hidden states; of a task kl=1, and ce=1 where there are gold labels]"
     ),
 )
 @option("--temperature", help="Of kl.")
@@ -193,6 +193,12 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
 @option(
     "--workers",
     help="Processes that prepare batches; 0: a thread. The student is the same, bit for bit.",
+)
+@option(
+    "--cache",
+    type=click.Choice(CACHES),
+    help="ram: the store is read and unpacked once, and stays in memory; device: its hidden states"
+    " and attention maps in the memory of --device. The student is the same.",
 )
 @click.option(
     "--allow-partial", is_flag=True, help="Learn from the published parts of an unfinished store."

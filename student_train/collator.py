@@ -25,6 +25,8 @@ from store import Batch, FeatureStore
 from store.errors import VERIFY, StoreError, UserError
 from student_train import losses
 from student_train.batches import Distillation, Inputs, StudentBatch
+from student_train.cache import Resident, Streamed
+from student_train.encoded import Encoded, TeacherMaps, TeacherStates
 from student_train.masking import IGNORED, MaskedTokens, Masker
 from student_train.options import TrainOptions
 from student_train.pooling import MapPooling, Runs
@@ -62,12 +64,19 @@ class Collator:
         pieces = first_pieces(self.vocabulary) if self.align == "span" else self.vocabulary.match
         self.targets = TargetReader(pieces, head)
         self.task = store.features.task if store else None
+        self.source: Streamed | Resident = Streamed()
         self._serve(options)
 
     def serving(self, options: TrainOptions) -> Collator:
         """The same for a stage with other losses and masks."""
         other = copy.copy(self)
         other._serve(options)
+        return other
+
+    def reading(self, source: Streamed | Resident) -> Collator:
+        """The same with the teacher's states and maps from elsewhere."""
+        other = copy.copy(self)
+        other.source = source
         return other
 
     def _serve(self, options: TrainOptions) -> None:
@@ -81,24 +90,16 @@ class Collator:
             if options.mask_words == "rare" and self.table
             else None,
         )
+        self.wanted = losses.features_of(names, self.task is not None)
         self.wants_normalised = bool(names & {"hidden", "hidden-sum", "hidden-kld"})
         self.wants_states = bool(names & {"cosine", "contrastive"})
         self.wants_sentences = bool(names & set(losses.OF_SENTENCE))
-        self.wants_task = bool(self.task and names & set(losses.OF_TASK))
-        self.wants_logits = not self.task and bool(names & set(losses.OF_LOGITS))
-        self.wants_maps = "attention" in names
         self.wants_teacher = bool(names - {"mlm"})
         self.masked_only = options.targets == "masked"
 
     def features(self) -> list[str]:
-        """The groups of the store that have to be read."""
-        wanted = {
-            "hidden": self.wants_normalised or self.wants_states or self.wants_sentences,
-            "logits": self.wants_logits,
-            "task": self.wants_task,
-            "attention": self.wants_maps,
-        }
-        return [name for name, needed in wanted.items() if needed]
+        """The groups of the store that have to be streamed."""
+        return [name for name in self.wanted if name not in self.source.resident]
 
     def __call__(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
         """`key` seeds the masks; in view 0 they are drawn anew, in other views they are the
@@ -110,7 +111,9 @@ class Collator:
             read = self.masker.dynamic(native, key)
         masked = np.flatnonzero(read.labels != IGNORED)
         try:
-            taught = self._distillation(batch, native, read, key) if self.wants_teacher else None
+            taught = (
+                self._distillation(batch, native, read, view, key) if self.wants_teacher else None
+            )
         except AlignmentError as error:  # tokens that are not those of the store's texts
             raise StoreError(f"the store cannot be learnt from: {error}; {VERIFY}") from error
         return StudentBatch(
@@ -129,7 +132,7 @@ class Collator:
         return self.table.of(batch.index)
 
     def _distillation(
-        self, batch: Batch, native: Tokens, read: MaskedTokens, key: tuple[int, ...]
+        self, batch: Batch, native: Tokens, read: MaskedTokens, view: int, key: tuple[int, ...]
     ) -> Distillation:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         student, inputs = native, None
@@ -146,37 +149,47 @@ class Collator:
                 if self.align == "match"
                 else align_span(text, teacher, native)
             )
-        teacher_runs = Runs.of(alignment.teacher)
-        hidden = batch.hidden.items()
-        maps, map_pooling = (
-            self._maps(batch, alignment, student.start) if self.wants_maps else ({}, None)
-        )
         logit_runs, logits = (
-            self._logits(batch, alignment, read.labels) if self.wants_logits else (None, None)
+            self._logits(batch, alignment, read.labels) if "logits" in self.wanted else (None, None)
         )
         return Distillation(
             inputs=inputs,
             runs=Runs.of(alignment.student),
-            normalised=(
-                {n: self._pooled(h.normalised(), teacher_runs) for n, h in hidden}
-                if self.wants_normalised
-                else {}
-            ),
-            states=(
-                {n: self._pooled(h.states(), teacher_runs) for n, h in hidden}
-                if self.wants_states
-                else {}
-            ),
-            sentences=(
-                {n: torch.from_numpy(h.normalised()[batch.start[:-1]]) for n, h in hidden}
-                if self.wants_sentences
-                else {}
-            ),
             logit_runs=logit_runs,
             logits=logits,
-            maps=maps,
-            map_pooling=map_pooling,
-            task=self._task(batch, alignment) if self.wants_task else None,
+            map_pooling=(
+                MapPooling.of(alignment.student, student.start)
+                if "attention" in self.wanted
+                else None
+            ),
+            task=self._task(batch, alignment) if "task" in self.wanted else None,
+            encoded=self._encoded(batch, view, alignment.teacher),
+        )
+
+    def _encoded(self, batch: Batch, view: int, runs: np.ndarray) -> Encoded:
+        """What is decoded on the device, of half-open runs [G,2] of the teacher's tokens."""
+        pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
+        if self.wants_normalised or self.wants_states:
+            tokens = Runs.of(runs)
+            pooled = self.source.states(batch, view, tokens.member.numpy(), tokens.begin)
+        if self.wants_sentences:
+            first = batch.start[:-1]
+            sentences = self.source.states(batch, view, first, torch.arange(len(first)))
+        maps = None
+        if "attention" in self.wanted:
+            values, begin = self.source.maps(batch, view)
+            maps = TeacherMaps(
+                values,
+                torch.from_numpy(begin),
+                torch.from_numpy(np.diff(batch.start)),
+                int(np.diff(batch.start).max()),
+                MapPooling.of(runs, batch.start),
+            )
+        return Encoded(
+            pooled if self.wants_normalised else {},
+            pooled if self.wants_states else {},
+            sentences,
+            maps,
         )
 
     def _task(self, batch: Batch, alignment: Alignment) -> TaskTargets:
@@ -197,10 +210,6 @@ class Collator:
             _long(alignment.student[chosen, 0]), _float(logits), _long(batch.tags[rows])
         )
 
-    @staticmethod
-    def _pooled(values: np.ndarray, runs: Runs) -> Tensor:
-        return runs.pool(torch.from_numpy(values), "mean")
-
     def _logits(
         self, batch: Batch, alignment: Alignment, labels: np.ndarray
     ) -> tuple[Runs, LogitTargets]:
@@ -215,20 +224,6 @@ class Collator:
         if self.align == "span":  # the first token predicts the first piece, the target's meaning
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
         return Runs.of(student), targets
-
-    def _maps(
-        self, batch: Batch, alignment: Alignment, student_start: np.ndarray
-    ) -> tuple[dict[str, Tensor], MapPooling]:
-        teacher = MapPooling.of(alignment.teacher, batch.start)
-        lengths = np.diff(batch.start)
-        square = np.concatenate([[0], np.cumsum(lengths**2)])
-        pooled = {}
-        for name, flat in batch.attention.items():
-            maps = np.zeros((len(lengths), lengths.max(), lengths.max()), np.float32)
-            for b, length in enumerate(lengths):
-                maps[b, :length, :length] = flat[square[b] : square[b + 1]].reshape(length, length)
-            pooled[name] = teacher.pool(torch.from_numpy(maps))
-        return pooled, MapPooling.of(alignment.student, student_start)
 
 
 def _float(values: np.ndarray | None) -> Tensor | None:

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from store import Features, FeatureStore
@@ -18,6 +19,7 @@ from student_train.gold import labelled
 
 SMALLEST_BLOCK, GREATEST_BLOCK = 128, 4096  # tokens
 READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool
+CPU = torch.device("cpu")
 SPLIT_SEED = (
     0  # not the student's seed: all students of a store are judged on the same held-out blocks
 )
@@ -70,11 +72,12 @@ def student_batches(
     view: int | None,
     first: int = 0,
     every: int = 1,
+    device: torch.device | None = CPU,
 ) -> Iterator[StudentBatch]:
     """Batches of epoch 0, 1, 2, ...
 
     without end, from batch number `first` on, each or one of `every`: a pure function of its
-    arguments.
+    arguments. They are on `device`; None: left encoded, for another process to move.
     """
     epoch, skip, before = 0, first, 0  # batches of the epochs before
     while True:
@@ -92,7 +95,8 @@ def student_batches(
             )
             for i, batch in enumerate(batches, skip):
                 if (before + i - first) % every == 0:
-                    yield collator(batch, number, (seed, epoch, i))
+                    made = collator(batch, number, (seed, epoch, i))
+                    yield made if device is None else made.to(device)
         skip = max(0, skip - count)
         epoch, before = epoch + 1, before + count
 
@@ -106,6 +110,8 @@ def loaded(
     """
     if not workers:
         return prefetched(student_batches(store, collator, blocks, **order), READY)
+    if order.get("device", CPU) != CPU:
+        order["device"] = None  # of a device that computes the training's process alone has use
     shares = _Shares(store, collator, blocks, order)
     context = multiprocessing.get_context("forkserver")  # a fork of this process has dead threads
     context.set_forkserver_preload([__name__])

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from store import FeatureStore
 from store.errors import UserError
 from student_train.batches import StudentBatch
+from student_train.cache import source_of
 from student_train.collator import Collator
 from student_train.data import loaded, split_blocks
 from student_train.evaluate import Measured, evaluate
@@ -35,7 +36,8 @@ class Lesson:
         options: TrainOptions,
         device: torch.device,
     ) -> None:
-        self.store, self._whole = store, collator
+        self.store = store
+        self._whole = collator.reading(source_of(store, options.cache, device))
         width = store.features.width
         self.distiller = Distiller(student, options, store.features.hidden, width).to(device)
         self.device, self.stages = device, stages_of(options, self.distiller.layers)
@@ -70,6 +72,7 @@ class Lesson:
             batch_tokens=self.options.batch_tokens,
             view=self.options.view,
             first=first,
+            device=self.device,
         )
 
     def loss(self, batch: StudentBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -23,6 +23,17 @@ CONTRASTED = 512  # runs of a batch that are told apart: the scores are their sq
 SHARPNESS = 20.0  # 1 / temperature of the cosines
 
 
+def features_of(names: set[str], task: bool) -> list[str]:
+    """The kinds of features of a store that losses read; of a `task` or of a vocabulary."""
+    wanted = {
+        "hidden": names & set(OF_HIDDEN),
+        "logits": set() if task else names & set(OF_LOGITS),
+        "task": names & set(OF_TASK) if task else set(),
+        "attention": names & {"attention"},
+    }
+    return [kind for kind, readers in wanted.items() if readers]
+
+
 def mlm(logits: Tensor, labels: Tensor) -> Tensor:
     """Masked-LM cross-entropy of logits [M,V] against labels [M], mean over M.
 

@@ -17,6 +17,7 @@ from store.rareness import MASK_WORDS
 
 ALIGNMENTS = ("span", "match", "reduce")
 DATA = ("all", "labelled")
+CACHES = ("none", "ram", "device")
 LENGTH = {"steps", "epochs"}  # the one takes the place of the other
 FREEZABLE = r"embeddings|positions|layers(\.[1-9][0-9]*)?|head|projection"
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
@@ -69,6 +70,7 @@ class TrainOptions:
     device: str = "auto"
     precision: str = "auto"
     workers: int = 0
+    cache: str = "none"
     allow_partial: bool = False
 
     @property
@@ -122,6 +124,7 @@ class TrainOptions:
             ("align", self.align, ALIGNMENTS),
             ("data", self.data, DATA),
             ("mask-words", self.mask_words, MASK_WORDS),
+            ("cache", self.cache, CACHES),
         ):
             if value not in known:
                 raise UserError(f"--{name} {value}: expected one of {', '.join(known)}")
@@ -169,13 +172,19 @@ class TrainOptions:
         for name, number in (("workers", self.workers), ("min-length", self.min_length)):
             if number < 0:
                 raise UserError(f"--{name} {number}: expected 0 or more")
+        if self.workers and self.cache != "none":
+            raise UserError(
+                f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
+                " of its own; give one of the two"
+            )
         check_optimizer(self.optimizer)
         check_device(self.device, torch.cuda.device_count())
 
     def describing(self) -> dict[str, Any]:
         """All that shapes the student, as JSON: where it goes and on what it runs left out."""
         values = asdict(self)
-        for name in ("out", "needs", "device", "checkpoint_every", "allow_partial", "workers"):
+        for name in ("out", "needs", "device", "checkpoint_every", "allow_partial", "workers",
+                     "cache"):  # fmt: skip
             del values[name]
         stages = [vars(self), *self.stages]
         if not any(s.get("best") or s.get("schedule") == "plateau" for s in stages):
@@ -270,7 +279,8 @@ def describe(options: TrainOptions) -> str:
             f" seed {options.seed}"
         ),
         **{f"stage {n}": _told_stage(stage) for n, stage in enumerate(options.stages, 1)},
-        "device": f"{options.device}, {options.precision}",
+        "device": f"{options.device}, {options.precision}"
+        + (f", cache {options.cache}" if options.cache != "none" else ""),
         "out": str(options.out_folder()),
     }
     return "\n".join(f"{name:9} {value}" for name, value in rows.items())

@@ -16,7 +16,16 @@ MAX_BYTES = 2**20
 KEYS = {"source", "needs", "options", "recipes"}
 OF_RECIPE = {"about", "needs", "options", "stages"}
 NEEDS = {"stores": int, "masked": bool, "hidden": str, "attention": str}
-NOT_OF_A_RECIPE = {"store", "out", "recipe", "resume", "device", "workers", "allow_partial"}
+NOT_OF_A_RECIPE = {
+    "store",
+    "out",
+    "recipe",
+    "resume",
+    "device",
+    "workers",
+    "cache",
+    "allow_partial",
+}
 
 
 @dataclass(frozen=True)

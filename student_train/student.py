@@ -76,6 +76,7 @@ class Distiller(nn.Module):
     def measured(self, batch: StudentBatch) -> tuple[dict[str, Tensor], Tensor | None]:
         """The same, and the logits [G,C] that a task's were measured by."""
         found, wanted = dict[str, Tensor](), batch.distillation
+        assert wanted is None or wanted.encoded is None  # `StudentBatch.to` has decoded it
         native = None
         if "mlm" in self.options.loss or wanted is None or wanted.inputs is None:
             native = self.encode(batch.inputs, "attention" in self.options.loss)

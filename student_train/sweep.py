@@ -20,7 +20,7 @@ from student_train.options import TrainOptions, beside
 if TYPE_CHECKING:
     from rich.table import Table
 
-SINGLE = ("out", "resume", "store", "workers")
+SINGLE = ("out", "resume", "store", "workers", "cache")
 OUT_HELP = (
     "Folder of the students, each named after its settings, and of sweep.json, the table."
     "  [default: beside the store, STORE-sweep for STORE.zarr]"
@@ -41,7 +41,11 @@ COLUMNS = (
 
 @command_errors
 def sweep(
-    out: Path | None, store: tuple[str, ...], workers: int | None, **repeated: tuple[Any, ...]
+    out: Path | None,
+    store: tuple[str, ...],
+    workers: int | None,
+    cache: str | None,
+    **repeated: tuple[Any, ...],
 ) -> None:
     """Train a student for every combination of the repeated options and compare them in one table.
 
@@ -55,7 +59,7 @@ def sweep(
     folder = out or beside(store[0], "sweep")
     sources = [open_store(path) for path in store]
     contents = [source.manifest.content() for source in sources]
-    once = {"store": store, "out": None, "workers": workers or 0}
+    once = {"store": store, "out": None, "workers": workers or 0, "cache": cache}
     varied = [name for name, values in repeated.items() if len(values) > 1]
     names = [name for name, values in repeated.items() if values]
     rows, planned = [], []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from store.errors import UserError
+from store.errors import UserError, out_of_memory
 
 CHUNK_ELEMENTS = 1 << 23  # logits that exist at once: 32 MB in float32, whatever the batch
 
@@ -38,16 +39,25 @@ class Decoder:
     def to(self, device: str) -> Decoder:
         return replace(self, weight=self.weight.to(device), bias=self.bias.to(device))
 
+    @cached_property
+    def narrow(self) -> torch.Tensor:
+        """The weight in bfloat16; where it is `rounded` nothing is lost."""
+        return self.weight.bfloat16()
+
     def logits(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """Float32 logits of a few rows of `values` [N,D] at a time, with the rows they belong
         to."""
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
-        rounded = self.rounded and values.dtype == torch.bfloat16
+        rounded = self.rounds(values)
         for begin in range(0, len(values), rows):
             part = slice(begin, begin + rows)
             with _products_of_bfloat16() if rounded else nullcontext():
                 logits = nn.functional.linear(values[part].float(), self.weight, self.bias)
             yield part, logits
+
+    def rounds(self, values: torch.Tensor) -> bool:
+        """Whether both factors are bfloat16 numbers."""
+        return self.rounded and values.dtype == torch.bfloat16
 
 
 @contextmanager
@@ -110,11 +120,9 @@ def top_logits(
     """Ids [N,K], log-probabilities [N,K] (best first), log of the mass left over [N], log-partition
     [N]."""
     kept: list[tuple[torch.Tensor, ...]] = []
-    for _, logits in decoder.logits(values):
-        best, ids = logits.topk(k, dim=-1)
+    best_of = fused_logits if values.is_cuda and fuses() else chunked_logits
+    for ids, best, left in best_of(decoder, values, k):
         highest = best[:, :1]
-        # The kept logits leave before the sum: a sure teacher's rest would be lost in a difference.
-        left = logits.scatter_(1, ids, -torch.inf).sub_(highest).exp_().sum(-1)
         total = (best - highest).double().exp_().sum(-1) + left
         log_total = total.log().float()
         rest = left.log() - log_total
@@ -123,6 +131,47 @@ def top_logits(
         )
     joined = [torch.cat(part).cpu().numpy() for part in zip(*kept, strict=True)]
     return joined[0], joined[1], joined[2], joined[3]
+
+
+Best = Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""Of some rows: ids [N,K] and logits [N,K], best first; sum of exp(logit - best) of all others."""
+
+
+def chunked_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
+    """From the logits of a few rows of `values` [N,D] at a time."""
+    for _, logits in decoder.logits(values):
+        best, ids = logits.topk(k, dim=-1)
+        # The kept logits leave before the sum: a sure teacher's rest would be lost in a difference.
+        yield ids, best, logits.scatter_(1, ids, -torch.inf).sub_(best[:, :1]).exp_().sum(-1)
+
+
+def fused_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
+    """The same from one kernel (`fused_head`); more than it can keep come chunked."""
+    from teacher_dump import fused_head
+
+    if k > fused_head.MOST:
+        yield from chunked_logits(decoder, values, k)
+    elif decoder.rounds(values):
+        yield fused_head.best_logits(decoder.narrow, decoder.bias, values, k)
+    else:
+        yield fused_head.best_logits(decoder.weight, decoder.bias, values.float(), k)
+
+
+@cache
+def fuses() -> bool:
+    """Whether the kernel runs here: triton may be missing, or the compiler that it calls."""
+    try:
+        from teacher_dump import fused_head
+
+        bias, found = torch.zeros(16, device="cuda"), list[int]()
+        for dtype in (torch.float32, torch.bfloat16):
+            some = torch.eye(16, device="cuda", dtype=dtype)
+            found += fused_head.best_logits(some, bias, some, 1)[0][:, 0].tolist()
+        return found == 2 * list(range(16))
+    except Exception as error:  # whatever compilers and drivers raise
+        if out_of_memory(error):  # then a smaller batch is tried
+            raise
+        return False
 
 
 def sampled_logits(

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import aligning, dumping, economy, growth, interleaved, stepping
-from benchmarks.small_store import small_store
+from benchmarks import aligning, dumping, economy, gpu, growth, interleaved, stepping
+from benchmarks.small_store import random_teacher, small_store
 from benchmarks.teacher_gone import training
 from store import open_store
-from student_train.options import TrainOptions
+from student_train.options import CACHES, TrainOptions
 from student_train.run import prepare
 from teacher_dump.options import DumpOptions
 from tests.texts import ENGLISH, FRENCH, GERMAN
@@ -102,6 +102,37 @@ def test_an_economy(tiny_teacher, corpus, monkeypatch):
     # 10 epochs of half a batch: 5 steps
     assert row == ["tiny", "8.0", "10.0", "30.0", "1.67x", "2.50x", "2.78x", "3.00x", "0.40"]
     assert economy.dumped(str(tiny_teacher("bert")), corpus, 1000)["seconds"] > 0
+
+
+def test_what_a_gpu_is_measured_by(base, tiny_teacher, corpus, tmp_path, monkeypatch):
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = random_teacher(
+        tmp_path,
+        str(tiny_teacher("bert")),
+        head=True,
+        vocab_size=900,
+        intermediate_size=64,
+        **small,
+    )
+    monkeypatch.setattr(
+        gpu, "interleaved", lambda works, _: {name: work() for name, work in works.items()}
+    )
+    options = DumpOptions(
+        *(model, Path("none.zarr"), (corpus,)), limit=1500, part_tokens=700, device="cpu",
+        precision="fp32", max_length=64,
+    )  # fmt: skip
+    rows = gpu.dumps(options, 1)
+    assert [row[0] for row in rows] == [name for name in gpu.FEATURES for _ in range(3)]
+    assert rows[0][3:] == ["1.00", rows[0][4], ""] and rows[2][4] == "1.00"
+    with_head = gpu.operations(replace(options, **gpu.FEATURES["states and logits"]))
+    without = gpu.operations(replace(options, **gpu.FEATURES["states"]))
+    # the decoder, the transform before it (a matrix, a bias, a norm) and its bias
+    assert with_head - without == 2 * (900 * 32 + 32 * 32 + 3 * 32 + 900)
+    assert [row[1] for row in gpu.head_rows(options, 1, rows=40, runs=1)] == ["plain"] * 2
+    rows = gpu.students(replace(base, batch_tokens=2000, steps=4), model, 1)
+    assert [row[0].split()[-1] for row in rows] == [*CACHES, "memory"]
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    assert gpu.of_peak(98.9e12, "cuda") == "10.0%" and gpu.of_peak(1.0, "cpu") == ""
 
 
 def test_growth(tiny_teacher, tmp_path):

@@ -81,7 +81,7 @@ def test_targets_of_classes_are_those_of_the_store(classes: FeatureStore) -> Non
     _, collator, _ = prepared(classes, loss=losses)
     seen = 0
     for number, raw in enumerate(classes.stream(0, 0, 512, features=collator.features())):
-        wanted = collator(raw, 0, (0, 0, number)).distillation
+        wanted = collator(raw, 0, (0, 0, number)).to(torch.device("cpu")).distillation
         assert wanted.task.tokens is None
         for row, index in enumerate(raw.index.tolist()):
             record = classes[index]
@@ -190,7 +190,7 @@ def test_every_loss_of_a_task_falls(
     for store in (classes, tags) if loss in OF_ANY_TASK else (classes,):
         model, collator, options = prepared(store, student=student, loss={loss: 1.0})
         (batch,) = (
-            collator(raw, 0, (0,))
+            collator(raw, 0, (0,)).to(torch.device("cpu"))
             for raw in store.stream(0, 0, 10**6, features=collator.features())
         )
         distiller = Distiller(model, options, store.features.hidden, store.features.width)

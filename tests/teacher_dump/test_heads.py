@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +15,7 @@ from torch import nn
 
 from teacher_dump import heads
 from teacher_dump.heads import Decoder, log_partitions, top_logits
+from tests.end_to_end.support import ROOT
 
 
 def head_and_values(dtype: torch.dtype, seed: int, scale: float) -> tuple[Decoder, torch.Tensor]:
@@ -48,3 +53,14 @@ def test_full_products_where_a_factor_has_more_bits() -> None:
     assert decoder.rounded
     assert np.abs(log_partitions(decoder, values) - exact.logsumexp(-1).numpy()).max() < 1e-4
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_the_fused_kernel() -> None:
+    """In a process of its own: what Triton imports is compiled or interpreted from then on."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.teacher_dump.interpreted"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == "sound\n", done.stderr

@@ -1,0 +1,200 @@
+"""What a GPU gives: a dump, its head, and a student's steps with every kind of cache.
+
+    python -m benchmarks.gpu [--corpus TEXT]
+
+The teacher is of BERT-base's size, with random weights and a vocabulary of 120,000. The student is
+timed from its second epoch on, when what a cache keeps is there, and beside a teacher in memory.
+The peak is what the maker says of dense bfloat16 products.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from benchmarks import dumping, stepping
+from benchmarks.interleaved import Figures, interleaved
+from benchmarks.report import of_text, publish, table
+from benchmarks.small_store import on_small_store, random_teacher
+from benchmarks.teacher_gone import training
+from store import open_store
+from store.console import check_device, command_errors
+from student_train.options import CACHES, TrainOptions
+from teacher_dump import heads
+from teacher_dump.options import DumpOptions
+from teacher_dump.teacher import load_teacher
+
+PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}  # a second
+FEATURES: dict[str, dict[str, Any]] = {
+    "states": {"head": "none", "attention": "none", "logits": "none"},
+    "states and logits": {"head": "auto", "attention": "none", "logits": "topk:16"},
+}
+KEPT = (16, 64)
+HEAD_OF_DUMPS = ("features", "", "tokens/s", "of the bare pass", "times straightforward", "of peak")
+HEAD_OF_HEADS = ("logits", "", "tokens/s", "times plain", "of peak")
+HEAD_OF_STUDENTS = ("", "student tokens/s", "times the first", "waiting")
+
+
+def of_peak(operations: float, device: str) -> str:
+    """Operations a second as a share of what the device could do; '' where that is not known."""
+    name = torch.cuda.get_device_name(device) if device != "cpu" else ""
+    known = next((peak for key, peak in PEAKS.items() if key in name), None)
+    return f"{operations / known:.1%}" if known else ""
+
+
+def operations(options: DumpOptions) -> float:
+    """Multiplications and additions that the weights make of a token; those between tokens, some
+    hundredths at these lengths, are left out."""
+    model = dumping.network(replace(options, device="cpu"))
+    weights = sum(
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if "embeddings" not in name and "pooler" not in name  # which reads a token of a text
+    )
+    config = model.config
+    decoder = 0 if options.head == "none" else config.vocab_size * config.hidden_size
+    return 2.0 * (weights + decoder)
+
+
+def dumps(options: DumpOptions, repeats: int) -> list[list[object]]:
+    """A row a setting."""
+    rows: list[list[object]] = []
+    for features, words in FEATURES.items():
+        one = replace(options, **words)
+        found = interleaved(dumping.compared(one), repeats)
+        speed = {name: figures["speed"] for name, figures in found.items()}
+        for name, tokens in speed.items():
+            ratios = (tokens / speed[other] for other in ("bare forward pass", "straightforward"))
+            peak = of_peak(tokens * operations(one), options.device)
+            rows.append([features, name, f"{tokens:,.0f}", *(f"{r:.2f}" for r in ratios), peak])
+    return rows
+
+
+@torch.inference_mode()
+def head(
+    model: str, device: str, precision: str, way: str, k: int, rows: int, runs: int
+) -> Figures:
+    """Tokens a second through the head alone, `way` a function of `heads`."""
+    decoder = load_teacher(model, attention="none", device=device, precision=precision).decoder
+    assert decoder is not None
+    dtype = torch.bfloat16 if decoder.rounded else torch.float32
+    values = torch.randn(rows, decoder.weight.shape[1], device=device, dtype=dtype)
+    times = []
+    for _ in range(runs + 1):  # the first compiles
+        begun = time.perf_counter()
+        for _, _, left in getattr(heads, way)(decoder, values, k):
+            left.sum().item()  # waits for the device
+        times.append(time.perf_counter() - begun)
+    return {"speed": rows / statistics.median(times[1:])}
+
+
+def head_rows(options: DumpOptions, repeats: int, rows: int, runs: int) -> list[list[object]]:
+    """A row a setting; the kernel's only where it runs."""
+    found: list[list[object]] = []
+    ways = {"plain": "chunked_logits"}
+    if options.device != "cpu" and heads.fuses():
+        ways["one kernel"] = "fused_logits"
+    decoder = load_teacher(options.model, attention="none").decoder
+    assert decoder is not None
+    for k in KEPT:
+        settings = {
+            name: partial(
+                head, options.model, options.device, options.precision, way, k, rows, runs
+            )
+            for name, way in ways.items()
+        }
+        speed = {name: it["speed"] for name, it in interleaved(settings, repeats).items()}
+        for name, tokens in speed.items():
+            peak = of_peak(tokens * 2.0 * decoder.weight.numel(), options.device)
+            ratio = f"{tokens / speed['plain']:.2f}"
+            found.append([f"topk:{k}", name, f"{tokens:,.0f}", ratio, peak])
+    return found
+
+
+def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]:
+    """A row a setting, after an epoch each; `base.steps` are timed."""
+    steps = base.steps or 0
+    store = open_store(base.store)
+    epoch = store.batch_count(base.seed, 0, base.batch_tokens)
+    longer = replace(base, steps=epoch + steps)
+    settings: dict[str, Any] = {
+        f"--cache {cache}": partial(stepping.ours, replace(longer, cache=cache), epoch)
+        for cache in CACHES
+    }
+    settings["teacher in memory"] = partial(training, base, model)
+    found = interleaved(settings, repeats)
+    first = next(iter(found.values()))["speed"]
+    return [
+        [
+            name,
+            f"{figures['speed']:,.0f}",
+            f"{figures['speed'] / first:.2f}",
+            f"{figures['waiting']:.1%}" if "waiting" in figures else "",
+        ]
+        for name, figures in found.items()
+    ]
+
+
+@click.command()
+@of_text(400_000)
+@click.option("--vocabulary", default=120_000, help="Of the teacher.")
+@click.option("--layers", default=12, help="Of the teacher.")
+@click.option("--part-tokens", default=100_000)
+@click.option("--dump-batch", default=32_768, help="Tokens of the teacher's batches.")
+@click.option("--student", default="264x3x12")
+@click.option("--vocab", default="5k")
+@click.option("--batch-tokens", default=16_384, help="Of the student's batches.")
+@click.option("--steps", default=100)
+@click.option("--device", default="cuda", help="cpu: tries the script, and publishes nothing.")
+@click.option("--precision", default="bf16")
+@click.option("--repeats", default=3)
+@command_errors
+def main(
+    model: str, corpus: str, tokens: int, vocabulary: int, layers: int, part_tokens: int,
+    dump_batch: int, student: str, vocab: str, batch_tokens: int, steps: int, device: str,
+    precision: str, repeats: int, results: Path,
+) -> None:  # fmt: skip
+    """Print the tables and put them into RESULTS.md. `--model` lends its tokenizer."""
+    check_device(device, torch.cuda.device_count())
+    with tempfile.TemporaryDirectory() as folder:
+        teacher = random_teacher(
+            Path(folder), model, head=True, vocab_size=vocabulary, num_hidden_layers=layers
+        )
+        options = DumpOptions(
+            model=teacher, corpus=(corpus,), out=Path("store.zarr"), limit=tokens,
+            part_tokens=part_tokens, batch_tokens=dump_batch, device=device, precision=precision,
+            max_length=128,
+        )  # fmt: skip
+        tables = [
+            table(HEAD_OF_DUMPS, dumps(options, repeats)),
+            table(HEAD_OF_HEADS, head_rows(options, repeats, dump_batch, runs=5)),
+        ]
+        settings = {"student": student, "vocab": vocab, "batch_tokens": batch_tokens}
+        with on_small_store(teacher, corpus, tokens, steps=steps, device=device, **settings) as it:
+            tables.append(table(HEAD_OF_STUDENTS, students(it.resolved(), teacher, repeats)))
+    body = "\n\n".join(tables)
+    if device == "cpu":
+        print(body)
+        return
+    publish(
+        f"On a GPU: {torch.cuda.get_device_name(device)}",
+        f"`python -m benchmarks.gpu --tokens {tokens}`; a teacher of {layers} layers, 768 wide,"
+        f" with random weights and a vocabulary of {vocabulary:,}, {precision}, windows of at most"
+        f" 128 tokens, batches of {dump_batch:,}; a student {student} with {vocab} WordPiece,"
+        f" batches of {batch_tokens:,}, {steps} steps after an epoch; medians of {repeats}"
+        " interleaved processes.",
+        body,
+        results,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

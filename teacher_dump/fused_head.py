@@ -1,0 +1,100 @@
+"""The best logits of a head and the mass of all others in one Triton kernel: no [N,V] is written.
+
+Of GPUs; needs triton, which CUDA builds of torch bring along. `heads.top_logits` decides.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+MOST = 128  # logits kept of a row, which stay in registers
+ROWS, COLUMNS = 64, 128  # of states and of the vocabulary that a program multiplies at once
+PROGRAMS = 256  # at least, for all processors of a GPU: few rows share the vocabulary among more
+
+
+@triton.jit
+def _kernel(  # type: ignore[no-untyped-def]
+    states, weight, bias, best_out, ids_out, highest_out, left_out, n, vocabulary, width, share,
+    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(1)
+    end = tl.minimum((part + 1) * share, vocabulary)
+    slots, columns = tl.arange(0, K)[None, :], tl.arange(0, COLUMNS)
+    best = tl.full((ROWS, K), float("-inf"), tl.float32)
+    ids = tl.zeros((ROWS, K), tl.int32)
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
+    left = tl.zeros((ROWS,), tl.float32)
+    for begin in range(part * share, end, COLUMNS):
+        pieces = begin + columns
+        logits = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for inner in range(0, width, INNER):
+            channels = inner + tl.arange(0, INNER)
+            x = tl.load(
+                states + rows[:, None].to(tl.int64) * width + channels[None, :],
+                mask=(rows[:, None] < n) & (channels[None, :] < width), other=0.0,
+            )  # fmt: skip
+            w = tl.load(
+                weight + pieces[None, :].to(tl.int64) * width + channels[:, None],
+                mask=(pieces[None, :] < end) & (channels[:, None] < width), other=0.0,
+            )  # fmt: skip
+            if WIDE:
+                x, w = x.to(tl.float32), w.to(tl.float32)
+            logits = tl.dot(x, w, logits, input_precision="ieee")
+        logits += tl.load(bias + pieces, mask=pieces < end, other=float("-inf"))[None, :]
+        # While a logit is better than the worst that is kept, the two change places: what leaves
+        # is added to the others' mass with the rest of the tile. After the first tiles few are.
+        top, place = tl.max(logits, 1, return_indices=True)
+        lowest, slot = tl.min(best, 1, return_indices=True)
+        while tl.max((top > lowest).to(tl.int32), 0) > 0:
+            enters = (top > lowest)[:, None]
+            here = enters & (slots == slot[:, None])
+            best = tl.where(here, top[:, None], best)
+            ids = tl.where(here, (begin + place)[:, None], ids)
+            there = enters & (columns[None, :] == place[:, None])
+            logits = tl.where(there, lowest[:, None], logits)
+            top, place = tl.max(logits, 1, return_indices=True)
+            lowest, slot = tl.min(best, 1, return_indices=True)
+        rising = tl.maximum(highest, tl.max(best, 1))
+        left = left * tl.exp(highest - rising) + tl.sum(tl.exp(logits - rising[:, None]), 1)
+        highest = rising
+    out = rows.to(tl.int64) * tl.num_programs(1) + part
+    tl.store(best_out + out[:, None] * K + slots, best, mask=rows[:, None] < n)
+    tl.store(ids_out + out[:, None] * K + slots, ids, mask=rows[:, None] < n)
+    tl.store(highest_out + out, highest, mask=rows < n)
+    tl.store(left_out + out, left, mask=rows < n)
+
+
+def best_logits(
+    weight: torch.Tensor, bias: torch.Tensor, states: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The k best of the logits states [N,D] @ weight [V,D].T + bias [V], best first: ids [N,k] and
+    float32 logits [N,k]; and of all others the sum of exp(logit - best logit) [N].
+
+    States and weight are both float32 or both bfloat16; sums are float32. Exact but for rounding:
+    of equal logits any may be kept.
+    """
+    n, width = states.shape
+    vocabulary, kept = len(weight), max(16, triton.next_power_of_2(k))
+    blocks = triton.cdiv(n, ROWS)
+    tiles = triton.cdiv(vocabulary, COLUMNS)
+    tiles_each = triton.cdiv(tiles, min(tiles, triton.cdiv(PROGRAMS, blocks)))
+    parts = triton.cdiv(tiles, tiles_each)
+    best = states.new_empty((n, parts, kept), dtype=torch.float32)
+    ids = states.new_empty((n, parts, kept), dtype=torch.int32)
+    highest, left = (states.new_empty((n, parts), dtype=torch.float32) for _ in range(2))
+    with torch.cuda.device_of(states):
+        _kernel[(blocks, parts)](
+            states.contiguous(), weight.contiguous(), bias, best, ids, highest, left,
+            n, vocabulary, width, tiles_each * COLUMNS,
+            K=kept, ROWS=ROWS, COLUMNS=COLUMNS, INNER=32 if weight.itemsize == 4 else 64,
+            # The interpreter of the tests takes bfloat16 for integers.
+            WIDE=not isinstance(_kernel, triton.JITFunction), num_warps=8,
+        )  # fmt: skip
+    ordered, place = best.flatten(1).sort(dim=1, descending=True)
+    top = ordered[:, :1]
+    others = (left * (highest - top).exp()).sum(1) + (ordered[:, k:] - top).exp().sum(1)
+    return ids.flatten(1).gather(1, place[:, :k]), ordered[:, :k], others
