@@ -26,7 +26,7 @@ from store import FeatureStore, open_store
 from store.console import command_errors
 from store.errors import UserError
 from student_train.options import ALIGNMENTS, TrainOptions, parse_losses
-from student_train.report import differences
+from student_train.report import changed_settings
 from student_train.run import prepare
 from student_train.trainer import train
 from student_train.vocabulary import student_tokenizer
@@ -82,7 +82,7 @@ def finished(
     folder = folder_of(work, arm, options.resolved_lr, options.seed)
     settings = json.loads(json.dumps(options.describing()))
     if (folder / SCORES).exists():
-        if told := differences(scores_of(folder)["settings"], settings):
+        if told := changed_settings(scores_of(folder)["settings"], settings):
             raise UserError(f"{folder}: trained with other settings ({told}); give another --work")
         return folder
     student, collator, _ = prepare(options, store)

@@ -194,6 +194,7 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
             result = score_as_is(subject, model, files, settings.max_length, click.echo)
         else:
             result = fine_tune(subject, model, files, settings, click.echo, keep)
+            result |= {"saved": [str(keep)]} if keep else {}
         report.save(result, out)
     finally:
         with suppress(OSError):

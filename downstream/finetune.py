@@ -88,10 +88,10 @@ def score_as_is(
 
     Labels of model and file are matched by name. Texts are cut to `max_length` tokens, that of the
     task where it is None. Returns what `fine_tune` returns, of a single run without a seed; of its
-    settings only `as_is` and `max_length` are there.
+    settings only `as_is`, `max_length` and the task's own are there.
 
     Raises UserError on a wrong model or file, where the model has no head for the task, and where
-    the file has a label that the model does not have.
+    the file has a label that the model does not have, unless the task counts these.
     """
     source = resolve_model(model)
     splits = {name: task.read(path) for name, path in files.items()}

@@ -99,7 +99,7 @@ def _run(
         model=model,
         args=_arguments(settings),
         train_dataset=Rows(rows),
-        fixed_dev=held_out_batches(tokenizer, dev_rows, settings.batch_size),
+        fixed_dev=held_out_batches(tokenizer, dev_rows),
         data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
         processing_class=tokenizer,
     )
@@ -142,9 +142,11 @@ def held_out_blocks(tokenizer: Any, lines: Sequence[str], length: int) -> Any:
     return blocks(tokenizer, lines, length, "held-out text")[: max(1, EVAL_TOKENS // length)]
 
 
-def held_out_batches(tokenizer: Any, rows: Any, batch_size: int) -> list[dict[str, torch.Tensor]]:
-    """Blocks as every validation asks them."""
-    return masked_batches(BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED), rows, batch_size)
+def held_out_batches(tokenizer: Any, rows: Any) -> list[dict[str, torch.Tensor]]:
+    """Blocks as every validation asks them: masks depend on what is in a batch, so all are equally
+    large whatever a training takes."""
+    masking = BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED)
+    return masked_batches(masking, rows, MlmSettings.batch_size)
 
 
 def _lr(settings: MlmSettings) -> float:

@@ -34,6 +34,7 @@ from teacher_dump.models import resolve_model
 from teacher_dump.networks import load_with_head
 
 Say = Callable[[str], None]
+MOST = 100.0  # nats a token that any network with sound weights stays under, far
 ABOUT = {
     "task": "mlm",
     "measures": {"nats/token": "loss", "perplexity": "perplexity"},
@@ -116,10 +117,15 @@ def _scores(
                                       dataloader_pin_memory=torch.cuda.is_available())  # fmt: skip
         for name, text in lines.items():
             rows = held_out_blocks(tokenizer, text, length)
-            batches = held_out_batches(tokenizer, rows, MlmSettings.batch_size)
+            batches = held_out_batches(tokenizer, rows)
             trainer = MlmTrainer(model=network, args=arguments, fixed_dev=batches)
             trainer.remove_callback(PrinterCallback)
-            scores[name] = _score(trainer.evaluate()["eval_loss"])
+            loss = trainer.evaluate()["eval_loss"]
+            if not loss < MOST:
+                raise UserError(
+                    f"the model's loss is {loss:g}; its weights are damaged, train it anew"
+                )
+            scores[name] = _score(loss)
             blocks[name] = len(rows)
     return scores, blocks
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from store import disk
 from store.console import counted, readable, wide_console
 from store.errors import UserError
 
@@ -40,7 +41,7 @@ def show(table: Table) -> None:
 def save(result: dict[str, Any], out: Path) -> None:
     """Write `scores.json` into a new folder."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / FILE).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    disk.write(out / FILE, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def result_of(
@@ -158,7 +159,8 @@ def _unscored(speed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(model: str) -> str:
-    return str(Path(model))  # a folder may be given with a slash behind it, or not
+    """One for all ways to write the path of a folder."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _data(result: dict[str, Any], split: str, tests: Sequence[str]) -> str:

@@ -188,7 +188,7 @@ def word_tags(
     for number, row in enumerate(rows):
         tags: list[str] = []
         for position in row["first"]:
-            label = labels[best[number, position]] if position >= 0 else "O"
+            label = labels[best[number, position]] if position >= 0 else OUTSIDE
             tags.append(_going_on(tags) if label == later else label)
         found.append(tags)
     return gold, found

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,6 @@ def _read(names: Collection[str], read: Callable[[str], Array], where: str) -> W
             f"{where}: {COUNT} is not int64 [{len(words)}] of {LEAST} or more, one for each word of"
             f" {TEXT}; {DAMAGED}"
         )
-    if len(counts := dict(zip(words, count.tolist(), strict=True))) != len(words):
-        raise StoreError(f"{where}: {TEXT} has a word twice; {DAMAGED}")
-    return WordCounts(counts)
+    if any(word >= after for word, after in pairwise(words)):
+        raise StoreError(f"{where}: the words of {TEXT} are not in ascending order; {DAMAGED}")
+    return WordCounts(dict(zip(words, count.tolist(), strict=True)))

@@ -75,6 +75,9 @@ def _check_labels(first: FeatureStore, other: FeatureStore) -> None:
     kinds = [task.kind if task else "masked LM" for task in (one, two)]
     if one is None or two is None or kinds[0] != kinds[1]:
         problem = f"is of another task, {kinds[1]}; that of {first.path} is of {kinds[0]}"
+    elif one.labels == two.labels:
+        here, there = (task.later_label or "no label" for task in (one, two))
+        problem = f"has {there} for a word's later pieces, that of {first.path} {here}"
     else:
         pairs = zip_longest(one.labels, two.labels, fillvalue="none")
         number, (here, there) = next(

@@ -64,12 +64,12 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
             told = ", ".join(paths) or "one store alone"
             raise UserError(f"{out}: cannot resume: {told} is not the store it was begun with")
     del now["store"], now["others"]  # where they lie now is no matter
-    if told := differences(before["settings"], now):
+    if told := changed_settings(before["settings"], now):
         raise UserError(f"{out}: cannot resume with other settings: {told}")
     return before
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """What of the settings that a student had is otherwise now, "" where nothing is.
 
     An option that an earlier version did not have yet was what is now its default.

@@ -30,12 +30,13 @@ class Labels:
         if any(name.lstrip("-").isdigit() for name in task.labels):
             ids = {"-1": -1}
         self._numbers = ids | self._numbers
+        self._names = [name for name in task.labels if name != task.later_label]
 
     def number(self, name: str, where: str) -> int:
         """Raises UserError, naming `where`, for a label that the teacher does not have."""
         found = self._numbers.get(name)
-        if found is None:
-            names = self.task.labels
+        if found is None or found == self.task.later_number:
+            names = self._names
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             what = "tag" if self.task.kind == "tagging" else "label"
             raise UserError(
@@ -50,7 +51,7 @@ class Labels:
         where its tags are IOB for the first step from tag to tag that is not."""
         for name, where in met.items():
             self.number(name, where)
-        if self.task.kind == "tagging" and is_iob(self.task.labels):
+        if self.task.kind == "tagging" and is_iob(self._names):
             for (before, tag), where in steps.items():
                 if (called := self._named(tag)) is not None:
                     check_order(self._named(before), called, where)
@@ -86,8 +87,8 @@ class Labels:
         for first, after, name in reversed(inside):
             place = int(np.searchsorted(ends, first - window.document_begin, "right"))
             if place < len(pieces) and begin[pieces[place]] < after - window.document_begin:
-                tags[pieces[place]] = self.number(name, where)
-                if later is not None:
+                tags[pieces[place]] = number = self.number(name, where)
+                if later is not None and number >= 0:
                     stop = int(np.searchsorted(begins, after - window.document_begin, "left"))
                     others = pieces[place + 1 : stop]
                     tags[others[tags[others] < 0]] = later

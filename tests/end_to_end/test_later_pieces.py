@@ -137,3 +137,8 @@ def test_a_label_that_the_model_lacks_is_told(stores: Stores, corpus: Path, tmp_
     (tmp_path / "m/config.json").write_text(json.dumps(config | {"later_label": "Y"}))
     words = ("--model", tmp_path / "m", "--test", corpus, "--out", tmp_path / "s")
     says(refused(score, *AS_IS, *words), "later_label", "'Y'", "B-NAME, O, X")
+    (tmp_path / "m/config.json").write_text(json.dumps(config | {"later_label": None}))
+    options = {"head": "tagging", "logits": None, "hidden": "none", "attention": "none"}
+    plain = dumped(tmp_path / "m", corpus, tmp_path / "plain.zarr", **options, limit=100)
+    both = ("--store", stores["all"].path, "--store", plain, "--out", tmp_path / "o")
+    says(refused(train, *both, *SMALL), str(plain), "no label for a word's later pieces", "X;")

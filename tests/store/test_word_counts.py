@@ -50,7 +50,8 @@ def test_kept_and_copied(tmp_path: Path, ext: str, counts: dict[str, int]) -> No
         (b"a\nb\n", np.array([2, 3, 4]), "is not int64 [2] of 2 or more"),
         (b"a\nb\n", np.array([2, 1]), "is not int64 [2] of 2 or more"),
         (b"a\nb\n", np.array([2.0, 3.0]), "is not int64 [2]"),
-        (b"a\na\n", np.array([2, 3]), "has a word twice"),
+        (b"a\na\n", np.array([2, 3]), "not in ascending order"),
+        (b"b\na\n", np.array([2, 3]), "not in ascending order"),
         (b"\xff\n", np.array([2]), "is not UTF-8"),
     ],
 )

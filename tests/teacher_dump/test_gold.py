@@ -91,6 +91,12 @@ def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
     for others in (("O", "I-PER", "2"), ("O", "I-PER"), (*TAGS, "NOUN")):
         assert not is_iob(others)
     Labels(TaskSpec("tagging", ("O", "I-PER", "B-PER", "2")), "t").check({}, steps)
+    later = Labels(TaskSpec("tagging", ("X", *TAGS), "X"), "t")
+    with pytest.raises(UserError, match="tag 'I-PER' stands after 'O'"):
+        later.check({}, {("O", "I-PER"): "a"})
+    for word in ("X", "0"):  # no word's tag
+        with pytest.raises(UserError, match=f"a: .* no tag '{word}'; it has O, B-PER, I-PER;"):
+            later.check({word: "a"}, {})
 
 
 def spans_of(words: list[str]) -> list[tuple[int, int]]:
@@ -99,7 +105,7 @@ def spans_of(words: list[str]) -> list[tuple[int, int]]:
 
 
 ALPHABET = st.text(st.sampled_from("abcdo 'x-é東京🙂\u0301\u200b"), min_size=1, max_size=12)
-TAGGED = st.lists(st.tuples(ALPHABET, st.sampled_from(("", *TAGS))), min_size=1, max_size=12)
+TAGGED = st.lists(st.tuples(ALPHABET, st.sampled_from(("", "-1", *TAGS))), min_size=1, max_size=12)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
@@ -149,7 +155,7 @@ def test_laws_of_later_pieces(
         assert not window.special[window.numbers == 0].any()
         offsets = window.offsets + window.document_begin
         here = [s for s, (_, tag) in zip(spans, sentence, strict=True)
-                if tag and s[0] >= window.document_begin]  # fmt: skip
+                if tag in TAGS and s[0] >= window.document_begin]  # fmt: skip
         for (begin, end), special, number in zip(
             offsets[~kept], window.special[~kept], window.numbers[~kept], strict=True
         ):
