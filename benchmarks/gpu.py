@@ -71,9 +71,10 @@ def dumps(options: DumpOptions, repeats: int) -> list[list[object]]:
         one = replace(options, **words)
         found = interleaved(dumping.compared(one), repeats)
         speed = {name: figures["speed"] for name, figures in found.items()}
+        of_token = operations(one)
         for name, tokens in speed.items():
             ratios = (tokens / speed[other] for other in ("bare forward pass", "straightforward"))
-            peak = of_peak(tokens * operations(one), options.device)
+            peak = of_peak(tokens * of_token, options.device)
             rows.append([features, name, f"{tokens:,.0f}", *(f"{r:.2f}" for r in ratios), peak])
     return rows
 
@@ -99,12 +100,13 @@ def head(
 def head_rows(options: DumpOptions, repeats: int, rows: int, runs: int) -> list[list[object]]:
     """A row a setting; the kernel's only where it runs."""
     found: list[list[object]] = []
-    ways = {"plain": "chunked_logits"}
-    if options.device != "cpu" and heads.fuses():
-        ways["one kernel"] = "fused_logits"
+    device = torch.device(options.device)
     decoder = load_teacher(options.model, attention="none").decoder
     assert decoder is not None
     for k in KEPT:
+        ways = {"plain": "chunked_logits"}
+        if device.type == "cuda" and heads.fuses(k, device):
+            ways["one kernel"] = "fused_logits"
         settings = {
             name: partial(
                 head, options.model, options.device, options.precision, way, k, rows, runs

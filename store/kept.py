@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 import numpy as np
 
 from store.tree import Array, Slices
+
+BLOCK = 4096  # rows with one flag: one for each would double what a map takes
 
 
 class KeptSlices:
@@ -14,7 +18,8 @@ class KeptSlices:
         self._slices = slices
         self.shape, self.dtype = slices.shape, slices.dtype
         self._rows = np.empty(self.shape, self.dtype)  # takes memory where it is written
-        self._there = np.zeros(self.shape[0], bool)
+        self._there = np.zeros(-(-self.shape[0] // BLOCK), bool)  # of each block of rows
+        self._reading = Lock()
 
     def read(self, begin: int, end: int) -> Array:
         end = min(end, self.shape[0])
@@ -28,11 +33,22 @@ class KeptSlices:
         out[...] = self._rows[begin:end]
 
     def prefetch(self, begin: int, end: int) -> None:
-        if not self._there[begin:end].all():
+        if not self._there[_blocks(begin, end)].all():
             self._slices.prefetch(begin, end)
 
     def _keep(self, begin: int, end: int) -> None:
-        # Two threads may read the same rows: they write the same bytes, and say so afterwards.
-        if not self._there[begin:end].all():
-            self._slices.read_into(begin, end, self._rows[begin:end])
-            self._there[begin:end] = True
+        blocks = _blocks(begin, end)
+        if self._there[blocks].all():
+            return
+        # Never a block twice: another thread may hold a view of it, and a decoder writes into it.
+        with self._reading:
+            edges = np.flatnonzero(np.diff(self._there[blocks], prepend=True, append=True))
+            for first, last in (blocks.start + edges.reshape(-1, 2)).tolist():
+                low, high = first * BLOCK, min(last * BLOCK, self.shape[0])
+                self._slices.read_into(low, high, self._rows[low:high])
+                self._there[first:last] = True
+
+
+def _blocks(begin: int, end: int) -> slice:
+    """Those that hold rows begin..end."""
+    return slice(begin // BLOCK, -(-end // BLOCK))

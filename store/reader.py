@@ -35,10 +35,7 @@ OPEN_PARTS = 16
 
 
 def open_store(
-    path: str | Path,
-    *,
-    allow_partial: bool = False,
-    storage_options: dict[str, Any] | None = None,
+    path: str | Path, *, allow_partial: bool = False, storage_options: dict[str, Any] | None = None
 ) -> FeatureStore:
     """Open a store: a .zarr folder, an .h5 file, or an fsspec URL of a Zarr store.
 
@@ -72,11 +69,7 @@ class FeatureStore(Sequence[Record]):
     """A store that is open for reading. `len` is the number of sequences."""
 
     def __init__(
-        self,
-        source: Source,
-        attributes: Mapping[str, Any],
-        features: Features,
-        manifest: Manifest,
+        self, source: Source, attributes: Mapping[str, Any], features: Features, manifest: Manifest
     ) -> None:
         self.source, self.path = source, source.path
         self.features, self.manifest = features, manifest
@@ -101,8 +94,7 @@ class FeatureStore(Sequence[Record]):
         self._opening = Lock()  # training reads ahead in a thread while it validates in another
         self._known, self._lengths = manifest.lengths, dict[int, Array]()
         self.spare: list[Buffers] = []  # of streams that have ended
-        self._keeps: Callable[[str], bool] = lambda name: False
-        self._open_parts = OPEN_PARTS
+        self.keep(None)
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         """Pickled, it is its address and options: a spawned worker opens it again."""
@@ -153,10 +145,12 @@ class FeatureStore(Sequence[Record]):
                 self._parts.popitem(last=False)
             return part
 
-    def keep(self, keeps: Callable[[str], bool]) -> None:
-        """Arrays of parts, by their paths there, that stay in memory from their first use on."""
+    def keep(self, keeps: Callable[[str], bool] | None) -> None:
+        """Arrays of parts, by their paths there, that stay in memory from their first use on;
+        None: none of them, as when the store is opened."""
         with self._opening:
-            self._keeps, self._open_parts = keeps, len(self.manifest.parts)
+            self._keeps = keeps or (lambda name: False)
+            self._open_parts = len(self.manifest.parts) if keeps else OPEN_PARTS
             self._parts.clear()
 
     def part_of(self, index: ArrayLike) -> Array:

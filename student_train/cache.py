@@ -117,9 +117,10 @@ def _maps(view: int, name: str) -> str:
 
 def source_of(store: FeatureStore, cache: str, device: torch.device) -> Streamed | Resident:
     """Where a training takes states and maps from, with `--cache` as asked for."""
-    if cache != "none":
-        apart = ON_DEVICE if cache == "device" else ()
-        store.keep(lambda path: _group(path) not in apart)
+    apart = ON_DEVICE if cache == "device" else ()
+    if isinstance(store, FeatureStore):  # not a teacher in its place
+        # For none, too: a training before this one may have kept some.
+        store.keep(None if cache == "none" else lambda path: _group(path) not in apart)
     return Resident(store, device) if cache == "device" else Streamed()
 
 
@@ -144,8 +145,8 @@ def check_cache(
             else:
                 in_ram += size
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        _check_fits(cache, on_device, free, f"the memory of {torch.cuda.get_device_name(device)}")
+        where = f"the memory of {torch.cuda.get_device_name(device)}"
+        _check_fits(cache, on_device, free_memory_of(device), where)
     else:
         in_ram += on_device
     _check_fits(cache, in_ram, free_memory(), "the main memory")
@@ -169,6 +170,13 @@ def _sizes(store: FeatureStore, kinds: set[str], views: set[int]) -> Iterable[tu
         for path, spec in part_arrays(store.features, part.counts).items():
             if not path.startswith("view") or path.startswith(read):
                 yield path, spec.dtype.itemsize * int(np.prod(spec.shape, dtype=np.int64))
+
+
+def free_memory_of(device: torch.device) -> int:
+    """Bytes of a GPU's memory that can still be taken: what nobody has, and what torch has kept of
+    the tensors that are gone, such as those of a training before."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def free_memory() -> int:

@@ -29,6 +29,7 @@ loss curve.
 """
 DEFAULT = TrainOptions(store="")
 AS_TEACHER = "teacher:"  # before a number of layers: of the teacher's width and heads
+HEADS = ("num_attention_heads", "n_heads", "n_head")  # as BERT calls them, DistilBERT, GPT-2
 MIXED_VOCAB = "mixed-vocab"  # start and vocabulary both, of teacher-dump mixed-vocab
 LOSS_DEFAULT = " ".join(f"{name}={weight:g}" for name, weight in DEFAULT_LOSS.items())
 
@@ -78,11 +79,7 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
     help="tiny (264x3x12) or HxLxA: width x layers x heads of a BERT; of a ModernBERT after"
     " modernbert:; teacher:L: as wide as the teacher",
 )
-@option(
-    "--align",
-    type=click.Choice(ALIGNMENTS),
-    help="How teacher tokens meet the student's.",
-)
+@option("--align", type=click.Choice(ALIGNMENTS), help="How teacher tokens meet the student's.")
 @option(
     "--pool",
     type=click.Choice(["sum", "mean"]),
@@ -279,10 +276,7 @@ def _as_wide_as_teacher(given: dict[str, Any]) -> str:
 
     store = open_store(given["store"], allow_partial=given.get("allow_partial", False))
     config = json.loads(store.teacher_file("config.json"))
-    # As BERT calls them, DistilBERT, GPT-2.
-    heads = next(
-        (config[n] for n in ("num_attention_heads", "n_heads", "n_head") if n in config), 0
-    )
+    heads = next((config[name] for name in HEADS if name in config), 0)
     if not heads:
         raise UserError(
             f"--student {given['student']}: the teacher of {store.path} has no attention heads;"

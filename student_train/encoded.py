@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from store import codecs
-from student_train.pooling import MapPooling
+from student_train.pooling import MapPooling, pool_members
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class TeacherStates:
         return self.values[self.rows], None if self.scale is None else self.scale[self.rows]
 
     def _pooled(self, states: Tensor) -> Tensor:
-        members = torch.arange(len(states), device=states.device)
-        return functional.embedding_bag(members, states, self.begin, mode="mean")
+        return pool_members(states, self.begin, "mean")
 
 
 @dataclass(frozen=True)

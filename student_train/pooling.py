@@ -34,9 +34,13 @@ class Runs:
 
     def pool_members(self, values: Tensor, how: str) -> Tensor:
         """The same of values [J,D] of the members alone, in their order."""
-        return functional.embedding_bag(
-            torch.arange(len(values), device=values.device), values, self.begin, mode=how
-        )
+        return pool_members(values, self.begin, how)
+
+
+def pool_members(values: Tensor, begin: Tensor, how: str) -> Tensor:
+    """Sum or mean [G,D] of values [J,D] over runs, one after another, that `begin` [G]."""
+    members = torch.arange(len(values), device=values.device)
+    return functional.embedding_bag(members, values, begin, mode=how)
 
 
 @dataclass(frozen=True)

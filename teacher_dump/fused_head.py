@@ -45,6 +45,10 @@ def _kernel(  # type: ignore[no-untyped-def]
                 x, w = x.to(tl.float32), w.to(tl.float32)
             logits = tl.dot(x, w, logits, input_precision="ieee")
         logits += tl.load(bias + pieces, mask=pieces < end, other=float("-inf"))[None, :]
+        # Lanes that look for the best disagree where there is NaN: it is told by the mass alone.
+        odd = logits != logits
+        poison = tl.sum(tl.where(odd, 1.0, 0.0), 1)
+        logits = tl.where(odd, float("-inf"), logits)
         # While a logit is better than the worst that is kept, the two change places: what leaves
         # is added to the others' mass with the rest of the tile. After the first tiles few are.
         top, place = tl.max(logits, 1, return_indices=True)
@@ -60,6 +64,7 @@ def _kernel(  # type: ignore[no-untyped-def]
             lowest, slot = tl.min(best, 1, return_indices=True)
         rising = tl.maximum(highest, tl.max(best, 1))
         left = left * tl.exp(highest - rising) + tl.sum(tl.exp(logits - rising[:, None]), 1)
+        left = tl.where(poison > 0, float("nan"), left)
         highest = rising
     out = rows.to(tl.int64) * tl.num_programs(1) + part
     tl.store(best_out + out[:, None] * K + slots, best, mask=rows[:, None] < n)
@@ -75,7 +80,7 @@ def best_logits(
     float32 logits [N,k]; and of all others the sum of exp(logit - best logit) [N].
 
     States and weight are both float32 or both bfloat16; sums are float32. Exact but for rounding:
-    of equal logits any may be kept.
+    of equal logits any may be kept. Where a logit is NaN the sum is.
     """
     n, width = states.shape
     vocabulary, kept = len(weight), max(16, triton.next_power_of_2(k))

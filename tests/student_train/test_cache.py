@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 
 from store import FeatureStore, UserError, codecs, open_store
 from store.convert import convert
+from store.kept import KeptSlices
 from store.layout import part_arrays
 from store.shards import ShardSlices
 from student_train import cache
@@ -54,11 +57,32 @@ def losses_of(
 
 
 @pytest.mark.parametrize("codec", ["default", "small"])
-def test_every_cache_gives_the_same_losses(store: FeatureStore, small: str, codec: str) -> None:
+def test_every_cache_gives_the_same_losses(
+    store: FeatureStore, small: str, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One training after another on an open store: each keeps what it was asked to, and no table
+    stays on the device, where the next one needs the room."""
     stored = small if codec == "small" else store.path
-    wanted = losses_of(open_store(stored), options_of(stored))
-    for kind in ("ram", "device"):
-        assert losses_of(open_store(stored), options_of(stored, cache=kind)) == wanted
+    source, tables = open_store(stored), list[weakref.ref[torch.Tensor]]()
+    real = cache.Resident._loaded
+
+    def watched(self: cache.Resident, path: str) -> torch.Tensor:
+        table = real(self, path)
+        tables.append(weakref.ref(table))
+        return table
+
+    monkeypatch.setattr(cache.Resident, "_loaded", watched)
+    found = []
+    for kind in ("device", "ram", "none"):
+        gc.disable()
+        try:
+            found.append(losses_of(source, options_of(stored, cache=kind)))
+            assert tables and not any(table() is not None for table in tables)
+        finally:
+            gc.enable()
+        kept = isinstance(source.part(0).array("text/utf8"), KeptSlices)
+        assert kept == (kind != "none")
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("kind", ["ram", "device"])
@@ -139,6 +163,23 @@ def test_what_does_not_fit(
     says(refused(main, *words), "--cache ram", "the main memory", "--cache none")
     says(refused(main, *words, "--workers", 2), "--cache ram and --workers 2", "a copy of its own")
     assert not out.exists()
+
+
+def test_what_torch_kept_of_a_training_before_is_free(
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that a first student of a sweep has filled has room for the second."""
+    device, needs = torch.device("cuda"), [(store, {"hidden"}, {0})]
+    for name, told in {
+        "mem_get_info": (1000, 2**34), "memory_reserved": 2**30 + 500, "memory_allocated": 500,
+        "get_device_name": "H100",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda _, told=told: told)
+    assert cache.free_memory_of(device) == 2**30 + 1000
+    cache.check_cache("device", device, needs)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 2**30 + 500)
+    with pytest.raises(UserError, match="^--cache device: .* GiB of the memory of H100, "):
+        cache.check_cache("device", device, needs)
 
 
 def test_free_memory_is_some_of_what_there_is() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,3 +66,30 @@ def test_the_fused_kernel() -> None:
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout == "sound\n", done.stderr
+
+
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that does not run, as none does on a CPU."""
+    fused_head = pytest.importorskip("teacher_dump.fused_head")
+    monkeypatch.setattr(fused_head, "PROGRAMS", 2)
+    fuses, cpu = heads.fuses.__wrapped__, torch.device("cpu")
+    assert not fuses(5, cpu)
+
+    def kernel(change: Callable[..., Any]) -> Callable[..., Any]:
+        def best_logits(weight: Any, bias: Any, states: Any, k: int) -> Any:
+            (found,) = heads.chunked_logits(Decoder(weight.float(), bias, True), states, k)
+            return change(*found)
+
+        return best_logits
+
+    for change, sound in (
+        (lambda ids, best, left: (ids, best, left), True),
+        (lambda ids, best, left: (ids.roll(1, 0), best, left), False),
+        (lambda ids, best, left: (ids[:, :1].expand_as(ids), best, left), False),
+        (lambda ids, best, left: (ids, best + 0.1, left), False),
+        (lambda ids, best, left: (ids, best, 0.9 * left), False),
+    ):
+        monkeypatch.setattr(fused_head, "best_logits", kernel(change))
+        assert fuses(5, cpu) == sound
+    monkeypatch.setattr(fused_head, "best_logits", kernel(lambda *found: found))
+    assert fuses(fused_head.MOST, cpu) and not fuses(fused_head.MOST + 1, cpu)
