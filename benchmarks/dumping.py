@@ -243,12 +243,13 @@ def main(
         precision=precision,
         max_length=128,
     )
+    chosen = f' --features "{features}"' if features else ""
     tables = [table(HEAD, measure(options, [features] if features else [*FEATURES], repeats))]
     if not features:
         tables.append(table(("--batch-tokens", "all features, peak memory, MB"), memories(options)))
     publish(
         f"Dumping {features}, {precision}" if features else f"Dumping, {precision}",
-        f"`python -m benchmarks.dumping --tokens {tokens} --part-tokens {part_tokens}"
+        f"`python -m benchmarks.dumping{chosen} --tokens {tokens} --part-tokens {part_tokens}"
         f" --batch-tokens {batch_tokens} --precision {precision} --repeats {repeats}`; teacher"
         f" {Path(model).name}, windows of at most 128 tokens, codec default; straightforward in"
         f" batches of {PLAIN_BATCH} sequences, float16; medians of {repeats} interleaved"

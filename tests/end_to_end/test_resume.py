@@ -180,7 +180,7 @@ def test_killed_dump(
     monkeypatch: pytest.MonkeyPatch,
     ext: str,
 ) -> None:
-    corpus, model = write_corpus(tmp_path / "corpus.txt", 120), tiny_teacher("bert")
+    corpus, model = write_corpus(tmp_path / "corpus.txt", 80), tiny_teacher("bert")
     (tmp_path / "whole").mkdir()
     whole, broken = tmp_path / "whole" / f"store.{ext}", tmp_path / f"store.{ext}"
     parts = broken / "parts" if ext == "zarr" else tmp_path / "store.h5.parts"

@@ -18,7 +18,7 @@ from student_train.trainer import train
 from teacher_dump.teacher import load_teacher
 from tests.end_to_end.support import dumped, write_corpus
 
-STEPS, KEPT = 50, 8
+STEPS, KEPT = 30, 8
 LOSSES = {"mlm": 1.0, "kl": 1.0, "logit": 0.1, "hidden": 3.0, "cosine": 1.0, "attention": 10.0}
 EXACT = 1e-5
 DEFAULT = {"attention": 5e-2, "valid_attention": 5e-2}  # a small loss, of maps in 8 bits
