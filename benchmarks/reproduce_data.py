@@ -55,7 +55,7 @@ class Data:
             for word in (f"--{name}", f"{{work}}/{self.name}.{name}.tsv")
         ]  # fmt: skip
         length = ("--epochs", EPOCHS[size], "--seeds", "1", "--seed", "{seed}")
-        unseen = ("--unseen-labels", "count")  # a part may lack rare tags, or all but persons
+        unseen = ("--unseen-labels", "count")  # a part may lack rare ones
         return Task(self.measure, ("--task", self.task, *files, *length, *unseen))
 
 

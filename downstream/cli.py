@@ -158,12 +158,11 @@ def _mlm(task: str, given: dict[str, Any]) -> None:
     (given["model"],), seeds = given["model"], given.pop("seeds", 1)
     if "vocab" in given and not given["model"].startswith(PREFIX):
         raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
+    length = given.get("max_length", MlmSettings.max_length)
     if "batch_tokens" in given:
-        length = given.get("max_length", MlmSettings.max_length)
         given["batch_size"] = max(1, given.pop("batch_tokens") // length)
     as_is, tests = given.pop("as_is", False), report.splits_to_test(given.pop("test", ()))
     if as_is:
-        length = given.get("max_length", MlmSettings.max_length)
         result = score_as_is(given["model"], tests, length, click.echo)
     else:
         result = train_seeds(MlmSettings(**given), seeds, tests, click.echo)
@@ -194,7 +193,6 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
             result = score_as_is(subject, model, files, settings.max_length, click.echo)
         else:
             result = fine_tune(subject, model, files, settings, click.echo, keep)
-            result |= {"saved": [str(keep)]} if keep else {}
         report.save(result, out)
     finally:
         with suppress(OSError):

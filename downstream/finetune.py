@@ -52,7 +52,8 @@ def fine_tune(
 ) -> dict[str, Any]:
     """Fine-tune once for each seed; scores on dev, and on test where it is given.
 
-    The model of the first seed is saved in the folder `keep`, where one is given.
+    The model of the first seed is saved in the folder `keep`, where one is given; the result then
+    names it in a list, `saved`.
 
     `files` has `train`, `dev` and perhaps `report.splits_to_test`. Returns `{"task", "model",
     "measures", "primary", "scale", "files", "settings", "examples": {split: number}, "seeds":
@@ -74,7 +75,8 @@ def fine_tune(
         for seed in seeds
     ]
     used = {**splits, "train": task.sample(splits["train"], settings.seed)}
-    return _result(task, model, files, asdict(settings), used, runs)
+    result = _result(task, model, files, asdict(settings), used, runs)
+    return {**result, "saved": [str(keep)]} if keep else result
 
 
 def score_as_is(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,24 +65,29 @@ def begin(
 def read_calibration(source: Source) -> Calibration:
     """(mean, deviation) of every hidden state of an unfinished store. StoreError unless they have
     the checksums that they were written with."""
+    read = outside(source)
     return {
         name: (
-            read_outside(source, f"calibration/hidden/{name}/mean"),
-            read_outside(source, f"calibration/hidden/{name}/deviation"),
+            read(f"calibration/hidden/{name}/mean"),
+            read(f"calibration/hidden/{name}/deviation"),
         )
         for name in check_root(source.attributes(), source.path).hidden
     }
 
 
-def read_outside(source: Source, name: str) -> Array:
-    """An array outside the parts of an unfinished store. StoreError unless it has the checksum that
-    it was written with."""
+def outside(source: Source) -> Callable[[str], Array]:
+    """Reads arrays outside the parts of an unfinished store; StoreError for one that has not the
+    checksum that it was written with."""
     entries = read_entries(source.attributes().get("arrays"), source.path)
-    array = source.array(name)
-    values = array.read(0, array.shape[0])
-    if name not in entries or digest(values) != entries[name].sha256:
-        raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
-    return values
+
+    def read(name: str) -> Array:
+        array = source.array(name)
+        values = array.read(0, array.shape[0])
+        if name not in entries or digest(values) != entries[name].sha256:
+            raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
+        return values
+
+    return read
 
 
 def _check_calibration(calibration: Calibration, features: Features) -> Calibration:

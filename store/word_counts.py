@@ -4,6 +4,7 @@ section 6)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from store.begin import read_outside
+from store.begin import outside
 from store.errors import StoreError
 from store.manifest import DAMAGED
 from store.staging import staging_of
@@ -53,11 +54,8 @@ class WordCounts:
     @staticmethod
     def unfinished(path: str | Path) -> WordCounts | None:
         """The same of an unfinished store."""
-        source = staging_of(path).source()
-        names = source.attributes().get("arrays", {})
-        found = _read(names, lambda name: read_outside(source, name), source.path)
-        source.close()
-        return found
+        with closing(staging_of(path).source()) as source:
+            return _read(source.attributes().get("arrays", {}), outside(source), source.path)
 
 
 def _read(names: Collection[str], read: Callable[[str], Array], where: str) -> WordCounts | None:
