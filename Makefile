@@ -37,8 +37,9 @@ venv: .venv/dev.stamp
 demo: .venv/minilm.stamp
 	.venv/bin/python -m benchmarks.demo $(ARGS)
 
+# A process for each core, but no more than fit into 8 GB.
 test: .venv/dev.stamp
-	.venv/bin/python -m pytest -q $(ARGS)
+	.venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check

@@ -60,9 +60,10 @@ def test_runs_are_joined_in_one_table(runs: list[Path], tmp_path: Path) -> None:
 
 
 def test_several_files_to_test_are_scored_apart_and_together(
-    tiny_teacher: Callable[[str], Path], tmp_path: Path
+    tiny_teacher: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tuned and as it is, in the joined table, too; a file alone has the score it has there."""
+    monkeypatch.setenv("COLUMNS", "1000")  # else a long path is folded
     train, dev, first, second = (
         write_tagged(tmp_path / f"{name}.tsv", size, seed)
         for seed, (name, size) in enumerate({"tr": 60, "dev": 20, "de": 30, "sk": 10}.items())
