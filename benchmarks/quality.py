@@ -4,8 +4,10 @@
 
 Codecs: one dump, kept exactly and in each codec; beside them, as an experiment, states by product
 quantisation (Jegou et al. 2011), of which no codec was made. Tiers: the same text dumped with the
-best logits and their rest, with random draws and with the head's input, at about equal bytes. All
-students are judged by the exact store. What is finished in --work is not made again.
+best logits and their rest, with random draws and with the head's input, at about equal bytes; the
+students of these learn from logits alone, so they are cut out of the teacher: one from nothing
+would stay for thousands of steps where all tiers are alike. All students are judged by the exact
+store. What is finished in --work is not made again.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ FITTED = 20_000  # tokens that product codes are fitted to
 CODES = 256
 PRODUCT = {"product, 2 bits": 4, "product, 1 bit": 8}  # channels of one byte
 MEASURED = 2000  # tokens of which the whole distribution is computed
+CUT = {"student": "384x3x12", "init": "layers:2,4,6", "vocab": "teacher"}  # of TEACHER
 JUDGED = {"mlm": "MLM nats/token", "agreement": "agreement", "kl": "KL to the teacher"}
 
 
@@ -140,10 +143,6 @@ class Trial:
         work.mkdir(parents=True, exist_ok=True)
         self.work, self.dumps, self.base, self.seeds = work, dumps, base, seeds
         self.exact = self.dumped("exact", codec="exact")
-        vocabulary = work / "vocabulary"
-        if not vocabulary.exists():
-            student_tokenizer("5k", open_store(self.exact)).save_pretrained(vocabulary)
-        self.base = replace(base, vocab=str(vocabulary))
 
     def dumped(self, name: str, **settings: Any) -> Path:
         """A store of the text; one that is finished stays."""
@@ -154,10 +153,18 @@ class Trial:
             done.touch()
         return path
 
-    def students(self, name: str, path: Path, losses: str) -> list[str]:
+    def vocabulary(self) -> str:
+        """Of students that do not speak the teacher's."""
+        path = self.work / "vocabulary"
+        if not path.exists():
+            student_tokenizer("5k", open_store(self.exact)).save_pretrained(path)
+        return str(path)
+
+    def students(self, name: str, path: Path, losses: str, **settings: Any) -> list[str]:
         """Cells of a row: what students of a store are worth."""
         store, by = open_store(path), open_store(self.exact)
         options = replace(self.base, store=str(path), loss=parse_losses((losses,)), **MASKED)
+        options = replace(options, **settings)
         found = [
             scores_of(finished(name, replace(options, seed=seed), store, self.work, by))
             for seed in self.seeds
@@ -167,7 +174,7 @@ class Trial:
     def codecs(self, losses: str) -> list[list[object]]:
         """A row a codec."""
         rows: list[list[object]] = []
-        exact = open_store(self.exact)
+        exact, vocabulary = open_store(self.exact), self.vocabulary()
         for name in (*CODECS, *PRODUCT):
             path = self.work / f"{name.replace(', ', '-').replace(' ', '-')}.zarr"
             done = path.with_suffix(".done")
@@ -181,19 +188,20 @@ class Trial:
             if name in PRODUCT:
                 size = exact.features.width / PRODUCT[name]
             error = state_error(exact, open_store(path))
-            rows.append([name, f"{size:.0f}", error, *self.students(name, path, losses)])
+            cells = self.students(name, path, losses, vocab=vocabulary)
+            rows.append([name, f"{size:.0f}", error, *cells])
         return rows
 
-    def tiers(self, losses: str, kept: int, draws: int) -> list[list[object]]:
+    def tiers(self, losses: str, tiers: list[str]) -> list[list[object]]:
         """A row a tier."""
         exact = self.dumped("exact-head", codec="exact", logits="head", limit=4 * MEASURED)
         whole = whole_distribution(open_store(exact))
         rows: list[list[object]] = []
-        for logits in ("head", f"topk:{kept}", f"sample:{draws}"):
+        for logits in tiers:
             path = self.dumped(logits.replace(":", "-"), logits=logits)
             size = bytes_of(path, "logits")
             both = divergences(open_store(path), whole)
-            cells = self.students(logits, path, losses)
+            cells = self.students(logits, path, losses, **CUT)
             rows.append([logits, f"{size:.0f}", *both, *cells])
         return rows
 
@@ -206,8 +214,11 @@ class Trial:
 @click.option("--student", default="128x2x2")
 @click.option("--steps", default=500)
 @click.option("--seeds", default="0,1,2")
-@click.option("--kept", default=160, help="Best logits, at about the bytes of the head's input.")
-@click.option("--draws", default=300, help="Random draws, likewise.")
+@click.option(
+    "--tiers",
+    default="head,topk:160,sample:300,topk:16,sample:25",
+    help="The first three, and the last two, at about equal bytes.",
+)
 @click.option("--parts", default="codecs,tiers")
 @click.option("--precision", default="bf16")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
@@ -220,8 +231,7 @@ def main(
     student: str,
     steps: int,
     seeds: str,
-    kept: int,
-    draws: int,
+    tiers: str,
     parts: str,
     precision: str,
     results: Path,
@@ -237,9 +247,9 @@ def main(
     )  # fmt: skip
     trial = Trial(work, dumps, base, [int(seed) for seed in seeds.split(",")])
     settings = (
-        f"`python -m benchmarks.quality`; teacher {Path(model).name}, {tokens:,} tokens; students"
-        f" {student}, 5k WordPiece, {steps} steps of 1,024 tokens, masked view,"
-        f" {len(trial.seeds)} seeds, ± sample deviation, judged by the exact store. "
+        f"`python -m benchmarks.quality`; teacher {Path(model).name}, {tokens:,} tokens, masked"
+        f" view; {steps} steps of 1,024 tokens, {len(trial.seeds)} seeds, ± sample deviation, judged"
+        " by the exact store. "
     )
     judged = tuple(JUDGED.values())
     if "codecs" in parts:
@@ -247,19 +257,20 @@ def main(
         head = ("codec", "states, B/token", "their relative L2", *judged)
         publish(
             "Quality by codec",
-            f"{settings}Losses {losses}. Of product quantisation, an experiment, the bytes of the"
-            " codes alone.",
+            f"{settings}Students {student}, 5k WordPiece, losses {losses}. Of product quantisation,"
+            " an experiment, the bytes of the codes alone.",
             table(head, trial.codecs(losses)),
             results,
         )
     if "tiers" in parts:
-        losses = "mlm=1,kl=1"
+        losses = "kl=1"
         columns = ("KL, stored to whole", "KL, whole to stored")
         publish(
             "Quality by tier",
-            f"{settings}Losses {losses}; codec default. Divergences over {MEASURED:,} tokens of the"
-            " masked view; the rest is spread evenly over what is not kept.",
-            table(("logits", "B/token", *columns, *judged), trial.tiers(losses, kept, draws)),
+            f"{settings}Students {CUT['student']}, {CUT['init']}, the teacher's vocabulary, losses"
+            f" {losses}; codec default. Divergences over {MEASURED:,} tokens; the rest is spread"
+            " evenly over what is not kept.",
+            table(("logits", "B/token", *columns, *judged), trial.tiers(losses, tiers.split(","))),
             results,
         )
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -86,9 +85,7 @@ class BiLstmModel(BiLstmPreTrainedModel):
             config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id
         )
         widths = [config.embedding_size] + [config.hidden_size] * (config.num_hidden_layers - 1)
-        self.layers = nn.ModuleList(
-            nn.LSTM(width, config.lstm_size, bidirectional=True) for width in widths
-        )
+        self.layers = nn.ModuleList(BiLstmLayer(width, config.lstm_size) for width in widths)
         self.dropout = nn.Dropout(config.dropout)
         self.post_init()
 
@@ -117,15 +114,11 @@ class BiLstmModel(BiLstmPreTrainedModel):
         if output_attentions:
             raise UserError("a BiLSTM has no attention maps; leave --loss attention out")
         present = present_tokens(input_ids, attention_mask)
-        embedded = self.dropout(self.embeddings(input_ids))
-        packed, places = _packed(embedded, present)
-        states = [embedded]
+        orders = reading_orders(present)
+        states = [self.dropout(self.embeddings(input_ids))]
         for number, layer in enumerate(self.layers):
-            if number:
-                packed = _with_data(packed, self.dropout(packed.data))
-            packed, _ = layer(packed)
-            flat = packed.data.new_zeros(present.numel(), packed.data.shape[1])
-            states.append(flat.index_copy(0, places, packed.data).unflatten(0, present.shape))
+            read = layer(self.dropout(states[-1]) if number else states[-1], orders)
+            states.append(read.masked_fill(~present[:, :, None], 0))
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         return BaseModelOutput(
@@ -149,19 +142,42 @@ def max_over(states: Tensor, present: Tensor) -> Tensor:
     return states.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1)
 
 
-def _packed(embedded: Tensor, present: Tensor) -> tuple[PackedSequence, Tensor]:
-    """The present rows of [B,S,E] as an LSTM reads them without padding, and where in [B*S] each
-    of them stands."""
-    lengths = present.sum(dim=1).tolist()
-    if 0 in lengths:
-        raise ValueError(f"row {lengths.index(0)} of the batch has no token that is present")
-    places = present.flatten().nonzero()[:, 0]
-    packed = pack_sequence(places.split(lengths), enforce_sorted=False)
-    return _with_data(packed, embedded.flatten(0, 1)[packed.data]), packed.data
+def reading_orders(present: Tensor) -> tuple[Tensor, Tensor]:
+    """Places [B,S] of the tokens of each row as either direction reads them: those that are present
+    [B,S] first.
+
+    Raises ValueError for a row without a token.
+    """
+    if not bool(present.any(dim=1).all()):
+        row = int(present.any(dim=1).int().argmin())
+        raise ValueError(f"row {row} of the batch has no token that is present")
+    size = present.shape[1]
+    places = torch.arange(size, device=present.device).expand_as(present)
+    left, right = (
+        each.masked_fill(~present, size).argsort(dim=1, stable=True) for each in (places, -places)
+    )
+    return left, right
 
 
-def _with_data(packed: PackedSequence, data: Tensor) -> PackedSequence:
-    return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+class BiLstmLayer(nn.Module):
+    """An LSTM for each direction, over the present tokens of a row.
+
+    Two of one direction each, as oneDNN runs these, padding and all, but not packed sequences.
+    """
+
+    def __init__(self, width: int, lstm_size: int) -> None:
+        super().__init__()
+        self.left_to_right = nn.LSTM(width, lstm_size, batch_first=True)
+        self.right_to_left = nn.LSTM(width, lstm_size, batch_first=True)
+
+    def forward(self, states: Tensor, orders: tuple[Tensor, Tensor]) -> Tensor:
+        """[B,S,2H] of [B,S,D]; whatever at tokens that are not present."""
+        found = []
+        for lstm, order in zip((self.left_to_right, self.right_to_left), orders, strict=True):
+            places = order[:, :, None]
+            read, _ = lstm(states.gather(1, places.expand(-1, -1, states.shape[2])))
+            found.append(torch.zeros_like(read).scatter(1, places.expand_as(read), read))
+        return torch.cat(found, dim=2)
 
 
 class _WithHead(BiLstmPreTrainedModel):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from align import Vocabulary, VocabularyMap
 from store import FeatureStore
@@ -80,8 +81,20 @@ def test_states_are_embeddings_and_layers() -> None:
     assert model(ids).hidden_states is None
     first, *_ = model(ids, attention_mask=mask, return_dict=False)
     assert torch.equal(first, found.last_hidden_state)
-    states, _ = model.layers[0](model.embeddings(ids[:1]).transpose(0, 1))  # row 0 is the longest
-    torch.testing.assert_close(found.hidden_states[1][0], states[:, 0])
+
+
+def test_a_layer_is_a_bidirectional_lstm_over_packed_rows() -> None:
+    model = model_of(BiLstmModel)
+    rows, ids, mask = padded("left")
+    found = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[1]
+    layer, plain = model.layers[0], torch.nn.LSTM(6, 5, bidirectional=True)
+    plain.load_state_dict(
+        dict(layer.left_to_right.state_dict())
+        | {f"{name}_reverse": each for name, each in layer.right_to_left.state_dict().items()}
+    )
+    packed, _ = plain(pack_sequence([model.embeddings(row) for row in rows]))
+    for number, row in enumerate(unpack_sequence(packed)):
+        torch.testing.assert_close(found[number][mask[number].bool()], row)
 
 
 def test_a_text_is_the_largest_value_of_each_channel() -> None:
