@@ -248,8 +248,8 @@ def main(
     trial = Trial(work, dumps, base, [int(seed) for seed in seeds.split(",")])
     settings = (
         f"`python -m benchmarks.quality`; teacher {Path(model).name}, {tokens:,} tokens, masked"
-        f" view; {steps} steps of 1,024 tokens, {len(trial.seeds)} seeds, ± sample deviation, judged"
-        " by the exact store. "
+        f" view; {steps} steps of 1,024 tokens, {len(trial.seeds)} seeds, ± sample deviation,"
+        " judged by the exact store. "
     )
     judged = tuple(JUDGED.values())
     if "codecs" in parts:
