@@ -49,14 +49,15 @@ class Data:
             text = ("\n\n" if tagged else "\n").join([*head, *some]) + "\n"
             (work / f"{self.name}.{name}.tsv").write_text(text, "utf-8")
 
-    def scoring(self, size: str) -> Task:
+    def scoring(self, size: str, words: tuple[str, ...] = ()) -> Task:
+        """With `words` of `downstream`, which win."""
         files = [
             word for name in ("train", "dev", "test")
             for word in (f"--{name}", f"{{work}}/{self.name}.{name}.tsv")
         ]  # fmt: skip
         length = ("--epochs", EPOCHS[size], "--seeds", "1", "--seed", "{seed}")
         unseen = ("--unseen-labels", "count")  # a part may lack rare ones
-        return Task(self.measure, ("--task", self.task, *files, *length, *unseen))
+        return Task(self.measure, ("--task", self.task, *files, *length, *unseen, *words))
 
 
 def _examples(path: Path, tagged: bool) -> tuple[list[str], list[str]]:
@@ -73,5 +74,12 @@ def cut_all(data: Mapping[str, tuple[Data, ...]], work: Path, size: str) -> None
         each.cut(work, size)
 
 
-def scoring(data: Mapping[str, tuple[Data, ...]]) -> dict[str, tuple[Task, ...]]:
-    return {size: tuple(each.scoring(size) for each in some) for size, some in data.items()}
+def scoring(
+    data: Mapping[str, tuple[Data, ...]], small: tuple[str, ...] = ()
+) -> dict[str, tuple[Task, ...]]:
+    """Tasks of each size; those of the small one with these words of `downstream`, too."""
+    words = {"small": small}
+    return {
+        size: tuple(each.scoring(size, words.get(size, ())) for each in some)
+        for size, some in data.items()
+    }

@@ -102,6 +102,8 @@ SLOVAK_DATA = {size: (
     Data("POS macro F1", "pos", "pos", "pos/sk_snk.train.tsv", "pos/sk_snk.dev.tsv", few=400),
     Data("NER entity F1", "ner", "ner", "ner/sk_uner.train.tsv", "ner/sk_uner.dev.tsv", few=400),
 ) for size in SIZES}  # fmt: skip
+# Better for the teacher's tags than the default, held out, in half the time.
+SLOVAK_SHORT = ("--lr", "2e-4", "--batch-size", "8", "--epochs", "5", "--precision", "bf16")
 
 
 def slovak(work: Path, size: str) -> tuple[list[Path], Path]:
@@ -234,7 +236,8 @@ MLM_SOURCES = {
             " pieces of its own from 600 steps of 2,048; 50,000 tokens, masked view, rare words"
             " more often; students as wide as the teacher, 3 or 2 of its 6 layers (published: 6 or"
             " 4 of 12), its vocabulary, 100 steps of 1,024 tokens, KL at masked words (the"
-            " recipe's: at all); fine-tuned on 400 sentences of each task.",
+            " recipe's: at all); fine-tuned on 400 sentences of each task, 5 epochs in batches of"
+            " 8 at lr 2e-4.",
             "full": "the same teachers, 10 epochs over all Slovak sentences; students 5 epochs of"
             " them; KL at all words; fine-tuned on all sentences.",
         },
@@ -242,7 +245,7 @@ MLM_SOURCES = {
             "small": ("--steps", "100", "--targets", "masked", "--eval-every", "100"),
             "full": ("--epochs", "5"),
         },
-        scoring(SLOVAK_DATA),
+        scoring(SLOVAK_DATA, SLOVAK_SHORT),
         {
             "3 layers 1,4,6": layers(1, 1, 4, 6),
             "3 layers 1,3,5": layers(2, 1, 3, 5, sizes=FULL),

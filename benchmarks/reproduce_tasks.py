@@ -114,8 +114,9 @@ def tagger(work: Path, size: str) -> tuple[list[Path], Path]:
         for role, sentences in (("train", few), ("dev", dev))
         for word in (f"--{role}", few_tags(sentences, work / f"{role}.tsv", len(sentences)))
     ]
-    words = ("--task", "ner", "--model", TEACHER, *gold, "--epochs", "15", "--seeds", "1")
-    downstream(work / "teacher", *words, "--pieces", "all", "--save")
+    words = ("--task", "ner", "--model", TEACHER, *gold, "--pieces", "all", "--seeds", "1")
+    length = ("--epochs", "8", "--lr", "3e-4", "--precision", "bf16")
+    downstream(work / "teacher", *words, *length, "--save")
     model = work / "teacher/model"
     options = ("--model", model, "--head", "tagging", "--hidden", "layer:6", "--attention", "none")
     return [
