@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SHORT = ("codecs", "teacher_gone")
+SHORT = ("codecs", "teacher_gone", "latency")
 
 
 def main() -> None:

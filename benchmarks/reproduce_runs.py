@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,12 +70,13 @@ class Source:
 def command(module: str, *words: str | Path, jobs: int = 1) -> None:
     """Run the `main` of a module in a process of its own, with its share of the cores.
 
-    Raises CalledProcessError where it ends otherwise than well.
+    Raises UserError where it ends otherwise than well.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)
     code = processes.finish(processes.fork(_on, threads, module, *words), seconds=None)
     if code != 0:
-        raise subprocess.CalledProcessError(code, [module, *map(str, words)])
+        said = shlex.join([module, *map(str, words)])
+        raise UserError(f"{said}: ended with exit code {code}; what it said stands above")
 
 
 def _on(threads: int, module: str, *words: str | Path) -> None:

@@ -31,11 +31,11 @@ HEAD = (
 SPEED = ("--batch-size", "32", "--max-length", "128")  # batches as published
 
 
-def measured(models: list[Path], teacher: Path) -> list[dict[str, Any]]:
+def measured(models: list[Path], teacher: Path, size: tuple[str, ...]) -> list[dict[str, Any]]:
     """A row of `downstream --task speed` for each model, the teacher last."""
     named = [word for model in models for word in ("--model", model)]
     with tempfile.TemporaryDirectory() as out:
-        words = ("--task", "speed", *named, "--teacher", teacher, *SPEED, "--out", out)
+        words = ("--task", "speed", *named, "--teacher", teacher, *size, "--out", out)
         command("downstream.cli", *words)
         rows: list[dict[str, Any]] = json.loads((Path(out) / "scores.json").read_text())["models"]
     return rows
@@ -75,7 +75,7 @@ def main(work: Path, seeds: int, results: Path) -> None:
     source = replace(SOURCES["tinymbert"], arms=arms)
     scores = of_tasks(source, Reproduction(source, work, seeds, "small").scores())
     models = [work / f"{name}-0" for name in arms]
-    rows = measured(models, work / "teacher/model")
+    rows = measured(models, work / "teacher/model", SPEED)
     settings = (
         f"`python -m benchmarks.sizes --seeds {seeds}`; strategy D4.2 on the data of `Massive"
         " multilingual tagging in miniature`, word pieces 5k; float32 on a CPU, batches of 32 x 128"

@@ -7,13 +7,12 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from subprocess import CalledProcessError
 from typing import Any
 
 import click
 import pytest
 
-from benchmarks import reproduce, reproduce_data, reproduce_runs, sizes
+from benchmarks import latency, reproduce, reproduce_data, reproduce_runs, sizes
 from benchmarks.reproduce_data import CHOSEN, SCORED, Data
 from benchmarks.reproduce_runs import OURS, SIZES, Arm, Reproduction, Source, Task
 from benchmarks.reproduce_sources import SOURCES
@@ -107,7 +106,7 @@ def test_arms_are_trained_scored_and_judged(
 
 def test_a_command_that_fails_ends_all() -> None:
     reproduce_runs.command("downstream.cli", "--help")
-    with pytest.raises(CalledProcessError, match="'nonsense'.* status 2"):
+    with pytest.raises(UserError, match="downstream.cli --task nonsense: ended with exit code 2"):
         reproduce_runs.command("downstream.cli", "--task", "nonsense")
 
 
@@ -201,10 +200,26 @@ def test_sizes_are_scored_and_timed_beside_the_teacher(
 ) -> None:
     monkeypatch.setattr(sizes, "command", in_this_process)
     student = saved(make_tokenizer("wordpiece"), tmp_path / "s", TaskSpec("tagging", TAGS))
-    rows = sizes.measured([student], tiny_teacher("bert"))
+    rows = sizes.measured([student], tiny_teacher("bert"), sizes.SPEED)
     scores = {"teacher": {"F1": [0.9]}, "24,24": {"F1": [0.5, 0.6]}}
     teacher, told = sizes.sizes_table(scores, rows).splitlines()[2:]
     assert teacher.startswith("| teacher |  | 0.900 |") and "| 1/1.0 |" in teacher
     assert told.startswith("| 24 | 24 | 0.550 ± 0.071 |")
     share = rows[1]["parameters"] / rows[0]["parameters"]
     assert f"| 1/{share:.1f} |" in told
+
+
+def test_latency_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "TEACHER", ("64x4x4", 300))
+    monkeypatch.setattr(latency, "STUDENTS", (("16x1x2", 50), ("64x2x4", 300)))
+    results = tmp_path / "RESULTS.md"
+    ok(latency.main, "--batch-size", 1, "--length", 8, "--results", results)
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in results.read_text().splitlines()
+        if line.startswith(("| 64", "| 16"))
+    ]
+    assert [cells[:2] for cells in rows] == [["64x4x4", "300"], ["16x1x2", "50"], ["64x2x4", "300"]]
+    fewer = [float(cells[3]) for cells in rows]
+    assert fewer[0] == 1 < fewer[2] < fewer[1]
+    assert all(len(cells) == len(latency.HEAD) for cells in rows)

@@ -1,0 +1,86 @@
+"""Size, time and memory of students beside a teacher of rubert-base's size, as in the table of
+Kolesnikova et al. 2022.
+
+    python -m benchmarks.latency
+
+Time and memory do not depend on what the weights are: all are random.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.report import RESULTS, publish, table
+from benchmarks.sizes import measured
+from store.console import command_errors
+
+TEACHER = ("768x12x12", 119_547)
+STUDENTS = (
+    *(("264x3x12", pieces) for pieces in (5_000, 10_000, 20_000, 30_000)),
+    *((f"768x{layers}x12", 119_547) for layers in (2, 6)),
+)
+POSITIONS = 512
+HEAD = (
+    "", "pieces", "parameters, M", "fewer", "MB on disk",
+    "batch, ms", "times as fast", "sentence, ms", "times as fast", "memory, MB", "less",
+)  # fmt: skip
+
+
+def random_model(folder: Path, shape: str, pieces: int) -> Path:
+    """A BERT of a shape, and a tokenizer of so many words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from student_train.architecture import make_student
+
+    words = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, pieces)}}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    path = folder / f"{shape}-{pieces}"
+    make_student(shape, tokenizer, POSITIONS).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:
+    """Figures of `downstream --task speed` on a CPU, each with the teacher's over it."""
+    ratio = found.get("ratio", {"parameters": 1.0, "cpu": {}})
+    cells = [shape, f"{pieces:,}", found["parameters"] / 1e6, ratio["parameters"]]
+    cells.append(found["disk_bytes"] / 1e6)
+    for key, unit in (("batch_ms", 1), ("sentence_ms", 1), ("memory_bytes", 1e6)):
+        cells += [found["cpu"][key] / unit, ratio["cpu"].get(key, 1.0)]
+    return cells
+
+
+@click.command()
+@click.option("--batch-size", default=16)
+@click.option("--length", default=POSITIONS)
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@command_errors
+def main(batch_size: int, length: int, results: Path) -> None:
+    """Time all of them in turn, and print the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        teacher, *students = (random_model(Path(folder), *each) for each in (TEACHER, *STUDENTS))
+        size = ("--batch-size", str(batch_size), "--max-length", str(length))
+        found = measured(students, teacher, size)
+    shapes = (*STUDENTS, TEACHER)
+    rows = [row(*shape, each) for shape, each in zip(shapes, found, strict=True)]
+    settings = (
+        f"`python -m benchmarks.latency`; encoders of BERT with random weights, float32 on a CPU,"
+        f" by `downstream --task speed`: batches of {batch_size} x {length} tokens and single"
+        " sentences of 32, medians of 5 runs in turn; memory is the weights and the most that a"
+        " batch takes beside them. The first row is the teacher, of the size of rubert-base-cased;"
+        " `tiny` is 264x3x12."
+    )
+    publish("Size and latency of students", settings, table(HEAD, rows[-1:] + rows[:-1]), results)
+
+
+if __name__ == "__main__":
+    main()
