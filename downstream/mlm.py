@@ -28,6 +28,7 @@ from downstream.scratch import (
 from downstream.text import blocks, hold_out, read_lines
 from store import disk
 from store.console import counted
+from store.differences import changed
 from store.errors import UserError
 from store.stopping import stoppable
 from student_train.architecture import parse_student
@@ -275,9 +276,8 @@ def _check_begun(settings: MlmSettings) -> None:
     out, now = settings.out, told(settings)
     try:
         before = json.loads((out / BEGUN).read_text())
-        differing = [key for key in now if now[key] != before[key]]
+        changes = changed({key: before[key] for key in now}, now)
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"--resume: {out} holds no training to continue; drop --resume") from None
-    if differing:
-        changes = ", ".join(f"{key} was {before[key]} and is {now[key]}" for key in differing)
+    if changes:
         raise UserError(f"{out}: cannot resume with other settings: {changes}")

@@ -31,6 +31,12 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
         yield key, _cut(texts[0], max(0, begin)), _cut(texts[1], max(0, begin))
 
 
+def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Which values of `now` are others than then, as "key was A and is B", "" where none is."""
+    keys = [key for key in sorted(now) if now[key] != then.get(key)]
+    return ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in keys)
+
+
 def check_same(path: Path, found: Iterable[tuple[str, str, str]]) -> None:
     """UserError, naming them, if the unfinished store of a path was begun with other arguments."""
     differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from store import disk
+from store.differences import changed
 from store.errors import UserError
 from student_train.checkpoint import remove_checkpoints
 from student_train.options import TrainOptions
@@ -75,8 +76,7 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     An option that an earlier version did not have yet was what is now its default.
     """
     then = json.loads(json.dumps(TrainOptions(store="").describing())) | {**then}
-    changed = [key for key in sorted(now) if now[key] != then.get(key)]
-    return ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in changed)
+    return changed(then, now)
 
 
 def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) -> None:
@@ -88,9 +88,8 @@ def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) ->
         )
     now, known = begun["environments"], before["environments"]
     if now[0] != known[-1]:
-        changed = ", ".join(f"{key} was {known[-1].get(key)}" for key in sorted(now[0])
-                            if known[-1].get(key) != now[0][key])  # fmt: skip
-        say(f"resume    the last bits may differ from a training without a stop: {changed}")
+        told = changed(known[-1], now[0])
+        say(f"resume    the last bits may differ from a training without a stop: {told}")
         begun["environments"] = known + now
     else:
         begun["environments"] = known
