@@ -55,13 +55,14 @@ def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:
     cells = [shape, f"{pieces:,}", found["parameters"] / 1e6, ratio["parameters"]]
     cells.append(found["disk_bytes"] / 1e6)
     for key, unit in (("batch_ms", 1), ("sentence_ms", 1), ("memory_bytes", 1e6)):
-        cells += [found["cpu"][key] / unit, ratio["cpu"].get(key, 1.0)]
+        value = found["cpu"][key]  # None where the system does not tell
+        cells += [value / unit, ratio["cpu"].get(key, 1.0)] if value else ["", ""]
     return cells
 
 
 @click.command()
 @click.option("--batch-size", default=16)
-@click.option("--length", default=POSITIONS)
+@click.option("--length", type=click.IntRange(32, POSITIONS), default=POSITIONS)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
 def main(batch_size: int, length: int, results: Path) -> None:

@@ -4,7 +4,7 @@
 
 Codecs: one dump, kept exactly and in each codec; beside them, as an experiment, states by product
 quantisation (Jegou et al. 2011), of which no codec was made. Tiers: the same text dumped with the
-best logits and their rest, with random draws and with the head's input, at about equal bytes; the
+best logits and their rest, with random draws and with the head's input, at three sizes; the
 students of these learn from logits alone, so they are cut out of the teacher: one from nothing
 would stay for thousands of steps where all tiers are alike. All students are judged by the exact
 store. What is finished in --work is not made again.
@@ -35,7 +35,7 @@ FITTED = 20_000  # tokens that product codes are fitted to
 CODES = 256
 PRODUCT = {"product, 2 bits": 4, "product, 1 bit": 8}  # channels of one byte
 MEASURED = 2000  # tokens of which the whole distribution is computed
-CUT = {"student": "384x3x12", "init": "layers:2,4,6", "vocab": "teacher"}  # of TEACHER
+CUT = {"init": "layers:2,4,6", "vocab": "teacher"}
 JUDGED = {"mlm": "MLM nats/token", "agreement": "agreement", "kl": "KL to the teacher"}
 
 
@@ -163,8 +163,8 @@ class Trial:
     def students(self, name: str, path: Path, losses: str, **settings: Any) -> list[str]:
         """Cells of a row: what students of a store are worth."""
         store, by = open_store(path), open_store(self.exact)
-        options = replace(self.base, store=str(path), loss=parse_losses((losses,)), **MASKED)
-        options = replace(options, **settings)
+        learnt = {"store": str(path), "loss": parse_losses((losses,))}
+        options = replace(self.base, **learnt, **MASKED, **settings)
         found = [
             scores_of(finished(name, replace(options, seed=seed), store, self.work, by))
             for seed in self.seeds
@@ -192,8 +192,8 @@ class Trial:
             rows.append([name, f"{size:.0f}", error, *cells])
         return rows
 
-    def tiers(self, losses: str, tiers: list[str]) -> list[list[object]]:
-        """A row a tier."""
+    def tiers(self, losses: str, tiers: list[str], student: str) -> list[list[object]]:
+        """A row a tier; the student has the teacher's width."""
         exact = self.dumped("exact-head", codec="exact", logits="head", limit=4 * MEASURED)
         whole = whole_distribution(open_store(exact))
         rows: list[list[object]] = []
@@ -201,7 +201,7 @@ class Trial:
             path = self.dumped(logits.replace(":", "-"), logits=logits)
             size = bytes_of(path, "logits")
             both = divergences(open_store(path), whole)
-            cells = self.students(logits, path, losses, **CUT)
+            cells = self.students(logits, path, losses, student=student, **CUT)
             rows.append([logits, f"{size:.0f}", *both, *cells])
         return rows
 
@@ -211,13 +211,14 @@ class Trial:
 @click.option("--model", default=str(TEACHER))
 @click.option("--corpus", default=str(NOVELS))
 @click.option("--tokens", default=100_000)
-@click.option("--student", default="128x2x2")
+@click.option("--student", default="128x2x2", help="Of the codecs.")
+@click.option("--cut", default="384x3x12", help="Of the tiers, as wide as the teacher.")
 @click.option("--steps", default=500)
 @click.option("--seeds", default="0,1,2")
 @click.option(
     "--tiers",
-    default="head,topk:160,sample:300,topk:16,sample:25",
-    help="The first three, and the last two, at about equal bytes.",
+    default="head,topk:160,sample:5000,topk:16,sample:300,topk:4,sample:25",
+    help="Three of about 500 bytes a token, two of 70, two of 20.",
 )
 @click.option("--parts", default="codecs,tiers")
 @click.option("--precision", default="bf16")
@@ -229,6 +230,7 @@ def main(
     corpus: str,
     tokens: int,
     student: str,
+    cut: str,
     steps: int,
     seeds: str,
     tiers: str,
@@ -267,10 +269,12 @@ def main(
         columns = ("KL, stored to whole", "KL, whole to stored")
         publish(
             "Quality by tier",
-            f"{settings}Students {CUT['student']}, {CUT['init']}, the teacher's vocabulary, losses"
+            f"{settings}Students {cut}, {CUT['init']}, the teacher's vocabulary, losses"
             f" {losses}; codec default. Divergences over {MEASURED:,} tokens; the rest is spread"
             " evenly over what is not kept.",
-            table(("logits", "B/token", *columns, *judged), trial.tiers(losses, tiers.split(","))),
+            table(
+                ("logits", "B/token", *columns, *judged), trial.tiers(losses, tiers.split(","), cut)
+            ),
             results,
         )
 

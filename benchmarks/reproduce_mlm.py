@@ -237,7 +237,7 @@ MLM_SOURCES = {
             " more often; students as wide as the teacher, 3 or 2 of its 6 layers (published: 6 or"
             " 4 of 12), its vocabulary, 100 steps of 1,024 tokens, KL at masked words (the"
             " recipe's: at all); fine-tuned on 400 sentences of each task, 5 epochs in batches of"
-            " 8 at lr 2e-4.",
+            " 8 at lr 2e-4, bf16.",
             "full": "the same teachers, 10 epochs over all Slovak sentences; students 5 epochs of"
             " them; KL at all words; fine-tuned on all sentences.",
         },

@@ -15,10 +15,9 @@ from typing import Any
 
 import click
 
-from benchmarks.main_job import command
 from benchmarks.report import RESULTS, publish, table
 from benchmarks.reproduce import of_tasks
-from benchmarks.reproduce_runs import Reproduction, Scores
+from benchmarks.reproduce_runs import Reproduction, Scores, command
 from benchmarks.reproduce_sources import SOURCES
 from benchmarks.reproduce_tasks import recipe
 from store.console import command_errors

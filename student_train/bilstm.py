@@ -153,9 +153,7 @@ def reading_orders(present: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"row {row} of the batch has no token that is present")
     size = present.shape[1]
     places = torch.arange(size, device=present.device).expand_as(present)
-    left, right = (
-        each.masked_fill(~present, size).argsort(dim=1, stable=True) for each in (places, -places)
-    )
+    left, right = (each.masked_fill(~present, size).argsort(dim=1) for each in (places, -places))
     return left, right
 
 

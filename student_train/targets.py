@@ -11,7 +11,7 @@ from torch import Tensor
 from align import VocabularyMap
 from store import Logits
 
-HEAD_KEPT = 64  # logits kept of the slice that the head tier gives; the others join the rest
+HEAD_KEPT = 256  # logits kept of the slice that the head tier gives; the others join the rest
 
 
 @dataclass(frozen=True)

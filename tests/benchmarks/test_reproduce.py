@@ -213,7 +213,7 @@ def test_latency_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(latency, "TEACHER", ("64x4x4", 300))
     monkeypatch.setattr(latency, "STUDENTS", (("16x1x2", 50), ("64x2x4", 300)))
     results = tmp_path / "RESULTS.md"
-    ok(latency.main, "--batch-size", 1, "--length", 8, "--results", results)
+    ok(latency.main, "--batch-size", 1, "--length", 32, "--results", results)
     rows = [
         line.strip("| ").split(" | ")
         for line in results.read_text().splitlines()

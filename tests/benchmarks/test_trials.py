@@ -135,9 +135,7 @@ def test_codecs_are_measured_by_kind(tiny_teacher, corpus, tmp_path):
 def test_quality_by_codec_and_tier(tiny_teacher, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(quality, "MEASURED", 60)
     monkeypatch.setattr(quality, "CODES", 64)
-    monkeypatch.setattr(
-        quality, "CUT", {"student": "32x2x4", "init": "layers:2,4", "vocab": "teacher"}
-    )
+    monkeypatch.setitem(quality.CUT, "init", "layers:2,4")
     monkeypatch.setattr(
         quality,
         "student_tokenizer",
@@ -145,7 +143,18 @@ def test_quality_by_codec_and_tier(tiny_teacher, corpus, tmp_path, monkeypatch):
     )
     results = tmp_path / "RESULTS.md"
     words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--tokens", 3000)
-    more = ("--student", "16x1x2", "--steps", 3, "--seeds", "0", "--tiers", "head,topk:8,sample:12")
+    more = (
+        "--student",
+        "16x1x2",
+        "--steps",
+        3,
+        "--seeds",
+        "0",
+        "--cut",
+        "32x2x4",
+        "--tiers",
+        "head,topk:8,sample:12",
+    )
     ok(
         quality.main,
         "--work",

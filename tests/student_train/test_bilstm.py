@@ -51,12 +51,14 @@ def padded(side: str) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
     ids = torch.randint(1, 40, (len(rows), max(LENGTHS)), generator=draws)
     mask = torch.zeros_like(ids)
     for number, row in enumerate(rows):
-        place = slice(0, len(row)) if side == "right" else slice(-len(row), None)
+        place: Any = slice(0, len(row)) if side == "right" else slice(-len(row), None)
+        if side == "between":
+            place = torch.randperm(max(LENGTHS), generator=draws)[: len(row)].sort().values
         ids[number, place], mask[number, place] = row, 1
     return rows, ids, mask
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("side", ["right", "left", "between"])
 @pytest.mark.parametrize("own", WITH_HEADS)
 def test_padding_changes_nothing(own: Any, side: str) -> None:
     model = model_of(own)
