@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,17 @@ Curve = list[dict[str, float]]
 
 
 @pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For the dump as for the teacher on the fly: sums of two threads are rounded otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
 def stores(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
+    one_thread: None, tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
 ) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("online")
     corpus = write_corpus(folder / "corpus.txt", 80)
@@ -93,22 +102,17 @@ def test_same_losses(
     bound: float,
 ) -> None:
     """`bound` is the relative error allowed to codec default; `exact` has EXACT."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        exact, default = (open_store(stores[codec]) for codec in ("exact", "default"))
-        teacher = load_teacher(str(tiny_teacher("bert")), hidden="mean,groups:2", attention="mean")
-        online, online_end = curve(exact, OnlineTeacher(exact, teacher), align, view, **batches)
-        for store, bounds, others in ((exact, {}, EXACT), (default, DEFAULT, bound)):
-            assert len(split_blocks(store, 0.1)[1]) > 0
-            stored, stored_end = curve(store, store, align, view, **batches)
-            for ours, theirs in zip([*stored, stored_end], [*online, online_end], strict=True):
-                assert ours.keys() == theirs.keys() and len(ours) > len(LOSSES)
-                for name, value in theirs.items():
-                    wanted = pytest.approx(value, rel=bounds.get(name, others), abs=others / 100)
-                    assert ours[name] == wanted, name
-        if batches is ONE_BY_ONE:
-            first, last = (sum(step["loss"] for step in part) for part in (online[:9], online[-9:]))
-            assert last < first
-    finally:
-        torch.set_num_threads(before)
+    exact, default = (open_store(stores[codec]) for codec in ("exact", "default"))
+    teacher = load_teacher(str(tiny_teacher("bert")), hidden="mean,groups:2", attention="mean")
+    online, online_end = curve(exact, OnlineTeacher(exact, teacher), align, view, **batches)
+    for store, bounds, others in ((exact, {}, EXACT), (default, DEFAULT, bound)):
+        assert len(split_blocks(store, 0.1)[1]) > 0
+        stored, stored_end = curve(store, store, align, view, **batches)
+        for ours, theirs in zip([*stored, stored_end], [*online, online_end], strict=True):
+            assert ours.keys() == theirs.keys() and len(ours) > len(LOSSES)
+            for name, value in theirs.items():
+                wanted = pytest.approx(value, rel=bounds.get(name, others), abs=others / 100)
+                assert ours[name] == wanted, name
+    if batches is ONE_BY_ONE:
+        first, last = (sum(step["loss"] for step in part) for part in (online[:9], online[-9:]))
+        assert last < first
