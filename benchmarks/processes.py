@@ -25,9 +25,12 @@ IMPORTED = [
     "teacher_dump.dump",
     "student_train.cli",
     "student_train.run",
+    "downstream.cli",
+    "downstream.finetune",
     "transformers.models.bert.modeling_bert",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
+    "transformers.models.modernbert.modeling_modernbert",
 ]
 ALONE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 

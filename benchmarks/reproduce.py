@@ -1,12 +1,12 @@
 """What the sources claim, in miniature: their arms on real data, and which of their orderings hold.
 
     python -m benchmarks.reproduce SOURCE --work DIR [--seeds N] [--size small|full] [--jobs N]
-    python -m benchmarks.reproduce best --work DIR
+    python -m benchmarks.reproduce best|all --work DIR
 
 Every step is a command as a user types it; --jobs students at a time are trained and scored, and
 share the cores. What is finished in --work is not made again; no arm is chosen by the test set, it
 only scores. `best` compares our recipe with the best of each source; it finds finished work in
-DIR/SOURCE.
+DIR/SOURCE. `all` is every source in DIR/SOURCE, and then `best`.
 """
 
 from __future__ import annotations
@@ -88,16 +88,18 @@ def compare_best(
     from benchmarks.distillation_helps import mean_and_deviation
 
     head = ("source", "its best", "measure", "its own", OURS, "student-train of ours")
-    rows, lines = [], []
+    rows, lines, minutes = [], [], 0.0
     for name, source in sources.items():
         arms = {arm: source.arms[arm] for arm in (source.best, OURS)}
-        found = Reproduction(replace(source, arms=arms), work / name, seeds, size, jobs).scores()
-        scores = of_tasks(source, found)
+        both = Reproduction(replace(source, arms=arms), work / name, seeds, size, jobs)
+        scores = of_tasks(source, both.scores())
+        minutes += both.minutes()
         words = " ".join(source.arms[OURS].words)
         for measure, values in scores[OURS].items():
             cells = [mean_and_deviation(each) for each in (scores[source.best][measure], values)]
             rows.append([name, source.best, measure, *cells, words])
         lines.append(f"- {name}, ours is better: {_judged(scores, OURS, source.best)}")
+    lines.append(f"\nAll of this work, and its other arms, took {minutes:.0f} minutes.")
     return table(head, rows) + "\n\n" + "\n".join(lines)
 
 
@@ -111,21 +113,25 @@ def compare_best(
 @command_errors
 def main(name: str, work: Path, seeds: int, size: str, jobs: int, results: Path) -> None:
     """Train and score the arms of a SOURCE: kolesnikova, mukherjee (also mukherjee-500 and
-    mukherjee-snips), tinymbert, zhao, slovakbert; best: our recipe against that of each."""
+    mukherjee-snips), tinymbert, zhao, slovakbert; best: our recipe against that of each; all: every
+    SOURCE and best."""
     from benchmarks.reproduce_sources import BEST, SOURCES
 
-    if name not in (*SOURCES, "best"):
-        raise click.BadParameter(f"there are {', '.join(SOURCES)}, best", param_hint="SOURCE")
-    settings = f"`python -m benchmarks.reproduce {name} --seeds {seeds} --size {size}`; "
-    if name == "best":
+    if name not in (*SOURCES, "best", "all"):
+        raise click.BadParameter(f"there are {', '.join(SOURCES)}, best, all", param_hint="SOURCE")
+    folders = {name: work} if name in SOURCES else {each: work / each for each in SOURCES}
+    words = f"--seeds {seeds} --size {size}`; "
+    for each in () if name == "best" else folders:
+        source = SOURCES[each]
+        arms = Reproduction(source, folders[each], seeds, size, jobs)
+        body = report(source, arms.scores())
+        took = f" All of it took {arms.minutes():.0f} minutes with --jobs {jobs}."
+        settings = f"`python -m benchmarks.reproduce {each} {words}{source.settings[size]}{took}"
+        publish(source.title, settings, body, results)
+    if name not in SOURCES:
         body = compare_best(SOURCES, work, seeds, size, jobs)
-        publish("Our recipe against those of the sources", settings + BEST, body, results)
-        return
-    source = SOURCES[name]
-    arms = Reproduction(source, work, seeds, size, jobs)
-    body = report(source, arms.scores())
-    took = f" All of it took {arms.minutes():.0f} minutes with --jobs {jobs}."
-    publish(source.title, settings + source.settings[size] + took, body, results)
+        settings = f"`python -m benchmarks.reproduce best {words}{BEST}"
+        publish("Our recipe against those of the sources", settings, body, results)
 
 
 if __name__ == "__main__":

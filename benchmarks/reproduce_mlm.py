@@ -36,7 +36,7 @@ def reduced(work: Path, size: str) -> tuple[list[Path], Path]:
     plain text."""
     cut_all(RUSSIAN, work, size)
     shape, batch, length, limit = {
-        "small": ("scratch:256x3x4", "1024", ("--steps", "6000"), "200000"),
+        "small": ("scratch:256x3x4", "1024", ("--steps", "4500"), "200000"),
         "full": ("scratch:512x6x8", "16384", ("--epochs", "10"), "10000000"),
     }[size]
     teacher = trained_teacher(
@@ -144,7 +144,7 @@ MLM_SOURCES = {
         "Reduced vocabularies in miniature",
         {
             "small": "a Russian ModernBERT of 256x3x4 trained from nothing over the novels for"
-            " 6,000 steps of 1,024 tokens, 200,000 tokens of these; students 128x2x2, 400"
+            " 4,500 steps of 1,024 tokens, 200,000 tokens of these; students 128x2x2, 400"
             " steps of 512 teacher tokens, 5k WordPiece where nothing else is said; their losses"
             " and weights at lr 1e-3 without states and 4e-3 with them, ours at the default of 4e-3"
             " (each the best of `benchmarks.distillation_helps` by held-out loss, not `random`);"

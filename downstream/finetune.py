@@ -20,6 +20,7 @@ from downstream.encoders import (
 )
 from downstream.progress import Progress
 from downstream.report import SHARES, result_of
+from downstream.task_trainer import TaskTrainer
 from downstream.tasks import Task
 from store.console import counted
 from store.errors import UserError
@@ -158,7 +159,7 @@ def _one_seed(
         return _score(task, examples[split], rows[split], predictions, blame)
 
     with tempfile.TemporaryDirectory(prefix="fine-tune-") as scratch:
-        trainer = Trainer(
+        trainer = TaskTrainer(
             model=model,
             args=_arguments(scratch, settings, lr, seed),
             train_dataset=rows["train"],

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from benchmarks import latency, reproduce, reproduce_data, reproduce_runs, sizes
+from benchmarks import latency, reproduce, reproduce_data, reproduce_runs, reproduce_sources, sizes
 from benchmarks.reproduce_data import CHOSEN, SCORED, Data
 from benchmarks.reproduce_runs import OURS, SIZES, Arm, Reproduction, Source, Task
 from benchmarks.reproduce_sources import SOURCES
@@ -26,7 +26,7 @@ from student_train.cli import main as student_train
 from student_train.cli import options_of
 from student_train.stages import stages_of
 from tests.downstream.test_bilstm import saved
-from tests.end_to_end.support import dumped, ok, write_corpus
+from tests.end_to_end.support import dumped, ok, refused, write_corpus
 from tests.teacher_dump.test_gold import TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
@@ -101,7 +101,14 @@ def test_arms_are_trained_scored_and_judged(
     before = (work / "tags-0/model.safetensors").stat().st_mtime_ns
     compared = reproduce.compare_best({"a": source}, tmp_path, 1, "small")
     assert "| a | tags | macro F1 |" in compared and "- a, ours is better: " in compared
+    monkeypatch.setattr(reproduce_sources, "SOURCES", {"a": source})
+    results = tmp_path / "RESULTS.md"
+    words = ("--work", tmp_path, "--seeds", "1", "--results", results)
+    ok(reproduce.main, "all", *words)
+    titles = [line for line in results.read_text().splitlines() if line.startswith("## ")]
+    assert titles == ["## a", "## Our recipe against those of the sources"]
     assert (work / "tags-0/model.safetensors").stat().st_mtime_ns == before
+    assert "there are a, best, all" in refused(reproduce.main, "b", *words)
 
 
 def test_a_command_that_fails_ends_all() -> None:

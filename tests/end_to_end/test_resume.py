@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,14 +32,6 @@ SETTINGS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
     folder = tmp_path_factory.mktemp("resume")
@@ -50,7 +41,6 @@ def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str]
 
 @pytest.fixture(scope="module")
 def undisturbed(store: Path) -> Path:
-    torch.set_num_threads(1)
     out = store.parent / "undisturbed"
     ok(student_train, "--store", store, "--out", out, *SETTINGS)
     return out

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.online import OnlineTeacher
 from store import FeatureStore, open_store
@@ -26,17 +25,8 @@ Curve = list[dict[str, float]]
 
 
 @pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """For the dump as for the teacher on the fly: sums of two threads are rounded otherwise."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
 def stores(
-    one_thread: None, tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
 ) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("online")
     corpus = write_corpus(folder / "corpus.txt", 80)

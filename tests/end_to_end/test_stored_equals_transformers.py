@@ -28,14 +28,6 @@ CASES = [
 Expected = dict[str, np.ndarray]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Plain:
     """The teacher as anybody would run it: one sequence at a time, every state kept."""
 

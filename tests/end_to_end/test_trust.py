@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -27,14 +27,6 @@ FORMATS = ("zarr", "h5")
 TRAINING = ("--vocab", "450", "--steps", "6", "--held-out", "0.2", *STUDENT)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("trust") / "corpus.txt", 24)
@@ -50,11 +42,9 @@ def options(model: Path, corpus: Path, out: Path) -> DumpOptions:
 def stores(
     tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers, corpus: Path
 ) -> dict[str, Path]:
-    folder, before = tmp_path_factory.mktemp("stores"), torch.get_num_threads()
-    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("stores")
     for ext in FORMATS:
         dump(options(tiny_teacher("bert"), corpus, folder / f"a.{ext}"))
-    torch.set_num_threads(before)
     return {ext: folder / f"a.{ext}" for ext in FORMATS}
 
 
