@@ -6,7 +6,8 @@
 Every step is a command as a user types it; --jobs students at a time are trained and scored, and
 share the cores. What is finished in --work is not made again; no arm is chosen by the test set, it
 only scores. `best` compares our recipe with the best of each source; it finds finished work in
-DIR/SOURCE. `all` is every source in DIR/SOURCE, and then `best`.
+DIR/SOURCE. `all` is every source in DIR/SOURCE, and then `best`. A section that is written again
+loses what was written below it by hand.
 """
 
 from __future__ import annotations
@@ -91,15 +92,15 @@ def compare_best(
     rows, lines, minutes = [], [], 0.0
     for name, source in sources.items():
         arms = {arm: source.arms[arm] for arm in (source.best, OURS)}
-        both = Reproduction(replace(source, arms=arms), work / name, seeds, size, jobs)
-        scores = of_tasks(source, both.scores())
-        minutes += both.minutes()
+        runs = Reproduction(replace(source, arms=arms), work / name, seeds, size, jobs)
+        scores = of_tasks(source, runs.scores())
+        minutes += runs.minutes()
         words = " ".join(source.arms[OURS].words)
         for measure, values in scores[OURS].items():
             cells = [mean_and_deviation(each) for each in (scores[source.best][measure], values)]
             rows.append([name, source.best, measure, *cells, words])
         lines.append(f"- {name}, ours is better: {_judged(scores, OURS, source.best)}")
-    lines.append(f"\nAll of this work, and its other arms, took {minutes:.0f} minutes.")
+    lines.append(f"\nAll arms of these sources took {minutes:.0f} minutes with --jobs {jobs}.")
     return table(head, rows) + "\n\n" + "\n".join(lines)
 
 
@@ -119,19 +120,21 @@ def main(name: str, work: Path, seeds: int, size: str, jobs: int, results: Path)
 
     if name not in (*SOURCES, "best", "all"):
         raise click.BadParameter(f"there are {', '.join(SOURCES)}, best, all", param_hint="SOURCE")
-    folders = {name: work} if name in SOURCES else {each: work / each for each in SOURCES}
-    words = f"--seeds {seeds} --size {size}`; "
-    for each in () if name == "best" else folders:
+    folders = {each: work / each for each in SOURCES if name == "all"}
+    if name in SOURCES:
+        folders = {name: work}
+    how = f"--seeds {seeds} --size {size}"
+    for each, folder in folders.items():
         source = SOURCES[each]
-        arms = Reproduction(source, folders[each], seeds, size, jobs)
+        arms = Reproduction(source, folder, seeds, size, jobs)
         body = report(source, arms.scores())
-        took = f" All of it took {arms.minutes():.0f} minutes with --jobs {jobs}."
-        settings = f"`python -m benchmarks.reproduce {each} {words}{source.settings[size]}{took}"
-        publish(source.title, settings, body, results)
+        took = f"All of it took {arms.minutes():.0f} minutes with --jobs {jobs}."
+        said = f"`python -m benchmarks.reproduce {each} {how}`; {source.settings[size]} {took}"
+        publish(source.title, said, body, results)
     if name not in SOURCES:
         body = compare_best(SOURCES, work, seeds, size, jobs)
-        settings = f"`python -m benchmarks.reproduce best {words}{BEST}"
-        publish("Our recipe against those of the sources", settings, body, results)
+        said = f"`python -m benchmarks.reproduce best {how}`; {BEST}"
+        publish("Our recipe against those of the sources", said, body, results)
 
 
 if __name__ == "__main__":

@@ -103,12 +103,12 @@ def test_arms_are_trained_scored_and_judged(
     assert "| a | tags | macro F1 |" in compared and "- a, ours is better: " in compared
     monkeypatch.setattr(reproduce_sources, "SOURCES", {"a": source})
     results = tmp_path / "RESULTS.md"
-    words = ("--work", tmp_path, "--seeds", "1", "--results", results)
-    ok(reproduce.main, "all", *words)
+    options = ("--work", tmp_path, "--seeds", "1", "--results", results)
+    ok(reproduce.main, "all", *options)
     titles = [line for line in results.read_text().splitlines() if line.startswith("## ")]
     assert titles == ["## a", "## Our recipe against those of the sources"]
     assert (work / "tags-0/model.safetensors").stat().st_mtime_ns == before
-    assert "there are a, best, all" in refused(reproduce.main, "b", *words)
+    assert "there are a, best, all" in refused(reproduce.main, "b", *options)
 
 
 def test_a_command_that_fails_ends_all() -> None:

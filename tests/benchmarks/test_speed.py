@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import aligning, dumping, economy, gpu, growth, interleaved, stepping
+from benchmarks import aligning, dumping, economy, fine_tuning, gpu, growth, interleaved, stepping
+from benchmarks.reproduce_data import Data
 from benchmarks.small_store import random_teacher, small_store
 from benchmarks.teacher_gone import training
+from downstream.task_trainer import TaskTrainer
 from store import open_store
 from student_train.options import CACHES, TrainOptions
 from student_train.run import prepare
 from teacher_dump.options import DumpOptions
+from tests.downstream.learnable import classified
 from tests.texts import ENGLISH, FRENCH, GERMAN
 
 
@@ -73,6 +76,18 @@ def test_dumps(features, tiny_teacher, corpus):
     )
     for work in (dumping.bare, dumping.ours, dumping.straightforward):
         assert min(work(replace(options, **words)).values()) > 0
+
+
+def test_fine_tuning_both_ways(tiny_teacher, tmp_path, monkeypatch):
+    for name in ("train", "dev"):
+        classified(tmp_path / f"a.{name}.tsv", 30, 0)
+    settings, sampler = (str(tiny_teacher("bert")), tmp_path, 1, 0), TaskTrainer._get_train_sampler
+    for order in (fine_tuning.EQUAL, fine_tuning.ANY):
+        with monkeypatch.context() as patches:
+            patches.setattr(TaskTrainer, "_get_train_sampler", sampler)  # as it is afterwards
+            found = fine_tuning.fine_tuned(Data("F1", "a", "classify", ""), order, *settings)
+            assert (TaskTrainer._get_train_sampler is sampler) == (order == fine_tuning.EQUAL)
+        assert found["seconds"] > 0 and 0 <= found["dev"] <= 1
 
 
 def test_steps(base):

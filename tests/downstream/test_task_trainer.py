@@ -1,4 +1,4 @@
-"""Batches of rows of about equal length: a law, and that the Trainer makes such batches."""
+"""Batches of rows of about equal length: laws, and that the Trainer makes such batches."""
 
 from __future__ import annotations
 
@@ -9,55 +9,74 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TrainingArguments
 
-from downstream.task_trainer import POOL, LengthGrouped, TaskTrainer
+from downstream.task_trainer import POOL, POOLS, LengthGrouped, TaskTrainer
 
 
-@given(st.lists(st.integers(1, 200), max_size=300), st.integers(1, 7), st.integers(0, 9))
-def test_every_row_comes_once_in_sorted_batches(lengths: list[int], size: int, seed: int) -> None:
-    torch.manual_seed(seed)
-    order = [*LengthGrouped(lengths, size)]
-    assert sorted(order) == [*range(len(lengths))]
-    assert len(LengthGrouped(lengths, size)) == len(lengths)
-    if len(lengths) > POOL * size:
-        return
-    full = len(lengths) // size * size
-    ranges = [
-        (min(batch), max(batch))
-        for first in range(0, full, size)
-        for batch in [[lengths[row] for row in order[first : first + size]]]
-    ]
-    ranges.sort()
-    assert all(left[1] <= right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+def batches(rows: LengthGrouped) -> list[list[int]]:
+    order, size = [*rows], rows.batch_size
+    return [order[first : first + size] for first in range(0, len(order), size)]
 
 
-def test_epochs_differ_and_a_seed_repeats_them() -> None:
-    rows = LengthGrouped([*range(64)], 4)
-    torch.manual_seed(0)
-    one, two = [*rows], [*rows]
-    torch.manual_seed(0)
-    assert [*rows] == one != two
-    firsts = one[::4]
-    assert firsts not in (sorted(firsts), sorted(firsts, reverse=True))  # of no curriculum
+@given(st.lists(st.integers(1, 200), max_size=200), st.integers(1, 7), st.integers(0, 3))
+def test_every_row_comes_once(lengths: list[int], size: int, epoch: int) -> None:
+    rows = LengthGrouped(lengths, size, seed=0)
+    rows.set_epoch(epoch)
+    found = batches(rows)
+    assert sorted(row for batch in found for row in batch) == [*range(len(lengths))]
+    assert len(rows) == len(lengths)
+    assert all(len(batch) == size for batch in found[:-1])
 
 
-def test_the_trainer_pads_little(tmp_path: Path) -> None:
+def test_batches_are_as_narrow_as_their_pool_allows() -> None:
+    for count, pools in ((2, 2), (40, POOLS), (POOLS * POOL, POOLS), (10 * POOL, 10)):
+        found = batches(LengthGrouped([*range(count * 8)], 8, seed=3))
+        widths = sum(max(batch) - min(batch) + 1 for batch in found)
+        # Every pool is cut into ranges that do not meet, each pool has about all lengths.
+        assert 0.5 * pools < widths / (count * 8) <= pools
+        firsts = [min(batch) for batch in found]
+        assert count == 2 or firsts not in (sorted(firsts), sorted(firsts, reverse=True))
+
+
+def test_the_order_is_of_seed_and_epoch_alone() -> None:
+    orders = []
+    for seed, epoch in ((0, 0), (0, 1), (1, 0)):
+        one, two = (LengthGrouped([*range(64)], 4, seed) for _ in range(2))
+        for number, rows in enumerate((one, two)):
+            torch.manual_seed(number)
+            rows.set_epoch(epoch)
+        assert [*one] == [*two]
+        orders.append({frozenset(batch) for batch in batches(one)})
+    assert orders[0] != orders[1] != orders[2] != orders[0]  # other batches, not only later
+
+
+def test_the_trainer_pads_little_and_tells_the_epoch(tmp_path: Path) -> None:
     rows = [{"input_ids": [1] * (1 + number * 7 % 64), "labels": number} for number in range(64)]
+    met: list[list[int]] = []
 
     def padded(some: list[dict[str, object]]) -> dict[str, torch.Tensor]:
-        width = max(len(row["input_ids"]) for row in some)  # type: ignore[arg-type]
-        return {
-            "labels": torch.tensor([row["labels"] for row in some]),
-            "width": torch.tensor(width),
-        }
+        met.append([len(row["input_ids"]) for row in some])  # type: ignore[arg-type]
+        return {"x": torch.ones(1, 1)}
 
-    trainer = TaskTrainer(
-        model=torch.nn.Linear(1, 1),
-        args=TrainingArguments(
-            output_dir=str(tmp_path), per_device_train_batch_size=8, remove_unused_columns=False
-        ),
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": self.layer(x).sum()}
+
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, num_train_epochs=2,
+        remove_unused_columns=False, report_to="none", save_strategy="no", use_cpu=True,
+    )  # fmt: skip
+    TaskTrainer(
+        model=Model(),
+        args=arguments,
         train_dataset=rows,  # type: ignore[arg-type]
         data_collator=padded,
-    )
-    batches = [*trainer.get_train_dataloader()]
-    assert sorted(int(label) for batch in batches for label in batch["labels"]) == [*range(64)]
-    assert sorted(int(batch["width"]) for batch in batches) == [*range(8, 65, 8)]
+    ).train()
+    epochs = met[:8], met[8:]
+    for epoch in epochs:
+        assert sorted(length for batch in epoch for length in batch) == [*range(1, 65)]
+        assert sum(map(max, epoch)) < 0.9 * 8 * 57  # of batches of any rows: about 57 each
+    assert {frozenset(batch) for batch in epochs[0]} != {frozenset(batch) for batch in epochs[1]}
