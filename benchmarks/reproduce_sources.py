@@ -8,6 +8,9 @@ from benchmarks.reproduce_tasks import TASK_SOURCES
 SOURCES = MLM_SOURCES | TASK_SOURCES
 """By the name that the command knows."""
 
+ALL = {name: source for name, source in SOURCES.items() if name != "mukherjee-500"}
+"""What `all` and `best` run: every paper on all kinds of its data."""
+
 BEST = (
     "settings, data and steps of each source. Ours: masked LMs by the default of `student-train`"
     " (`--loss mlm=1,hidden=30 --align span --init auto`), which came out best by held-out loss in"

@@ -101,7 +101,8 @@ def test_arms_are_trained_scored_and_judged(
     before = (work / "tags-0/model.safetensors").stat().st_mtime_ns
     compared = reproduce.compare_best({"a": source}, tmp_path, 1, "small")
     assert "| a | tags | macro F1 |" in compared and "- a, ours is better: " in compared
-    monkeypatch.setattr(reproduce_sources, "SOURCES", {"a": source})
+    for name in ("ALL", "SOURCES"):
+        monkeypatch.setattr(reproduce_sources, name, {"a": source})
     results = tmp_path / "RESULTS.md"
     options = ("--work", tmp_path, "--seeds", "1", "--results", results)
     ok(reproduce.main, "all", *options)
