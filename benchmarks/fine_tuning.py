@@ -1,10 +1,9 @@
-"""What `downstream` gains by batches of rows of about equal length: time, and whether it costs any
-quality.
+"""What `downstream --group-by-length` gains in time, and whether it costs any quality.
 
     python -m benchmarks.fine_tuning [--model DIR]
 
-The same checkpoint, data and steps, in the Trainer's random order and in ours, in turn, each in a
-process of its own, a seed for each pair.
+The same checkpoint, data and steps with it and without, in turn, each in a process of its own, a
+seed for each pair.
 """
 
 from __future__ import annotations
@@ -24,25 +23,23 @@ from benchmarks.reproduce_data import Data, cut_all
 from benchmarks.reproduce_mlm import INTENTS
 from store.console import command_errors
 
-ANY, EQUAL = "any order", "equal length (ours)"
+ORDERS = {"any order": False, "`--group-by-length`": True}
 HEAD = ("measure", "batches", "s", "times as fast", "on dev")
 
 
-def fine_tuned(data: Data, order: str, model: str, work: Path, epochs: int, seed: int) -> Figures:
+def fine_tuned(
+    data: Data, grouped: bool, model: str, work: Path, epochs: int, seed: int
+) -> Figures:
     """Seconds, and the best score on dev."""
-    from transformers import Trainer
-
     from downstream.classify import Classify
     from downstream.finetune import FineTuneSettings, fine_tune
     from downstream.tagging import Entities
-    from downstream.task_trainer import TaskTrainer
 
-    if order == ANY:
-        TaskTrainer._get_train_sampler = Trainer._get_train_sampler  # type: ignore[assignment]
     task = Entities() if data.task == "ner" else Classify()
     files = {name: work / f"{data.name}.{name}.tsv" for name in ("train", "dev")}
+    settings = FineTuneSettings(epochs, seeds=1, seed=seed, group_by_length=grouped)
     begun = time.perf_counter()
-    found = fine_tune(task, model, files, FineTuneSettings(epochs, seeds=1, seed=seed))
+    found = fine_tune(task, model, files, settings)
     return {"seconds": time.perf_counter() - begun, "dev": found["mean"]["dev"]["primary"]}
 
 
@@ -58,17 +55,15 @@ def main(model: str, epochs: int, seeds: int, results: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         cut_all(INTENTS, Path(folder), "small")
         for data in INTENTS["small"]:
-            found: dict[str, list[Figures]] = {ANY: [], EQUAL: []}
+            found: dict[str, list[Figures]] = {order: [] for order in ORDERS}
             for seed in range(seeds):
-                for order, some in found.items():
-                    settings = (data, order, model, Path(folder), epochs, seed)
-                    some.append(alone(functools.partial(fine_tuned, *settings)))
-            took = {order: [each["seconds"] for each in some] for order, some in found.items()}
-            before = statistics.median(took[ANY])
-            for order, some in found.items():
-                seconds = statistics.median(took[order])
+                for order, grouped in ORDERS.items():
+                    settings = (data, grouped, model, Path(folder), epochs, seed)
+                    found[order].append(alone(functools.partial(fine_tuned, *settings)))
+            took = [statistics.median(each["seconds"] for each in some) for some in found.values()]
+            for (order, some), seconds in zip(found.items(), took, strict=True):
                 told = mean_and_deviation([each["dev"] for each in some])
-                rows.append((data.measure, order, seconds, before / seconds, told))
+                rows.append((data.measure, order, seconds, took[0] / seconds, told))
     said = (
         f"`python -m benchmarks.fine_tuning`; {Path(model).name} fine-tuned by `downstream` on 800"
         f" examples (2,000 of slots), scored on 200, {epochs} epochs in batches of 16; medians of"

@@ -6,7 +6,7 @@
 Every step is a command as a user types it; --jobs students at a time are trained and scored, and
 share the cores. What is finished in --work is not made again; no arm is chosen by the test set, it
 only scores. `best` compares our recipe with the best of each source; it finds finished work in
-DIR/SOURCE. `all` is every source but mukherjee-500 in DIR/SOURCE, and then `best`. A section that
+DIR/SOURCE. `all` is every paper once in DIR/SOURCE, and then `best`. A section that
 is written again loses what was written below it by hand.
 """
 
@@ -115,7 +115,7 @@ def compare_best(
 def main(name: str, work: Path, seeds: int, size: str, jobs: int, results: Path) -> None:
     """Train and score the arms of a SOURCE: kolesnikova, mukherjee (also mukherjee-500 and
     mukherjee-snips), tinymbert, zhao, slovakbert; best: our recipe against that of each; all: every
-    SOURCE but mukherjee-500, and best."""
+    paper once, and best."""
     from benchmarks.reproduce_sources import ALL, BEST, SOURCES
 
     if name not in (*SOURCES, "best", "all"):

@@ -78,7 +78,7 @@ def scoring(
     data: Mapping[str, tuple[Data, ...]], small: tuple[str, ...] = ()
 ) -> dict[str, tuple[Task, ...]]:
     """Tasks of each size; those of the small one with these words of `downstream`, too."""
+    own = {"small": ("--group-by-length", *small), "full": ()}
     return {
-        size: tuple(each.scoring(size, small if size == "small" else ()) for each in some)
-        for size, some in data.items()
+        size: tuple(each.scoring(size, own[size]) for each in some) for size, some in data.items()
     }

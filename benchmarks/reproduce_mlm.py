@@ -148,7 +148,8 @@ MLM_SOURCES = {
             " steps of 512 teacher tokens, 5k WordPiece where nothing else is said; their losses"
             " and weights at lr 1e-3 without states and 4e-3 with them, ours at the default of 4e-3"
             " (each the best of `benchmarks.distillation_helps` by held-out loss, not `random`);"
-            " fine-tuned on 800 examples each of GramEval, factRuEval, CEDR and RuCoLA.",
+            " fine-tuned with `--group-by-length` on 800 examples each of GramEval, factRuEval,"
+            " CEDR and RuCoLA.",
             "full": "a Russian ModernBERT of 512x6x8 trained from nothing over the novels, 10M"
             " tokens of these; students `tiny`, 3 epochs in batches of 8,192; fine-tuned on all of"
             " GramEval, factRuEval, CEDR and RuCoLA.",
@@ -187,8 +188,8 @@ MLM_SOURCES = {
         {
             "small": "MiniLM, 200 steps of 1,024 tokens of stage I and 400 of 512 of stage II (far"
             " fewer than published), over the same 200,000 of English novels; students 128x2x2, lr"
-            " 1e-3, ours at the default of 4e-3; 5k WordPiece; fine-tuned on 800 examples of each"
-            " task, of slots on 2,000.",
+            " 1e-3, ours at the default of 4e-3; 5k WordPiece; fine-tuned with `--group-by-length`"
+            " on 800 examples of each task, of slots on 2,000.",
             "full": "MiniLM, 20,000 steps of stage I over all novels; students 256x4x4, 3 epochs;"
             " fine-tuned on all examples.",
         },
@@ -236,8 +237,8 @@ MLM_SOURCES = {
             " pieces of its own from 600 steps of 2,048; 50,000 tokens, masked view, rare words"
             " more often; students as wide as the teacher, 3 or 2 of its 6 layers (published: 6 or"
             " 4 of 12), its vocabulary, 100 steps of 1,024 tokens, KL at masked words (the"
-            " recipe's: at all); fine-tuned on 400 sentences of each task, 5 epochs in batches of"
-            " 8 at lr 2e-4, bf16.",
+            " recipe's: at all); fine-tuned with `--group-by-length` on 400 sentences of each task,"
+            " 5 epochs in batches of 8 at lr 2e-4, bf16.",
             "full": "the same teachers, 10 epochs over all Slovak sentences; students 5 epochs of"
             " them; KL at all words; fine-tuned on all sentences.",
         },

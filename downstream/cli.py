@@ -98,6 +98,11 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--evaluate-every", type=click.IntRange(min=1), help="mlm: steps. [500]")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="mlm, fine-tuning. [fp32]")
+@click.option(
+    "--group-by-length",
+    is_flag=True,
+    help="Fine-tuning: batches of inputs of about equal length; faster, may cost some quality.",
+)
 @click.option("--resume", is_flag=True, help="mlm: continue a run that was stopped, in --out.")
 @click.option(
     "--save", is_flag=True, help="Fine-tuning: keep the first seed's model in OUT/model, a teacher."

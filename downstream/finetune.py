@@ -18,9 +18,9 @@ from downstream.encoders import (
     load_with_own_head,
     longest_input,
 )
+from downstream.length_grouped import LengthGroupedTrainer
 from downstream.progress import Progress
 from downstream.report import SHARES, result_of
-from downstream.task_trainer import TaskTrainer
 from downstream.tasks import Task
 from store.console import counted
 from store.errors import UserError
@@ -41,6 +41,7 @@ class FineTuneSettings:
     seed: int = 0
     limit: int | None = None  # training examples, the first ones
     precision: str = "fp32"  # or bf16
+    group_by_length: bool = False  # train in batches of rows of about equal length
 
 
 def fine_tune(
@@ -159,7 +160,7 @@ def _one_seed(
         return _score(task, examples[split], rows[split], predictions, blame)
 
     with tempfile.TemporaryDirectory(prefix="fine-tune-") as scratch:
-        trainer = TaskTrainer(
+        trainer = (LengthGroupedTrainer if settings.group_by_length else Trainer)(
             model=model,
             args=_arguments(scratch, settings, lr, seed),
             train_dataset=rows["train"],

@@ -14,7 +14,7 @@ COLUMNS = {
 }
 """What the columns of a task's tables are called; each has an option."""
 TRAINING = {"model", "train", "dev", "out", "seed", "epochs", "batch_size", "lr", "max_length"}
-FINE_TUNING = TRAINING | {"test", "seeds", "limit", "save", "precision"}
+FINE_TUNING = TRAINING | {"test", "seeds", "limit", "save", "precision", "group_by_length"}
 MLM = {"steps", "batch_tokens", "vocab", "mask_prob", "evaluate_every", "precision", "resume"}
 AS_IS = {"as_is", "model", "test", "out", "max_length"}
 LABELS = {"unseen_labels"}

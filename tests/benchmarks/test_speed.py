@@ -13,7 +13,6 @@ from benchmarks import aligning, dumping, economy, fine_tuning, gpu, growth, int
 from benchmarks.reproduce_data import Data
 from benchmarks.small_store import random_teacher, small_store
 from benchmarks.teacher_gone import training
-from downstream.task_trainer import TaskTrainer
 from store import open_store
 from student_train.options import CACHES, TrainOptions
 from student_train.run import prepare
@@ -78,16 +77,13 @@ def test_dumps(features, tiny_teacher, corpus):
         assert min(work(replace(options, **words)).values()) > 0
 
 
-def test_fine_tuning_both_ways(tiny_teacher, tmp_path, monkeypatch):
+@pytest.mark.parametrize("grouped", fine_tuning.ORDERS.values())
+def test_fine_tuning(grouped, tiny_teacher, tmp_path):
     for name in ("train", "dev"):
         classified(tmp_path / f"a.{name}.tsv", 30, 0)
-    settings, sampler = (str(tiny_teacher("bert")), tmp_path, 1, 0), TaskTrainer._get_train_sampler
-    for order in (fine_tuning.EQUAL, fine_tuning.ANY):
-        with monkeypatch.context() as patches:
-            patches.setattr(TaskTrainer, "_get_train_sampler", sampler)  # as it is afterwards
-            found = fine_tuning.fine_tuned(Data("F1", "a", "classify", ""), order, *settings)
-            assert (TaskTrainer._get_train_sampler is sampler) == (order == fine_tuning.EQUAL)
-        assert found["seconds"] > 0 and 0 <= found["dev"] <= 1
+    data, settings = Data("F1", "a", "classify", ""), (str(tiny_teacher("bert")), tmp_path, 1, 0)
+    found = fine_tuning.fine_tuned(data, grouped, *settings)
+    assert found["seconds"] > 0 and 0 <= found["dev"] <= 1
 
 
 def test_steps(base):

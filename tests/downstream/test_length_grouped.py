@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TrainingArguments
 
-from downstream.task_trainer import POOL, POOLS, LengthGrouped, TaskTrainer
+from downstream.cli import main as downstream
+from downstream.length_grouped import POOL, POOLS, LengthGrouped, LengthGroupedTrainer
+from tests.downstream.learnable import classified
+from tests.end_to_end.support import ok
 
 
 def batches(rows: LengthGrouped) -> list[list[int]]:
@@ -69,7 +76,7 @@ def test_the_trainer_pads_little_and_tells_the_epoch(tmp_path: Path) -> None:
         output_dir=str(tmp_path), per_device_train_batch_size=8, num_train_epochs=2,
         remove_unused_columns=False, report_to="none", save_strategy="no", use_cpu=True,
     )  # fmt: skip
-    TaskTrainer(
+    LengthGroupedTrainer(
         model=Model(),
         args=arguments,
         train_dataset=rows,  # type: ignore[arg-type]
@@ -80,3 +87,25 @@ def test_the_trainer_pads_little_and_tells_the_epoch(tmp_path: Path) -> None:
         assert sorted(length for batch in epoch for length in batch) == [*range(1, 65)]
         assert sum(map(max, epoch)) < 0.9 * 8 * 57  # of batches of any rows: about 57 each
     assert {frozenset(batch) for batch in epochs[0]} != {frozenset(batch) for batch in epochs[1]}
+
+
+def test_downstream_groups_where_asked(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[LengthGrouped] = []
+    sampler = LengthGroupedTrainer._get_train_sampler
+
+    def recorded(*given: Any) -> LengthGrouped:
+        made.append(sampler(*given))
+        return made[-1]
+
+    monkeypatch.setattr(LengthGroupedTrainer, "_get_train_sampler", recorded)
+    files = [classified(tmp_path / f"{name}.tsv", 8, 0) for name in ("train", "dev")]
+    words = ["--train", files[0], "--dev", files[1], "--epochs", "1", "--seeds", "1", "--seed", "7"]
+    words = ["--task", "classify", "--model", tiny_teacher("bert"), *words]
+    ok(downstream, *words, "--out", tmp_path / "any")
+    assert not made
+    ok(downstream, *words, "--out", tmp_path / "grouped", "--group-by-length")
+    assert [(len(rows), rows.batch_size, rows.seed) for rows in made] == [(8, 16, 7)]
+    scores = json.loads((tmp_path / "grouped/scores.json").read_text())
+    assert scores["settings"]["group_by_length"] is True
