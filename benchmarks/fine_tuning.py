@@ -36,7 +36,7 @@ def fine_tuned(
     from downstream.tagging import Entities
 
     task = Entities() if data.task == "ner" else Classify()
-    files = {name: work / f"{data.name}.{name}.tsv" for name in ("train", "dev")}
+    files = {name: work / data.file(name) for name in ("train", "dev")}
     settings = FineTuneSettings(epochs, seeds=1, seed=seed, group_by_length=grouped)
     begun = time.perf_counter()
     found = fine_tune(task, model, files, settings)

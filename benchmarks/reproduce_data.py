@@ -29,6 +29,10 @@ class Data:
     test: str = ""
     few: int = 800
 
+    def file(self, part: str) -> str:
+        """What the examples of "train", "dev" or "test" are called."""
+        return f"{self.name}.{part}.tsv"
+
     def cut(self, work: Path, size: str) -> None:
         """Write NAME.train.tsv, NAME.dev.tsv and NAME.test.tsv, of other examples each."""
         tagged = self.task in ("pos", "ner")
@@ -47,13 +51,13 @@ class Data:
         }
         for name, some in parts.items():
             text = ("\n\n" if tagged else "\n").join([*head, *some]) + "\n"
-            (work / f"{self.name}.{name}.tsv").write_text(text, "utf-8")
+            (work / self.file(name)).write_text(text, "utf-8")
 
     def scoring(self, size: str, words: tuple[str, ...] = ()) -> Task:
         """With `words` of `downstream`, which win."""
         files = [
             word for name in ("train", "dev", "test")
-            for word in (f"--{name}", f"{{work}}/{self.name}.{name}.tsv")
+            for word in (f"--{name}", f"{{work}}/{self.file(name)}")
         ]  # fmt: skip
         length = ("--epochs", EPOCHS[size], "--seeds", "1", "--seed", "{seed}")
         unseen = ("--unseen-labels", "count")  # a part may lack rare ones
