@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformers import AutoModelForMaskedLM, TrainingArguments, set_seed
 
 from downstream.encoders import longest_input
 from downstream.mlm_trainer import BatchMasking, MlmTrainer, Rows, masked_batches
-from downstream.progress import Progress
+from downstream.progress import Minutes, Progress
 from downstream.scratch import (
     KIND,
     OPTION,
@@ -39,6 +38,7 @@ BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
 EVAL_SEED = 0
 EVAL_MASK_PROB = 0.15  # whatever the training masks, so that held-out figures compare
 EVAL_TOKENS = 32_768
+MOST = 100.0  # nats a token that any network with sound weights stays under, far
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,10 @@ class MlmSettings:
 def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Train, save an ordinary transformers folder and return the figures (also in `metrics.json`).
 
-    Raises UserError on a wrong model, text, size or output folder.
+    Of a resumed run `minutes` are those up to its checkpoint and those since.
+
+    Raises UserError on a wrong model, text, size or output folder, and where the training does not
+    stay finite.
     """
     _check_out(settings)
     set_seed(settings.seed)
@@ -80,6 +83,12 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(PREFIX):
         start_from_frequencies(model, rows)
+    batch = _arguments(settings).train_batch_size
+    if len(rows) < batch:
+        raise UserError(
+            f"training text: {counted(len(rows), 'block')} of {length} tokens, too few for one "
+            f"batch of {batch}; add text or lower --batch-size (or --batch-tokens)"
+        )
     dev_rows = held_out_blocks(tokenizer, held_out, length)
     say(
         f"{counted(len(rows), 'training block')} and {counted(len(dev_rows), 'held-out block')} of"
@@ -105,19 +114,20 @@ def _run(
         processing_class=tokenizer,
     )
     Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
-    begun = time.perf_counter()
-    checkpoint = any(settings.out.glob(CHECKPOINTS))
-    before = None if checkpoint else trainer.evaluate()["eval_loss"]
-    if before is not None:
-        say(f"held-out loss before: {before:.4f} nats per masked token")
+    clock = Minutes()
+    trainer.add_callback(clock)
+    # of a resumed run, too: its checkpoint is not yet loaded
+    before = trainer.evaluate()["eval_loss"]
+    say(f"held-out loss before: {before:.4f} nats per masked token")
     kept = (
         f"{settings.out}: a checkpoint every {settings.evaluate_every} steps is kept; go on with"
         " the same command and --resume"
     )
     with stoppable(lambda: kept):
-        trainer.train(resume_from_checkpoint=checkpoint or None)
+        trainer.train(resume_from_checkpoint=any(settings.out.glob(CHECKPOINTS)) or None)
     after = trainer.evaluate()["eval_loss"]
-    minutes = (time.perf_counter() - begun) / 60
+    check_loss(after, f" after training at {_lr(settings):g}; lower --lr and give another --out")
+    minutes = clock.spent()
     steps = counted(trainer.state.global_step, "step")
     say(f"held-out loss after:  {after:.4f} ({steps}, {minutes:.1f} min)")
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
@@ -136,6 +146,12 @@ def _run(
     for left in settings.out.glob(CHECKPOINTS):
         shutil.rmtree(left)
     return figures
+
+
+def check_loss(loss: float, blame: str) -> None:
+    """Raises UserError for a loss that is not finite or as good as that."""
+    if not loss < MOST:
+        raise UserError(f"the model's loss is {loss:g}{blame}")
 
 
 def held_out_blocks(tokenizer: Any, lines: Sequence[str], length: int) -> Any:

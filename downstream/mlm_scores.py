@@ -15,6 +15,7 @@ from transformers import PrinterCallback, TrainingArguments
 from downstream.mlm import (
     BEGUN,
     MlmSettings,
+    check_loss,
     check_new,
     finished,
     held_out_batches,
@@ -34,7 +35,6 @@ from teacher_dump.models import resolve_model
 from teacher_dump.networks import load_with_head
 
 Say = Callable[[str], None]
-MOST = 100.0  # nats a token that any network with sound weights stays under, far
 ABOUT = {
     "task": "mlm",
     "measures": {"nats/token": "loss", "perplexity": "perplexity"},
@@ -121,10 +121,7 @@ def _scores(
             trainer = MlmTrainer(model=network, args=arguments, fixed_dev=batches)
             trainer.remove_callback(PrinterCallback)
             loss = trainer.evaluate()["eval_loss"]
-            if not loss < MOST:
-                raise UserError(
-                    f"the model's loss is {loss:g}; its weights are damaged, train it anew"
-                )
+            check_loss(loss, "; its weights are damaged, train it anew")
             scores[name] = _score(loss)
             blocks[name] = len(rows)
     return scores, blocks

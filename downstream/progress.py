@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,3 +56,21 @@ class Progress(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.close()
         self.bar = None
+
+
+class Minutes(TrainerCallback):
+    """Minutes since this was made, and those before the checkpoint that a training resumes from:
+    every row of the log tells them, and checkpoints keep the log."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+
+    def spent(self) -> float:
+        return (time.perf_counter() - self.begun) / 60
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.log_history:
+            self.begun -= 60 * state.log_history[-1].get("minutes", 0)
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.log_history[-1]["minutes"] = self.spent()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,8 @@ def read_questions(path: Path, columns: Mapping[str, str]) -> list[Question]:
 
 def _squad(path: Path) -> Iterator[Question]:
     try:
-        content = json.loads("\n".join(read_lines(path)))
+        # the official files are a single line of 30 MB and more
+        content = json.loads("\n".join(read_lines(path, longest=sys.maxsize - 1)))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the path") from None
     except (ValueError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,24 +14,19 @@ from tqdm import tqdm
 
 from store.console import counted
 from store.errors import UserError
+from teacher_dump.lines import read_lines as all_lines
 
 SMALL = 10_000
 HELD_OUT_AT_MOST = 2000
 
 
 def read_lines(path: Path) -> list[str]:
-    """The non-empty lines of a UTF-8 text file, a document a line.
+    """The lines of a UTF-8 text file that are not blank, a document a line: those of teacher-dump.
 
     Raises UserError where the file is missing, empty or not UTF-8.
     """
-    lines = []
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.strip() for line in file if not line.isspace()]
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"text {path}: not UTF-8 ({error.reason}); convert it, e.g. with iconv -t UTF-8"
-        ) from None
+        lines = [line for line in all_lines(path) if line.strip()]
     except OSError as error:
         raise UserError(f"text {path}: cannot be read: {error.strerror}; check the path") from None
     if not lines:
@@ -45,7 +41,7 @@ def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
 
     Raises UserError where there are too few lines to hold any out.
     """
-    step = max(100 if len(lines) >= SMALL else 20, len(lines) // HELD_OUT_AT_MOST)
+    step = max(100 if len(lines) >= SMALL else 20, math.ceil(len(lines) / HELD_OUT_AT_MOST))
     if len(lines) < step:
         raise UserError(
             f"training text: {counted(len(lines), 'line')}, too few to hold some out; add text, or"

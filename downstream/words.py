@@ -8,51 +8,44 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import UserError
+from teacher_dump.readers import tagged_sentences
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and their tags, equally many and at least one, and the line of `file` that the first
-    stands in."""
+    """Words and their tags, equally many and at least one, and the lines of `file` with them."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
     file: str = field(default="", compare=False)
-    line: int = field(default=1, compare=False)
+    lines: tuple[int, ...] = field(default=(), compare=False)
 
     def where(self, number: int) -> str:
         """The place of a word, for errors."""
-        return f"tags {self.file}, line {self.line + number}"
+        line = self.lines[number] if self.lines else number + 1
+        return f"tags {self.file}, line {line}"
 
 
 def read_tagged(path: Path) -> list[Sentence]:
-    """Read `word<TAB>tag` lines with a blank line between sentences.
+    """Read `word<TAB>tag` lines with a blank line between sentences, as teacher-dump does; here
+    every word must have a tag.
 
     Raises UserError with the line's number on any other line, and where the file is missing, empty
     or not UTF-8.
     """
+    sentences = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"tags {path}: not UTF-8 ({error.reason}); convert it, e.g. with iconv -t UTF-8"
-        ) from None
+        for sentence in tagged_sentences(path):
+            for line, word, tag in sentence:
+                if not word.strip() or not tag:
+                    raise UserError(
+                        f"tags {path}, line {line}: expected word<TAB>tag, got {word[:60]!r} with "
+                        f"tag {tag!r}; mend the line or take it out"
+                    )
+            lines, words, tags = zip(*sentence, strict=True)
+            sentences.append(Sentence(words, tags, str(path), lines))
     except OSError as error:
         raise UserError(f"tags {path}: cannot be read: {error.strerror}; check the path") from None
-    sentences, pairs = [], []
-    for number, line in enumerate([*lines, ""], start=1):
-        if line.strip():
-            word, tab, tag = line.rstrip("\r").partition("\t")
-            if not (word.strip() and tab and tag.strip()) or "\t" in tag:
-                raise UserError(
-                    f"tags {path}, line {number}: expected word<TAB>tag, got {line[:60]!r}; "
-                    "separate sentences by a blank line"
-                )
-            pairs.append((word, tag.strip()))
-        elif pairs:
-            words, tags = zip(*pairs, strict=True)
-            sentences.append(Sentence(words, tags, str(path), number - len(pairs)))
-            pairs = []
     if not sentences:
         raise UserError(f"tags {path}: has no sentence; give word<TAB>tag lines")
     return sentences

@@ -25,12 +25,16 @@ def ignore(raw: bytes) -> None:
     """What is told of bytes that nobody wants to know."""
 
 
-def read_lines(path: Path, seen: Seen = ignore) -> Iterator[str]:
-    """Lines of a UTF-8 file without their ends; never more than MAX_LINE bytes at once."""
+def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> Iterator[str]:
+    """Lines of a UTF-8 file without their ends; never more than `longest` bytes (MAX_LINE) at once.
+
+    Raises CorpusError on what is not such a file, and OSError.
+    """
+    longest = longest or MAX_LINE
     position = 0
     with path.open("rb") as file:
         for number in range(1, 1 << 62):
-            raw = file.readline(MAX_LINE + 1)
+            raw = file.readline(longest + 1)
             if not raw:
                 return
             seen(raw)
@@ -46,11 +50,11 @@ def read_lines(path: Path, seen: Seen = ignore) -> Iterator[str]:
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                if len(raw) <= MAX_LINE or error.reason != "unexpected end of data":
+                if len(raw) <= longest or error.reason != "unexpected end of data":
                     raise _not_utf8(path, number, position, raw, error) from None
-            if len(raw) > MAX_LINE:
+            if len(raw) > longest:
                 raise CorpusError(
-                    f"{path}, line {number}: longer than {MAX_LINE:,} bytes; "
+                    f"{path}, line {number}: longer than {longest:,} bytes; "
                     f"put one document on a line"
                 )
             position += len(raw)

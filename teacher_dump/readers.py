@@ -161,34 +161,38 @@ def _is_comment(line: str) -> bool:
     return line.startswith("#") and "\t" not in line
 
 
-def _read_tagged(path: Path, seen: Seen) -> Iterator[Row]:
-    """Sentences of a token/tag file: the tokens joined with blanks."""
-    words: list[list[str]] = []
-    number = 0
+def tagged_sentences(path: Path, seen: Seen = ignore) -> Iterator[list[tuple[int, str, str]]]:
+    """The sentences of a token/tag file: line number, word and tag of each word.
+
+    Both may be empty. Blank lines end a sentence; comments (# without a tab) are left out.
+    """
+    words: list[tuple[int, str, str]] = []
     for number, line in enumerate(read_lines(path, seen), 1):
         if not line.strip():
             if words:
-                yield _sentence(words, number - 1)
+                yield words
             words = []
         elif not _is_comment(line):
             cells = line.split("\t")
             if len(cells) != 2:
                 raise CorpusError(
-                    f"{path}, line {number}: expected token<TAB>tag as in the lines before, "
-                    f"got {counted(len(cells), 'column')}"
+                    f"{path}, line {number}: expected token<TAB>tag, and a blank line between "
+                    f"sentences, got {counted(len(cells), 'column')}"
                 )
-            words.append(cells)
+            words.append((number, cells[0], cells[1].strip()))
     if words:
-        yield _sentence(words, number)
+        yield words
 
 
-def _sentence(words: list[list[str]], line: int) -> Row:
-    tags, begin = [], 0
-    for word, tag in words:
-        if tag:
-            tags.append((begin, begin + len(word), tag))
-        begin += len(word) + 1
-    return Row(" ".join(word for word, _ in words), line, Gold(tags=tuple(tags)))
+def _read_tagged(path: Path, seen: Seen) -> Iterator[Row]:
+    """The tokens joined with blanks; the line is that of the last."""
+    for words in tagged_sentences(path, seen):
+        tags, begin = [], 0
+        for _, word, tag in words:
+            if tag:
+                tags.append((begin, begin + len(word), tag))
+            begin += len(word) + 1
+        yield Row(" ".join(word for _, word, _ in words), words[-1][0], Gold(tags=tuple(tags)))
 
 
 def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:

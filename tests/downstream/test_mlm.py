@@ -88,10 +88,39 @@ def test_a_stopped_run_continues_to_the_same_model(
     stop_at(8, resume=True)
     with pytest.raises(UserError, match="other settings: seed was 0 and is 1"):
         train_mlm(settings(text, out, model, resume=True, seed=1))
+    (log,) = out.glob("checkpoint-*/trainer_state.json")
+    state = json.loads(log.read_text())
+    assert 0 < state["log_history"][-1]["minutes"] < 9
+    state["log_history"][-1]["minutes"] = 900
+    log.write_text(json.dumps(state))
     resumed = train_mlm(settings(text, out, model, resume=True))
+    assert 900 < resumed["minutes"] < 909 and whole["minutes"] < 9
+    assert resumed["held_out_loss_before"] == whole["held_out_loss_before"]
     assert resumed["held_out_loss"] == pytest.approx(whole["held_out_loss"], abs=1e-5)
     with pytest.raises(UserError, match="is finished"):
         train_mlm(settings(text, out, model, resume=True))
+
+
+@pytest.mark.parametrize("length", [{"steps": 3}, {"steps": None}])
+def test_less_text_than_a_batch_is_refused(
+    length: dict[str, Any], text: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    few = settings(text, out, str(tiny_teacher("bert")), batch_size=4000, **length)
+    message = r"^training text: \d+ blocks of 32 tokens, too few for one batch of 4000; add text"
+    with pytest.raises(UserError, match=message):
+        train_mlm(few)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("rate", [30, 1e30])  # a finite loss of which exp overflows, and NaN
+def test_a_training_that_explodes_saves_no_model(
+    rate: float, text: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=r"^the model's loss is .* after .*; lower --lr and"):
+        train_mlm(settings(text, out, str(tiny_teacher("bert")), lr=rate))
+    assert not list(out.glob("*.safetensors")) and not (out / "metrics.json").exists()
 
 
 def test_a_missing_head_is_added_and_said(tiny_teacher: Teacher, tmp_path: Path) -> None:
@@ -185,7 +214,7 @@ def test_blocks_keep_every_token_in_order(make_tokenizer: Callable[[str], Any]) 
 
 
 def test_held_out_lines_are_not_trained_on() -> None:
-    for count, expected in ((1234, 61), (12_345, 123), (456_000, 2000)):
+    for count, expected in ((1234, 61), (12_345, 123), (201_999, 1999), (456_000, 2000)):
         lines = [str(number) for number in range(count)]
         train, held_out = hold_out(lines)
         assert len(held_out) == expected and sorted(train + held_out, key=int) == lines

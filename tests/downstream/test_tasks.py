@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +15,12 @@ from downstream.classify import Classify
 from downstream.finetune import FineTuneSettings, fine_tune
 from downstream.pair import Pair, PairScore
 from downstream.qa import QA, best_answer
-from downstream.questions import Answer, Question, read_questions
+from downstream.questions import Answer, Question
 from downstream.squad import exact_match, word_f1
-from downstream.tables import read_rows
 from downstream.tasks import IGNORED, Task
 from store.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
-from tests.downstream.learnable import asked, classified, paired, table
+from tests.downstream.learnable import asked, classified, paired
 from tests.downstream.test_bilstm import saved
 from tests.texts import SENTENCES
 
@@ -171,56 +169,6 @@ def test_no_answer_is_said_where_training_has_some_and_cls_wins() -> None:
     assert best_answer("one two", windows, may_decline=False) == "one two"
     windows.append((row, np.array([0.0, 1.0, 0.0]), np.array([0.0, 2.0, 0.0])))
     assert best_answer("one two", windows, may_decline=True) == "one"
-
-
-def test_questions_come_in_four_layouts(tmp_path: Path) -> None:
-    asked_for = Question("who?", "a lamp, a lamp", (Answer("lamp", 10),))
-    first = Question("who?", "a lamp, a lamp", (Answer("lamp", 2),))
-    none = Question("who?", "a lamp, a lamp", ())
-    cells, header = ("who?", "a lamp, a lamp"), "question context answer answer_start"
-    lines = [(*cells, "lamp", 10), (*cells, "lamp", ""), (*cells, "", "")]
-    assert read_questions(table(tmp_path / "a.tsv", header, lines), {}) == [asked_for, first, none]
-    answers: list[Any] = [
-        {"text": ["lamp"], "answer_start": [10]},
-        [{"text": "lamp", "answer_start": 10}],
-        ["lamp"],
-        [],
-    ]
-    hub = table(tmp_path / "b.jsonl", "question context answers", [(*cells, a) for a in answers])
-    assert read_questions(hub, {}) == [asked_for, asked_for, first, none]
-    renamed = table(tmp_path / "c.jsonl", "question context reply", [(*cells, "lamp")])
-    assert read_questions(renamed, {"answer": "reply"}) == [first]
-    (tmp_path / "d.json").write_text(
-        json.dumps(
-            {
-                "data": [
-                    {
-                        "paragraphs": [
-                            {
-                                "context": cells[1],
-                                "qas": [
-                                    {"question": "who?", "answers": answers[1]},
-                                    {"question": "who?", "answers": [], "is_impossible": True},
-                                ],
-                            }
-                        ]
-                    }
-                ]
-            }
-        )
-    )
-    assert read_questions(tmp_path / "d.json", {}) == [asked_for, none]
-
-
-def test_tables_are_read_alike(tmp_path: Path) -> None:
-    rows: list[tuple[Any, ...]] = [('say "a"', "x"), ("b", "y")]
-    expected = [{"text": 'say "a"', "label": "x"}, {"text": "b", "label": "y"}]
-    assert read_rows(table(tmp_path / "a.tsv", "text label", rows)) == expected
-    assert read_rows(table(tmp_path / "a.jsonl", "text label", rows)) == expected
-    path = tmp_path / "a.csv"
-    path.write_bytes(b'\xef\xbb\xbftext,label\r\n"say ""a""",x\r\n\r\nb,y\r\n')
-    assert read_rows(path) == expected
-    assert [row.where for row in read_rows(path)] == [f"{path}, line 2", f"{path}, line 4"]
 
 
 MISTAKES: list[tuple[Task, str, bytes, str]] = [

@@ -1,0 +1,125 @@
+"""Files of examples: layouts, and one file is one thing to teacher-dump and to downstream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from downstream.questions import Answer, Question, read_questions
+from downstream.tables import read_rows
+from downstream.text import read_lines
+from downstream.words import Sentence, read_tagged
+from store.errors import UserError
+from teacher_dump import lines
+from teacher_dump.corpus import Corpus
+from tests.downstream.learnable import table
+from tests.teacher_dump.corpora import texts
+
+
+def test_questions_come_in_four_layouts(tmp_path: Path) -> None:
+    asked_for = Question("who?", "a lamp, a lamp", (Answer("lamp", 10),))
+    first = Question("who?", "a lamp, a lamp", (Answer("lamp", 2),))
+    none = Question("who?", "a lamp, a lamp", ())
+    cells, header = ("who?", "a lamp, a lamp"), "question context answer answer_start"
+    lines = [(*cells, "lamp", 10), (*cells, "lamp", ""), (*cells, "", "")]
+    assert read_questions(table(tmp_path / "a.tsv", header, lines), {}) == [asked_for, first, none]
+    answers: list[Any] = [
+        {"text": ["lamp"], "answer_start": [10]},
+        [{"text": "lamp", "answer_start": 10}],
+        ["lamp"],
+        [],
+    ]
+    hub = table(tmp_path / "b.jsonl", "question context answers", [(*cells, a) for a in answers])
+    assert read_questions(hub, {}) == [asked_for, asked_for, first, none]
+    renamed = table(tmp_path / "c.jsonl", "question context reply", [(*cells, "lamp")])
+    assert read_questions(renamed, {"answer": "reply"}) == [first]
+    (tmp_path / "d.json").write_text(
+        json.dumps(
+            {
+                "data": [
+                    {
+                        "paragraphs": [
+                            {
+                                "context": cells[1],
+                                "qas": [
+                                    {"question": "who?", "answers": answers[1]},
+                                    {"question": "who?", "answers": [], "is_impossible": True},
+                                ],
+                            }
+                        ]
+                    }
+                ]
+            }
+        )
+    )
+    assert read_questions(tmp_path / "d.json", {}) == [asked_for, none]
+
+
+def test_tables_are_read_alike(tmp_path: Path) -> None:
+    rows: list[tuple[Any, ...]] = [('say "a"', "x"), ("b", "y")]
+    expected = [{"text": 'say "a"', "label": "x"}, {"text": "b", "label": "y"}]
+    assert read_rows(table(tmp_path / "a.tsv", "text label", rows)) == expected
+    assert read_rows(table(tmp_path / "a.jsonl", "text label", rows)) == expected
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbftext,label\r\n"say ""a""",x\r\n\r\nb,y\r\n')
+    assert read_rows(path) == expected
+    assert [row.where for row in read_rows(path)] == [f"{path}, line 2", f"{path}, line 4"]
+
+
+def test_squad_may_be_one_long_line(tmp_path: Path) -> None:
+    """As the official files are; with a byte order mark as well."""
+    context = "a lamp" + " and more" * (lines.MAX_LINE // 9)
+    asked = {"question": "what?", "answers": [{"text": "lamp", "answer_start": 2}]}
+    squad = {"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]}
+    path = tmp_path / "a.json"
+    path.write_text("\ufeff" + json.dumps(squad), encoding="utf-8")
+    assert path.stat().st_size > lines.MAX_LINE
+    assert read_questions(path, {}) == [Question("what?", context, (Answer("lamp", 2),))]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "a.json: cannot be read: No such file or directory; check the path"),
+        ('{"data": "é"}'.encode("latin-1"), "line 1: not UTF-8 at byte 10 .*iconv -f LATIN1"),
+        ("{}".encode("utf-16"), "looks like UTF-16, expected UTF-8; convert it: iconv"),
+        (b'{"data": ', "a.json: not JSON .*give a file in SQuAD's layout"),
+    ],
+)
+def test_what_is_no_squad_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        read_questions(path, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_tagged_files_are_those_of_teacher_dump(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    content = "\ufeff# sent_id = 1\na\tX\n# between\n#\tY \n\n\n# sent_id = 2\nb\tX\n"
+    path.write_bytes(content.replace("\n", "\r\n").encode())
+    one, two = read_tagged(path)
+    assert (one, two) == (Sentence(("a", "#"), ("X", "Y")), Sentence(("b",), ("X",)))
+    assert [one.where(1), two.where(0)] == [f"tags {path}, line {n}" for n in (4, 8)]
+    dumped = list(Corpus.open([str(path)]))
+    assert [document.text for document in dumped] == ["a #", "b"]
+    assert [d.gold and d.gold.tags for d in dumped] == [((0, 1, "X"), (2, 3, "Y")), ((0, 1, "X"),)]
+
+
+def test_a_word_without_a_tag_is_refused(tmp_path: Path) -> None:
+    """It can be dumped, but neither taught nor scored."""
+    path = tmp_path / "a.tsv"
+    path.write_text("a\tX\n\n# no tag\nb\t \n")
+    assert texts(path) == ["a", "b"]
+    with pytest.raises(UserError, match="line 4: expected word<TAB>tag, got 'b' with tag ''"):
+        read_tagged(path)
+
+
+def test_lines_are_those_of_teacher_dump(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\rline\r\n \n\u2003\n  two \u2028\nthree".encode())
+    assert read_lines(path) == texts(path) == ["one\rline", "  two \u2028", "three"]
