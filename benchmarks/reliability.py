@@ -179,7 +179,8 @@ def moment_of_training(out: Path) -> str:
             return "done"
     if (out / "config.json").exists():
         return "finishing"
-    return "saving" if (out / "checkpoints" / UNFINISHED).exists() else "training"
+    saving = any((out / "checkpoints").glob(f"{UNFINISHED}*"))
+    return "saving" if saving else "training"
 
 
 def content_of_student(out: Path) -> object:

@@ -9,7 +9,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-UNFINISHED = ".tmp-unfinished"  # what `write` has not yet given its name
+UNFINISHED = ".tmp-unfinished-"  # and the name that `write` has not yet given
 WRITABLE = "make it writable or choose another"
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
@@ -50,7 +50,7 @@ def rename(source: Path, target: Path) -> None:
 
 def write(path: Path, data: bytes | memoryview) -> None:
     """Write a file whole or not at all: under a temporary name, then renamed."""
-    new = path.parent / UNFINISHED
+    new = path.with_name(f"{UNFINISHED}{path.name}")
     try:
         with new.open("wb") as file:
             file.write(data)

@@ -23,6 +23,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
     import torch
 
     folder.mkdir(exist_ok=True)
+    disk.discard(folder, disk.UNFINISHED)  # of one that was killed as it saved
     buffer = io.BytesIO()
     torch.save({"step": step, **state}, buffer)
     buffer.write(hashlib.sha256(buffer.getbuffer()).digest())

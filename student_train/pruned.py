@@ -14,8 +14,9 @@ from store.errors import UserError
 
 
 def pruned_tokenizer(store: FeatureStore, size: int) -> Tokenizer:
-    """The teacher's tokenizer with `size` pieces: its special tokens, every single character that
-    the store's text has, and the pieces that are most frequent there, in the teacher's order.
+    """The teacher's tokenizer with `size` pieces: its special and added tokens, every single
+    character that the store's text has, and the pieces that are most frequent there, in the
+    teacher's order.
 
     Raises UserError unless the teacher's tokenizer is a WordPiece, and where the special tokens and
     characters alone are more than `size`, or the text has fewer pieces.
@@ -28,9 +29,10 @@ def pruned_tokenizer(store: FeatureStore, size: int) -> Tokenizer:
             f" {model['type']}; give a size alone, such as 5k"
         )
     pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    kept = _kept(model, pieces, _counts(store), settings["added_tokens"], size)
+    added = [token["content"] for token in settings["added_tokens"]]
+    kept = _kept(model, pieces, _counts(store), added, size)
     number = {piece: i for i, piece in enumerate(kept)}
-    model["vocab"] = number
+    model["vocab"] = {piece: i for piece, i in number.items() if piece in model["vocab"]}
     for token in settings["added_tokens"]:
         token["id"] = number[token["content"]]
     _renumber(settings["post_processor"], number)
@@ -49,11 +51,11 @@ def _kept(
     model: dict[str, Any],
     pieces: list[str],
     counts: np.ndarray,
-    added: list[dict[str, Any]],
+    added: list[str],
     size: int,
 ) -> list[str]:
     ids, prefix = model["vocab"], model["continuing_subword_prefix"]
-    special = {token["content"] for token in added} | {model["unk_token"]}
+    special = {*added, model["unk_token"]}
     met = [piece for piece in pieces if counts[ids[piece]] and piece not in special]
     letters = {letter for piece in met for letter in piece.removeprefix(prefix)}
     needed = {piece for piece in pieces if piece.removeprefix(prefix) in letters} | special
@@ -69,7 +71,8 @@ def _kept(
             " teacher's pieces; ask for at most that"
         )
     kept = needed | set(frequent[: size - len(needed)])
-    return [piece for piece in pieces if piece in kept]
+    # Tokens that were added beside the vocabulary are numbered after it, wherever they are loaded.
+    return [piece for piece in dict.fromkeys((*pieces, *added)) if piece in kept]
 
 
 def _renumber(processor: Any, number: dict[str, int]) -> None:

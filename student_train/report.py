@@ -44,7 +44,8 @@ def learnt_from(report: dict[str, Any]) -> list[Any]:
 
 def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] | None:
     """Refuse an output that is in the way, or a `--resume` with other settings; what is resumed."""
-    if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {disk.UNFINISHED}):
+    left = f"{disk.UNFINISHED}{SETTINGS}"  # by one that was killed as it began
+    if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {left}):
         if resume:
             raise UserError(f"{out}: nothing to resume there; leave --resume out")
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,17 @@ def run(
     `say` is told, in a line each, what a user should know. Raises UserError for bad input, before
     anything is written.
     """
-    stores = [
-        open_store(path, allow_partial=options.allow_partial)
-        for path in (options.store, *options.others)
-    ]
+    with ExitStack() as opened:
+        stores = [
+            opened.enter_context(closing(open_store(path, allow_partial=options.allow_partial)))
+            for path in (options.store, *options.others)
+        ]
+        return _run(options, stores, resume, say)
+
+
+def _run(
+    options: TrainOptions, stores: list[FeatureStore], resume: bool, say: Any
+) -> dict[str, Any]:
     store = stores[0]
     check(options, *stores)
     for each in stores:

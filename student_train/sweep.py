@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from store import disk
 from store.console import CONTEXT, command_errors, wide_console
 from store.errors import UserError
 from store.stopping import stoppable
@@ -25,6 +27,8 @@ OUT_HELP = (
     "Folder of the students, each named after its settings, and of sweep.json, the table."
     "  [default: beside the store, STORE-sweep for STORE.zarr]"
 )
+OF_START = ("vocab", "student", "init", "word_vectors", "max_length")
+"""Options that only the making of a student can refuse."""
 COLUMNS = (
     "parameters",
     "steps",
@@ -52,28 +56,16 @@ def sweep(
     --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
     Students that are finished already are not trained again.
     """
-    from store import open_store
-    from student_train.check import check
-    from student_train.report import learnt_from, read_report
-
     folder = out or beside(store[0], "sweep")
-    sources = [open_store(path) for path in store]
-    contents = [source.manifest.content() for source in sources]
     once = {"store": store, "out": None, "workers": workers or 0, "cache": cache}
     varied = [name for name, values in repeated.items() if len(values) > 1]
     names = [name for name, values in repeated.items() if values]
-    rows, planned = [], []
+    rows, planned = [], list[tuple[dict[str, Any], TrainOptions]]()
     for values in itertools.product(*(repeated[name] for name in names)):
         arguments = dict(zip(names, values, strict=True))
         arguments["loss"] = (arguments["loss"],) if "loss" in arguments else ()
-        options = options_of({**once, **arguments})
-        check(options, *sources)  # all of them before the first is trained
-        before = read_report(folder / options.name())
-        if before and learnt_from(before) != contents:
-            raise UserError(
-                f"{folder / options.name()} learnt from another store; give another --out"
-            )
-        planned.append((arguments, options))
+        planned.append((arguments, options_of({**once, **arguments})))
+    _check(folder, store, [options for _, options in planned])
     for number, (arguments, options) in enumerate(planned, 1):
         told = ", ".join(f"{name} {_told(arguments[name])}" for name in varied) or options.name()
         report = _student(f"[{number}/{len(planned)}] {told}", folder / options.name(), options)
@@ -84,9 +76,33 @@ def sweep(
                 **report["result"],
             }
         )
-    (folder / "sweep.json").write_text(json.dumps(rows, indent=1))
+    disk.write(folder / "sweep.json", json.dumps(rows, indent=1).encode())
     show(table(rows, varied))
     click.echo(f"students and sweep.json in {folder}")
+
+
+def _check(folder: Path, paths: tuple[str, ...], planned: list[TrainOptions]) -> None:
+    """Refuse, before the first student is trained, whatever any of them could be refused for."""
+    from store import open_store
+    from student_train.check import check
+    from student_train.report import learnt_from, read_report
+    from student_train.run import prepare
+
+    starts = dict[tuple[Any, ...], TrainOptions]()
+    with ExitStack() as opened:
+        stores = [opened.enter_context(closing(open_store(path))) for path in paths]
+        contents = [store.manifest.content() for store in stores]
+        for options in planned:
+            check(options, *stores)
+            before = read_report(folder / options.name())
+            if before and learnt_from(before) != contents:
+                raise UserError(
+                    f"{folder / options.name()} learnt from another store; give another --out"
+                )
+            if not before or "result" not in before:
+                starts[tuple(getattr(options, name) for name in OF_START)] = options
+        for options in starts.values():
+            prepare(options, *stores)
 
 
 def _student(told: str, target: Path, options: TrainOptions) -> dict[str, Any]:
@@ -167,7 +183,7 @@ def _command() -> click.Command:
             continue
         options.append(
             click.Option(
-                option.opts,
+                [*option.opts, *(f" /{name}" for name in option.secondary_opts)],
                 type=option.type,
                 required=option.required,
                 multiple=option.multiple or option.name not in SINGLE,

@@ -6,7 +6,7 @@ What is not: a store of other weights, of a model with dropout, of another layer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,15 @@ TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
 """What the same sums in another order, on another machine, may add to the codec's error: a share of
 1 + |value|, in deviations of the channel for hidden states, in nats for logits."""
 
+ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
+    "precision": ("fp32", "one of fp32, fp16, bf16", lambda value: value in list(TOLERANCE)),
+    "seed": (0, "a whole number from 0", lambda value: type(value) is int and value >= 0),
+    "mask_prob": (0.15, "a share", lambda value: type(value) in (int, float) and 0 <= value <= 1),
+    "batch_tokens": (8192, "at least 1", lambda value: type(value) is int and value >= 1),
+}
+"""What the teacher is asked for again: the value where a store does not tell it, and what it has to
+be."""
+
 MERGED = 3.0
 """Of the codec's error is allowed where `merge --recode` may have encoded twice, the first time in
 deviations up to twice as large."""
@@ -39,13 +48,12 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
     """Compare `sample` sequences, chosen by `seed`, in all views with what `model` gives for them.
 
     The teacher runs in the dump's own precision. Raises UserError if the model cannot be that of
-    the store at all.
+    the store at all, or the store tells of arguments that no dump has.
     """
     if not len(store) or sample < 1:
         raise UserError(f"--sample {sample}: expected 1 to {len(store)}, as many as the store has")
-    stored = store.identity.get("arguments")
-    arguments: dict[str, Any] = stored if isinstance(stored, dict) else {}
-    precision = str(arguments.get("precision", "fp32"))
+    arguments = _arguments(store)
+    precision = arguments["precision"]
     resolved = DumpOptions(model, Path(store.path), device=device, precision=precision).resolved()
     check_device(resolved.device, torch.cuda.device_count())
     teacher = load_teacher(
@@ -81,6 +89,20 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
         live.notes(),
         problems,
     )
+
+
+def _arguments(store: FeatureStore) -> dict[str, Any]:
+    stored = store.identity.get("arguments")
+    given: dict[str, Any] = stored if isinstance(stored, dict) else {}
+    found: dict[str, Any] = {}
+    for name, (default, expected, right) in ARGUMENTS.items():
+        found[name] = given.get(name, default)
+        if not right(found[name]):
+            raise UserError(
+                f"{store.path}: identity.arguments.{name} is {found[name]!r:.40}, expected"
+                f" {expected}: no teacher can be run so; verify it without --model, or dump again"
+            )
+    return found
 
 
 def _head(features: Features) -> str:
@@ -161,11 +183,11 @@ class _Sample:
                 return
 
     def _key(self, record: Record, view: int) -> tuple[int, int, int]:
-        return int(self.arguments.get("seed", 0)), view, record.index
+        return self.arguments["seed"], view, record.index
 
     def other_masks(self, view: int) -> Iterator[str]:
         """One line if the words masked in a view are not those that the seed gives."""
-        share, words = float(self.arguments.get("mask_prob", 0.15)), WordCounts.stored(self.store)
+        share, words = self.arguments["mask_prob"], WordCounts.stored(self.store)
         for record in self.records if view and self.numbered else ():
             drawn = mask_spans(record.text, *self._key(record, view), share, words)
             if not np.array_equal(record.views[view].spans, drawn):
@@ -196,7 +218,7 @@ class _Sample:
         self.left_out += len(inputs) - len(chosen)
         flat = [w.ids if ids is None else ids for ids, w in zip(inputs, self.windows, strict=True)]
         lengths = [len(flat[i]) for i in chosen]
-        size = int(self.arguments.get("batch_tokens", 8192))
+        size = self.arguments["batch_tokens"]
         batches = [chosen[batch] for batch in length_batches(lengths, size)] if lengths else []
 
         def read(values: torch.Tensor, batch: np.ndarray) -> tuple[np.ndarray, ...]:

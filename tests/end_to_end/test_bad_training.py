@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from store import FeatureStore
 from student_train.cli import main as student_train
 from student_train.sweep import main as student_sweep
 from tests.end_to_end.support import STUDENT, dumped, refused, says, tree
@@ -151,9 +152,29 @@ def test_sweep(tmp_path: Path, store: Path) -> None:
     words = ("--store", store, "--out", tmp_path / "sweep", *STUDENT, "--steps", "2")
     wrong = ("--vocab", "500", "--loss", "mlm", "--loss", "wishful")
     says(refused(student_sweep, *words, *wrong), "wishful")
-    assert not (tmp_path / "sweep").exists()  # told before the first student is trained
-    says(refused(student_sweep, *words, "--vocab", "500", "--vocab", "3"), "--vocab 3", "ask for")
     says(refused(student_sweep, *words[2:], "--store", tmp_path / "nowhere.h5"), "nowhere.h5")
+    for more, told in (
+        ("--vocab 500 --vocab 3", ("--vocab 3", "ask for more")),
+        ("--vocab 500 --init svd --init tacher", ("--init tacher", "expected auto")),
+        ("--vocab 500 --init teacher --student 32x6x4", ("6 student layers from 4",)),
+        ("--vocab 500 --init random --word-vectors gone.txt", ("gone.txt", "check the path")),
+    ):
+        says(refused(student_sweep, *words, *more.split()), *told)
+    assert not (tmp_path / "sweep").exists()  # told before the first student is trained
+
+
+def test_stores_are_closed(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, closed = FeatureStore.close, list[str]()
+
+    def close(self: FeatureStore) -> None:
+        closed.append(self.path)
+        real(self)
+
+    monkeypatch.setattr(FeatureStore, "close", close)
+    words = ("--store", store, "--out", tmp_path / "out", *STUDENT, "--loss", "mlm", "--steps", "0")
+    for command in (student_train, student_sweep):
+        says(refused(command, *words), "--steps 0")
+    assert closed == [str(store)] * 2
 
 
 def test_address_without_out() -> None:

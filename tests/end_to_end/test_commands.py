@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -25,7 +26,7 @@ from student_train.sweep import main as student_sweep
 from student_train.vocabulary import student_tokenizer
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.dump import dump
-from tests.end_to_end.support import ROOT, STUDENT, dump_options, dumped, ok, write_corpus
+from tests.end_to_end.support import ROOT, STUDENT, dump_options, dumped, ok, refused, write_corpus
 
 DUMP_OPTIONS = (
     "--model --corpus --out --head --logits --hidden --attention --views --mask-prob --mask-words"
@@ -169,6 +170,24 @@ def test_sweep(store: Path) -> None:
         line for line in said.splitlines() if line.startswith("| ")
     ]
     assert weights == {path: path.stat().st_mtime_ns for path in weights}
+
+
+def test_a_sweep_over_a_flag(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--store", store, *STUDENT, "--vocab", "450", "--loss", "mlm", "--steps", "2")
+    for given, expected in (("--best", [True]), ("--no-best --best", [False, True])):
+        said = ok(student_sweep, *words, "--out", tmp_path, *given.split())
+        rows = json.loads((tmp_path / "sweep.json").read_text())
+        reports = [json.loads((tmp_path / r["folder"] / "training.json").read_text()) for r in rows]
+        assert [report["settings"]["best"] for report in reports] == expected
+    assert [row["best"] for row in rows] == ["False", "True"]
+    assert said.count("finished before") == 1
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert "No space left" in refused(student_sweep, *words, "--out", tmp_path, "--best")
+    assert json.loads((tmp_path / "sweep.json").read_text()) == rows  # whole, as it was
 
 
 def test_the_table_of_a_sweep_at_a_terminal() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from store import UserError, disk
 from student_train.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from student_train.report import SETTINGS, check_out
 
 
 def truncated(path: Path) -> None:
@@ -70,3 +73,33 @@ def test_no_code_is_run_by_loading(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, {"code": print})
     with pytest.raises(Exception, match="weights_only|Unsupported"):
         load_checkpoint(tmp_path)
+
+
+@contextmanager
+def killed() -> Iterator[None]:
+    """Dead before a file has its name."""
+
+    def die(*_: object) -> None:
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(disk, "rename", die)
+        yield
+
+
+def test_what_a_killed_save_leaves_goes_with_the_next(tmp_path: Path) -> None:
+    with killed():
+        save_checkpoint(tmp_path, 1, state(1))
+    assert len(list(tmp_path.iterdir())) == 1 and load_checkpoint(tmp_path) == (None, [])
+    save_checkpoint(tmp_path, 2, state(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000002.pt"]
+
+
+def test_a_training_that_was_killed_as_it_began_begins_again(tmp_path: Path) -> None:
+    with killed():
+        disk.write(tmp_path / SETTINGS, b"{}")
+    assert len(list(tmp_path.iterdir())) == 1
+    assert check_out(tmp_path, {}, resume=False) is None
+    (tmp_path / "mine").touch()
+    with pytest.raises(UserError, match="exists already"):
+        check_out(tmp_path, {}, resume=False)

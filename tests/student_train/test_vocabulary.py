@@ -6,7 +6,9 @@ from collections import Counter
 
 import pytest
 from tokenizers import normalizers
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from align import Vocabulary, VocabularyMap
 from store import open_store
 from store.errors import UserError
 from store.wordpiece import suggested_size
@@ -130,6 +132,29 @@ def test_a_pruned_vocabulary_is_the_teachers_most_frequent_pieces(store):
         assert (found[0], found[-1]) == (pruned.cls_token_id, pruned.sep_token_id)
     again = {piece: own[piece] for piece in pruned.all_special_tokens}
     assert again == {piece: pruned.convert_tokens_to_ids(piece) for piece in again}
+
+
+def test_a_token_that_was_added_beside_the_vocabulary_is_kept(tiny_teacher, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_teacher("bert"))
+    model = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
+    tokenizer.add_tokens(["<new>", "<newer>"])
+    model.resize_token_embeddings(len(tokenizer))
+    for each in (tokenizer, model):
+        each.save_pretrained(tmp_path / "model")
+    corpus = write_corpus(tmp_path / "corpus.txt", 60, [f"<new> {text}" for text in ENGLISH])
+    store = open_store(dumped(tmp_path / "model", corpus, tmp_path / "store.zarr"))
+    pruned = student_tokenizer("pruned:150", store)
+    own = pruned.get_vocab()
+    assert len(pruned) == 150 and sorted(own.values()) == list(range(150))
+    assert (own["<new>"], own["<newer>"]) == (148, 149)
+    for text in store.texts():
+        assert text.count("<new>") == pruned.tokenize(text).count("<new>")
+        assert pruned.unk_token not in pruned.tokenize(text)
+    theirs, ours = (
+        Vocabulary.from_tokenizer_json(each.backend_tokenizer.to_str())
+        for each in (tokenizer, pruned)
+    )
+    assert VocabularyMap.between(theirs, ours).match[theirs.tokens.index("<new>")] == 148
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,22 @@ def test_command(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
     assert "no such folder" in run("--model", "./nowhere")
 
 
+def test_arguments_that_no_dump_has(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
+    store = open_store(dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr"))
+    wrong: dict[str, list[Any]] = {
+        "precision": ["int8", "auto", None, ["fp32"]],
+        "seed": ["x", None, -1, 1.5],
+        "mask_prob": ["x", None, float("nan"), 7],
+        "batch_tokens": ["x", None, 0],
+    }
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
+        store.identity["arguments"] = {name: value}
+        with pytest.raises(UserError, match=rf"identity.arguments.{name} is .* without --model"):
+            live.check(store, str(tiny_teacher("bert")), 3, 0, "cpu")
+    store.identity["arguments"] = "not told"
+    assert live.check(store, str(tiny_teacher("bert")), 3, 0, "cpu").problems == []
+
+
 def test_without_a_package_that_runs_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checker() is live.check
     monkeypatch.setattr("store.live.distributions", list)
