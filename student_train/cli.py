@@ -90,9 +90,9 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
     multiple=True,
     help=(
         "NAME=WEIGHT, repeated or a comma list: mlm, kl, logit, hard, hidden, hidden-sum,"
-        " hidden-kld, cosine, contrastive, attention; of a task ce, kl, logit, log-odds, hard,"
-        f" sentence, sentence-kld.  [default: {LOSS_DEFAULT}; kl=1 for hidden where the store has"
-        " no hidden states; of a task kl=1, and ce=1 where there are gold labels]"
+        " hidden-gelu, hidden-kld, cosine, contrastive, attention; of a task ce, kl, logit,"
+        f" log-odds, hard, sentence, sentence-kld.  [default: {LOSS_DEFAULT}; kl=1 for hidden where"
+        " the store has no hidden states; of a task kl=1, and ce=1 where there are gold labels]"
     ),
 )
 @option("--temperature", help="Of kl.")
@@ -164,8 +164,8 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
     "--freeze",
     default="",
     show_default=False,
-    help="Parts that keep their weights, a comma list: embeddings, positions, layers, layers.N,"
-    " head, projection.",
+    help="Parts that keep their weights, a comma list: embeddings (or of them words, positions),"
+    " layers, layers.N, head, projection.",
 )
 @click.option(
     "--best/--no-best", help="Keep the weights with the best validation loss, not the last."

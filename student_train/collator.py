@@ -91,8 +91,8 @@ class Collator:
             else None,
         )
         self.wanted = losses.features_of(names, self.task is not None)
-        self.wants_normalised = bool(names & {"hidden", "hidden-sum", "hidden-kld"})
-        self.wants_states = bool(names & {"cosine", "contrastive"})
+        self.wants_normalised = bool(names & set(losses.OF_NORMALISED))
+        self.wants_states = bool(names & set(losses.OF_RAW))
         self.wants_sentences = bool(names & set(losses.OF_SENTENCE))
         self.wants_teacher = bool(names - {"mlm"})
         self.masked_only = options.targets == "masked"

@@ -14,8 +14,9 @@ from student_train.targets import LogitTargets
 
 OF_LOGITS = ("kl", "logit", "hard")  # over a vocabulary, or over the classes of a task
 OF_TASK = ("ce", *OF_LOGITS, "log-odds")
-# of states of aligned runs
-OF_RUNS = ("hidden", "hidden-sum", "hidden-kld", "cosine", "contrastive")
+OF_NORMALISED = ("hidden", "hidden-sum", "hidden-gelu", "hidden-kld")
+OF_RAW = ("cosine", "contrastive")  # angles, which a norm per channel would turn
+OF_RUNS = (*OF_NORMALISED, *OF_RAW)  # states of aligned runs
 OF_SENTENCE = ("sentence", "sentence-kld")  # of the state of the first token
 OF_HIDDEN = (*OF_RUNS, *OF_SENTENCE)
 NAMES = ("mlm", *OF_TASK, *OF_HIDDEN, "attention")
@@ -117,6 +118,12 @@ def hidden_sum(student: Tensor, teacher: Tensor) -> Tensor:
     (The scripts of Kolesnikova et al. 2022 divide a sum by the number of aligned tokens.)
     """
     return hidden(student, teacher) * teacher.shape[1]
+
+
+def hidden_gelu(student: Tensor, teacher: Tensor) -> Tensor:
+    """`hidden` of GELU(student): Mukherjee & Awadallah 2020, section 3.2, give it beside
+    `hidden_kld`."""
+    return hidden(functional.gelu(student.float()), teacher)
 
 
 def cosine(student: Tensor, teacher: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ ALIGNMENTS = ("span", "match", "reduce")
 DATA = ("all", "labelled")
 CACHES = ("none", "ram", "device")
 LENGTH = {"steps", "epochs"}  # the one takes the place of the other
-FREEZABLE = r"embeddings|positions|layers(\.[1-9][0-9]*)?|head|projection"
+FREEZABLE = r"embeddings|words|positions|layers(\.[1-9][0-9]*)?|head|projection"
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 SEEDS = 2**32
 GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5  # the best rate falls with the student's width
@@ -131,8 +131,8 @@ class TrainOptions:
         for group in self.freeze:
             if not re.fullmatch(FREEZABLE, group):
                 raise UserError(
-                    f"--freeze {group}: expected embeddings, positions, layers, layers.N, head or"
-                    " projection"
+                    f"--freeze {group}: expected embeddings, words, positions, layers, layers.N,"
+                    " head or projection"
                 )
         if not self.mask_prob and ("mlm" in self.loss or self.targets == "masked"):
             raise UserError("--mask-prob 0: nothing would be masked for --loss mlm to learn")

@@ -17,7 +17,7 @@ from student_train.gold import labelled
 from student_train.options import LENGTH, SEEDS, TrainOptions, parse_losses
 
 OF_STAGE = {
-    "loss", "temperature", "targets", "projection", "view", "steps", "epochs", "batch_tokens", "lr",
+    "loss", "temperature", "targets", "view", "steps", "epochs", "batch_tokens", "lr",
     "warmup", "schedule", "mask_prob", "mask_words", "data", "freeze", "best", "eval_every",
 }  # fmt: skip
 """Options that may differ from one stage to the next."""
@@ -78,11 +78,14 @@ def _unfrozen(
 
 
 def group_of(name: str) -> str:
-    """Where a parameter belongs: embeddings, positions, layers.N (from 1), head or projection."""
+    """Where a parameter belongs: words, positions, embeddings (what they have beside these),
+    layers.N (from 1), head or projection."""
     if re.search(r"(^|\.)projections\.", name):
         return "projection"
     if "position_embeddings" in name:
         return "positions"
+    if re.search(r"\.(word_|tok_)?embeddings\.weight$", name):
+        return "words"
     if "embeddings" in name:
         return "embeddings"
     if found := re.search(r"\.layers?\.(\d+)\.", name):
@@ -95,7 +98,7 @@ def check_frozen(options: TrainOptions, shape: Shape) -> None:
     nothing to train."""
     layers = {f"layers.{number}" for number in range(1, shape.layers + 1)}
     positions = {"positions"} if shape.positions else set()
-    parts = {"embeddings", "head", *layers, *positions}
+    parts = {"embeddings", "words", "head", *layers, *positions}
     if missing := sorted(set(options.freeze) - {*parts, "layers", "projection"}):
         raise UserError(
             f"--freeze {missing[0]}: a student {options.student} has no such part; it has"
@@ -106,9 +109,10 @@ def check_frozen(options: TrainOptions, shape: Shape) -> None:
 
 
 def is_frozen(part: str, options: TrainOptions) -> bool:
-    """Whether a part keeps its weights; positions go with the embeddings, each layer with all."""
+    """Whether a part keeps its weights; words and positions go with the embeddings, each layer with
+    all."""
     frozen = {*options.freeze, *(["projection"] if options.projection == "frozen" else [])}
-    with_it = "embeddings" if part == "positions" else part.split(".")[0]
+    with_it = "embeddings" if part in ("words", "positions") else part.split(".")[0]
     return bool({part, with_it} & frozen)
 
 

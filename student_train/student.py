@@ -16,10 +16,10 @@ from student_train.batches import Distillation, Inputs, StudentBatch
 from student_train.options import TrainOptions
 from student_train.targets import TaskTargets
 
-OF_RAW_STATES = ("cosine", "contrastive")  # angles, which a norm per channel would turn
 MEASURES = {
     "hidden": losses.hidden,
     "hidden-sum": losses.hidden_sum,
+    "hidden-gelu": losses.hidden_gelu,
     "hidden-kld": losses.hidden_kld,
     "cosine": losses.cosine,
     "contrastive": losses.contrastive,
@@ -100,7 +100,7 @@ class Distiller(nn.Module):
     def _of_states(self, found: dict[str, Tensor], wanted: Distillation, read: Outputs) -> None:
         pool = self.options.resolved_pool
         for loss in losses.OF_RUNS:
-            targets = wanted.states if loss in OF_RAW_STATES else wanted.normalised
+            targets = wanted.states if loss in losses.OF_RAW else wanted.normalised
             for name, target in targets.items() if loss in self.options.loss else ():
                 own = wanted.runs.pool(self._layers(read.states[1:], name), pool)
                 value = MEASURES[loss](self._projected(loss, name, own), target)

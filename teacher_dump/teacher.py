@@ -131,8 +131,16 @@ class Teacher:
         return min(known, default=None)
 
     def weights(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Encoder parameters as float16, in a fixed order."""
-        for name, value in sorted(self.base.state_dict().items()):
+        """Parameters of the encoder, and of a masked-LM head but for its output embeddings, as
+        float16, in a fixed order."""
+        found = self.base.state_dict()
+        if self.head == "mlm" and self.decoder:
+            encoder = f"{self.model.base_model_prefix}."
+            for name, value in self.model.state_dict().items():
+                if not name.startswith(encoder) and value.shape != self.decoder.bias.shape:
+                    found[name] = value
+            found["decoder.bias"] = self.decoder.bias
+        for name, value in sorted(found.items()):
             if value.is_floating_point():
                 yield name, value.to(torch.float16).cpu().numpy()
 

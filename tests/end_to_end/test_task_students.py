@@ -33,7 +33,8 @@ from tests.teacher_dump.test_gold import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
 Teachers = Callable[..., Path]
-OF_ANY_TASK = ("kl", "logit", "log-odds", "hard", "hidden", "hidden-kld", "cosine", "contrastive")
+OF_ANY_TASK = ("kl", "logit", "log-odds", "hard", "hidden", "hidden-gelu", "hidden-kld",
+               "cosine", "contrastive")  # fmt: skip
 KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:12,10")
 SMALL = ("--vocab", "400", "--batch-tokens", "512", "--device", "cpu")
 

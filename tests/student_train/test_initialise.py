@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM
 
 from align import Vocabulary, VocabularyMap
 from store import open_store
 from store.errors import UserError
 from student_train.architecture import make_student
 from student_train.check import check
-from student_train.initialise import embedding_means, initialise, layer_groups
+from student_train.initialise import embedding_means, initialise
 from student_train.options import TrainOptions
+from student_train.teacher_layers import layer_groups
 from student_train.vocabulary import student_tokenizer
 from tests.end_to_end.support import dumped, write_corpus
 
@@ -74,6 +76,37 @@ def test_chosen_layers(started, store):
     wanted = np.asarray(store.teacher_weights()[f"encoder.layer.3.{name}"], np.float32)[:16]
     own = student.bert.encoder.layer[1].get_parameter(name).detach().numpy()
     np.testing.assert_allclose(own, wanted, atol=1e-6)
+
+
+def test_a_student_as_wide_as_the_teacher_has_its_head(started, store, tiny_teacher):
+    student, said, found = started("layers:2,4", "32x2x4")
+    teacher = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
+    theirs = dict(teacher.cls.predictions.transform.named_parameters())
+    for name, own in student.cls.predictions.transform.named_parameters():
+        np.testing.assert_allclose(own.detach(), theirs[name].detach(), atol=1e-3)
+    bias = teacher.cls.predictions.bias.detach().numpy()
+    means, known = embedding_means(bias[:, None], found, 400)
+    np.testing.assert_allclose(
+        student.cls.predictions.bias.detach()[known], means[known, 0], atol=1e-3
+    )
+    assert said[-1] == "masked-LM head"
+    narrow, said, _ = started("layers:2,4")
+    assert not narrow.cls.predictions.bias.any() and "head" not in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dense"), [("distilbert", "vocab_transform"), ("roberta", "lm_head.dense")]
+)
+def test_heads_of_other_families(kind, dense, tiny_teacher, tmp_path):
+    teacher = tiny_teacher(kind)
+    store = open_store(dumped(teacher, write_corpus(tmp_path / "a.txt"), tmp_path / "a.zarr"))
+    tokenizer = student_tokenizer("400", store)
+    student = make_student("32x2x4", tokenizer, 64)
+    said = initialise(student, "teacher", store, vocabulary_map(store, tokenizer))
+    theirs = AutoModelForMaskedLM.from_pretrained(teacher).get_submodule(dense).weight
+    own = student.cls.predictions.transform.dense.weight
+    np.testing.assert_allclose(own.detach(), theirs.detach(), atol=1e-3)
+    assert said[-1] == "masked-LM head"
 
 
 def test_svd_of_another_teacher_with_the_same_pieces(started, store, tiny_teacher, tmp_path):

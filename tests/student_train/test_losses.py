@@ -146,5 +146,7 @@ def test_losses_of_states_are_their_formulas():
         1 - angle.mean().item(), rel=1e-5
     )
     p, gelu = teacher.softmax(1), torch.nn.functional.gelu(student)
+    squared = ((gelu - teacher) ** 2).mean().item()
+    assert losses.hidden_gelu(student, teacher).item() == pytest.approx(squared, rel=1e-5)
     divergence = (p * (p.log() - gelu.log_softmax(1))).sum(1).mean().item()
     assert losses.hidden_kld(student, teacher).item() == pytest.approx(divergence, rel=1e-4)

@@ -21,10 +21,14 @@ from student_train.student import Distiller
 from teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 
-KOLESNIKOVA = {"temperature": 2.0, "lr": 5e-4, "warmup": 0.05, "schedule": "plateau", "view": 0}
+KOLESNIKOVA = {
+    "temperature": 2.0, "lr": 5e-4, "warmup": 0.05, "schedule": "plateau", "view": 0, "clip": 5.0,
+    "weight_decay": 0.0,
+}  # fmt: skip
 THESIS = {
     "loss": {"kl": 5.0, "mlm": 2.0, "cosine": 1.0}, "temperature": 2.0, "lr": 5e-4, "warmup": 0.05,
-    "clip": 5.0, "min_length": 11, "freeze": ("positions",), "vocab": "teacher",
+    "clip": 5.0, "weight_decay": 0.0, "min_length": 11, "freeze": ("positions",),
+    "vocab": "teacher",
 }  # fmt: skip
 LAYERS = {1: "1,3,5,8,10,12", 2: "1,2,4,6,9,11", 3: "1,5,8,11", 4: "1,2,3,4", 5: "1,3,5,7"}
 SIZE = ("--batch-tokens", "256", "--steps", "2", "--device", "cpu")

@@ -35,14 +35,16 @@ def test_every_weight_has_a_place(store: FeatureStore, student: str) -> None:
     distiller = Distiller(model, options, store.features.hidden, store.features.width)
     groups = {name: group_of(name) for name, _ in distiller.named_parameters()}
     layers = {f"layers.{n}" for n in range(1, distiller.layers + 1)}
-    assert layers | {"embeddings", "head", "projection"} <= set(groups.values())
-    assert {g for n, g in groups.items() if "embedding" in n} <= {"embeddings", "positions"}
+    assert layers | {"words", "head", "projection"} <= set(groups.values())
+    parts = {g for n, g in groups.items() if "embedding" in n}
+    assert parts <= {"embeddings", "words", "positions"}
+    assert list(groups.values()).count("words") == 1
     assert {g for n, g in groups.items() if n.startswith("projections")} == {"projection"}
 
 
 @pytest.mark.parametrize("student", KINDS)
 @pytest.mark.parametrize(
-    "freeze", [("embeddings", "layers.1"), ("layers", "projection"), ("head",)]
+    "freeze", [("embeddings", "layers.1"), ("layers", "projection"), ("head",), ("words",)]
 )
 def test_what_is_frozen_does_not_move_and_the_rest_does(
     store: FeatureStore, student: str, freeze: tuple[str, ...]
@@ -55,7 +57,7 @@ def test_what_is_frozen_does_not_move_and_the_rest_does(
     moved = {name for name, value in model.state_dict().items() if (value != before[name]).any()}
     for name, _ in model.named_parameters():
         group = group_of(f"student.{name}")
-        with_it = "embeddings" if group == "positions" else group.split(".")[0]
+        with_it = "embeddings" if group in ("words", "positions") else group.split(".")[0]
         assert (name in moved) != (group in freeze or with_it in freeze), name
 
 
