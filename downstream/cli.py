@@ -58,7 +58,8 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--model",
     multiple=True,
-    help="Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA. Repeatable for speed.",
+    help="Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA. Repeatable for speed and"
+    " --as-is.",
 )
 @click.option("--train", type=FILE, multiple=True, help="Repeatable for mlm.")
 @click.option("--dev", type=FILE, help="mlm: default a hundredth of the lines of --train.")
@@ -160,17 +161,17 @@ def _mlm(task: str, given: dict[str, Any]) -> None:
         raise UserError("--steps and --epochs contradict each other; give one")
     if "batch_size" in given and "batch_tokens" in given:
         raise UserError("--batch-size and --batch-tokens contradict each other; give one")
-    (given["model"],), seeds = given["model"], given.pop("seeds", 1)
-    if "vocab" in given and not given["model"].startswith(PREFIX):
+    models, seeds = given.pop("model"), given.pop("seeds", 1)
+    if "vocab" in given and not models[0].startswith(PREFIX):
         raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
     length = given.get("max_length", MlmSettings.max_length)
     if "batch_tokens" in given:
         given["batch_size"] = max(1, given.pop("batch_tokens") // length)
     as_is, tests = given.pop("as_is", False), report.splits_to_test(given.pop("test", ()))
     if as_is:
-        result = score_as_is(given["model"], tests, length, click.echo)
+        result = report.of_models([score_as_is(m, tests, length, click.echo) for m in models])
     else:
-        result = train_seeds(MlmSettings(**given), seeds, tests, click.echo)
+        result = train_seeds(MlmSettings(model=models[0], **given), seeds, tests, click.echo)
     report.save(result, given["out"])
     report.show(report.seed_table(result))
 
@@ -184,7 +185,7 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
         raise UserError(f"--task {task} needs --dev: the best epoch is chosen on it")
     if "limit" in given and "per_class" in given:
         raise UserError("--limit and --per-class contradict each other; give one")
-    (model,), out, columns = given.pop("model"), given.pop("out"), _columns(task, given)
+    models, out, columns = given.pop("model"), given.pop("out"), _columns(task, given)
     files = _taken(given, "train", "dev") | report.splits_to_test(given.pop("test", ()))
     if not as_is:
         (files["train"],) = files["train"]
@@ -195,9 +196,11 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)  # told now, not after hours, if it cannot be made
     try:
         if as_is:
-            result = score_as_is(subject, model, files, settings.max_length, click.echo)
+            length = settings.max_length
+            each = [score_as_is(subject, m, files, length, click.echo) for m in models]
+            result = report.of_models(each)
         else:
-            result = fine_tune(subject, model, files, settings, click.echo, keep)
+            result = fine_tune(subject, models[0], files, settings, click.echo, keep)
         report.save(result, out)
     finally:
         with suppress(OSError):

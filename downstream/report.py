@@ -55,23 +55,43 @@ def result_of(
     """What scores.json says of a task, `about`: its name, measures, primary and scale.
 
     Of several files to test the mean is added to `examples` and each of the `runs`. `deviation` is
-    the sample one over the runs, 0 of a single run.
+    the sample one over the runs, 0 of a single run; of several files, `file_deviation` is that over
+    their means.
     """
     tests, counts = [name for name in files if name.startswith(TEST)], dict(examples)
     if len(tests) > 1:
         counts[TEST] = sum(counts[name] for name in tests)
         runs = [{**run, TEST: _over_all([run[name] for name in tests], fmean)} for run in runs]
-    scores = {split: [run[split] for run in runs] for split in counts if split != "train"}
     return {
         **about,
         "model": model,
         "files": dict(files),
         "settings": dict(settings),
         "examples": counts,
-        "seeds": list(runs),
-        "mean": {split: _over_all(some, fmean) for split, some in scores.items()},
-        "deviation": {split: _over_all(some, _deviation) for split, some in scores.items()},
+        **_averaged(runs, [split for split in counts if split != "train"]),
     }
+
+
+def of_models(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What scores.json says of several models that were scored as they are, each a run."""
+    if len(results) == 1:
+        return results[0]
+    models = [result["model"] for result in results]
+    runs = [
+        {"model": model, **result["seeds"][0]}
+        for model, result in zip(models, results, strict=True)
+    ]
+    averaged = _averaged(runs, list(results[0]["mean"]))
+    return {**results[0], "model": ", ".join(models), "saved": models, **averaged}
+
+
+def _averaged(runs: Sequence[dict[str, Any]], splits: Sequence[str]) -> dict[str, Any]:
+    scores = {split: [run[split] for run in runs] for split in splits}
+    mean = {split: _over_all(some, fmean) for split, some in scores.items()}
+    deviation = {split: _over_all(some, _deviation) for split, some in scores.items()}
+    files = [mean[split] for split in splits if split.startswith(TEST) and split != TEST]
+    over_files = {"file_deviation": _over_all(files, _deviation)} if files else {}
+    return {"seeds": list(runs), "mean": mean, "deviation": deviation, **over_files}
 
 
 def _over_all(
@@ -88,10 +108,16 @@ def seed_table(result: dict[str, Any]) -> Table:
     """A row for each split: mean ± deviation over the seeds, in percent where they are shares."""
     as_is = result["settings"].get("as_is")
     how = "as it is" if as_is else counted(len(result["seeds"]), "seed")
+    if as_is and len(result["seeds"]) > 1:
+        how = f"{len(result['seeds'])} models as they are"
     title = f"{result['task']}: {result['model']}, {how}"
     table = _table(title, ("split", "examples", *result["measures"]))
     for split in result["mean"]:
         table.add_row(split, f"{result['examples'][split]:,}", *_cells(result, split))
+    if found := result.get("file_deviation"):
+        scale = result.get("scale", SHARES)
+        cells = (f"± {scale * found[name]:.2f}" for name in result["measures"].values())
+        table.add_row("between files", "", *cells)
     return table
 
 
@@ -237,8 +263,9 @@ def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
     for device in speed["devices"]:
         cells |= {
             f"{device} {batch}, ms": _figure(speed, _milliseconds, device, "batch_ms"),
-            f"{device} memory": _figure(speed, readable, device, "memory_bytes"),
+            f"{device} {batch}, memory": _figure(speed, readable, device, "batch_memory_bytes"),
             f"{device} sentence, ms": _figure(speed, _milliseconds, device, "sentence_ms"),
+            f"{device} sentence, memory": _figure(speed, readable, device, "sentence_memory_bytes"),
         }
     return cells
 
@@ -255,7 +282,7 @@ def _figure(row: dict[str, Any], told: Told, device: str | None, name: str) -> s
     figures, ratios = row, row.get("ratio", {})
     if device:
         figures, ratios = figures[device], ratios.get(device, {})
-    if figures[name] is None:
+    if figures.get(name) is None:
         return "not known"
     return told(figures[name]) + (f" (1/{ratios[name]:.1f})" if name in ratios else "")
 

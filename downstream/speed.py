@@ -99,12 +99,12 @@ def measure_speed(
     """Measure `models` and the teacher, if there is one, on the CPU and on a GPU that is there.
 
     Returns `{"task", "settings", "length", "hardware", "devices", "teacher", "models": [{"model",
-    "parameters", "disk_bytes", "cpu": {"batch_ms", "sentence_ms", "memory_bytes"}, "cuda": ...,
-    "ratio"}]}`, the teacher last. `ratio` says how many times less each figure is than the
-    teacher's. All read batches of one length, what the one that takes least takes. Times are
-    medians of runs that go through all models in turn; that of a sentence is the mean over the
-    sentences. Memory is the weights and the most that a batch takes beside them, None where the
-    system does not tell.
+    "parameters", "disk_bytes", "cpu": {"batch_ms", "batch_memory_bytes", "sentence_ms",
+    "sentence_memory_bytes"}, "cuda": ..., "ratio"}]}`, the teacher last. `ratio` says how many
+    times less each figure is than the teacher's. All read batches of one length, what the one that
+    takes least takes. Times are medians of runs that go through all models in turn; that of a
+    sentence is the mean over the sentences. Memory is the weights and the most that the batch, or
+    any of the sentences, takes beside them, None where the system does not tell.
 
     Raises UserError on a wrong model.
     """
@@ -142,7 +142,13 @@ def _on(
 ) -> list[dict[str, Any]]:
     for subject in subjects:
         subject.encoder.to(device)
-    memory = [peak_memory(subject, device) for subject in subjects]  # warms up, too
+    memory = [
+        {
+            "sentence_memory_bytes": peak_memory(subject, subject.sentences, device),
+            "batch_memory_bytes": peak_memory(subject, [subject.batch], device),
+        }
+        for subject in subjects
+    ]  # warms up, too
     batches: list[list[float]] = [[] for _ in subjects]
     sentences: list[list[float]] = [[] for _ in subjects]
     for run in range(settings.runs):
@@ -154,8 +160,8 @@ def _on(
     for subject in subjects:
         subject.encoder.to("cpu")
     return [
-        {"batch_ms": median(batch), "sentence_ms": median(sentence), "memory_bytes": peak}
-        for batch, sentence, peak in zip(batches, sentences, memory, strict=True)
+        {"batch_ms": median(batch), "sentence_ms": median(sentence), **peaks}
+        for batch, sentence, peaks in zip(batches, sentences, memory, strict=True)
     ]
 
 
@@ -175,8 +181,8 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def peak_memory(subject: Subject, device: str) -> int | None:
-    """Bytes of the weights and of the most that one batch takes beside them.
+def peak_memory(subject: Subject, inputs: Sequence[torch.Tensor], device: str) -> int | None:
+    """Bytes of the weights and of the most that any of the inputs takes beside them.
 
     On a CPU the growth of the process, of which Linux keeps the peak; elsewhere None.
     """
@@ -188,14 +194,14 @@ def peak_memory(subject: Subject, device: str) -> int | None:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        subject.run([subject.batch], device)
+        subject.run(inputs, device)
         return weights + torch.cuda.max_memory_allocated() - before
     subject.run([subject.sentences[0]], device)  # what libraries load once is no model's
     try:
         ctypes.CDLL(None).malloc_trim(0)  # else a batch fits into what was freed before
         PEAK_RESET.write_text("5")
         before = _status("VmRSS")
-        subject.run([subject.batch], device)
+        subject.run(inputs, device)
         return weights + _status("VmHWM") - before
     except (OSError, AttributeError):
         return None

@@ -46,7 +46,8 @@ def refuse(task: str, given: dict[str, Any]) -> None:
     missing = [_flag(name) for name in needs if name not in given]
     if missing:
         raise UserError(f"{what} needs {', '.join(missing)}; see downstream --help")
-    several_of = {"model": task == "speed", "train": task == "mlm", "test": task != "speed"}
+    models = task == "speed" or "as_is" in given
+    several_of = {"model": models, "train": task == "mlm", "test": task != "speed"}
     for name, several in several_of.items():
         if len(given.get(name, ())) > 1 and not several:
             raise UserError(f"--task {task} takes one {_flag(name)}, got {len(given[name])}")

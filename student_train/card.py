@@ -19,34 +19,28 @@ LONGEST = 1000  # characters of a cell; a corpus of many files would fill pages
 
 @dataclass(frozen=True)
 class Head:
-    """What a card says of a head: the hub's tag, what the model is, how a prediction is read."""
+    """What a card says of a head: its pipeline, what the model is, what it may read."""
 
     pipeline: str
     what: str
     text: str
-    predict: str
 
 
 HEADS = {
     "MaskedLM": Head(
         "fill-mask",
         "masked language model",
-        'f"The {tokenizer.mask_token} is old."',
-        """\
-masked = inputs["input_ids"][0] == tokenizer.mask_token_id
-print(tokenizer.decode(logits[0, masked].argmax(-1)))""",
+        'f"The {predict.tokenizer.mask_token} is old."',
     ),
     "SequenceClassification": Head(
         "text-classification",
         "classifier of texts",
         '"A text."',
-        "print(model.config.id2label[logits[0].argmax(-1).item()])",
     ),
     "TokenClassification": Head(
         "token-classification",
         "tagger of tokens",
         '"A text."',
-        "print([model.config.id2label[best] for best in logits[0].argmax(-1).tolist()])",
     ),
 }
 MEASURES = {
@@ -136,27 +130,25 @@ def _head(student: PreTrainedModel) -> Head:
 
 
 def how_to_load(student: PreTrainedModel) -> str:
-    """Markdown with code that loads a student's folder and predicts: through its own class where
-    transformers has none of that kind."""
+    """Markdown with code that loads a student's folder and predicts; it says so where transformers
+    has no class of that kind."""
     own, module = type(student).__name__, type(student).__module__
-    head, name = _head(student), f"AutoModelFor{own.partition('For')[2]}"
-    note, imports = "", f"from transformers import {name}, AutoTokenizer"
+    head, auto = _head(student), f"AutoModelFor{own.partition('For')[2]}"
+    note, imported = f"`{auto}` loads it, too.", ""
     if not module.startswith("transformers."):
         note = (
-            "Its class comes with teachonce, not with transformers; once that module is imported,"
-            f" {name} and pipelines\nload it as well.\n\n"
+            f"Its class, `{own}`, comes with teachonce, not with transformers: once `{module}` is"
+            f" imported,\npipelines and `{auto}` load it."
         )
-        imports = f"from transformers import AutoTokenizer\n\nfrom {module} import {own}"
-        name = own
-    return f"""{note}```python
-{imports}
+        imported = f"import {module}\n"
+    return f"""```python
+{imported}from transformers import pipeline
 
-model = {name}.from_pretrained("this folder")
-tokenizer = AutoTokenizer.from_pretrained("this folder")
-inputs = tokenizer({head.text}, return_tensors="pt")
-logits = model(**inputs).logits
-{head.predict}
-```"""
+predict = pipeline("{head.pipeline}", "this folder")
+print(predict({head.text}))
+```
+
+{note}"""
 
 
 def _origin(report: dict[str, Any], name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,29 @@ def test_runs_are_joined_in_one_table(runs: list[Path], tmp_path: Path) -> None:
     assert rows[1]["mean"]["test"] == pair["mean"]["test"] and rows[1]["seeds"] == 2
 
 
+def test_several_models_as_they_are_have_a_mean_and_a_deviation(
+    tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    test = write_tagged(tmp_path / "test.tsv", 20, 0)
+    labels = tuple(sorted({line.split("\t")[1] for line in test.read_text().split("\n") if line}))
+    models = [tiny_teacher("bert", "tagging", each) for each in (labels, labels[::-1])]
+    given = [("--model", models[0]), ("--model", models[1]), ("--model", models[0])]
+    scores = []
+    for number, some in enumerate([given[:1], given[1:2], given]):
+        out = tmp_path / str(number)
+        words = ("--task", "pos", "--as-is", "--test", test, "--out", out)
+        result = run(*words, *itertools.chain(*some))
+        assert result.exit_code == 0, result.output
+        scores.append(json.loads((out / "scores.json").read_text()))
+    assert "3 models as they are" in result.output
+    first, second = (each["mean"]["test"]["accuracy"] for each in scores[:2])
+    assert first != second
+    found = [first, second, first]
+    assert scores[2]["mean"]["test"]["accuracy"] == pytest.approx(np.mean(found))
+    assert scores[2]["deviation"]["test"]["accuracy"] == pytest.approx(np.std(found, ddof=1))
+    assert [each["model"] for each in scores[2]["seeds"]] == [str(models[n]) for n in (0, 1, 0)]
+
+
 def test_several_files_to_test_are_scored_apart_and_together(
     tiny_teacher: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +115,9 @@ def test_several_files_to_test_are_scored_apart_and_together(
         for run_of_seed in result["seeds"]:
             of_files = [run_of_seed[name]["macro_f1"] for name in names[:2]]
             assert run_of_seed["test"]["macro_f1"] == pytest.approx(np.mean(of_files))
+        means = [result["mean"][name]["macro_f1"] for name in names[:2]]
+        assert result["file_deviation"]["macro_f1"] == pytest.approx(np.std(means, ddof=1))
+    assert "between files" in ran[1].output and "between files" not in ran[2].output
     assert found[whole]["mean"][names[1]] == pytest.approx(found[alone]["mean"]["test"])
     seed = found[tuned]["seeds"][0]
     assert found[whole]["mean"][names[0]] == pytest.approx(seed[names[0]], abs=1e-6)
@@ -163,10 +190,12 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
     peaks = []
     for size in (1, 256):
         subject.prepare(SpeedSettings(batch_size=size), 128)
-        peaks.append(peak_memory(subject, "cpu") or 0)
+        peaks.append(peak_memory(subject, [subject.batch], "cpu") or 0)
     assert 4 * subject.parameters <= peaks[0]
     # one state of the feed-forward layer, 64 wide
     assert peaks[1] - peaks[0] > 255 * 128 * 64 * 4
+    single = peak_memory(subject, subject.sentences, "cpu") or 0
+    assert 4 * subject.parameters <= single < peaks[1]
 
 
 @pytest.mark.parametrize(
