@@ -31,6 +31,8 @@ IMPORTED = [
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.modernbert.modeling_modernbert",
+    "seqeval.metrics",
+    "sklearn.metrics",
 ]
 ALONE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 
 from benchmarks import processes
 from store.errors import UserError
+from student_train.report import read_report
 
 SIZES = ("small", "full")
 OURS = "ours"
@@ -53,6 +55,7 @@ class Source:
     best: the paper's own best arm, which `OURS` is compared with.
     published: the paper's own figures of some arms, and of "teacher"; what they measure, and where
         they stand.
+    joined: a row of several arms, which do not have one each: by test file the arm that it is of.
     """
 
     title: str
@@ -65,6 +68,7 @@ class Source:
     prepare: Callable[[Path, str], tuple[list[Path], Path]]
     published: Mapping[str, str] = field(default_factory=dict)
     published_measure: str = ""
+    joined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def command(module: str, *words: str | Path, jobs: int = 1) -> None:
@@ -122,7 +126,7 @@ def dump(out: Path, *words: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The arms of a source in a folder, trained and scored with seeds 0 to `seeds`, `jobs` at a
+    """The arms of a source in a folder, trained and scored with seeds below `seeds`, `jobs` at a
     time."""
 
     source: Source
@@ -174,14 +178,32 @@ class Reproduction:
                     if arm.needs_others == later
                 }
                 found |= {name: [each.result() for each in some] for name, some in asked.items()}
-            return {"teacher": [of_teacher.result()]} | {name: found[name] for name in arms}
+            rows = self._joined(found) | {name: found[name] for name in arms}
+            parts = {part for each in self.source.joined.values() for part in each.values()}
+            return {"teacher": [of_teacher.result()]} | {
+                name: row for name, row in rows.items() if name not in parts
+            }
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def _joined(
+        self, found: Mapping[str, Sequence[Mapping[str, float]]]
+    ) -> dict[str, list[dict[str, float]]]:
+        rows = {}
+        for name, parts in self.source.joined.items():
+            if found.keys() >= set(parts.values()):
+                (task,) = self.source.tasks[self.size]
+                files = [
+                    {file: found[part][seed][file] for file, part in parts.items()}
+                    for seed in range(self.seeds)
+                ]
+                rows[name] = [each | {task.measure: mean(each.values())} for each in files]
+        return rows
 
     def _student(self, name: str, stores: list[Path], seed: int) -> dict[str, float]:
         """Train it with a seed, and score it."""
         out = self.work / f"{name}-{seed}".replace(" ", "-")
-        if not (out / "model.safetensors").exists():
+        if "result" not in (read_report(out) or {}):
             command("student_train.cli", *self._words(name, stores, seed, out), jobs=self.jobs)
         found = self._scored(out, self.work / f"scores-{out.name}", seed)
         told = ", ".join(f"{measure} {value:.4f}" for measure, value in found.items())

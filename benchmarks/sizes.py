@@ -17,9 +17,8 @@ import click
 
 from benchmarks.report import RESULTS, publish, table
 from benchmarks.reproduce import of_tasks
-from benchmarks.reproduce_runs import Reproduction, Scores, command
+from benchmarks.reproduce_runs import Arm, Reproduction, Scores, command
 from benchmarks.reproduce_sources import SOURCES
-from benchmarks.reproduce_tasks import recipe
 from store.console import command_errors
 
 WIDTHS = ((50, 100), (100, 100), (50, 200), (100, 200))
@@ -65,13 +64,13 @@ def sizes_table(scores: Scores, rows: list[dict[str, Any]]) -> str:
 @command_errors
 def main(work: Path, seeds: int, results: Path) -> None:
     """Train D4.2 students of several widths, score and time them."""
+    source = SOURCES["tinymbert"]
+    words = source.arms["D4.2"].words
     arms = {
-        f"{embeddings},{states}": recipe(
-            "tinymbert-d4-2", "--student", f"bilstm:{embeddings},{states}"
-        )
+        f"{embeddings},{states}": Arm((*words, "--student", f"bilstm:{embeddings},{states}"))
         for embeddings, states in WIDTHS
     }
-    source = replace(SOURCES["tinymbert"], arms=arms)
+    source = replace(source, arms=arms)
     scores = of_tasks(source, Reproduction(source, work, seeds, "small").scores())
     models = [work / f"{name}-0" for name in arms]
     rows = measured(models, work / "teacher/model", SPEED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,17 @@ def test_arms_are_trained_scored_and_judged(
     assert "| de | mean |" in said and " in mean (" in said and " in de (" not in said
     learnt = json.loads((work / f"{OURS}-0/training.json").read_text())
     assert [Path(other).name for other in learnt["settings"]["others"]] == ["b.zarr"]
+    (one_task,) = source.tasks["small"][1:]
+    apart = replace(
+        source, tasks={"small": [one_task]}, joined={"both": {"corpus": "tags", "de": OURS}}
+    )
+    rows = Reproduction(apart, work, 1, "small").scores()
+    assert list(rows) == ["teacher", "both"]
+    (of_corpus,), (of_de,) = scores["tags"]["corpus"], scores[OURS]["de"]
+    assert rows["both"] == {
+        "corpus": [of_corpus], "de": [of_de], "mean": [pytest.approx((of_corpus + of_de) / 2)]
+    }  # fmt: skip
+    assert "| both | --recipe tinymbert-d0 |" in reproduce.report(apart, rows)
     before = (work / "tags-0/model.safetensors").stat().st_mtime_ns
     compared = reproduce.compare_best({"a": source}, tmp_path, 1, "small")
     assert "| a | tags | macro F1 |" in compared and "- a, ours is better: " in compared
@@ -141,9 +153,12 @@ def test_all_words_of_a_source_are_understood(name: str, size: str, plain: Path)
     source = SOURCES[name]
     there = {arm for arm, settings in source.arms.items() if size in settings.sizes}
     assert {source.best, OURS} <= there and source.settings[size]
-    assert set(source.published) <= {*source.arms, "teacher"}
+    rows = {*source.arms, *source.joined}
+    assert set(source.published) <= {*rows, "teacher"}
     for better, worse, _ in source.orderings:
-        assert {better, worse} <= source.arms.keys()
+        assert {better, worse} <= rows
+    for parts in source.joined.values():
+        assert set(parts.values()) <= there
     for arm in there:
         words = ["--store", str(plain), *source.words[size], *source.arms[arm].words]
         options = options_of(given(student_train, words))
