@@ -107,11 +107,11 @@ def _deviation(values: list[float]) -> float:
 def seed_table(result: dict[str, Any]) -> Table:
     """A row for each split: mean ± deviation over the seeds, in percent where they are shares."""
     as_is = result["settings"].get("as_is")
-    how = "as it is" if as_is else counted(len(result["seeds"]), "seed")
-    if as_is and len(result["seeds"]) > 1:
-        how = f"{len(result['seeds'])} models as they are"
-    title = f"{result['task']}: {result['model']}, {how}"
-    table = _table(title, ("split", "examples", *result["measures"]))
+    runs = len(result["seeds"])
+    what = f"{result['model']}, {'as it is' if as_is else counted(runs, 'seed')}"
+    if as_is and runs > 1:
+        what = f"{runs} models as they are"
+    table = _table(f"{result['task']}: {what}", ("split", "examples", *result["measures"]))
     for split in result["mean"]:
         table.add_row(split, f"{result['examples'][split]:,}", *_cells(result, split))
     if found := result.get("file_deviation"):
