@@ -266,6 +266,9 @@ def describe(options: TrainOptions) -> str:
     """The settings of a training, as they are printed at its start."""
     loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
     length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
+    each = ""
+    if options.stages:
+        loss, each = "of each stage", " in each stage, and for each part that it unfreezes"
     rows = {
         "store": ", ".join((options.store, *options.others)),
         "student": f"{options.student}, vocabulary {options.vocab}, start {options.init}",
@@ -274,7 +277,7 @@ def describe(options: TrainOptions) -> str:
             " projection"
         ),
         "training": (
-            f"{length} of {options.batch_tokens} x {options.accumulate} tokens,"
+            f"{length} of {options.batch_tokens} x {options.accumulate} tokens{each},"
             f" {options.optimizer}, lr {options.resolved_lr:.2g} {options.schedule},"
             f" seed {options.seed}"
         ),

@@ -185,14 +185,15 @@ def tagged_sentences(path: Path, seen: Seen = ignore) -> Iterator[list[tuple[int
 
 
 def _read_tagged(path: Path, seen: Seen) -> Iterator[Row]:
-    """The tokens joined with blanks; the line is that of the last."""
+    """The tokens joined with blanks; the line is that of the first."""
     for words in tagged_sentences(path, seen):
         tags, begin = [], 0
         for _, word, tag in words:
             if tag:
                 tags.append((begin, begin + len(word), tag))
             begin += len(word) + 1
-        yield Row(" ".join(word for _, word, _ in words), words[-1][0], Gold(tags=tuple(tags)))
+        text, lines = " ".join(word for _, word, _ in words), tuple(n for n, _, tag in words if tag)
+        yield Row(text, words[0][0], Gold(tags=tuple(tags)), lines)
 
 
 def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:

@@ -38,11 +38,13 @@ class Gold:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One text of a file, and the line (in .parquet the row) where it is."""
+    """One text of a file, and the line (in .parquet the row) where it is; `tag_lines` are those of
+    its tags."""
 
     text: str
     line: int
     gold: Gold | None = None
+    tag_lines: tuple[int, ...] = ()
 
 
 def choose_column(columns: list[str], textual: list[str], wanted: str | None, where: object) -> str:

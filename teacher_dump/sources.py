@@ -83,9 +83,9 @@ class FileSource:
             if row.gold and row.gold.label is not None:
                 _keep(self._met["classification"], row.gold.label, row.line)
             elif row.gold:
-                for before, tag in row.gold.steps():
-                    _keep(self._met["tagging"], tag, row.line)
-                    _keep(self._steps, (before, tag), row.line)
+                for (before, tag), line in zip(row.gold.steps(), row.tag_lines, strict=True):
+                    _keep(self._met["tagging"], tag, line)
+                    _keep(self._steps, (before, tag), line)
         if size == self._path.stat().st_size:
             self._sha256 = digest.hexdigest()
 

@@ -26,8 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.texts import SENTENCES
+
+settings.register_profile("untimed", deadline=None)  # a first example may train a tokenizer
+settings.load_profile("untimed")
 
 TOKENIZER_KINDS = ("wordpiece", "wordpiece-lower", "bpe", "unigram")
 TEACHER_KINDS = ("bert", "roberta", "deberta", "electra", "xlmr", "distilbert", "modernbert")

@@ -66,7 +66,7 @@ def test_tags_of_words(tmp_path: Path) -> None:
     assert one.gold and two.gold and one.gold.tags == ((0, 1, "O"), (2, 4, "B-PER"))
     assert two.gold.tags == ((0, 2, "O"),)
     corpus.check()
-    assert corpus.met("tagging") == {"O": f"{path}, line 4", "B-PER": f"{path}, line 4"}
+    assert corpus.met("tagging") == {"O": f"{path}, line 2", "B-PER": f"{path}, line 3"}
 
 
 def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
@@ -76,13 +76,15 @@ def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
     corpus = Corpus.open([str(path)])
     corpus.check()
     steps = corpus.steps()
-    first, second = f"{path}, line 4", f"{path}, line 7"
     assert steps == {
-        (BEGINNING, "I-PER"): first, ("I-PER", "B-PER"): first, (None, "I-PER"): first,
-        (BEGINNING, "O"): second, ("O", "2"): second,
-    }  # fmt: skip
+        (BEGINNING, "I-PER"): f"{path}, line 1",
+        ("I-PER", "B-PER"): f"{path}, line 2",
+        (None, "I-PER"): f"{path}, line 4",
+        (BEGINNING, "O"): f"{path}, line 6",
+        ("O", "2"): f"{path}, line 7",
+    }
     labels = Labels(TaskSpec("tagging", TAGS), "t")
-    with pytest.raises(UserError, match="line 4: tag 'I-PER' stands at the beginning of a sent"):
+    with pytest.raises(UserError, match="line 1: tag 'I-PER' stands at the beginning of a sent"):
         labels.check({}, steps)
     del steps[BEGINNING, "I-PER"]
     with pytest.raises(UserError, match="line 7: tag 'I-PER' stands after 'O', .* write B-PER"):
