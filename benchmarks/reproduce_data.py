@@ -41,6 +41,7 @@ class Data:
         chosen, scored = CHOSEN[size], SCORED[size]
         if self.test:
             _, test = _examples(DATA / self.test, tagged)
+            random.Random(0).shuffle(test)  # sorted by label, the first would be of a few alone
         else:
             count = min(scored, len(examples) // 5)
             test, examples = examples[:count], examples[count:]

@@ -105,7 +105,8 @@ def _deviation(values: list[float]) -> float:
 
 
 def seed_table(result: dict[str, Any]) -> Table:
-    """A row for each split: mean ± deviation over the seeds, in percent where they are shares."""
+    """A row for each split: mean ± deviation over the seeds (the mean alone of a single one), in
+    percent where they are shares."""
     as_is = result["settings"].get("as_is")
     runs = len(result["seeds"])
     what = f"{result['model']}, {'as it is' if as_is else counted(runs, 'seed')}"
@@ -113,7 +114,7 @@ def seed_table(result: dict[str, Any]) -> Table:
         what = f"{runs} models as they are"
     table = _table(f"{result['task']}: {what}", ("split", "examples", *result["measures"]))
     for split in result["mean"]:
-        table.add_row(split, f"{result['examples'][split]:,}", *_cells(result, split))
+        table.add_row(split, f"{result['examples'][split]:,}", *_cells(result, split, runs))
     if found := result.get("file_deviation"):
         scale = result.get("scale", SHARES)
         cells = (f"± {scale * found[name]:.2f}" for name in result["measures"].values())
@@ -121,11 +122,11 @@ def seed_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def _cells(result: dict[str, Any], split: str) -> list[str]:
+def _cells(result: dict[str, Any], split: str, runs: int) -> list[str]:
     mean, deviation = result["mean"][split], result["deviation"][split]
     scale = result.get("scale", SHARES)
     return [
-        f"{scale * mean[name]:.2f} ± {scale * deviation[name]:.2f}"
+        f"{scale * mean[name]:.2f}" + (f" ± {scale * deviation[name]:.2f}" if runs > 1 else "")
         for name in result["measures"].values()
     ]
 
@@ -231,7 +232,7 @@ def joined_table(result: dict[str, Any]) -> Table:
     title = [f"{number}: {way}" if len(ways) > 1 else way for number, way in enumerate(ways, 1)]
     table = _table("\n".join(title), (*ABOUT, *headings))
     for row, cells in zip(rows, speeds, strict=True):
-        cells |= dict(zip(row["measures"], _cells(row, row["split"]), strict=True))
+        cells |= dict(zip(row["measures"], _cells(row, row["split"], row["seeds"]), strict=True))
         if row["speed"]:
             cells["measured"] = str(1 + ways.index(_measured(row["speed"])))
         data = f"{row['data']} (dev)" if row["split"] == "dev" else row["data"]

@@ -119,8 +119,8 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: np.ndarray
         )
     if wrong:
         raise UserError(
-            f"--loss {wrong[0]}: {name} is of a masked LM, not of a task; dump with a teacher"
-            " fine-tuned for it (downstream --save, teacher-dump --head classification|tagging)"
+            f"--loss {wrong[0]}: the teacher of {name} does no task; dump with one that was"
+            " fine-tuned (downstream --save, teacher-dump --head classification|tagging)"
         )
     wants = "--data labelled" if options.data == "labelled" else "--loss ce"
     if (options.data == "labelled" or "ce" in options.loss) and not has_gold(store):
@@ -139,15 +139,19 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: np.ndarray
 
 def _check_features(options: TrainOptions, store: FeatureStore) -> None:
     has = {
-        "logits": (bool(store.features.logits or store.features.task), losses.OF_LOGITS),
-        "hidden states": (bool(store.features.hidden), losses.OF_HIDDEN),
-        "attention maps": (bool(store.features.attention), ("attention",)),
+        "logits": (
+            bool(store.features.logits or store.features.task),
+            losses.OF_LOGITS,
+            "them (--logits) with a teacher that has a head",
+        ),
+        "hidden states": (bool(store.features.hidden), losses.OF_HIDDEN, "them (--hidden)"),
+        "attention maps": (bool(store.features.attention), ("attention",), "them (--attention)"),
     }
-    for feature, (there, names) in has.items():
+    for feature, (there, names, how) in has.items():
         for name in set(names) & set(options.loss):
             if not there:
                 raise UserError(
-                    f"--loss {name}: {store.path} holds no {feature}; dump them, or choose"
+                    f"--loss {name}: {store.path} holds no {feature}; dump {how}, or choose"
                     " another loss"
                 )
     spec = store.features.logits

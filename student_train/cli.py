@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from store.console import CONTEXT, OPTIMIZERS, command_errors
-from store.errors import UserError
 from store.rareness import MASK_WORDS
 from store.stopping import stoppable
-from student_train.options import (
-    ALIGNMENTS,
-    CACHES,
-    DATA,
-    DEFAULT_LOSS,
-    LENGTH,
-    TrainOptions,
-    describe,
-)
+from student_train.options import ALIGNMENTS, CACHES, DATA, DEFAULT_LOSS, TrainOptions, describe
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
 
@@ -28,9 +18,6 @@ Stopped by Ctrl-C or SIGTERM it saves itself; the same command with --resume goe
 loss curve.
 """
 DEFAULT = TrainOptions(store="")
-AS_TEACHER = "teacher:"  # before a number of layers: of the teacher's width and heads
-HEADS = ("num_attention_heads", "n_heads", "n_head")  # as BERT calls them, DistilBERT, GPT-2
-MIXED_VOCAB = "mixed-vocab"  # start and vocabulary both, of teacher-dump mixed-vocab
 LOSS_DEFAULT = " ".join(f"{name}={weight:g}" for name, weight in DEFAULT_LOSS.items())
 
 
@@ -204,13 +191,15 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
 @click.pass_context
 @command_errors
 def main(context: click.Context, resume: bool, **arguments: Any) -> None:
+    from student_train.arguments import options_of  # torch loads only for work
+
     default = click.core.ParameterSource.DEFAULT
     options = options_of(
         {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
     )
     click.echo(describe(options))
     with stoppable(lambda: kept(options.out_folder())):
-        from student_train.run import run  # torch and transformers load only for work
+        from student_train.run import run
 
         report = run(options, resume=resume, say=click.echo)
     result = report["result"]
@@ -234,66 +223,3 @@ def kept(out: Path) -> str:
 def told(number: float) -> str:
     """Counts whole, measures with five digits."""
     return f"{number:,}" if isinstance(number, int) else f"{number:,.5g}"
-
-
-def options_of(arguments: dict[str, Any]) -> TrainOptions:
-    """TrainOptions from those words of the command line that were given.
-
-    They win over those of a recipe, in all its stages. The default losses are those that the store
-    can serve.
-    """
-    from student_train.recipe import find_recipe
-    from student_train.stages import parse_values
-
-    given = {name: value for name, value in arguments.items() if value not in (None, ())}
-    given["store"], *others = given["store"]
-    given["others"] = tuple(others)
-    name = given.pop("recipe", None)
-    given = parse_values(given)
-    if name:
-        recipe = find_recipe(name)
-        over = given.keys() | (LENGTH if LENGTH & given.keys() else set())
-        stages = tuple(
-            {key: value for key, value in stage.items() if key not in over}
-            for stage in recipe.stages
-        )
-        plain = {key: value for key, value in recipe.options.items() if key not in over}
-        needs = {**recipe.needs, "recipe": name}
-        given = {**plain, "stages": stages, "needs": needs, **given}
-    if given.get("init") == MIXED_VOCAB:
-        given.setdefault("vocab", MIXED_VOCAB)
-    if given.get("student", "").startswith(AS_TEACHER):
-        given["student"] = _as_wide_as_teacher(given)
-    if "loss" not in given:
-        of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
-        every = of_stages and len(of_stages) == len(given["stages"])
-        given["loss"] = of_stages[-1] if every else _default_losses(given)
-    return TrainOptions(**given).resolved()
-
-
-def _as_wide_as_teacher(given: dict[str, Any]) -> str:
-    from store import open_store
-
-    store = open_store(given["store"], allow_partial=given.get("allow_partial", False))
-    config = json.loads(store.teacher_file("config.json"))
-    heads = next((config[name] for name in HEADS if name in config), 0)
-    if not heads:
-        raise UserError(
-            f"--student {given['student']}: the teacher of {store.path} has no attention heads;"
-            " give HxLxA"
-        )
-    return f"{store.features.width}x{given['student'].removeprefix(AS_TEACHER)}x{heads}"
-
-
-def _default_losses(given: dict[str, Any]) -> dict[str, float]:
-    from store import open_store
-    from student_train.gold import has_gold
-
-    store = open_store(given["store"], allow_partial=given.get("allow_partial", False))
-    features = store.features
-    if features.task:
-        return {"kl": 1.0, "ce": 1.0} if has_gold(store) else {"kl": 1.0}
-    loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
-    if features.logits and not features.logits.next_token and not features.hidden:
-        loss["kl"] = 1.0
-    return loss

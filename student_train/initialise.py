@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from align import Vocabulary, VocabularyMap
 from store import FeatureStore, open_store
 from store.errors import StoreError, UserError
 from store.mixed_vocab import MixedVocab
-from student_train.teacher_layers import cut_layers, layer_count, take_transform
+from student_train.teacher_layers import PARTS, cut_layers, layer_count, take_transform
 
 BIAS = "decoder.bias"
 ANOTHER = "svd:"  # and the path of a store
@@ -34,11 +33,13 @@ def initialise(
     the student's width (Mukherjee & Awadallah 2020). `svd:STORE`: the same from the teacher of
     another store with the same vocabulary, such as the one that was fine-tuned into this.
     `teacher`: the same averages cut to the width, and layers averaged in consecutive groups and
-    cut; of a student as wide as the teacher the masked-LM head, too. `layers:1,3,5`: the same, each
-    student layer from one teacher layer. `mixed-vocab`: word embeddings as a mixed-vocabulary
-    training left them in the store (Zhao et al. 2021), the rest at random. `random`: nothing.
-    `auto`: teacher where its layers can be cut for the student, else svd, else random. (Kolesnikova
-    et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al. 2019, section 3.)
+    cut; of a student as wide as the teacher the masked-LM head, too. A BERT is cut out of BERT-like
+    teachers, a ModernBERT out of ModernBERTs (it attends to the whole text in every layer, whatever
+    the teacher's do). `layers:1,3,5`: the same, each student layer from one teacher layer.
+    `mixed-vocab`: word embeddings as a mixed-vocabulary training left them in the store (Zhao et
+    al. 2021), the rest at random. `random`: nothing. `auto`: teacher where its layers can be cut
+    for the student, else svd, else random. (Kolesnikova et al. 2022, section 3; the choice of
+    layers as in DistilBERT, Sanh et al. 2019, section 3.)
 
     Raises UserError if the store keeps no weights or embeddings, or those asked for do not exist or
     do not fit.
@@ -60,10 +61,10 @@ def initialise(
             f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,..., mixed-vocab, or"
             " random"
         )
-    if kind != "svd" and student.config.model_type != "bert":
+    family = student.config.model_type
+    if kind != "svd" and family not in PARTS:
         raise UserError(
-            f"--init {how}: a {student.config.model_type} cannot be cut out of BERT's layers; use"
-            " --init svd"
+            f"--init {how}: a {family} cannot be cut out of a teacher's layers; use --init svd"
         )
     name = _word_embeddings(weights)
     if name is None:
@@ -91,7 +92,7 @@ def initialise(
         if BIAS in weights and take_transform(student, weights):
             bias = np.asarray(weights[BIAS], np.float32)[:, None]
             means, known = embedding_means(bias, vocabulary, student.config.vocab_size)
-            own = cast(Any, student).cls.predictions.bias
+            own = student.get_parameter(PARTS[family].bias)
             own[torch.from_numpy(known)] = torch.from_numpy(means[known, 0])
             taken.append("masked-LM head")
         return taken
@@ -154,8 +155,8 @@ def _word_embeddings(weights: Mapping[str, np.ndarray]) -> str | None:
 def _best_start(student: PreTrainedModel, weights: Mapping[str, np.ndarray]) -> str:
     if _word_embeddings(weights) is None:
         return "random"
-    enough = student.config.num_hidden_layers <= layer_count(weights)
-    return "teacher" if student.config.model_type == "bert" and enough else "svd"
+    layers = layer_count(weights, student.config.model_type)
+    return "teacher" if student.config.num_hidden_layers <= layers else "svd"
 
 
 def embedding_means(

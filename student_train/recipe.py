@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ def find_recipe(name: str) -> Recipe:
     if inner not in known:
         where = f"{path}: " if path else ""
         told = f"there are {', '.join(known)}" if path else "--recipe list tells all of them"
+        if close := get_close_matches(inner, known, n=1):
+            told = f"did you mean {close[0]}? {told}"
         raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {told}")
     return known[inner]
 

@@ -15,7 +15,7 @@ from store import disk
 from store.console import CONTEXT, command_errors, wide_console
 from store.errors import UserError
 from store.stopping import stoppable
-from student_train.cli import DEFAULT, options_of, told
+from student_train.cli import DEFAULT, told
 from student_train.cli import main as student_train
 from student_train.options import TrainOptions, beside
 
@@ -56,6 +56,8 @@ def sweep(
     --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
     Students that are finished already are not trained again.
     """
+    from student_train.arguments import options_of
+
     folder = out or beside(store[0], "sweep")
     once = {"store": store, "out": None, "workers": workers or 0, "cache": cache}
     varied = [name for name, values in repeated.items() if len(values) > 1]

@@ -1,14 +1,14 @@
-"""What is cut for a student out of a BERT-like teacher: its layers and its masked-LM head."""
+"""What is cut for a student out of a teacher of its kind: its layers and its masked-LM head."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from store import FeatureStore
@@ -34,42 +34,97 @@ HEADS = {
     "lm_head.dense.": f"{TRANSFORM}dense.",
     "lm_head.layer_norm.": f"{TRANSFORM}LayerNorm.",
 }
-BERT = (
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-)
 
 
-def layer_count(weights: Mapping[str, np.ndarray]) -> int:
-    """The teacher's layers, if they are such as BERT's; else 0."""
+@dataclass(frozen=True)
+class Parts:
+    """How a kind names its parameters, those of the encoder without the encoder's own name.
+
+    layers: what a layer's number stands behind.
+    layer: what every layer has; a teacher that lacks any is of another kind.
+    positions: learnt positions, where there are.
+    transform, bias: of the masked-LM head, the first the beginning of several names.
+    stacked: matrices that are so many, one upon the other.
+    """
+
+    layers: str
+    layer: tuple[str, ...]
+    positions: str | None
+    transform: str
+    bias: str
+    stacked: Mapping[str, int] = field(default_factory=dict)
+
+
+PARTS = {
+    "bert": Parts(
+        "encoder.layer.",
+        tuple(
+            f"{name}.{kind}"
+            for name in (
+                "attention.self.query",
+                "attention.self.key",
+                "attention.self.value",
+                "attention.output.dense",
+                "attention.output.LayerNorm",
+                "intermediate.dense",
+                "output.dense",
+                "output.LayerNorm",
+            )
+            for kind in ("weight", "bias")
+        ),
+        "embeddings.position_embeddings.weight",
+        TRANSFORM,
+        "cls.predictions.bias",
+    ),
+    "modernbert": Parts(
+        "layers.",
+        ("attn.Wqkv.weight", "attn.Wo.weight", "mlp_norm.weight", "mlp.Wi.weight", "mlp.Wo.weight"),
+        None,
+        "head.",
+        "decoder.bias",
+        {"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2},
+    ),
+}
+
+
+def layer_count(weights: Mapping[str, np.ndarray], kind: str) -> int:
+    """The teacher's layers, if they are such as a student of the kind has; else 0."""
+    parts = PARTS.get(kind)
     plain = {_bert_name(name) for name in weights}
-    needed = (f"encoder.layer.0.{name}.{kind}" for name in BERT for kind in ("weight", "bias"))
-    if not plain.issuperset(needed):
+    if parts is None or not plain.issuperset(f"{parts.layers}0.{name}" for name in parts.layer):
         return 0
-    return 1 + max(int(n.split(".")[2]) for n in plain if n.startswith("encoder.layer."))
+    behind = len(parts.layers)
+    return 1 + max(int(n[behind:].split(".")[0]) for n in plain if n.startswith(parts.layers))
 
 
 def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureStore) -> str:
-    """Everything but the words; says what was taken."""
-    weights, body = store.teacher_weights(), cast(Any, student.base_model)
+    """Everything but the words and the head; says what was taken."""
+    weights, kind = store.teacher_weights(), student.config.model_type
+    parts, words = PARTS[kind], student.get_input_embeddings().weight
     plain = {_bert_name(name): name for name in weights}
-    first = first_position(json.loads(store.teacher_file("config.json")))
-    _copy_around_words(body.embeddings, weights, plain, first)
-    count, width = layer_count(weights), student.config.hidden_size
+    inside: dict[str, Tensor] = {}
+    around: dict[str, Tensor] = {}
+    for name, parameter in student.base_model.named_parameters():
+        if parameter is not words:
+            (inside if name.startswith(parts.layers) else around)[name] = parameter
+    for name in around.keys() & plain.keys():
+        values = np.asarray(weights[plain[name]], np.float32)
+        if name == parts.positions:
+            values = values[first_position(json.loads(store.teacher_file("config.json"))) :]
+        _copy_block(around[name], values)
+    count, width = layer_count(weights, kind), student.config.hidden_size
     if not count:
-        other = "the teacher's layers are not BERT's, so a student's cannot be cut out of them"
+        other = f"the teacher's layers are not a {kind}'s, so a student's cannot be cut out of them"
         if chosen:
             raise UserError(f"--init {how}: {other}; use --init teacher or svd")
         return f"layers at random: {other}"
     groups = layer_groups(chosen, count, student.config.num_hidden_layers)
-    for layer, group in zip(body.encoder.layer, groups, strict=True):
-        _copy_layer(layer, group, weights, plain)
+    for name, own in inside.items():
+        number, _, part = name.removeprefix(parts.layers).partition(".")
+        theirs = (f"{parts.layers}{n - 1}.{part}" for n in groups[int(number)])
+        found = [np.asarray(weights[plain[n]], np.float32) for n in theirs if n in plain]
+        if found:  # a ModernBERT's first layer has no norm before its attention
+            _copy_block(own, np.mean(found, axis=0), parts.stacked.get(part, 1))
     told = ", ".join("+".join(map(str, group)) for group in groups)
     return f"layers {told} of {count}, cut to {width}"
 
@@ -101,7 +156,8 @@ def take_transform(student: PreTrainedModel, weights: Mapping[str, np.ndarray]) 
     """Set the transform of a masked-LM head to the teacher's, if both have one of one width;
     whether they do."""
     plain = {_bert_name(name): name for name in weights}
-    own = {n: p for n, p in student.named_parameters() if n.startswith(TRANSFORM)}
+    transform = PARTS[student.config.model_type].transform
+    own = {n: p for n, p in student.named_parameters() if n.startswith(transform)}
     theirs = {name: np.asarray(weights[plain[name]], np.float32) for name in own if name in plain}
     if not own or any(n not in theirs or theirs[n].shape != p.shape for n, p in own.items()):
         return False
@@ -123,31 +179,9 @@ def _bert_name(name: str) -> str:
     return name
 
 
-def _copy_around_words(
-    embeddings: nn.Module, weights: Mapping[str, np.ndarray], plain: Mapping[str, str], first: int
-) -> None:
-    """Positions, types and the norm of the embeddings, where the teacher has them."""
-    for name, parameter in embeddings.named_parameters():
-        found = plain.get(f"embeddings.{name}")
-        if found and not name.startswith("word_embeddings"):
-            values = np.asarray(weights[found], np.float32)
-            begin = first if name.startswith("position_embeddings") else 0
-            _copy_block(parameter, values[begin:])
-
-
-def _copy_layer(
-    layer: nn.Module,
-    group: Sequence[int],
-    weights: Mapping[str, np.ndarray],
-    plain: Mapping[str, str],
-) -> None:
-    """Every parameter: the mean over the group of the teacher's."""
-    for name, parameter in layer.named_parameters():
-        found = [plain[f"encoder.layer.{n - 1}.{name}"] for n in group]
-        _copy_block(parameter, np.mean([np.asarray(weights[f], np.float32) for f in found], axis=0))
-
-
-def _copy_block(parameter: nn.Parameter, values: np.ndarray) -> None:
-    """The leading block that both shapes have."""
-    block = tuple(slice(0, min(a, b)) for a, b in zip(parameter.shape, values.shape, strict=True))
-    parameter[block] = torch.from_numpy(values[block]).to(parameter.dtype)
+def _copy_block(parameter: Tensor, values: np.ndarray, stacked: int = 1) -> None:
+    """The leading block that both shapes have, of each matrix of those that are stacked."""
+    both = zip(parameter.chunk(stacked), np.split(values, stacked), strict=True)
+    for own, theirs in both:
+        block = tuple(slice(0, min(a, b)) for a, b in zip(own.shape, theirs.shape, strict=True))
+        own[block] = torch.from_numpy(theirs[block]).to(own.dtype)

@@ -23,8 +23,8 @@ from downstream.taking import AS_IS, TAKES
 from store.errors import UserError
 from store.features import TaskSpec
 from student_train.architecture import parse_student
+from student_train.arguments import options_of
 from student_train.cli import main as student_train
-from student_train.cli import options_of
 from student_train.stages import stages_of
 from tests.downstream.test_bilstm import saved
 from tests.end_to_end.support import dumped, ok, refused, write_corpus

@@ -256,7 +256,7 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
     for store, words, told in (
         (unlabelled, ("--loss", "ce=1"), ("no gold labels", "--label-column")),
         (unlabelled, ("--recipe", "simple-stagewise"), ("stage", "no gold labels")),
-        (plain, ("--recipe", "tinymbert-d1"), ("--loss ce", "not of a task")),
+        (plain, ("--recipe", "tinymbert-d1"), ("--loss ce", "does no task")),
         (classes.path, ("--loss", "mlm=1"), ("does classification", "no masked-LM head")),
         (classes.path, ("--loss", "attention=1", "--student", "bilstm:8,8"), ("attention",)),
         (plain, ("--data", "labelled"), ("--data labelled", "no gold labels")),

@@ -186,7 +186,7 @@ def test_svd_reaches_the_width_of_the_embeddings(store: FeatureStore) -> None:
         known = changed.sum() + 1  # the padding's is zero before and after
         assert known > 200
         assert said[how] == f"word embeddings from {known} of 400 pieces (SVD to 12)"
-    with pytest.raises(UserError, match="a bilstm cannot be cut out of BERT's layers"):
+    with pytest.raises(UserError, match="a bilstm cannot be cut out of a teacher's layers"):
         initialise(student, "teacher", store, vocabulary)
 
 

@@ -164,7 +164,7 @@ def test_unknown_words_are_refused(started):
         started("sideways")
 
 
-def test_a_modernbert_starts_from_embeddings_only(started, store):
+def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(started, store):
     student, said, found = started("svd", "modernbert:16x2x2")
     other, _, _ = started("svd", "16x2x2")
     teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
@@ -173,5 +173,56 @@ def test_a_modernbert_starts_from_embeddings_only(started, store):
     own, of_bert = (s.get_input_embeddings().weight.detach()[known] for s in (student, other))
     assert len(said) == 1 and "SVD to 16" in said[0]
     assert torch.nn.functional.cosine_similarity(own, of_bert).min() > 0.999
-    with pytest.raises(UserError, match="--init teacher: a modernbert cannot be cut out"):
-        started("teacher", "modernbert:16x2x2")
+    with pytest.raises(UserError, match="layers:1,2: the teacher's layers are not a modernbert's"):
+        started("layers:1,2", "modernbert:16x2x2")
+    with pytest.raises(UserError, match="--init teacher: a bilstm cannot be cut out of a teacher"):
+        started("teacher", "bilstm:16,8")
+
+
+@pytest.fixture(scope="module")
+def modern(tiny_teacher, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modern")
+    teacher, corpus = tiny_teacher("modernbert"), write_corpus(folder / "a.txt")
+    return open_store(dumped(teacher, corpus, folder / "a.zarr"))
+
+
+def start_of_modernbert(store, how, size):
+    tokenizer = student_tokenizer("teacher", store)
+    student = make_student(size, tokenizer, 64)
+    return student, initialise(student, how, store, vocabulary_map(store, tokenizer))
+
+
+def test_a_modernbert_is_cut_out_of_a_modernbert(modern):
+    student, said = start_of_modernbert(modern, "auto", "modernbert:16x2x2")
+    assert "1+2, 3+4 of 4, cut to 16" in said[-1]
+    weights = modern.teacher_weights()
+
+    def mean(name):
+        return np.mean([np.asarray(weights[f"layers.{n}.{name}"], np.float32) for n in (0, 1)], 0)
+
+    layer = student.model.layers[0]
+    for own, theirs in (  # 48 rows of 96, of queries, keys and values; 64 of 128, of two halves
+        (layer.attn.Wqkv.weight, mean("attn.Wqkv.weight").reshape(3, 32, 32)[:, :16, :16]),
+        (layer.mlp.Wi.weight, mean("mlp.Wi.weight").reshape(2, 64, 32)[:, :32, :16]),
+        (layer.mlp.Wo.weight, mean("mlp.Wo.weight")[:16, :32]),
+    ):
+        np.testing.assert_allclose(own.detach(), theirs.reshape(own.shape), atol=1e-6)
+
+
+def test_a_modernbert_of_all_the_layers_says_what_its_teacher_says(modern, tiny_teacher):
+    student, said = start_of_modernbert(modern, "layers:1,2,3,4", "modernbert:32x4x4")
+    teacher = AutoModelForMaskedLM.from_pretrained(tiny_teacher("modernbert"))
+    teacher.config.layer_types[:] = student.config.layer_types
+    for own, layer in zip(student.model.layers, teacher.model.layers, strict=True):
+        layer.attention_type, layer.attn.sliding_window = own.attention_type, None
+    ids = torch.tensor([[1, 17, 30, 44, 9, 2]])
+    with torch.no_grad():
+        np.testing.assert_allclose(student(ids).logits, teacher(ids).logits, atol=2e-2)
+    assert said[-1] == "masked-LM head"
+
+
+def test_a_bert_takes_the_words_alone_of_a_modernbert(modern):
+    _, said = start_of_modernbert(modern, "auto", "16x2x2")
+    assert len(said) == 1 and "SVD to 16" in said[0]
+    _, said = start_of_modernbert(modern, "teacher", "16x2x2")
+    assert "layers at random: the teacher's layers are not a bert's" in said[1]

@@ -10,7 +10,8 @@ import pytest
 
 from store.errors import UserError
 from student_train.architecture import parse_student
-from student_train.cli import main, options_of
+from student_train.arguments import options_of
+from student_train.cli import main
 from student_train.options import TrainOptions
 from student_train.recipe import all_recipes, find_recipe, listed, read_recipes
 from student_train.stages import stages_of
@@ -61,15 +62,18 @@ def test_the_list_tells_each_recipe_under_its_source() -> None:
         assert line.endswith(recipe.about) and recipe.source in said.splitlines()
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
+@pytest.mark.parametrize(
+    ("kind", "its"),
+    [("bert", ""), ("distilbert", ""), ("gpt2", ""), ("modernbert", "modernbert:")],
+)
 def test_a_student_as_wide_as_its_teacher(
-    kind: str, tiny_teacher: Callable[..., Path], tmp_path: Path
+    kind: str, its: str, tiny_teacher: Callable[..., Path], tmp_path: Path
 ) -> None:
     corpus, settings = write_corpus(tmp_path / "a.txt", 3), {"logits": None, "text_only": True}
     store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.zarr", **settings)
     given = {"store": (str(store),), "recipe": "slovakbert-6"}
-    assert options_of(given).student == "32x6x4"
-    assert options_of({**given, "student": "teacher:2"}).student == "32x2x4"
+    assert options_of(given).student == f"{its}32x6x4"
+    assert options_of({**given, "student": "teacher:2"}).student == f"{its}32x2x4"
 
 
 def test_options_given_win_in_every_stage(own: Path) -> None:
@@ -115,6 +119,8 @@ def test_what_is_no_recipe(own: Path, old: str, new: str, words: list[str]) -> N
 
 def test_recipes_that_are_not_there(own: Path, tmp_path: Path) -> None:
     says(refused(main, "--store", "a.zarr", "--recipe", "nonsense"), "nonsense", "--recipe list")
+    near = refused(main, "--store", "a.zarr", "--recipe", "kolesnikova-mlms")
+    says(near, "did you mean kolesnikova-mlm?", "--recipe list")
     says(refused(main, "--store", "a.zarr", "--recipe", f"{own}:three"), str(own), "two")
     says(refused(main, "--store", "a.zarr", "--recipe", tmp_path / "no.toml"), "cannot be read")
     own.write_bytes(b"#" * 2**21)
