@@ -138,15 +138,16 @@ class Reproduction:
     def scores(self) -> Scores:
         """Train and score every arm, and score the teacher.
 
-        Raises UserError where `work` is of another size.
+        Raises UserError where `work` is of another size or other settings.
         """
         self.work.mkdir(parents=True, exist_ok=True)
-        of_size = self.work / "size"
-        if of_size.exists() and of_size.read_text() != self.size:
+        begun_with, now = self.work / "settings.txt", self.settings()
+        if begun_with.exists() and begun_with.read_text() != now:
             raise UserError(
-                f"{self.work}: holds work of --size {of_size.read_text()}; give another --work"
+                f"{self.work}: holds work of other settings, told in {begun_with.name};"
+                " give another --work"
             )
-        of_size.write_text(self.size)
+        begun_with.write_text(now)
         begun, before = time.monotonic(), self.minutes()
         try:
             found = self._each_arm(*self.source.prepare(self.work, self.size))
@@ -157,6 +158,11 @@ class Reproduction:
             name: {measure: [each[measure] for each in some] for measure in some[0]}
             for name, some in found.items()
         }
+
+    def settings(self) -> str:
+        """What decides the work, but for the words of single arms."""
+        words = shlex.join(self.source.words[self.size])
+        return f"--size {self.size}; {self.source.settings[self.size]}\n{words}\n"
 
     def minutes(self) -> float:
         """What all of it took so far."""

@@ -15,7 +15,7 @@ from student_train.recipe import find_recipe
 from student_train.stages import parse_values
 
 AS_TEACHER = "teacher:"  # before a number of layers: of the teacher's width and heads
-MODERNBERT = "modernbert"  # of its kind, too, so that layers can be cut out of it
+MODERNBERT = "modernbert"
 HEADS = ("num_attention_heads", "n_heads", "n_head")  # as BERT calls them, DistilBERT, GPT-2
 MIXED_VOCAB = "mixed-vocab"  # start and vocabulary both, of teacher-dump mixed-vocab
 
@@ -61,6 +61,7 @@ def _as_wide_as_teacher(given: dict[str, Any]) -> str:
                 f"--student {given['student']}: the teacher of {store.path} has no attention heads;"
                 " give HxLxA"
             )
+        # a student of its kind, whose layers can be cut out of it
         kind = f"{MODERNBERT}:" if config.get("model_type") == MODERNBERT else ""
         return f"{kind}{store.features.width}x{given['student'].removeprefix(AS_TEACHER)}x{heads}"
 

@@ -64,7 +64,7 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
 @option(
     "--student",
     help="tiny (264x3x12) or HxLxA: width x layers x heads of a BERT; of a ModernBERT after"
-    " modernbert:; teacher:L: as wide as the teacher",
+    " modernbert:; teacher:L: as wide as the teacher, and a ModernBERT if that is one",
 )
 @option("--align", type=click.Choice(ALIGNMENTS), help="How teacher tokens meet the student's.")
 @option(

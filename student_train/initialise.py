@@ -34,12 +34,12 @@ def initialise(
     another store with the same vocabulary, such as the one that was fine-tuned into this.
     `teacher`: the same averages cut to the width, and layers averaged in consecutive groups and
     cut; of a student as wide as the teacher the masked-LM head, too. A BERT is cut out of BERT-like
-    teachers, a ModernBERT out of ModernBERTs (it attends to the whole text in every layer, whatever
-    the teacher's do). `layers:1,3,5`: the same, each student layer from one teacher layer.
-    `mixed-vocab`: word embeddings as a mixed-vocabulary training left them in the store (Zhao et
-    al. 2021), the rest at random. `random`: nothing. `auto`: teacher where its layers can be cut
-    for the student, else svd, else random. (Kolesnikova et al. 2022, section 3; the choice of
-    layers as in DistilBERT, Sanh et al. 2019, section 3.)
+    teachers, a ModernBERT out of ModernBERTs (it attends to the whole text, with one base of its
+    rotary positions, in every layer, whatever the teacher's do). `layers:1,3,5`: the same, each
+    student layer from one teacher layer. `mixed-vocab`: word embeddings as a mixed-vocabulary
+    training left them in the store (Zhao et al. 2021), the rest at random. `random`: nothing.
+    `auto`: teacher where its layers can be cut for the student, else svd, else random. (Kolesnikova
+    et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al. 2019, section 3.)
 
     Raises UserError if the store keeps no weights or embeddings, or those asked for do not exist or
     do not fit.
@@ -52,7 +52,7 @@ def initialise(
             return [f"{said}, those of {other.path}, content {other.manifest.content()[:12]}"]
     weights = store.teacher_weights()
     if how == "auto":
-        how = _best_start(student, weights)
+        how = _best_start(student, store)
     if how == "random":
         return ["random weights"]
     kind, colon, chosen = how.partition(":")
@@ -152,10 +152,10 @@ def _word_embeddings(weights: Mapping[str, np.ndarray]) -> str | None:
     return next((name for name in weights if name.endswith(WORDS)), None)
 
 
-def _best_start(student: PreTrainedModel, weights: Mapping[str, np.ndarray]) -> str:
-    if _word_embeddings(weights) is None:
+def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
+    if _word_embeddings(store.teacher_weights()) is None:
         return "random"
-    layers = layer_count(weights, student.config.model_type)
+    layers, _ = layer_count(student, store)
     return "teacher" if student.config.num_hidden_layers <= layers else "svd"
 
 

@@ -99,7 +99,8 @@ def check_frozen(options: TrainOptions, shape: Shape) -> None:
     layers = {f"layers.{number}" for number in range(1, shape.layers + 1)}
     positions = {"positions"} if shape.positions else set()
     parts = {"embeddings", "words", "head", *layers, *positions}
-    if missing := sorted(set(options.freeze) - {*parts, "layers", "projection"}):
+    rotary = {"positions"} if shape.heads else set()  # are never trained
+    if missing := sorted(set(options.freeze) - {*parts, *rotary, "layers", "projection"}):
         raise UserError(
             f"--freeze {missing[0]}: a student {options.student} has no such part; it has"
             f" {', '.join(sorted({*parts, 'layers'}))} and the projection"

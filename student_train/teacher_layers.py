@@ -41,8 +41,8 @@ class Parts:
     """How a kind names its parameters, those of the encoder without the encoder's own name.
 
     layers: what a layer's number stands behind.
-    layer: what every layer has; a teacher that lacks any is of another kind.
-    positions: learnt positions, where there are.
+    layer: what layers have; a teacher whose layers have less or more is of another kind.
+    positions: learnt positions; where there are none, they are rotary.
     transform, bias: of the masked-LM head, the first the beginning of several names.
     stacked: matrices that are so many, one upon the other.
     """
@@ -59,7 +59,7 @@ PARTS = {
     "bert": Parts(
         "encoder.layer.",
         tuple(
-            f"{name}.{kind}"
+            f"{name}.{what}"
             for name in (
                 "attention.self.query",
                 "attention.self.key",
@@ -70,7 +70,7 @@ PARTS = {
                 "output.dense",
                 "output.LayerNorm",
             )
-            for kind in ("weight", "bias")
+            for what in ("weight", "bias")
         ),
         "embeddings.position_embeddings.weight",
         TRANSFORM,
@@ -78,7 +78,10 @@ PARTS = {
     ),
     "modernbert": Parts(
         "layers.",
-        ("attn.Wqkv.weight", "attn.Wo.weight", "mlp_norm.weight", "mlp.Wi.weight", "mlp.Wo.weight"),
+        tuple(
+            f"{name}.weight"
+            for name in ("attn_norm", "attn.Wqkv", "attn.Wo", "mlp_norm", "mlp.Wi", "mlp.Wo")
+        ),
         None,
         "head.",
         "decoder.bias",
@@ -87,37 +90,47 @@ PARTS = {
 }
 
 
-def layer_count(weights: Mapping[str, np.ndarray], kind: str) -> int:
-    """The teacher's layers, if they are such as a student of the kind has; else 0."""
-    parts = PARTS.get(kind)
-    plain = {_bert_name(name) for name in weights}
-    if parts is None or not plain.issuperset(f"{parts.layers}0.{name}" for name in parts.layer):
-        return 0
+def layer_count(student: PreTrainedModel, store: FeatureStore) -> tuple[int, str]:
+    """The teacher's layers, if a student's can be cut out of them; else 0, and why."""
+    kind = student.config.model_type
+    if kind not in PARTS:
+        return 0, f"a {kind} has none that a teacher has"
+    parts, plain = PARTS[kind], map(_bert_name, store.teacher_weights())
     behind = len(parts.layers)
-    return 1 + max(int(n[behind:].split(".")[0]) for n in plain if n.startswith(parts.layers))
+    found = [n[behind:].split(".", 1) for n in plain if n.startswith(parts.layers)]
+    if {part for _, part in found} != set(parts.layer):
+        return 0, f"the teacher's are not such as a {kind} has"
+    if not parts.positions:
+        configs = vars(student.config), json.loads(store.teacher_file("config.json"))
+        own, theirs = (c["hidden_size"] // c["num_attention_heads"] for c in configs)
+        if own != theirs:
+            return 0, f"the teacher's heads are {theirs} wide and the student's {own}, and rotary"
+    return 1 + max(int(number) for number, _ in found), ""
 
 
 def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureStore) -> str:
-    """Everything but the words and the head; says what was taken."""
+    """Everything but the words and the head; says what was taken.
+
+    Units of a layer that the teacher has not begin silent.
+    """
     weights, kind = store.teacher_weights(), student.config.model_type
     parts, words = PARTS[kind], student.get_input_embeddings().weight
     plain = {_bert_name(name): name for name in weights}
     inside: dict[str, Tensor] = {}
     around: dict[str, Tensor] = {}
     for name, parameter in student.base_model.named_parameters():
-        if parameter is not words:
+        if parameter is not words and not name.startswith("pooler."):
             (inside if name.startswith(parts.layers) else around)[name] = parameter
     for name in around.keys() & plain.keys():
         values = np.asarray(weights[plain[name]], np.float32)
         if name == parts.positions:
             values = values[first_position(json.loads(store.teacher_file("config.json"))) :]
         _copy_block(around[name], values)
-    count, width = layer_count(weights, kind), student.config.hidden_size
+    count, why = layer_count(student, store)
     if not count:
-        other = f"the teacher's layers are not a {kind}'s, so a student's cannot be cut out of them"
         if chosen:
-            raise UserError(f"--init {how}: {other}; use --init teacher or svd")
-        return f"layers at random: {other}"
+            raise UserError(f"--init {how}: no layers can be cut: {why}; use --init teacher or svd")
+        return f"layers at random: {why}"
     groups = layer_groups(chosen, count, student.config.num_hidden_layers)
     for name, own in inside.items():
         number, _, part = name.removeprefix(parts.layers).partition(".")
@@ -126,7 +139,7 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureSt
         if found:  # a ModernBERT's first layer has no norm before its attention
             _copy_block(own, np.mean(found, axis=0), parts.stacked.get(part, 1))
     told = ", ".join("+".join(map(str, group)) for group in groups)
-    return f"layers {told} of {count}, cut to {width}"
+    return f"layers {told} of {count}, cut to {student.config.hidden_size}"
 
 
 def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
@@ -180,8 +193,11 @@ def _bert_name(name: str) -> str:
 
 
 def _copy_block(parameter: Tensor, values: np.ndarray, stacked: int = 1) -> None:
-    """The leading block that both shapes have, of each matrix of those that are stacked."""
+    """The leading block that both shapes have, of each matrix of those that are stacked; to what a
+    matrix takes from beyond it, nothing."""
     both = zip(parameter.chunk(stacked), np.split(values, stacked), strict=True)
     for own, theirs in both:
         block = tuple(slice(0, min(a, b)) for a, b in zip(own.shape, theirs.shape, strict=True))
         own[block] = torch.from_numpy(theirs[block]).to(own.dtype)
+        if own.ndim == 2:
+            own[:, theirs.shape[1] :] = 0

@@ -85,8 +85,9 @@ def test_arms_are_trained_scored_and_judged(
     for found in scores.values():
         assert found["corpus"] == found["macro F1"]
         assert found["mean"] == pytest.approx([(found["corpus"][0] + found["de"][0]) / 2])
-    with pytest.raises(UserError, match="work of --size small"):
-        Reproduction(source, work, 1, "full").scores()
+    other = replace(source, words={"small": (*WORDS, "--lr", "1e-3")})
+    with pytest.raises(UserError, match="work of other settings, told in settings.txt"):
+        Reproduction(other, work, 1, "small").scores()
     said = reproduce.report(source, scores)
     assert "| teacher |" in said and f"| {OURS} | --recipe tinymbert-d2" in said
     assert (
@@ -184,12 +185,14 @@ def test_examples_are_cut_into_three(
     monkeypatch.setattr(reproduce_data, "DATA", tmp_path)
     rows = [f"{number}\t{number % 2}" for number in range(2000)]
     (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
-    (tmp_path / "b.tsv").write_text("text\tlabel\n5000\t0\n")
+    by_label = [f"{number}\t{number // 5500}" for number in range(5000, 6000)]
+    (tmp_path / "b.tsv").write_text("\n".join(["text\tlabel", *by_label]) + "\n")
     data = Data("F1", "cut", "classify", "a.tsv", "b.tsv" if separate else "", few=300)
     data.cut(tmp_path, "small")
     found = {part: (tmp_path / f"cut.{part}.tsv").read_text().splitlines() for part in PARTS}
     assert all(lines.pop(0) == "text\tlabel" for lines in found.values())
-    expected = (300, CHOSEN["small"], 1 if separate else SCORED["small"])
+    assert {line[-1] for line in found["test"]} == {"0", "1"}
+    expected = (300, CHOSEN["small"], SCORED["small"])
     assert tuple(len(found[part]) for part in PARTS) == expected
     assert len(set(itertools.chain(*found.values()))) == sum(expected)
     data.cut(tmp_path, "full")

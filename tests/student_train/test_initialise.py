@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -72,8 +74,9 @@ def test_cut_start_takes_leading_blocks_of_averaged_layers(started, store):
 
 def test_chosen_layers(started, store):
     student, _, _ = started("layers:2,4")
-    name = "output.dense.bias"
-    wanted = np.asarray(store.teacher_weights()[f"encoder.layer.3.{name}"], np.float32)[:16]
+    name = "attention.output.dense.weight"
+    whole = np.asarray(store.teacher_weights()[f"encoder.layer.3.{name}"], np.float32)
+    wanted = whole[:16, :16]
     own = student.bert.encoder.layer[1].get_parameter(name).detach().numpy()
     np.testing.assert_allclose(own, wanted, atol=1e-6)
 
@@ -173,17 +176,32 @@ def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(started, store):
     own, of_bert = (s.get_input_embeddings().weight.detach()[known] for s in (student, other))
     assert len(said) == 1 and "SVD to 16" in said[0]
     assert torch.nn.functional.cosine_similarity(own, of_bert).min() > 0.999
-    with pytest.raises(UserError, match="layers:1,2: the teacher's layers are not a modernbert's"):
+    with pytest.raises(UserError, match="layers:1,2: no layers can be cut: the teacher's are not"):
         started("layers:1,2", "modernbert:16x2x2")
     with pytest.raises(UserError, match="--init teacher: a bilstm cannot be cut out of a teacher"):
         started("teacher", "bilstm:16,8")
+    _, said, _ = started("teacher", "modernbert:16x2x2")
+    assert said[1] == "layers at random: the teacher's are not such as a modernbert has"
 
 
 @pytest.fixture(scope="module")
-def modern(tiny_teacher, tmp_path_factory):
+def trained(tiny_teacher, tmp_path_factory):
+    """A ModernBERT whose norms and biases are not those of a new one."""
+    folder = shutil.copytree(tiny_teacher("modernbert"), tmp_path_factory.mktemp("m") / "teacher")
+    teacher = AutoModelForMaskedLM.from_pretrained(folder)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+    teacher.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def modern(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("modern")
-    teacher, corpus = tiny_teacher("modernbert"), write_corpus(folder / "a.txt")
-    return open_store(dumped(teacher, corpus, folder / "a.zarr"))
+    return open_store(dumped(trained, write_corpus(folder / "a.txt"), folder / "a.zarr"))
 
 
 def start_of_modernbert(store, how, size):
@@ -209,9 +227,9 @@ def test_a_modernbert_is_cut_out_of_a_modernbert(modern):
         np.testing.assert_allclose(own.detach(), theirs.reshape(own.shape), atol=1e-6)
 
 
-def test_a_modernbert_of_all_the_layers_says_what_its_teacher_says(modern, tiny_teacher):
+def test_a_modernbert_of_all_layers_says_what_its_teacher_says_with_full_attention(modern, trained):
     student, said = start_of_modernbert(modern, "layers:1,2,3,4", "modernbert:32x4x4")
-    teacher = AutoModelForMaskedLM.from_pretrained(tiny_teacher("modernbert"))
+    teacher = AutoModelForMaskedLM.from_pretrained(trained)
     teacher.config.layer_types[:] = student.config.layer_types
     for own, layer in zip(student.model.layers, teacher.model.layers, strict=True):
         layer.attention_type, layer.attn.sliding_window = own.attention_type, None
@@ -225,4 +243,22 @@ def test_a_bert_takes_the_words_alone_of_a_modernbert(modern):
     _, said = start_of_modernbert(modern, "auto", "16x2x2")
     assert len(said) == 1 and "SVD to 16" in said[0]
     _, said = start_of_modernbert(modern, "teacher", "16x2x2")
-    assert "layers at random: the teacher's layers are not a bert's" in said[1]
+    assert said[1] == "layers at random: the teacher's are not such as a bert has"
+
+
+def test_rotary_heads_of_another_width_are_not_cut(modern):
+    _, said = start_of_modernbert(modern, "auto", "modernbert:16x2x4")
+    assert len(said) == 1 and "SVD to 16" in said[0]
+    with pytest.raises(UserError, match="teacher's heads are 8 wide and the student's 4"):
+        start_of_modernbert(modern, "layers:1,2", "modernbert:16x2x4")
+
+
+def test_what_a_layer_has_beyond_the_teachers_is_silent(store):
+    """A student of other proportions, as those of published ModernBERTs are."""
+    tokenizer = student_tokenizer("teacher", store)
+    student = make_student("32x4x4", tokenizer, 64)
+    theirs = store.teacher_weights()["encoder.layer.0.output.dense.weight"].shape[1]
+    initialise(student, "teacher", store, vocabulary_map(store, tokenizer))
+    own = student.bert.encoder.layer[0].output.dense.weight
+    assert own.shape[1] > theirs
+    assert not own[:, theirs:].any() and own[:, :theirs].any()

@@ -14,7 +14,7 @@ from student_train.arguments import options_of
 from student_train.cli import main
 from student_train.options import TrainOptions
 from student_train.recipe import all_recipes, find_recipe, listed, read_recipes
-from student_train.stages import stages_of
+from student_train.stages import check_frozen, stages_of
 from student_train.sweep import main as sweep
 from tests.end_to_end.support import ROOT, dumped, ok, refused, says, write_corpus
 
@@ -73,7 +73,9 @@ def test_a_student_as_wide_as_its_teacher(
     store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.zarr", **settings)
     given = {"store": (str(store),), "recipe": "slovakbert-6"}
     assert options_of(given).student == f"{its}32x6x4"
-    assert options_of({**given, "student": "teacher:2"}).student == f"{its}32x2x4"
+    options = options_of({**given, "student": "teacher:2"})
+    assert options.student == f"{its}32x2x4"
+    check_frozen(options, parse_student(options.student))  # its positions, learnt or rotary
 
 
 def test_options_given_win_in_every_stage(own: Path) -> None:
