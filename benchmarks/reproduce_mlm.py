@@ -90,7 +90,7 @@ def mixed(work: Path, size: str) -> tuple[list[Path], Path]:
     """Stage I: the student's embeddings, learnt within the teacher."""
     cut_all(INTENTS, work, size)
     words = {
-        "small": ("--limit", "200000", "--steps", "500", "--batch-tokens", "1024", "--lr", "1e-3",
+        "small": ("--limit", "200000", "--steps", "300", "--batch-tokens", "1024", "--lr", "1e-3",
                   "--precision", "bf16"),
         "full": ("--steps", "20000"),
     }  # fmt: skip
@@ -104,7 +104,8 @@ def mixed(work: Path, size: str) -> tuple[list[Path], Path]:
 
 SLOVAK_DATA = {size: (
     Data("POS macro F1", "pos", "pos", "pos/sk_snk.train.tsv", "pos/sk_snk.dev.tsv", few=300),
-    Data("NER entity F1", "ner", "ner", "ner/sk_uner.train.tsv", "ner/sk_uner.dev.tsv", few=300),
+    # Of its dev file, which is of other genres, no model fine-tuned on fiction finds the entities.
+    Data("NER entity F1", "ner", "ner", "ner/sk_uner.train.tsv", few=300),
 ) for size in SIZES}  # fmt: skip
 SAME_DATA = ("--min-length", "11")  # as their recipe has it
 # Better for the teacher's tags than the default, held out, in half the time.
@@ -191,7 +192,7 @@ MLM_SOURCES = {
     "zhao": Source(
         "Mixed vocabularies in miniature",
         {
-            "small": "MiniLM, 500 steps of 1,024 tokens of stage I and 400 of 512 of stage II (far"
+            "small": "MiniLM, 300 steps of 1,024 tokens of stage I and 400 of 512 of stage II (far"
             " fewer than published), over the same 200,000 of English novels; students ModernBERTs"
             " of 128x2x2, lr 1e-3, ours at the default of 4e-3; 5k WordPiece; fine-tuned with"
             " `--group-by-length` on 800 examples of each task, of slots on 1,200.",
