@@ -90,7 +90,7 @@ def mixed(work: Path, size: str) -> tuple[list[Path], Path]:
     """Stage I: the student's embeddings, learnt within the teacher."""
     cut_all(INTENTS, work, size)
     words = {
-        "small": ("--limit", "200000", "--steps", "300", "--batch-tokens", "1024", "--lr", "1e-3",
+        "small": ("--limit", "200000", "--steps", "500", "--batch-tokens", "1024", "--lr", "1e-3",
                   "--precision", "bf16"),
         "full": ("--steps", "20000"),
     }  # fmt: skip
@@ -192,7 +192,7 @@ MLM_SOURCES = {
     "zhao": Source(
         "Mixed vocabularies in miniature",
         {
-            "small": "MiniLM, 300 steps of 1,024 tokens of stage I and 400 of 512 of stage II (far"
+            "small": "MiniLM, 500 steps of 1,024 tokens of stage I and 400 of 512 of stage II (far"
             " fewer than published), over the same 200,000 of English novels; students ModernBERTs"
             " of 128x2x2, lr 1e-3, ours at the default of 4e-3; 5k WordPiece; fine-tuned with"
             " `--group-by-length` on 800 examples of each task, of slots on 1,200.",
