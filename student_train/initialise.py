@@ -34,12 +34,13 @@ def initialise(
     another store with the same vocabulary, such as the one that was fine-tuned into this.
     `teacher`: the same averages cut to the width, and layers averaged in consecutive groups and
     cut; of a student as wide as the teacher the masked-LM head, too. A BERT is cut out of BERT-like
-    teachers, a ModernBERT out of ModernBERTs (it attends to the whole text, with one base of its
-    rotary positions, in every layer, whatever the teacher's do). `layers:1,3,5`: the same, each
-    student layer from one teacher layer. `mixed-vocab`: word embeddings as a mixed-vocabulary
-    training left them in the store (Zhao et al. 2021), the rest at random. `random`: nothing.
-    `auto`: teacher where its layers can be cut for the student, else svd, else random. (Kolesnikova
-    et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al. 2019, section 3.)
+    teachers, a ModernBERT out of ModernBERTs with heads as wide (it attends to the whole text, with
+    one base of its rotary positions, in every layer, whatever the teacher's do). `layers:1,3,5`:
+    the same, each student layer from one teacher layer. `mixed-vocab`: word embeddings as a
+    mixed-vocabulary training left them in the store (Zhao et al. 2021), the rest at random.
+    `random`: nothing. `auto`: teacher where its layers can be cut for the student, else svd, else
+    random. (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al.
+    2019, section 3.)
 
     Raises UserError if the store keeps no weights or embeddings, or those asked for do not exist or
     do not fit.
