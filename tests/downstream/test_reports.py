@@ -152,7 +152,8 @@ def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
     score = {"primary": 0.5, "accuracy": 0.5}
     scores: dict[str, Any] = {
         "task": "pos", "model": f"{model}/", "measures": {"accuracy": "accuracy"},
-        "seeds": [{}, {}], "files": {"dev": "dev.tsv"}, "mean": {"dev": score}, "deviation": {"dev": score},
+        "seeds": [{}, {}], "files": {"dev": "dev.tsv"},
+        "mean": {"dev": score}, "deviation": {"dev": score},
     }  # fmt: skip
     mlm = {**scores, "task": "mlm", "model": "scratch:1x1x1", "saved": [str(model)], "scale": 1}
     runs = [folder / name for name in ("speed", "pos", "mlm")]
