@@ -20,17 +20,16 @@ from typing import Any
 import click
 import torch
 
-from benchmarks import dumping, stepping
-from benchmarks.interleaved import Figures, interleaved
-from benchmarks.report import of_text, publish, table
-from benchmarks.small_store import on_small_store, random_teacher
-from benchmarks.teacher_gone import training
+from benchmarks.common.interleaved import Figures, interleaved
+from benchmarks.common.results import of_text, publish, table
+from benchmarks.common.small_store import on_small_store, random_teacher
+from benchmarks.speed import dumping, stepping
+from benchmarks.speed.teacher_gone import training
 from store import open_store
-from store.console import check_device, command_errors
-from student_train.options import CACHES, TrainOptions
-from teacher_dump import heads
-from teacher_dump.options import DumpOptions
-from teacher_dump.teacher import load_teacher
+from student_train.settings.options import CACHES, TrainOptions
+from support.console import check_device, command_errors
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.teacher.teacher import heads, load_teacher
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}  # a second
 FEATURES: dict[str, dict[str, Any]] = {

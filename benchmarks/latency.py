@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
-from benchmarks.report import RESULTS, publish, table
-from benchmarks.sizes import measured
-from store.console import command_errors
+from benchmarks.common.results import RESULTS, publish, table
+from benchmarks.quality.sizes import measured
+from support.console import command_errors
 
 TEACHER = ("768x12x12", 119_547)
 STUDENTS = (
@@ -38,7 +38,7 @@ def random_model(folder: Path, shape: str, pieces: int) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from student_train.architecture import make_student
+    from student_train.model.kinds import make_student
 
     words = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, pieces)}}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))

@@ -26,12 +26,12 @@ from pathlib import Path
 
 import click
 
-from benchmarks.processes import PART_TOKENS, finish, fork, in_small_parts
-from benchmarks.report import RESULTS, publish, table
+from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
+from benchmarks.common.results import RESULTS, publish, table
 from store import open_store
-from store.console import command_errors
-from store.disk import UNFINISHED
-from store.verify import verify
+from store.tools.verify import verify
+from support.console import command_errors
+from support.files import UNFINISHED
 
 Words = tuple[str | Path | int, ...]
 DUMP = ("--logits", "topk:8", "--views", 2, "--max-length", 64, "--batch-tokens", 256)
@@ -99,7 +99,7 @@ class Job:
     def kill_real(self, chance: random.Random) -> bool:
         """The same with a process that was begun by a shell's means and imports everything."""
         self.clear()
-        line = [sys.executable, "-m", "benchmarks.processes", *map(str, self.words)]
+        line = [sys.executable, "-m", "benchmarks.common.processes", *map(str, self.words)]
         with self.log.open("ab") as log:
             process = subprocess.Popen(line, stdout=log, stderr=log)
         while process.poll() is None and self.moment(self.out) == "beginning":
@@ -214,7 +214,7 @@ def make_teacher(folder: Path, corpus: Path) -> None:
 
 def jobs(folder: Path) -> list[Job]:
     """A dump to each format, and a training from the last, with all that they need."""
-    from teacher_dump.corpus import Corpus
+    from teacher_dump.corpus.documents import Corpus
 
     model, corpus = folder / "teacher", folder / "corpus.txt"
     texts = (" ".join(d.text.split())[:300] for d in Corpus.open(["python-docs"]))

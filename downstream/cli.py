@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from downstream.taking import COLUMNS, TAKES, refuse
-from store.console import CONTEXT, command_errors
-from store.errors import UserError
+from downstream.options import COLUMNS, TAKES, refuse
+from support.console import CONTEXT, command_errors
+from support.errors import UserError
 
 HELP = """Use a checkpoint for something.
 
@@ -153,9 +153,9 @@ def main(task: str, **options: Any) -> None:
 
 def _mlm(task: str, given: dict[str, Any]) -> None:
     from downstream import report
-    from downstream.mlm import MlmSettings
-    from downstream.mlm_scores import score_as_is, train_seeds
-    from downstream.scratch import PREFIX
+    from downstream.mlm.scores import score_as_is, train_seeds
+    from downstream.mlm.scratch import PREFIX
+    from downstream.mlm.train import MlmSettings
 
     if "steps" in given and "epochs" in given:
         raise UserError("--steps and --epochs contradict each other; give one")
@@ -178,7 +178,7 @@ def _mlm(task: str, given: dict[str, Any]) -> None:
 
 def _fine_tune(task: str, given: dict[str, Any]) -> None:
     from downstream import report
-    from downstream.finetune import FineTuneSettings, fine_tune, score_as_is
+    from downstream.tasks.fine_tune import FineTuneSettings, fine_tune, score_as_is
 
     as_is = given.pop("as_is", False)
     if not as_is and "dev" not in given:
@@ -218,10 +218,10 @@ def _columns(task: str, given: dict[str, Any]) -> dict[str, str]:
 
 
 def _task(name: str, columns: dict[str, str], own: dict[str, Any]) -> Any:
-    from downstream.classify import Classify
-    from downstream.pair import PairScore
-    from downstream.qa import QA
-    from downstream.tagging import Entities, PartsOfSpeech
+    from downstream.tasks.classify import Classify
+    from downstream.tasks.pair import PairScore
+    from downstream.tasks.qa import QA
+    from downstream.tasks.tagging import Entities, PartsOfSpeech
 
     if name in ("pos", "ner"):
         return PartsOfSpeech(**own) if name == "pos" else Entities(**own)
@@ -247,8 +247,8 @@ def _speed(task: str, given: dict[str, Any]) -> None:
 
 
 def _texts(path: Path, columns: dict[str, str]) -> list[str]:
+    from downstream.mlm.text_blocks import read_lines
     from downstream.tables import read_rows
-    from downstream.text import read_lines
 
     if path.suffix.lower() == ".txt":
         return read_lines(path)

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from store import TaskSpec
-from store.errors import UserError
-from store.positions import first_position
 from student_train.bilstm import BiLstmConfig  # and the Auto classes know such students
-from teacher_dump.loading import load_config, load_network, load_tokenizer
-from teacher_dump.models import ResolvedModel
-from teacher_dump.networks import HEADS, load_with_head, task_of
+from support.errors import UserError
+from teacher_dump.teacher.checkpoint_names import ResolvedModel
+from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
+from teacher_dump.teacher.networks import HEADS, load_with_head, task_of
+from training.position_embeddings import first_position
 
 SMALL_WIDTH = 384
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.table import Table
 
-from store import disk
-from store.console import counted, readable, wide_console
-from store.errors import UserError
+from support import files
+from support.console import counted, readable, wide_console
+from support.errors import UserError
 
 FILE = "scores.json"
 TEST = "test"  # also the mean over files, where there are several
@@ -41,7 +41,7 @@ def show(table: Table) -> None:
 def save(result: dict[str, Any], out: Path) -> None:
     """Write `scores.json` into a new folder."""
     out.mkdir(parents=True, exist_ok=True)
-    disk.write(out / FILE, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    files.write(out / FILE, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def result_of(

@@ -19,9 +19,9 @@ from transformers import AutoModel
 from transformers.utils.hub import cached_file
 
 from downstream.encoders import longest_input
-from store.console import counted
-from teacher_dump.loading import load_config, load_network, load_tokenizer
-from teacher_dump.models import resolve_model
+from support.console import counted
+from teacher_dump.teacher.checkpoint_names import resolve_model
+from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
 
 SENTENCES = 20
 SENTENCE_TOKENS = 32

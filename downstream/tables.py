@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from store.console import counted
-from store.errors import UserError
-from teacher_dump.lines import read_lines
-from teacher_dump.readers import csv_rows, json_rows
+from support.console import counted
+from support.errors import UserError
+from teacher_dump.corpus.readers import csv_rows, json_rows
+from teacher_dump.corpus.utf8_lines import read_lines
 
 
 class Row(dict[str, Any]):

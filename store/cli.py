@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from store.codecs import CODECS
-from store.console import CONTEXT, command_errors, counted, readable, wide_console
-from store.errors import StoreError, UserError, without_remedy
+from store.errors import StoreError, without_remedy
+from store.format.codecs import CODECS
+from support.console import CONTEXT, command_errors, counted, readable, wide_console
+from support.errors import UserError
 
 if TYPE_CHECKING:
-    from store.verify import Report
+    from store.tools.verify import Report
 
 
 def _progress(unit: str) -> Any:
@@ -42,8 +43,8 @@ def main() -> None:
 @command_errors
 def info(path: str, as_json: bool, allow_partial: bool) -> None:
     """What a store holds: teacher, corpus, features, codec, sizes."""
-    from store.info import describe, info_lines
-    from store.reader import open_store
+    from store.read.store import open_store
+    from store.tools.info import describe, info_lines
 
     store = open_store(path, allow_partial=allow_partial)
     text = json.dumps(describe(store), indent=1) if as_json else "\n".join(info_lines(store))
@@ -68,7 +69,7 @@ def verify(
     And with the store's own tokenizer; with --model a sample is compared with what the teacher
     says. Exit code 1 if anything is wrong.
     """
-    from store.verify import verify as check
+    from store.tools.verify import verify as check
 
     report = check(path, progress=_bars, allow_partial=allow_partial)
     _told(path, report)
@@ -94,8 +95,8 @@ def _told(path: str, report: Report) -> None:
 def _compare(
     path: str, allow_partial: bool, model: str, sample: int, seed: int, device: str
 ) -> None:
-    from store.live import checker
-    from store.reader import open_store
+    from store.read.store import open_store
+    from store.tools.live import checker
 
     store = open_store(path, allow_partial=allow_partial)
     found = checker()(store, model, sample, seed, device)
@@ -124,7 +125,7 @@ def repair(path: str) -> None:
 
     The command that made it, typed again, makes just these again and finishes it.
     """
-    from store.repair import repair as drop
+    from store.tools.repair import repair as drop
 
     left, report = drop(path, progress=_bars)
     _told(path, report)
@@ -149,11 +150,11 @@ def convert(source: str, target: str, codec: str | None) -> None:
     if "://" in target:
         if codec:
             raise UserError("--codec: convert to a .zarr on this machine first, then to an address")
-        from store.upload import upload
+        from store.tools.upload import upload
 
         upload(source, target, progress=_progress("file"))
     else:
-        from store.convert import convert as copy
+        from store.tools.convert import convert as copy
 
         copy(source, target, codec, progress=_progress("part"))
     _written(target)
@@ -174,15 +175,15 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> None:
 
     SOURCES hold the same features and are copied to TARGET, one after the other.
     """
-    from store.merge import merge as join
+    from store.tools.merge import merge as join
 
     join(sources, target, recode, progress=_progress("part"))
     _written(target)
 
 
 def _written(path: str) -> None:
-    from store.info import bytes_on_disk
-    from store.reader import open_store
+    from store.read.store import open_store
+    from store.tools.info import bytes_on_disk
 
     store, size = open_store(path), bytes_on_disk(path)
     click.echo(
@@ -199,8 +200,8 @@ def _written(path: str) -> None:
 @command_errors
 def show(path: str, number: int, view: int, allow_partial: bool) -> None:
     """One sequence: text, tokens with their spans, best logits."""
-    from store.reader import open_store
-    from store.show import record_table
+    from store.read.store import open_store
+    from store.tools.show import record_table
 
     headline, record, table = record_table(
         open_store(path, allow_partial=allow_partial), number, view

@@ -1,12 +1,8 @@
-"""Errors that are written for the person at the keyboard."""
+"""What is wrong with a store, and what to do about it."""
 
 from __future__ import annotations
 
-import os
-
-
-class UserError(Exception):
-    """One line: what is wrong, where, what was expected and found, what to do next."""
+from support.errors import UserError
 
 
 class StoreError(UserError):
@@ -17,8 +13,6 @@ VERIFY = "run `feature-store verify`"
 """What to do where a store can be opened, but something in it cannot be read."""
 RESTORE = "restore it from a copy, or remove it and dump again with the same arguments"
 """What to do where a store cannot even be opened."""
-ANOTHER = "give another name, or remove what is there"
-"""What to do where something is in the way of a new store."""
 
 
 def without_remedy(message: object) -> str:
@@ -27,32 +21,3 @@ def without_remedy(message: object) -> str:
     for remedy in (VERIFY, RESTORE, "the store is damaged"):
         text = text.removesuffix(remedy).rstrip("; :")
     return text
-
-
-NO_MEMORY = (
-    "out of memory",
-    "allocate memory",
-    "not enough memory",
-    "bad_alloc",
-    "ALLOC_FAILED",
-    "could not create a primitive",  # oneDNN, on a CPU
-)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short: torch says so in a RuntimeError with words of the device."""
-    if isinstance(error, RuntimeError):
-        return any(words in str(error) for words in NO_MEMORY)
-    return isinstance(error, MemoryError)
-
-
-def of_path(error: OSError) -> str:
-    """What the system says of a file or folder, and what to look at."""
-    where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-    cause = error.strerror or first_line(error)
-    return f"{where}{cause}; check the name, its permissions and the room that is left"
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, or its kind if it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -29,7 +29,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
-from store.errors import UserError
+from support.errors import UserError
 
 
 class BiLstmConfig(PreTrainedConfig):

@@ -7,10 +7,18 @@ from typing import Any
 
 import click
 
-from store.console import CONTEXT, OPTIMIZERS, command_errors
-from store.rareness import MASK_WORDS
-from store.stopping import stoppable
-from student_train.options import ALIGNMENTS, CACHES, DATA, DEFAULT_LOSS, TrainOptions, describe
+from student_train.settings.options import (
+    ALIGNMENTS,
+    CACHES,
+    DATA,
+    DEFAULT_LOSS,
+    TrainOptions,
+    describe,
+)
+from support.console import CONTEXT, command_errors
+from support.signals import stoppable
+from training.optimizer import OPTIMIZERS
+from training.rare_masks import MASK_WORDS
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
 
@@ -29,7 +37,7 @@ def option(*names: str, **settings: Any) -> Any:
 
 def _list_recipes(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
     if value in ("list", ("list",)):
-        from student_train.recipe import listed
+        from student_train.settings.recipe import listed
 
         click.echo(listed())
         context.exit()
@@ -191,7 +199,7 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
 @click.pass_context
 @command_errors
 def main(context: click.Context, resume: bool, **arguments: Any) -> None:
-    from student_train.arguments import options_of  # torch loads only for work
+    from student_train.settings.arguments import options_of  # torch loads only for work
 
     default = click.core.ParameterSource.DEFAULT
     options = options_of(
@@ -199,7 +207,7 @@ def main(context: click.Context, resume: bool, **arguments: Any) -> None:
     )
     click.echo(describe(options))
     with stoppable(lambda: kept(options.out_folder())):
-        from student_train.run import run
+        from student_train.output.run import run
 
         report = run(options, resume=resume, say=click.echo)
     result = report["result"]
@@ -214,7 +222,7 @@ def main(context: click.Context, resume: bool, **arguments: Any) -> None:
 
 def kept(out: Path) -> str:
     """What a stopped training has, and how to go on."""
-    from student_train.checkpoint import newest_checkpoint
+    from student_train.train.checkpoint import newest_checkpoint
 
     words = " and --resume" if (out / "training.json").exists() else ""
     return f"{out}: {newest_checkpoint(out / 'checkpoints')}; go on with the same command{words}"

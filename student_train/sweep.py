@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from store import disk
-from store.console import CONTEXT, command_errors, wide_console
-from store.errors import UserError
-from store.stopping import stoppable
 from student_train.cli import DEFAULT, told
 from student_train.cli import main as student_train
-from student_train.options import TrainOptions, beside
+from student_train.settings.options import TrainOptions, beside
+from support import files
+from support.console import CONTEXT, command_errors, wide_console
+from support.errors import UserError
+from support.signals import stoppable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,7 +56,7 @@ def sweep(
     --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
     Students that are finished already are not trained again.
     """
-    from student_train.arguments import options_of
+    from student_train.settings.arguments import options_of
 
     folder = out or beside(store[0], "sweep")
     once = {"store": store, "out": None, "workers": workers or 0, "cache": cache}
@@ -78,7 +78,7 @@ def sweep(
                 **report["result"],
             }
         )
-    disk.write(folder / "sweep.json", json.dumps(rows, indent=1).encode())
+    files.write(folder / "sweep.json", json.dumps(rows, indent=1).encode())
     show(table(rows, varied))
     click.echo(f"students and sweep.json in {folder}")
 
@@ -86,9 +86,9 @@ def sweep(
 def _check(folder: Path, paths: tuple[str, ...], planned: list[TrainOptions]) -> None:
     """Refuse, before the first student is trained, whatever any of them could be refused for."""
     from store import open_store
-    from student_train.check import check
-    from student_train.report import learnt_from, read_report
-    from student_train.run import prepare
+    from student_train.output.report import learnt_from, read_report
+    from student_train.output.run import prepare
+    from student_train.train.checks import check
 
     starts = dict[tuple[Any, ...], TrainOptions]()
     with ExitStack() as opened:
@@ -109,9 +109,9 @@ def _check(folder: Path, paths: tuple[str, ...], planned: list[TrainOptions]) ->
 
 def _student(told: str, target: Path, options: TrainOptions) -> dict[str, Any]:
     """Train a student, or go on with it, where it is not finished; what its training.json says."""
-    from student_train.checkpoint import newest_checkpoint
-    from student_train.report import read_report
-    from student_train.run import run
+    from student_train.output.report import read_report
+    from student_train.output.run import run
+    from student_train.train.checkpoint import newest_checkpoint
 
     def kept() -> str:
         return f"{target}: {newest_checkpoint(target / 'checkpoints')}; the same command goes on"

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from store.console import CONTEXT, command_errors, counted
-from store.rareness import MASK_WORDS
-from teacher_dump import shared_options as shared
-from teacher_dump.mixed_vocab_cli import mixed_vocab
-from teacher_dump.options import DumpOptions
+from support.console import CONTEXT, command_errors, counted
+from teacher_dump.job import shared_options as shared
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.mixed_vocab.cli import mixed_vocab
+from training.rare_masks import MASK_WORDS
 
 HELP = """Run a teacher once over a corpus and write what it knew about every token into a store.
 
@@ -102,7 +102,9 @@ class WithCommand(click.Command):
 @shared.trust_remote_code
 @command_errors
 def main(**arguments: Any) -> None:
-    from teacher_dump.dump import dump  # torch and transformers load only for work, not for --help
+    from teacher_dump.job.dump import (
+        dump,  # torch and transformers load only for work, not for --help
+    )
 
     options = DumpOptions(corpus=shared.listed(arguments.pop("corpus")), **arguments)
     done = dump(options, say=click.echo)

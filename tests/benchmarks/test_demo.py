@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.demo import Settings, demo, held_out_texts
-from benchmarks.demo_measure import encode, sentence_vectors, similarities, spearman
-from benchmarks.demo_report import show
+from benchmarks.demo.demo import Settings, demo, held_out_texts
+from benchmarks.demo.measure import encode, sentence_vectors, similarities, spearman
+from benchmarks.demo.table import show
 from store import open_store
-from store.errors import UserError
+from support.errors import UserError
 from tests.texts import ENGLISH, FRENCH, GERMAN
 
 

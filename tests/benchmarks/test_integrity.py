@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import integrity, integrity_soak
-from benchmarks.integrity_soak import Series, watch
+from benchmarks.integrity import integrity, soak
+from benchmarks.integrity.soak import Series, watch
 from store import open_store
 
 GROWING = """
@@ -65,7 +65,7 @@ def test_what_is_flat() -> None:
 def test_a_watched_process_must_live(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integrity_soak, "SAMPLE_SECONDS", 0.02)
+    monkeypatch.setattr(soak, "SAMPLE_SECONDS", 0.02)
     grow(child)
     assert len(watch({"it": child}, 0.2)["it"].files) > 2
     child.kill()

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import reading, synthetic
-from benchmarks.reading import Bench, measure, sums
-from benchmarks.reading_peers import peers
+from benchmarks.common import synthetic
+from benchmarks.reading.readers import peers
+from benchmarks.reading.reading import Bench, measure, reading, sums
 from store import StoreError, open_store
-from store.verify import verify
+from store.tools.verify import verify
 
 
 def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.results import publish, table
 from benchmarks.reliability import HEAD, Job, jobs
-from benchmarks.report import publish, table
 
 
 @pytest.fixture(scope="module")

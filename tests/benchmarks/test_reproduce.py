@@ -13,22 +13,24 @@ from typing import Any
 import click
 import pytest
 
-from benchmarks import latency, reproduce, reproduce_data, reproduce_runs, reproduce_sources, sizes
-from benchmarks.reproduce_data import CHOSEN, SCORED, Data
-from benchmarks.reproduce_runs import OURS, SIZES, Arm, Reproduction, Source, Task
-from benchmarks.reproduce_sources import SOURCES
-from benchmarks.reproduce_tasks import PER_CLASS, few_labels, few_tags
+from benchmarks import latency
+from benchmarks.quality import sizes
+from benchmarks.reproduce import arms, examples, reproduce, sources
+from benchmarks.reproduce.arms import OURS, SIZES, Arm, Reproduction, Source, Task
+from benchmarks.reproduce.examples import CHOSEN, SCORED, Data
+from benchmarks.reproduce.sources import SOURCES
+from benchmarks.reproduce.task_teachers import PER_CLASS, few_labels, few_tags
 from downstream.cli import main as score
-from downstream.taking import AS_IS, TAKES
-from store.errors import UserError
-from store.features import TaskSpec
-from student_train.architecture import parse_student
-from student_train.arguments import options_of
+from downstream.options import AS_IS, TAKES
+from store.format.features import TaskSpec
 from student_train.cli import main as student_train
-from student_train.stages import stages_of
+from student_train.model.kinds import parse_student
+from student_train.settings.arguments import options_of
+from student_train.settings.stages import stages_of
+from support.errors import UserError
 from tests.downstream.test_bilstm import saved
 from tests.end_to_end.support import dumped, ok, refused, write_corpus
-from tests.teacher_dump.test_gold import TAGS
+from tests.teacher_dump.windows.test_gold_labels import TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
 WORDS = ("--student", "bilstm:8,8", "--vocab", "300", "--device", "cpu", "--steps", "2")
@@ -42,7 +44,7 @@ def in_this_process(module: str, *words: str | Path, jobs: int = 1) -> None:
 def test_arms_are_trained_scored_and_judged(
     tmp_path: Path, tiny_teacher: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce_runs, "command", in_this_process)
+    monkeypatch.setattr(arms, "command", in_this_process)
     lines = []
     for text in (ENGLISH + RUSSIAN) * 2:
         lines += [f"{word}\t{TAGS[0]}" for word in text.split()] + [""]
@@ -115,7 +117,7 @@ def test_arms_are_trained_scored_and_judged(
     compared = reproduce.compare_best({"a": source}, tmp_path, 1, "small")
     assert "| a | tags | macro F1 |" in compared and "- a, ours is better: " in compared
     for name in ("ALL", "SOURCES"):
-        monkeypatch.setattr(reproduce_sources, name, {"a": source})
+        monkeypatch.setattr(sources, name, {"a": source})
     results = tmp_path / "RESULTS.md"
     options = ("--work", tmp_path, "--seeds", "1", "--results", results)
     ok(reproduce.main, "all", *options)
@@ -126,9 +128,9 @@ def test_arms_are_trained_scored_and_judged(
 
 
 def test_a_command_that_fails_ends_all() -> None:
-    reproduce_runs.command("downstream.cli", "--help")
+    arms.command("downstream.cli", "--help")
     with pytest.raises(UserError, match="downstream.cli --task nonsense: ended with exit code 2"):
-        reproduce_runs.command("downstream.cli", "--task", "nonsense")
+        arms.command("downstream.cli", "--task", "nonsense")
 
 
 def test_an_ordering_is_decided_by_more_than_the_deviation() -> None:
@@ -182,7 +184,7 @@ def given(command: click.Command, words: list[str]) -> dict[str, Any]:
 def test_examples_are_cut_into_three(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separate: bool
 ) -> None:
-    monkeypatch.setattr(reproduce_data, "DATA", tmp_path)
+    monkeypatch.setattr(examples, "DATA", tmp_path)
     rows = [f"{number}\t{number % 2}" for number in range(2000)]
     (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     by_label = [f"{number}\t{number // 5500}" for number in range(5000, 6000)]

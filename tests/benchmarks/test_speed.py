@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import aligning, dumping, economy, fine_tuning, gpu, growth, interleaved, stepping
-from benchmarks.reproduce_data import Data
-from benchmarks.small_store import random_teacher, small_store
-from benchmarks.teacher_gone import training
+from benchmarks import gpu
+from benchmarks.common import interleaved
+from benchmarks.common.small_store import random_teacher, small_store
+from benchmarks.reproduce.examples import Data
+from benchmarks.speed import aligning, dumping, economy, fine_tuning, growth, stepping
+from benchmarks.speed.teacher_gone import training
 from store import open_store
-from student_train.options import CACHES, TrainOptions
-from student_train.run import prepare
-from teacher_dump.options import DumpOptions
+from student_train.output.run import prepare
+from student_train.settings.options import CACHES, TrainOptions
+from teacher_dump.job.options import DumpOptions
 from tests.downstream.learnable import classified
 from tests.texts import ENGLISH, FRENCH, GERMAN
 

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import codecs, main_job, quality
-from benchmarks import distillation_helps as helps
-from benchmarks.report import publish, table
+from benchmarks.common.results import publish, table
+from benchmarks.quality import codecs, quality
+from benchmarks.quality import distillation_helps as helps
+from benchmarks.speed import main_job
 from store import open_store
-from store.errors import UserError
-from student_train.options import TrainOptions
-from student_train.vocabulary import student_tokenizer
-from teacher_dump.dump import dump
-from teacher_dump.options import DumpOptions
+from student_train.model.vocabulary import student_tokenizer
+from student_train.settings.options import TrainOptions
+from support.errors import UserError
+from teacher_dump.job.dump import dump
+from teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import ok
 from tests.texts import ENGLISH, FRENCH, GERMAN
 

@@ -15,15 +15,15 @@ from transformers import (
     AutoTokenizer,
 )
 
-from downstream.words import first_pieces, read_tagged
-from store.features import TaskSpec
+from downstream.tasks.word_tags import first_pieces, read_tagged
+from store.format.features import TaskSpec
 from student_train.cli import main as student_train
 from tests.downstream.learnable import classified, paired, table
+from tests.downstream.tasks.test_tagging import TAGS, write_tagged
 from tests.downstream.test_bilstm import saved
 from tests.downstream.test_cli import run
-from tests.downstream.test_tagging import TAGS, write_tagged
 from tests.end_to_end.support import dumped, ok
-from tests.teacher_dump.test_gold import TAGS as IOB
+from tests.teacher_dump.windows.test_gold_labels import TAGS as IOB
 
 Teacher = Callable[..., Path]
 LABELS = ("STUDENT", "KEEPER", "TEACHER")  # not in the order of the alphabet

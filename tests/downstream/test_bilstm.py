@@ -12,12 +12,12 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from downstream.encoders import default_lr, longest_input
-from downstream.probe import linear_probe
-from store.features import TaskSpec
-from student_train.architecture import make_student
+from downstream.tasks.probe import linear_probe
+from store.format.features import TaskSpec
+from student_train.model.kinds import make_student
 from tests.downstream.learnable import asked, classified, paired
+from tests.downstream.tasks.test_tagging import write_tagged
 from tests.downstream.test_cli import run
-from tests.downstream.test_tagging import write_tagged
 from tests.texts import SENTENCES
 
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from downstream.cli import main
-from tests.downstream.test_tagging import write_tagged
+from tests.downstream.tasks.test_tagging import write_tagged
 from tests.texts import SENTENCES
 
 Teacher = Callable[[str], Path]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from store.errors import UserError
-from teacher_dump import models
-from teacher_dump.models import corpus_of, resolve_model
+from support.errors import UserError
+from teacher_dump.teacher import checkpoint_names
+from teacher_dump.teacher.checkpoint_names import corpus_of, resolve_model
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_a_hub_model_that_cannot_be_reached_is_refused(name: str, no_cache: None
 
 RESOLVE = """
 import sys
-from teacher_dump.models import resolve_model
-from store.errors import UserError
+from teacher_dump.teacher.checkpoint_names import resolve_model
+from support.errors import UserError
 try:
     found = resolve_model(sys.argv[1])
     print(found.path_or_id, found.revision)
@@ -103,7 +103,7 @@ def test_a_name_that_the_hub_cannot_have_is_refused(no_cache: None) -> None:
 
 
 def test_rubert_brings_its_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_fetched", lambda name: "1" * 40)
+    monkeypatch.setattr(checkpoint_names, "_fetched", lambda name: "1" * 40)
     found = resolve_model("rubert-base")
     assert found.path_or_id == "DeepPavlov/rubert-base-cased-conversational"
     assert corpus_of("rubert-base") == "hf:wikimedia/wikipedia@20231101.ru:train"
@@ -121,7 +121,7 @@ def test_minilm_comes_from_its_package_and_its_weights_are_checked(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match="sha256 of the weights is .* expected 53aa5117"):
         resolve_model("minilm")
-    monkeypatch.setattr(models, "MINILM_SHA256", hashlib.sha256(b"weights").hexdigest())
+    monkeypatch.setattr(checkpoint_names, "MINILM_SHA256", hashlib.sha256(b"weights").hexdigest())
     assert resolve_model("minilm").path_or_id == str(folder)
 
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from downstream.questions import Answer, Question, read_questions
+from downstream.mlm.text_blocks import read_lines
 from downstream.tables import read_rows
-from downstream.text import read_lines
-from downstream.words import Sentence, read_tagged
-from store.errors import UserError
-from teacher_dump import lines
-from teacher_dump.corpus import Corpus
+from downstream.tasks.questions import Answer, Question, read_questions
+from downstream.tasks.word_tags import Sentence, read_tagged
+from support.errors import UserError
+from teacher_dump.corpus.documents import Corpus, utf8_lines
 from tests.downstream.learnable import table
-from tests.teacher_dump.corpora import texts
+from tests.teacher_dump.corpus.corpora import texts
 
 
 def test_questions_come_in_four_layouts(tmp_path: Path) -> None:
@@ -71,12 +70,12 @@ def test_tables_are_read_alike(tmp_path: Path) -> None:
 
 def test_squad_may_be_one_long_line(tmp_path: Path) -> None:
     """As the official files are; with a byte order mark as well."""
-    context = "a lamp" + " and more" * (lines.MAX_LINE // 9)
+    context = "a lamp" + " and more" * (utf8_lines.MAX_LINE // 9)
     asked = {"question": "what?", "answers": [{"text": "lamp", "answer_start": 2}]}
     squad = {"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]}
     path = tmp_path / "a.json"
     path.write_text("\ufeff" + json.dumps(squad), encoding="utf-8")
-    assert path.stat().st_size > lines.MAX_LINE
+    assert path.stat().st_size > utf8_lines.MAX_LINE
     assert read_questions(path, {}) == [Question("what?", context, (Answer("lamp", 2),))]
 
 

@@ -14,8 +14,8 @@ import pytest
 from downstream.report import save
 from downstream.speed import STATUS, Subject, peak_memory
 from tests.downstream.learnable import asked, classified, paired
+from tests.downstream.tasks.test_tagging import write_tagged
 from tests.downstream.test_cli import run
-from tests.downstream.test_tagging import write_tagged
 
 Teacher = Callable[[str], Path]
 

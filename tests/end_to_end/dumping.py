@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from teacher_dump.dump import dump
-from teacher_dump.options import DumpOptions
+from teacher_dump.job.dump import dump
+from teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import dump_options
 
 

@@ -11,10 +11,10 @@ import h5py
 import pytest
 
 from store.cli import main as feature_store
-from store.errors import UserError
-from store.writer import StoreWriter
+from store.write.writer import StoreWriter
 from student_train.cli import main as student_train
-from teacher_dump.dump import dump
+from support.errors import UserError
+from teacher_dump.job.dump import dump
 from tests.end_to_end.support import STUDENT, dump_options, invoke, ok, refused, says, tree
 
 

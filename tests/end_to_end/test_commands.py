@@ -21,11 +21,11 @@ from downstream.cli import main as downstream
 from store import open_store
 from store.cli import main as feature_store
 from student_train.cli import main as student_train
+from student_train.model.vocabulary import student_tokenizer
 from student_train.sweep import aligned, table
 from student_train.sweep import main as student_sweep
-from student_train.vocabulary import student_tokenizer
 from teacher_dump.cli import main as teacher_dump
-from teacher_dump.dump import dump
+from teacher_dump.job.dump import dump
 from tests.end_to_end.support import ROOT, STUDENT, dump_options, dumped, ok, refused, write_corpus
 
 DUMP_OPTIONS = (

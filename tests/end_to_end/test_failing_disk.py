@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import finish, fork, in_small_parts
+from benchmarks.common.processes import finish, fork, in_small_parts
 from store import open_store
-from store.verify import verify
+from store.tools.verify import verify
 from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with_small_files
 from tests.end_to_end.support import STUDENT, dumped, write_corpus
 

@@ -16,7 +16,7 @@ from downstream.cli import main as score
 from store import FeatureStore, TaskSpec, open_store
 from store.cli import main as info
 from student_train.cli import main as train
-from student_train.task_losses import NO_LABEL
+from student_train.losses.task import NO_LABEL
 from tests.end_to_end.support import dumped, ok, refused, says
 from tests.end_to_end.test_task_students import prepared
 from tests.texts import ENGLISH, RUSSIAN

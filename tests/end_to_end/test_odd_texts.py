@@ -13,16 +13,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from align import FlatText, Tokens, align_span
-from benchmarks import integrity_text
-from benchmarks.integrity_text import HUGE, KINDS, check_documents, check_laws, odd_texts, run
-from tests.teacher_dump.cutting import cut_windows
+from benchmarks.integrity.odd_texts import (
+    HUGE,
+    KINDS,
+    ODD,
+    check_documents,
+    check_laws,
+    odd_texts,
+    run,
+)
+from tests.teacher_dump.windows.cutting import cut_windows
 
 Tokenizers = dict[str, Any]
 TEXTS = st.lists(
     st.one_of(
         st.text(max_size=30),
         st.text(st.characters(), max_size=10),  # lone surrogates, too
-        st.lists(st.sampled_from(integrity_text.ODD), max_size=12).map("".join),
+        st.lists(st.sampled_from(ODD), max_size=12).map("".join),
     ),
     min_size=1,
     max_size=10,

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from store.errors import UserError
-from store.writer import StoreWriter
-from teacher_dump.dump import dump
+from store.write.writer import StoreWriter
+from support.errors import UserError
+from teacher_dump.job.dump import dump
 from tests.end_to_end.support import dump_options, tree, write_corpus
 
 

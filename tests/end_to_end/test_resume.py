@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from store import open_store
-from store.errors import UserError
-from store.info import info_lines
-from store.verify import verify
+from store.tools.info import info_lines
+from store.tools.verify import verify
 from student_train.cli import main as student_train
-from student_train.vocabulary import student_tokenizer
-from teacher_dump.dump import dump
+from student_train.model.vocabulary import student_tokenizer
+from support.errors import UserError
+from teacher_dump.job.dump import dump
 from tests.end_to_end import dumping
 from tests.end_to_end.support import STUDENT, dumped, ok, refused, start, tree, write_corpus
 
@@ -112,7 +112,7 @@ def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> 
 def cut_short(store: Path, out: Path, *more: str) -> None:
     """A training that is stopped after its last step, before the student is written."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("student_train.run._finish", lambda *_: 1 / 0)
+        patch.setattr("student_train.output.run._finish", lambda *_: 1 / 0)
         ok(student_train, "--store", store, "--out", out, *SETTINGS, *more)
 
 
@@ -188,7 +188,7 @@ def test_killed_dump(
     assert tree(tmp_path) == left
 
     with monkeypatch.context() as patch:  # words are counted once, by who began
-        patch.setattr("teacher_dump.rare_words.COUNTED_WORDS", 1)
+        patch.setattr("teacher_dump.windows.rare_words.COUNTED_WORDS", 1)
         done = dump(dumping.options(model, corpus, broken))
     assert 0 < done.resumed_parts < done.parts
     dump(dumping.options(model, corpus, whole))

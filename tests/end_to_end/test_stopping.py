@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.processes import finish, fork, in_small_parts
-from store import open_store, stopping
-from store.errors import UserError
-from store.stopping import stoppable
+from benchmarks.common.processes import finish, fork, in_small_parts
+from store import open_store
 from student_train.cli import main as student_train
+from support import signals
+from support.errors import UserError
+from support.signals import stoppable
 from teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import STUDENT, refused, write_corpus
 
@@ -156,7 +157,7 @@ def test_the_thread_that_cuts_the_text_stops_too(
     words: tuple[str | Path | int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a part, which may be long."""
-    from teacher_dump import dump as job
+    from teacher_dump.job import dump as job
 
     cut = 0
     real = job.iter_windows
@@ -180,11 +181,11 @@ def test_what_the_writing_thread_met_is_told(
     words: tuple[str | Path | int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is why the dump would not have gone on."""
-    from teacher_dump import parts
+    from teacher_dump.job import parts
 
     def fails(*arguments: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        wait_for(lambda: stopping._first and stopping._first.raised)
+        wait_for(lambda: signals._first and signals._first.raised)
         raise UserError("a full disk; make room")
 
     monkeypatch.setattr(parts, "_put", fails)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.online import OnlineTeacher
+from benchmarks.speed.online import OnlineTeacher
 from store import FeatureStore, open_store
-from student_train.data import split_blocks
-from student_train.options import TrainOptions
-from student_train.run import prepare
-from student_train.trainer import train
-from teacher_dump.teacher import load_teacher
+from student_train.data.stream import split_blocks
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.loop import train
+from teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import dumped, write_corpus
 
 STEPS, KEPT = 30, 8

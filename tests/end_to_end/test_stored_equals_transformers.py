@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from store import FeatureStore, Record, open_store
-from teacher_dump.masking import masked_input, word_spans
+from teacher_dump.windows.masked_views import masked_input, word_spans
 from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import SENTENCES
 

@@ -19,17 +19,17 @@ from transformers import (
 )
 
 from store import FeatureStore, open_store
-from student_train import task_losses
 from student_train.cli import main
-from student_train.collator import word_begins
-from student_train.data import split_blocks
-from student_train.gold import has_gold
-from student_train.options import TrainOptions
-from student_train.run import prepare, run
-from student_train.student import Distiller
+from student_train.data.collator import word_begins
+from student_train.data.gold_labels import has_gold
+from student_train.data.stream import split_blocks
+from student_train.losses import task
+from student_train.losses.distiller import Distiller
+from student_train.output.run import prepare, run
+from student_train.settings.options import TrainOptions
 from student_train.sweep import main as sweep
 from tests.end_to_end.support import dumped, ok, refused, says
-from tests.teacher_dump.test_gold import MOODS, TAGS
+from tests.teacher_dump.windows.test_gold_labels import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
 Teachers = Callable[..., Path]
@@ -211,19 +211,19 @@ def test_losses_are_what_their_papers_say() -> None:
     own, teacher = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3)
     p, q = (teacher / 2).softmax(1), (own / 2).softmax(1)
     by_hand = 4 * (p * (p / q).log()).sum(1).mean()
-    assert torch.allclose(task_losses.kl(own, teacher, 2.0), by_hand, atol=1e-6)
-    assert torch.allclose(task_losses.kl(teacher, teacher, 2.0), torch.zeros(()), atol=1e-6)
+    assert torch.allclose(task.kl(own, teacher, 2.0), by_hand, atol=1e-6)
+    assert torch.allclose(task.kl(teacher, teacher, 2.0), torch.zeros(()), atol=1e-6)
     odds = (teacher.softmax(1) / (1 - teacher.softmax(1))).log()
-    assert torch.allclose(task_losses.log_odds(odds, teacher), torch.zeros(()), atol=1e-5)
+    assert torch.allclose(task.log_odds(odds, teacher), torch.zeros(()), atol=1e-5)
     certain = torch.tensor([[99.0, 0.0, 0.0]])
-    assert task_losses.log_odds(torch.zeros(1, 3), certain).isfinite()
+    assert task.log_odds(torch.zeros(1, 3), certain).isfinite()
     gold = torch.tensor([2, -1, 0, -1, 1])
     some = functional.cross_entropy(own[[0, 2, 4]], gold[[0, 2, 4]])
-    assert torch.equal(task_losses.ce(own, gold), some)
-    nothing = task_losses.ce(own, torch.full((5,), -1))
+    assert torch.equal(task.ce(own, gold), some)
+    nothing = task.ce(own, torch.full((5,), -1))
     nothing.backward()
     assert float(nothing.detach()) == 0 and float(own.grad.abs().sum()) == 0
-    for loss in (task_losses.logit, task_losses.hard, task_losses.log_odds):
+    for loss in (task.logit, task.hard, task.log_odds):
         assert float(loss(own[:0], teacher[:0]).detach()) == 0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from store import disk
+from support import files
 
-rename = disk.rename
+rename = files.rename
 
 
 class Killed(BaseException):
@@ -15,7 +15,7 @@ class Killed(BaseException):
 
 
 def dies_at(number: int, *, done: bool) -> Callable[[Path, Path], None]:
-    """`disk.rename` that raises Killed at its `number`-th call, after the deed or before it."""
+    """`files.rename` that raises Killed at its `number`-th call, after the deed or before it."""
     calls = 0
 
     def stop(source: Path, target: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from store import Features, LogitsSpec, StoreWriter, TaskSpec
-from store.features import TASKS
+from store.format.features import TASKS
 
 TEXT = "the story of a Нева river, ξένος and 東京 was told; no один knows 🙂 why it ended so"
 WORDS = TEXT.split(" ")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from store import open_store
-from store.verify import verify
+from store.tools.verify import verify
 from tests.store.golden.make import STORES, values_of
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -1,0 +1,102 @@
+"""Commands in processes that begin at once: forked from one that has imported everything.
+
+    python -m benchmarks.common.processes teacher_dump.cli --model DIR ...
+
+does in a real process what `in_small_parts` does in a forked one.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+PART_TOKENS = 400
+IMPORTED = [
+    "teacher_dump.cli",
+    "teacher_dump.job.dump",
+    "student_train.cli",
+    "student_train.output.run",
+    "downstream.cli",
+    "downstream.tasks.fine_tune",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.modernbert.modeling_modernbert",
+    "seqeval.metrics",
+    "sklearn.metrics",
+]
+ALONE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@functools.cache
+def _context() -> Any:
+    """Its server has one thread and has computed nothing: a fork of it is as good as new."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    before = dict(os.environ)
+    os.environ.update(ALONE)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
+def fork(
+    work: Callable[..., object], *arguments: Any, log: Path | None = None
+) -> ForkServerProcess:
+    """A process that calls a function of a module; what it prints is appended to `log`."""
+    if log is not None:
+        log.touch()
+    process: ForkServerProcess = _context().Process(target=_child, args=(log, work, arguments))
+    process.start()
+    return process
+
+
+def _child(log: Path | None, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    if log is not None:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    work(*arguments)
+
+
+def command(module: str, *words: str | Path | int) -> None:
+    """Run the `main` of a module with these words, as the shell would; ends the process."""
+    import_module(module).main([str(word) for word in words])
+
+
+def in_small_parts(module: str, *words: str | Path | int) -> None:
+    """The same; a dump has parts of PART_TOKENS tokens, so that a small one has many."""
+    import teacher_dump.cli
+    from teacher_dump.job.options import DumpOptions
+
+    small: Any = functools.partial(DumpOptions, part_tokens=PART_TOKENS)
+    teacher_dump.cli.DumpOptions = small  # type: ignore[misc]
+    command(module, *words)
+
+
+def finish(process: ForkServerProcess, seconds: float | None = 300) -> int:
+    """Wait for its end; the exit code, negative if a signal ended it."""
+    process.join(seconds)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        raise TimeoutError(f"process {process.pid} has not ended in {seconds:g} s")
+    return code
+
+
+if __name__ == "__main__":
+    os.environ.update(ALONE)
+    in_small_parts(*sys.argv[1:])

@@ -1,0 +1,87 @@
+"""What every benchmark says beside its figures: hardware, versions, settings; and where the figures
+go."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+# Real texts and a real teacher, where a machine has them.
+SHARED = Path(os.environ.get("TEACHONCE_DATA") or Path(__file__).parents[2] / "shared")
+TEACHER, NOVELS = SHARED / "models/minilm-mlm", SHARED / "data/text/en_novels.txt"
+
+
+def of_text(tokens: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of a benchmark that dumps some text itself: --model, --corpus, --tokens,
+    --results."""
+    options = (
+        click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm"),
+        click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs"),
+        click.option("--tokens", default=tokens),
+        click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True),
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+    return decorate
+
+
+def hardware() -> str:
+    """Processor, cores, memory and the versions that matter, in one line."""
+    import torch
+
+    from downstream.speed import processor
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    device = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    versions = ", ".join(
+        f"{name} {version(name)}"
+        for name in ("torch", "transformers", "tokenizers", "zarr", "h5py")
+    )
+    return (
+        f"{processor()}, {os.cpu_count()} cores, {memory:.0f} GB{device}; Python"
+        f" {platform.python_version()}, {versions}"
+    )
+
+
+def whole_size(store: Path) -> int:
+    """Bytes on the disk of a store, teacher and all."""
+    from store.tools.info import bytes_on_disk
+
+    sizes = bytes_on_disk(str(store))
+    assert sizes is not None  # of an address
+    return sizes["total"]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A markdown table; floats with four significant digits."""
+    told = [
+        [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows
+    ]
+    return "\n".join(
+        "| " + " | ".join(line) + " |" for line in [list(head), ["---"] * len(head), *told]
+    )
+
+
+def publish(title: str, settings: str, body: str, results: Path = RESULTS) -> str:
+    """Print a section and put it into RESULTS.md in place of the section of the same title."""
+    section = f"## {title}\n\n{settings}\n\nOn: {hardware()}\n\n{body}\n"
+    print(section)
+    old = (
+        results.read_text()
+        if results.exists()
+        else "# Results\n\nEach section is written by the script it names.\n"
+    )
+    kept = [part for part in re.split(r"(?m)^(?=## )", old) if not part.startswith(f"## {title}\n")]
+    results.write_text("\n\n".join(part.strip() for part in [*kept, section]) + "\n")
+    return section

@@ -1,0 +1,56 @@
+"""Small stores that a benchmark dumps itself, and random teachers of any size."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from student_train.settings.options import TrainOptions
+
+
+def small_store(
+    model: str, corpus: str, tokens: int, out: Path, logits: str | None = "none"
+) -> None:
+    """The teacher's states, and logits if they are asked for, of some tokens."""
+    from teacher_dump.job.dump import dump
+    from teacher_dump.job.options import DumpOptions
+
+    options = DumpOptions(
+        model=model,
+        corpus=(corpus,),
+        out=out,
+        limit=tokens,
+        attention="none",
+        logits=logits,
+        max_length=128,
+    )
+    dump(options)
+
+
+@contextmanager
+def on_small_store(
+    model: str, corpus: str, tokens: int, logits: str | None = "none", **options: Any
+) -> Iterator[TrainOptions]:
+    """Options of students of view 0, with nothing held out, of a small store that is there
+    meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store.zarr"
+        small_store(model, corpus, tokens, store, logits)
+        yield TrainOptions(store=str(store), view=0, held_out=0.0, **options)
+
+
+def random_teacher(folder: Path, like: str, head: bool = False, **config: int) -> str:
+    """An encoder with random weights, of BERT-base's size where `config` says nothing else, and
+    another teacher's tokenizer; with a masked-LM head if asked for."""
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
+
+    from teacher_dump.teacher.checkpoint_names import resolve_model
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(like).path_or_id)
+    settings = BertConfig(**{"vocab_size": len(tokenizer), **config})
+    (BertForMaskedLM if head else BertModel)(settings).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -1,0 +1,4 @@
+from benchmarks.integrity.integrity import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Is a wrong store found, and is nothing else taken for one? The long versions of the tests.
+
+python -m benchmarks.integrity [--flips N] [--stores N] [--forgeries N] [--texts N]
+python -m benchmarks.integrity --soak MINUTES [--store PATH]
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from benchmarks.common.results import publish, table
+from benchmarks.integrity import damage, forgery, odd_texts
+from benchmarks.integrity.soak import soak
+from support.console import command_errors
+from support.errors import UserError
+from tests.conftest import TOKENIZER_OF, _model, _tokenizer
+
+MEMORY = Path("/dev/shm")  # the stores are small and many: no disk has to be waited for
+BATCH = 2000  # texts that go through the house at once
+HEAD = ("what", "cases", "as it must be", "otherwise", "seconds")
+Found = tuple[int, list[str]]
+
+
+def flips(folder: Path, ext: str, count: int, seed: int) -> Found:
+    """Every flipped bit must be reported, with part and array where it lies in the data of one;
+    and nothing once it is flipped back."""
+    store = damage.small_store(folder / f"flips.{ext}")
+    missed = [place for place, told in damage.random_flips(store, count, seed) if not told]
+    return count + 1, missed + damage.problems(store)
+
+
+def damages(folder: Path, ext: str, count: int, seed: int) -> Found:
+    """Truncated, missing, swapped, duplicated and extra files."""
+    store = damage.small_store(folder / f"damages.{ext}")
+    missed = [name for name, found in damage.damaged(store, folder, ext) if not found]
+    return len(damage.DAMAGES[ext]), missed
+
+
+def good(folder: Path, _: str, count: int, seed: int) -> Found:
+    """Sound stores of many kinds: none may be reported."""
+    alarms = [f"{name}: {found[0]}" for name, found in damage.good_stores(folder, count) if found]
+    return count, alarms
+
+
+def forgeries(folder: Path, _: str, count: int, seed: int) -> Found:
+    """Metadata altered with fitting checksums: refused in one line, read as before, or told by
+    verify."""
+    found = forgery.in_process(folder, seed, count // 2)
+    wrong = found.pop("wrong")
+    return sum(found.values()) + len(wrong), wrong
+
+
+def texts(folder: Path, _: str, count: int, seed: int) -> Found:
+    """Odd texts through corpus, windows, store and alignment, with three tokenizers."""
+    return count, _broken(folder, odd_texts.odd_texts(seed, count))
+
+
+def characters(folder: Path, _: str, count: int, seed: int) -> Found:
+    """The same with every code point up to `count`."""
+    return count, _broken(folder, odd_texts.characters(count))
+
+
+def _broken(folder: Path, odd: Iterator[str]) -> list[str]:
+    tokenizers = {kind: _tokenizer(kind) for kind in odd_texts.KINDS}
+    broken: list[str] = []
+    for batch in _batches(odd):
+        with tempfile.TemporaryDirectory(dir=folder) as inner:
+            try:
+                odd_texts.run(batch, Path(inner), tokenizers)
+            except Exception as error:  # a law that is broken, or a crash: both are findings
+                broken.append(f"{type(error).__name__}: {error}"[:200])
+    return broken
+
+
+def _batches(items: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+Check = Callable[[Path, str, int, int], Found]
+CHECKS: tuple[tuple[str, Check, str, str], ...] = (
+    ("flipped bits, Zarr: found", flips, "zarr", "flips"),
+    ("flipped bits, HDF5: found", flips, "h5", "flips"),
+    ("lost, swapped, doubled files, Zarr: found", damages, "zarr", "flips"),
+    ("lost, swapped, doubled arrays, HDF5: found", damages, "h5", "flips"),
+    ("sound stores: no alarm", good, "", "stores"),
+    ("forged metadata: refused, read unchanged, or told by verify", forgeries, "", "forgeries"),
+    ("every code point, 3 tokenizers: nothing lost, laws hold", characters, "", "characters"),
+    ("odd texts, 3 tokenizers: nothing lost, laws hold", texts, "", "texts"),
+)
+
+
+def integrity(counts: dict[str, int], seed: int) -> tuple[str, list[str]]:
+    """Run every check whose count is not 0; the table, and what was not as it must be."""
+    rows, wrong = [], Counter[str]()
+    for name, check, ext, option in CHECKS:
+        if not counts[option]:
+            continue
+        begun = time.perf_counter()
+        with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+            cases, others = check(Path(folder), ext, counts[option], seed)
+        seconds = time.perf_counter() - begun
+        rows.append([name, cases, cases - len(others), len(others), f"{seconds:.0f}"])
+        wrong.update(f"{name}: {other}" for other in others)
+        click.echo(f"{name}: {cases} cases, {len(others)} otherwise, {seconds:.0f} s")
+    return table(HEAD, rows), list(wrong)
+
+
+def long_run(minutes: float, path: str | None, readers: int) -> list[str]:
+    """Soak a store, or one that a small teacher makes of Python's own documentation."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = Path(path) if path else folder / "soak.zarr"
+        if path is None:
+            small_dump(folder, store)
+        flat, rows = soak(store, folder, minutes, readers)
+    publish(
+        f"Soak of a {store.suffix[1:]} store",
+        f"`python -m benchmarks.integrity --soak {minutes:g}`; a training and {readers} readers on"
+        f" one {store.suffix[1:]} store for {minutes:g} minutes, sampled every second. Flat is a"
+        " line through the second half of the time that rises by no more than 1 % and 4 MB, and no"
+        " more open files. Mapped files are in all memory, not in anonymous memory.",
+        rows,
+    )
+    return [] if flat else ["memory or open files grew"]
+
+
+def small_dump(folder: Path, out: Path, limit: int = 400_000) -> None:
+    """What a small random teacher knows about Python's own documentation."""
+    from teacher_dump.job.dump import dump
+    from teacher_dump.job.options import DumpOptions
+
+    tokenizer = _tokenizer(TOKENIZER_OF["bert"])
+    for part in (_model("bert", tokenizer), tokenizer):
+        part.save_pretrained(folder / "teacher")
+    dump(
+        DumpOptions(
+            model=str(folder / "teacher"), out=out, corpus=("python-docs",), limit=limit,
+            logits="topk:16", views=2, part_tokens=20_000, device="cpu", precision="fp32",
+        )
+    )  # fmt: skip
+
+
+@click.command()
+@click.option("--flips", default=1000, help="Flipped bits for each format.")
+@click.option("--stores", default=50, help="Sound stores.")
+@click.option("--forgeries", default=2000, help="Stores with forged metadata.")
+@click.option("--characters", default=0x110000, help="Code points of Unicode, from the first.")
+@click.option("--texts", default=100_000, help="Odd texts.")
+@click.option("--seed", default=0)
+@click.option("--soak", "minutes", type=float, help="Only this: minutes of training and reading.")
+@click.option("--store", help="The store that --soak reads.  [default: a small one is made]")
+@click.option("--readers", default=3, help="Processes that --soak has reading.")
+@command_errors
+def main(seed: int, minutes: float | None, store: str | None, readers: int, **counts: int) -> None:
+    """Print the table and put it into RESULTS.md; exit code 1 if anything is not as it must be."""
+    if minutes is not None:
+        wrong = long_run(minutes, store, readers)
+    else:
+        rows, wrong = integrity(counts, seed)
+        publish("Integrity", f"`python -m benchmarks.integrity`; seed {seed}.", rows)
+    for line in wrong[:20]:
+        click.echo(line)
+    if wrong:
+        raise UserError(f"{len(wrong)} case(s) are not as they must be")

@@ -1,0 +1,210 @@
+"""Does distillation help? Equal students, data and steps; only losses, alignment and start differ.
+
+    python -m benchmarks.quality.distillation_helps --store en.zarr --work /tmp/arms
+
+The store needs two views (view 1 masked), hidden states and logits. Each arm, learning rate and
+seed is a student; those that are finished in --work are not trained again: the work can be stopped
+and cut in pieces (--arms, --seeds).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks.common.results import SHARED, publish, table
+from benchmarks.quality.judge import MEASURES, Tags, judge, tagging
+from store import FeatureStore, open_store
+from student_train.model.vocabulary import student_tokenizer
+from student_train.output.report import changed_settings
+from student_train.output.run import prepare
+from student_train.settings.options import ALIGNMENTS, TrainOptions, parse_losses
+from student_train.train.loop import train
+from support.console import command_errors
+from support.errors import UserError
+
+SCORES = "scores.json"
+EWT = SHARED / "data/pos/en_ewt"  # English Web Treebank, universal part-of-speech tags
+MASKED = {"view": 1, "targets": "masked"}  # the teacher's logits where it saw a mask itself
+ARMS: Mapping[str, dict[str, Any]] = {
+    "mlm": {"loss": "mlm=1"},
+    **{f"{a} hidden": {"loss": "mlm=1,hidden=30", "align": a} for a in ALIGNMENTS},
+    **{f"{a} kl": {"loss": "mlm=1,kl=1", "align": a, **MASKED} for a in ALIGNMENTS},
+    **{
+        f"{a} kl hidden": {"loss": "mlm=1,kl=1,hidden=30", "align": a, **MASKED} for a in ALIGNMENTS
+    },
+    "span kl at all tokens": {"loss": "mlm=1,kl=1", "view": 0, "targets": "all"},
+    "random start mlm": {"loss": "mlm=1", "init": "random"},
+    "random start span hidden": {"loss": "mlm=1,hidden=30", "init": "random"},
+    "cut start mlm": {"loss": "mlm=1", "init": "teacher"},
+    "cut start span hidden": {"loss": "mlm=1,hidden=30", "init": "teacher"},
+}
+TUNED_AS = {  # the loss decides the rate, more than the alignment or the start
+    **{
+        f"{a} {losses}": f"span {losses}"
+        for a in ALIGNMENTS
+        for losses in ("hidden", "kl", "kl hidden")
+    },
+    **{f"{start} start span hidden": "span hidden" for start in ("random", "cut")},
+}
+
+
+def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
+    """Where the student of an arm, a learning rate and a seed lies."""
+    return work / f"{arm.replace(' ', '-')}-lr{lr:g}-{seed}"
+
+
+def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> Path:
+    """See `finished`."""
+    changes = dict(ARMS[arm])
+    changes["loss"] = parse_losses((changes["loss"],))
+    return finished(arm, replace(base, **{"view": 0, **changes}), store, work)
+
+
+def finished(
+    arm: str, asked: TrainOptions, store: FeatureStore, work: Path, by: FeatureStore | None = None
+) -> Path:
+    """The folder of a trained student, with what the store, or another one `by` the same teacher of
+    the same text, says of it in scores.json.
+
+    One that is there is not trained again. Raises UserError if it had other settings.
+    """
+    options = asked.resolved()
+    options.check()
+    folder = folder_of(work, arm, options.resolved_lr, options.seed)
+    settings = json.loads(json.dumps(options.describing()))
+    if (folder / SCORES).exists():
+        if told := changed_settings(scores_of(folder)["settings"], settings):
+            raise UserError(f"{folder}: trained with other settings ({told}); give another --work")
+        return folder
+    student, collator, _ = prepare(options, store)
+    trained = train(store, student, collator, options)
+    student.eval().save_pretrained(folder)
+    collator.student_tokenizer.save_pretrained(folder)
+    found: dict[str, Any] = judge(student, collator.student_tokenizer, options, by or store)
+    found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
+    (folder / SCORES).write_text(json.dumps(found))
+    told = " ".join(f"{key} {value:.3f}" for key, value in found.items() if key != "settings")
+    print(f"{arm} lr {options.resolved_lr:g} seed {options.seed}: {told}", flush=True)
+    return folder
+
+
+def scores_of(folder: Path) -> dict[str, Any]:
+    """What was found of a student so far."""
+    found: dict[str, Any] = json.loads((folder / SCORES).read_text())
+    return found
+
+
+def with_tags(folder: Path, tags: Tags) -> dict[str, Any]:
+    """All scores of a student; those of the tagging task are added where they are not there yet."""
+    found = scores_of(folder)
+    if not set(MEASURES) <= set(found):
+        found |= tagging(folder, tags, found["settings"]["seed"])
+        (folder / SCORES).write_text(json.dumps(found))
+        print(f"{folder.name}: probe {found['probe']:.3f} tuned {found['tuned']:.3f}", flush=True)
+    return found
+
+
+def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> float:
+    """The learning rate with the lowest held-out MLM loss at the first seed, by steps of two."""
+
+    @functools.cache
+    def loss(power: int) -> float:
+        options = replace(base, lr=base.resolved_lr * 2.0**power)
+        return float(scores_of(one_student(TUNED_AS.get(arm, arm), options, store, work))["mlm"])
+
+    power = 0
+    direction = 1 if loss(1) < loss(0) else -1
+    while loss(power + direction) < loss(power):
+        power += direction
+    return base.resolved_lr * 2.0**power
+
+
+def report(title: str, found: dict[str, list[dict[str, Any]]], settings: str) -> None:
+    """Mean and deviation over seeds."""
+    rows = []
+    for arm, scores in found.items():
+        values = ([of_seed[measure] for of_seed in scores] for measure in MEASURES)
+        rate = scores[0]["settings"]["lr"]
+        rows.append([arm, f"{rate:g}", len(scores), *map(mean_and_deviation, values)])
+    publish(title, settings, table(["arm", "lr", "seeds", *MEASURES.values()], rows))
+
+
+def mean_and_deviation(values: list[float]) -> str:
+    """`mean ± sample deviation`, without the latter for a single value."""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+
+
+@click.command()
+@click.option("--store", "path", required=True)
+@click.option("--work", type=click.Path(path_type=Path), required=True)
+@click.option("--student", default="128x2x2")
+@click.option("--steps", default=1200)
+@click.option("--batch-tokens", default=1024)
+@click.option("--lr", default=1e-3, help="Where the search for each arm's learning rate begins.")
+@click.option("--seeds", default="0,1,2")
+@click.option("--rate", multiple=True, help="ARM=LR: known, and not searched for.")
+@click.option("--arms", default=",".join(ARMS), help="Names as in the table.")
+@click.option("--precision", default="bf16")
+@click.option(
+    "--tags",
+    nargs=2,
+    type=click.Path(path_type=Path),
+    default=(f"{EWT}.train.tsv", f"{EWT}.dev.tsv"),
+)
+@click.option("--title", default="Distillation helps", help="Of the section of RESULTS.md.")
+@command_errors
+def main(
+    path: str,
+    work: Path,
+    arms: str,
+    seeds: str,
+    rate: tuple[str, ...],
+    tags: Tags,
+    title: str,
+    **settings: Any,
+) -> None:
+    """Train the arms that are not finished and print the table."""
+    store = open_store(path)
+    work.mkdir(parents=True, exist_ok=True)
+    vocabulary = work / "vocabulary"
+    if not vocabulary.exists():
+        student_tokenizer("5k", store).save_pretrained(vocabulary)
+    base = TrainOptions(
+        init="svd", store=path, vocab=str(vocabulary), held_out=0.04, eval_every=10**9, **settings
+    )
+    known = {arm: float(lr) for arm, _, lr in (word.partition("=") for word in rate)}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for arm in arms.split(","):
+        tuned = replace(base, lr=known.get(arm) or best_rate(arm, base, store, work))
+        runs = (replace(tuned, seed=int(seed)) for seed in seeds.split(","))
+        folders = [one_student(arm, options, store, work) for options in runs]
+        found[arm] = [with_tags(folder, tags) for folder in folders]
+    identity = Path(store.identity["teacher"]["id"]).name
+    report(
+        title,
+        found,
+        f"`python -m benchmarks.quality.distillation_helps`; teacher {identity},"
+        f" {store.meta['tokens']:,}"
+        f" tokens of English novels, student {base.student}, 5k WordPiece, {base.steps} steps of"
+        f" {base.batch_tokens} teacher tokens, {base.precision}; each arm at the learning rate that"
+        " gave it the lowest MLM loss at seed 0, searched in factors of two"
+        f"{' except ' + ', '.join(rate) if rate else ''} (match, reduce and the"
+        " other starts of an arm with teacher use that of span); start SVD unless named; ± sample"
+        " deviation over seeds.",
+    )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()

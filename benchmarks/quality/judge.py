@@ -1,0 +1,87 @@
+"""What a finished student is worth: held-out loss, likeness to the teacher, a probe, a task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from downstream.tasks.fine_tune import FineTuneSettings, fine_tune
+from downstream.tasks.probe import linear_probe
+from downstream.tasks.tagging import PartsOfSpeech
+from store import FeatureStore
+from student_train.data.stream import split_blocks
+from student_train.losses.distiller import Distiller
+from student_train.output.run import make_collator
+from student_train.settings.options import TrainOptions
+from student_train.train.evaluate import evaluate
+
+Tags = tuple[Path, Path]  # word<TAB>tag files to train and to score on
+EVAL_TOKENS = 4096
+MEASURES = {
+    "nats_per_character": "MLM nats/character",
+    "mlm": "MLM nats/token",
+    "agreement": "agreement with the teacher",
+    "kl": "KL to the teacher",
+    "probe": "probe accuracy (POS)",
+    "tuned": "fine-tuned accuracy (POS)",
+}
+
+
+@torch.no_grad()
+def agreement(distiller: Distiller, store: FeatureStore, collator: Any, blocks: Any) -> float:
+    """Share of held-out masked words (view 1, one teacher token) where the best pieces agree."""
+    same = count = 0
+    for number, raw in enumerate(
+        store.stream(0, 0, EVAL_TOKENS, view=1, blocks=blocks, features=["logits"], shuffle=False)
+    ):
+        batch = collator(raw, 1, (0, 0, number, 1)).to(distiller.student.device)
+        wanted = batch.distillation
+        hidden = torch.isin(wanted.logit_runs.member, batch.masked)
+        states = distiller.encode(batch.inputs).last[wanted.logit_runs.member[hidden]]
+        targets = wanted.logits
+        best = targets.logprobs.masked_fill(~targets.valid, -torch.inf).argmax(1, keepdim=True)
+        told = targets.ids.gather(1, best)[hidden, 0]
+        same += int((distiller.logits(states).argmax(1) == told).sum())
+        count += len(told)
+    return same / max(1, count)
+
+
+def judge(
+    student: Any, tokenizer: Any, options: TrainOptions, store: FeatureStore
+) -> dict[str, float]:
+    """What the held-out part of the store says of a student."""
+    _, held_out = split_blocks(store, options.held_out)
+    scores = {}
+    for view, loss in ((0, {"mlm": 1.0}), (1, {"kl": 1.0})):
+        judging = replace(
+            options,
+            align="span",
+            targets="all",
+            pool=None,
+            loss=loss,
+            view=view,
+            batch_tokens=EVAL_TOKENS,
+        )
+        distiller = Distiller(student, judging, (), store.features.width).eval()
+        collator = make_collator(judging, store, tokenizer)
+        found = evaluate(distiller, store, collator, held_out, judging)
+        if view == 0:
+            scores["mlm"] = found["valid_mlm"]
+            scores["nats_per_character"] = found["valid_mlm_per_character"]
+        else:
+            scores["kl"] = found["valid_kl"]
+            scores["agreement"] = agreement(distiller, store, collator, held_out)
+    return scores
+
+
+def tagging(folder: Path, tags: Tags, seed: int) -> dict[str, float]:
+    """Accuracy on part-of-speech tags: a linear probe of a saved student, and a fine-tuning."""
+    train_file, dev_file = tags
+    probe = linear_probe(str(folder), train_file, dev_file, train_sentences=600, dev_sentences=400)
+    settings = FineTuneSettings(epochs=2, lr=5e-4, seeds=1, seed=seed, limit=1500)
+    files = {"train": train_file, "dev": dev_file}
+    tuned = fine_tune(PartsOfSpeech("count"), str(folder), files, settings, say=lambda _: None)
+    return {"probe": probe["accuracy"], "tuned": tuned["mean"]["dev"]["accuracy"]}

@@ -1,0 +1,4 @@
+from benchmarks.reading.reading import main
+
+if __name__ == "__main__":
+    main()

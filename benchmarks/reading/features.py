@@ -1,0 +1,92 @@
+"""What every reader of the benchmark has to deliver: the features of a store, and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from store import FeatureStore
+from store.format.layout import ArraySpec, part_arrays
+from support.arrays import starts
+
+Arrays = dict[str, np.ndarray]
+Epoch = Callable[[int], Iterator[Arrays]]
+BATCH_TOKENS = 16_384
+MAPS = "view0/attention/mean/values"
+
+
+@dataclass
+class Corpus:
+    """A store, and all its features in memory for peers to write."""
+
+    store: FeatureStore
+    batches_of: dict[int, list[np.ndarray]] = field(default_factory=dict)
+
+    @cached_property
+    def _specs(self) -> dict[str, ArraySpec]:
+        specs = part_arrays(self.store.features, self.store.manifest.parts[0].counts)
+        return {name: spec for name, spec in specs.items() if spec.per_token}
+
+    @property
+    def names(self) -> list[str]:
+        """Arrays with a row a token."""
+        return list(self._specs)
+
+    @cached_property
+    def record(self) -> np.dtype[Any]:
+        """One token: every such array is a field."""
+        return np.dtype([(name, s.dtype, s.shape[1:]) for name, s in self._specs.items()])
+
+    def _whole(self, name: str) -> np.ndarray:
+        places = range(len(self.store.manifest.parts))
+        return np.concatenate([self.store.part(place).all(name) for place in places])
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """[N] records."""
+        found = np.empty(self.store.meta["tokens"], self.record)
+        for name in self.names:
+            found[name] = self._whole(name)
+        return found
+
+    @cached_property
+    def maps(self) -> np.ndarray:
+        return self._whole(MAPS)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        blocks = self.store.blocks().tolist()
+        return np.concatenate([self.store.lengths(begin, end) for begin, end in blocks])
+
+    @cached_property
+    def token_start(self) -> np.ndarray:
+        return starts(self.lengths)
+
+    @cached_property
+    def square_start(self) -> np.ndarray:
+        return starts(self.lengths**2)
+
+    def sequences(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Records and map of each sequence."""
+        for (a, b), (c, d) in zip(
+            zip(self.token_start[:-1], self.token_start[1:], strict=True),
+            zip(self.square_start[:-1], self.square_start[1:], strict=True),
+            strict=True,
+        ):
+            yield self.tokens[a:b], self.maps[c:d]
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """Numbers of the sequences of each batch: the same for all who read by number."""
+        if epoch not in self.batches_of:
+            stream = self.store.stream(0, epoch, BATCH_TOKENS, features=())
+            self.batches_of[epoch] = [batch.index for batch in stream]
+        return self.batches_of[epoch]
+
+    @property
+    def batch_sequences(self) -> int:
+        """Sequences of a mean batch, for those who shuffle by themselves."""
+        return -(-len(self.lengths) // len(self.batches(0)))

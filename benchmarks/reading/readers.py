@@ -1,0 +1,153 @@
+"""Our readers, other readers of the same store, and a memory map. See `benchmarks.reading`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import zarr
+
+from benchmarks.reading.features import BATCH_TOKENS, MAPS, Arrays, Corpus, Epoch
+from benchmarks.reading.record_formats import Arrow, HuggingFace, LitData, Mosaic
+from store import open_store
+from store.containers.zarr.tree import ZarrSource
+from store.read.pool import Buffers
+from store.read.stream import gather_maps
+from support.arrays import ranges
+
+
+class Peer(Protocol):
+    """A way to keep and read features. ImportError from `write` if its package is missing."""
+
+    name: str
+
+    def write(self, corpus: Corpus, path: Path) -> None:
+        """Put the corpus under a path."""
+
+    def open(self, corpus: Corpus, path: Path) -> Epoch:
+        """Batches of an epoch, each with every array of the store's view 0."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """`fs.stream` over the store as it is, or over another reader of Zarr; or half of it."""
+
+    name: str
+    path: Path
+    source: Callable[[str], Any] | None = None
+    half: int | None = None
+
+    def write(self, corpus: Corpus, path: Path) -> None:
+        pass
+
+    def open(self, corpus: Corpus, path: Path) -> Epoch:
+        store = open_store(self.path)
+        if self.source:
+            store.source = self.source(str(self.path))
+        blocks = store.blocks()
+        mine = blocks if self.half is None else blocks[self.half :: 2]
+
+        def epoch(number: int) -> Iterator[Arrays]:
+            for batch in store.stream(0, number, BATCH_TOKENS, blocks=mine):
+                yield dict(batch.stored)
+
+        return epoch
+
+
+def by_zarr_python(path: str) -> ZarrSource:
+    """A slice for each array of each block of 4,096 tokens, by zarr-python."""
+
+    class Slices:
+        def __init__(self, array: Any, blocks: int) -> None:
+            self.array, self.shape, self.dtype = array, array.shape, array.dtype
+            self.rows = -(-array.shape[0] // blocks)
+
+        def read(self, begin: int, end: int) -> np.ndarray:
+            return np.asarray(self.array[begin:end])
+
+        def read_into(self, begin: int, end: int, out: np.ndarray) -> None:
+            for row in range(begin, end, self.rows):
+                piece = self.read(row, min(end, row + self.rows))
+                out[row - begin : row - begin + len(piece)] = piece
+
+        def prefetch(self, begin: int, end: int) -> None:
+            pass
+
+    class Source(ZarrSource):
+        def array(self, name: str) -> Any:
+            part = "/".join(name.split("/")[:2])
+            tokens = zarr.open_array(f"{path}/{part}/token/id", mode="r").shape[0]
+            return Slices(zarr.open_array(f"{path}/{name}", mode="r"), max(1, tokens // 4096))
+
+    return Source(path)
+
+
+def by_tensorstore(path: str) -> ZarrSource:
+    """The same slices by tensorstore."""
+    import tensorstore
+
+    class Slices:
+        def __init__(self, array: Any) -> None:
+            self.array, self.shape, self.dtype = array, array.shape, array.dtype.numpy_dtype
+
+        def read(self, begin: int, end: int) -> np.ndarray:
+            return np.asarray(self.array[begin:end].read().result())
+
+        def read_into(self, begin: int, end: int, out: np.ndarray) -> None:
+            out[...] = self.read(begin, end)
+
+        def prefetch(self, begin: int, end: int) -> None:
+            pass
+
+    class Source(ZarrSource):
+        def array(self, name: str) -> Any:
+            kept = {"driver": "file", "path": f"{path}/{name}"}
+            return Slices(tensorstore.open({"driver": "zarr3", "kvstore": kept}).result())
+
+    return Source(path)
+
+
+class Npy:
+    """Two memory-mapped .npy files: what no file format can beat."""
+
+    name = ".npy memory map, fused records"
+
+    def write(self, corpus: Corpus, path: Path) -> None:
+        path.mkdir()
+        np.save(path / "tokens.npy", corpus.tokens)
+        np.save(path / "maps.npy", corpus.maps)
+
+    def open(self, corpus: Corpus, path: Path) -> Epoch:
+        tokens, maps = (
+            np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray)
+            for name in ("tokens", "maps")
+        )
+
+        def epoch(number: int) -> Iterator[Arrays]:
+            buffers = Buffers()
+            for chosen in corpus.batches(number):
+                lengths = corpus.lengths[chosen]
+                rows = ranges(corpus.token_start[chosen], lengths)
+                flat = buffers.get("tokens", (len(rows),), corpus.record)
+                np.take(tokens, rows, out=flat, mode="clip")
+                squares = buffers.get("maps", (int((lengths**2).sum()),), maps.dtype)
+                gather_maps(maps, corpus.square_start[chosen], lengths, squares)
+                yield {name: flat[name] for name in corpus.names} | {MAPS: squares}
+
+        return epoch
+
+
+def peers(zarr: Path, h5: Path) -> list[Peer]:
+    """Ours first."""
+    return [
+        Stream("ours, Zarr", zarr),
+        Stream("ours, HDF5", h5),
+        Stream("zarr-python", zarr, by_zarr_python),
+        Stream("tensorstore", zarr, by_tensorstore),
+        Npy(),
+        Arrow(),
+        *(kind(fused) for kind in (HuggingFace, LitData, Mosaic) for fused in (False, True)),
+    ]

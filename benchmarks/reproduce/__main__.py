@@ -1,0 +1,4 @@
+from benchmarks.reproduce.reproduce import main
+
+if __name__ == "__main__":
+    main()

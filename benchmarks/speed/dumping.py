@@ -1,0 +1,263 @@
+"""How fast a teacher is dumped, beside its bare forward pass and beside a straightforward dump.
+
+    python -m benchmarks.speed.dumping [--model DIR --corpus TEXT] [--precision bf16]
+
+All read the same windows, and none is timed in the first part of them: there libraries warm up, and
+a dump does what it does once (calibration, the teacher's files). The bare pass: the same batches,
+nothing kept. The straightforward dump: what a script does that asks transformers for everything
+(hidden states and attention maps of all layers, all logits), takes topk and logsumexp, and appends
+to arrays with zarr-python, in batches of the corpus' order.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+import zarr
+
+from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memory
+from benchmarks.common.results import of_text, publish, table
+from support.console import command_errors
+from teacher_dump.corpus.documents import Corpus
+from teacher_dump.job.dump import dump, gathered
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.teacher.checkpoint_names import resolve_model
+from teacher_dump.teacher.teacher import PRECISIONS, load_teacher
+from teacher_dump.windows.length_batches import length_batches, padded
+from teacher_dump.windows.window import Window, iter_windows
+
+KEPT = 16
+PLAIN_BATCH = 32  # sequences
+BATCHES = (2048, 8192, 32_768)
+FEATURES: dict[str, dict[str, Any]] = {
+    "hidden states": {"head": "none", "attention": "none", "logits": "none"},
+    "all features": {"head": "auto", "attention": "mean", "logits": f"topk:{KEPT}"},
+}
+HEAD = (
+    "features",
+    "",
+    "tokens/s",
+    "of the bare pass",
+    "times straightforward",
+    "peak memory, MB",
+)
+
+
+def parts_of(options: DumpOptions) -> list[list[Window]]:
+    """The windows of every part, as the dump cuts them."""
+    tokenizer = load_teacher(options.model, head="none").tokenizer
+    windows = iter_windows(
+        Corpus.open(options.sources()), tokenizer, options.max_length or 128, options.stride
+    )
+    return list(gathered(windows, options.part_tokens, options.limit))
+
+
+def speed_of(begun: float, parts: list[list[Window]]) -> Figures:
+    """Of all parts but the first, from its end on."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begun
+    tokens = sum(len(window.ids) for part in parts[1:] for window in part)
+    return {"speed": tokens / seconds, "memory": peak_memory()}
+
+
+def network(options: DumpOptions, **settings: Any) -> Any:
+    """The teacher as transformers loads it, on its device."""
+    from transformers import AutoModel, AutoModelForMaskedLM
+
+    kind = AutoModel if options.head == "none" else AutoModelForMaskedLM
+    folder = resolve_model(options.model).path_or_id
+    dtype = PRECISIONS[options.precision]
+    model = kind.from_pretrained(folder, dtype=dtype, **settings).eval()
+    return model.to(options.resolved().device)
+
+
+@torch.inference_mode()
+def bare(options: DumpOptions) -> Figures:
+    """The forward pass over the batches of the dump."""
+    parts, model = parts_of(options), network(options)
+    begun = 0.0
+    for number, part in enumerate(parts):
+        begun = time.perf_counter() if number == 1 else begun
+        lengths = [len(window.ids) for window in part]
+        for batch in length_batches(lengths, options.batch_tokens):
+            read = padded([part[i].ids for i in batch], 0)
+            ids, present = (torch.from_numpy(values).long().to(model.device) for values in read)
+            model(ids, attention_mask=present)
+    return speed_of(begun, parts)
+
+
+def ours(options: DumpOptions) -> Figures:
+    """The dump, from the end of its first part on."""
+    ends: list[float] = []
+
+    def say(line: str) -> None:
+        if line.startswith("part "):
+            ends.append(time.perf_counter())
+
+    parts = parts_of(options)
+    # A part's line is said where no terminal shows a bar.
+    with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
+        dump(replace(options, out=Path(folder) / "store.zarr"), say)
+    return speed_of(ends[0], parts)
+
+
+@torch.inference_mode()
+def straightforward(options: DumpOptions) -> Figures:
+    """What a script of an afternoon does."""
+    from transformers import AutoTokenizer
+
+    parts = parts_of(options)
+    model = network(options, attn_implementation="eager")
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(options.model).path_or_id)
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = Arrays(zarr.open_group(folder, mode="w"))
+        begun = 0.0
+        for number, texts in batches_of_texts(parts):
+            begun = time.perf_counter() if number and not begun else begun
+            inputs = tokenizer(
+                texts,
+                padding=True,
+                truncation=True,
+                max_length=options.max_length,
+                return_tensors="pt",
+            ).to(model.device)
+            found = model(
+                **inputs,
+                output_hidden_states=True,
+                output_attentions=options.attention != "none",
+            )
+            present = inputs["attention_mask"].bool()
+            arrays.put("hidden", torch.stack(found.hidden_states[1:]).mean(0)[present])
+            if options.attention != "none":
+                maps = torch.stack(found.attentions).mean((0, 2))
+                flat = [m[:n, :n].flatten() for m, n in zip(maps, present.sum(1), strict=True)]
+                arrays.put("attention", torch.cat(flat))
+            if options.logits != "none":
+                best, ids = found.logits.topk(KEPT, dim=-1)
+                partition = found.logits.float().logsumexp(-1)
+                arrays.put("ids", ids.int()[present])
+                arrays.put("logprobs", (best - partition[..., None])[present])
+                arrays.put("log_partition", partition[present])
+        return speed_of(begun, parts)
+
+
+def batches_of_texts(parts: list[list[Window]]) -> Iterator[tuple[int, list[str]]]:
+    """In the order of the corpus, with the number of the part."""
+    for number, part in enumerate(parts):
+        for first in range(0, len(part), PLAIN_BATCH):
+            yield number, [window.text for window in part[first : first + PLAIN_BATCH]]
+
+
+class Arrays:
+    """Arrays of zarr-python that grow by what is put; floats in float16."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def put(self, name: str, values: torch.Tensor) -> None:
+        array = (values.half() if values.is_floating_point() else values).cpu().numpy()
+        if name not in self.group:
+            shape = (0, *array.shape[1:])
+            chunks = (16384, *array.shape[1:])
+            self.group.create_array(name, shape=shape, chunks=chunks, dtype=array.dtype)
+        self.group[name].append(np.ascontiguousarray(array))
+
+
+def compared(options: DumpOptions) -> dict[str, Callable[[], Figures]]:
+    """The settings that take turns."""
+    return {
+        "bare forward pass": partial(bare, options),
+        "ours": partial(ours, options),
+        "straightforward": partial(straightforward, options),
+    }
+
+
+def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[list[object]]:
+    """A row a setting."""
+    rows: list[list[object]] = []
+    for features in kinds:
+        found = interleaved(compared(replace(options, **FEATURES[features])), repeats)
+        speed = {name: figures["speed"] for name, figures in found.items()}
+        for name, figures in found.items():
+            rows.append(
+                [
+                    features,
+                    name,
+                    f"{speed[name]:,.0f}",
+                    f"{speed[name] / speed['bare forward pass']:.2f}",
+                    f"{speed[name] / speed['straightforward']:.2f}",
+                    f"{figures['memory']:,.0f}",
+                ]
+            )
+    return rows
+
+
+def memories(options: DumpOptions) -> list[list[object]]:
+    """A row a batch size: the most memory that a dump of all features held."""
+    every = replace(options, **FEATURES["all features"])
+    return [
+        [f"{size:,}", f"{alone(partial(ours, replace(every, batch_tokens=size)))['memory']:,.0f}"]
+        for size in BATCHES
+    ]
+
+
+@click.command()
+@of_text(48_000)
+@click.option("--features", type=click.Choice([*FEATURES]), help="Of both, this one alone.")
+@click.option("--part-tokens", default=16_000)
+@click.option("--batch-tokens", default=8192)
+@click.option("--precision", default="fp32")
+@click.option("--repeats", default=5)
+@command_errors
+def main(
+    model: str,
+    corpus: str,
+    tokens: int,
+    features: str | None,
+    part_tokens: int,
+    batch_tokens: int,
+    precision: str,
+    repeats: int,
+    results: Path,
+) -> None:
+    """Print the table and put it into RESULTS.md."""
+    options = DumpOptions(
+        model=model,
+        corpus=(corpus,),
+        out=Path("store.zarr"),
+        limit=tokens,
+        part_tokens=part_tokens,
+        batch_tokens=batch_tokens,
+        precision=precision,
+        max_length=128,
+    )
+    chosen = f' --features "{features}"' if features else ""
+    tables = [table(HEAD, measure(options, [features] if features else [*FEATURES], repeats))]
+    if not features:
+        tables.append(table(("--batch-tokens", "all features, peak memory, MB"), memories(options)))
+    publish(
+        f"Dumping {features}, {precision}" if features else f"Dumping, {precision}",
+        f"`python -m benchmarks.speed.dumping{chosen} --tokens {tokens} --part-tokens {part_tokens}"
+        f" --batch-tokens {batch_tokens} --precision {precision} --repeats {repeats}`; teacher"
+        f" {Path(model).name}, windows of at most 128 tokens, codec default; straightforward in"
+        f" batches of {PLAIN_BATCH} sequences, float16; medians of {repeats} interleaved"
+        " processes.",
+        "\n\n".join(tables),
+        results,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A teacher in memory, in the place of a store: what training costs and gives without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+
+from store import Batch, FeatureStore
+from store.read.record import Logits
+from store.read.stream import HiddenBatch
+from teacher_dump.teacher.heads import top_logits
+from teacher_dump.teacher.teacher import Activations, Teacher
+from teacher_dump.windows.length_batches import padded
+from teacher_dump.windows.masked_views import masked_input
+
+
+class OnlineTeacher:
+    """A store's order and texts, with features that the teacher computes when they are asked for.
+
+    Only `hidden`'s calibration is the store's: it defines what the losses compare.
+    """
+
+    def __init__(self, store: FeatureStore, teacher: Teacher) -> None:
+        self.store, self.teacher = store, teacher
+        self.features, self.meta = store.features, store.meta
+        self.blocks, self.batch_count = store.blocks, store.batch_count
+        self.seed = store.identity["arguments"]["seed"]
+        self.one_at_a_time = Lock()  # training reads ahead in a thread, validation does not
+
+    def stream(self, *order: Any, features: Any = None, **settings: Any) -> Iterator[Batch]:
+        """As `FeatureStore.stream`; states and maps come with the forward pass, asked for or
+        not."""
+        logits = features is None or "logits" in features
+        for batch in self.store.stream(*order, features=(), **settings):
+            yield self._fed(batch, settings["view"], logits)
+
+    def _fed(self, batch: Batch, view: int, logits: bool) -> Batch:
+        rows = [self._read(batch, i, view) for i in range(len(batch))]
+        ids, present = padded(rows, self.teacher.tokenizer.pad_token_id)
+        with self.one_at_a_time:
+            got = self.teacher.run(ids, present)
+        here = torch.from_numpy(present).to(self.teacher.device)
+        hidden = {
+            name: HiddenBatch(states[here].cpu().numpy(), None, *self.store.calibration[name])
+            for name, states in got.hidden.items()
+        }
+        maps = {
+            name: np.concatenate(
+                [
+                    m[:n, :n].ravel()
+                    for m, n in zip(found.cpu().numpy(), present.sum(1), strict=True)
+                ]
+            )
+            for name, found in got.attention.items()
+        }
+        return replace(
+            batch,
+            hidden=hidden,
+            logits=self._logits(got, here) if logits else None,
+            attention=maps,
+            stored={f"view{view}/attention/{name}/values": flat for name, flat in maps.items()},
+        )
+
+    def _logits(self, got: Activations, here: torch.Tensor) -> Logits | None:
+        if self.features.logits is None:
+            return None
+        assert self.teacher.decoder is not None and got.head_input is not None
+        values = got.head_input[here]
+        with torch.inference_mode():
+            ids, logprobs, rest, log_partition = top_logits(
+                self.teacher.decoder, values, self.features.logits.size
+            )
+        return Logits("topk", log_partition, ids, logprobs, rest)
+
+    def _read(self, batch: Batch, i: int, view: int) -> np.ndarray:
+        tokens = slice(batch.start[i], batch.start[i + 1])
+        if view == 0:
+            return batch.token_ids[tokens].copy()
+        return masked_input(
+            batch.token_ids[tokens],
+            batch.offsets[tokens],
+            batch.special[tokens],
+            batch.spans[batch.spans_start[i] : batch.spans_start[i + 1]],
+            self.teacher.tokenizer.mask_token_id,
+            len(self.teacher.tokenizer),
+            self.teacher.tokenizer.all_special_ids,
+            (self.seed, view, int(batch.index[i])),
+        )[0]

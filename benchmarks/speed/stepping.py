@@ -1,0 +1,159 @@
+"""How fast a student's step is, beside the plain step of transformers, and how long it waits.
+
+    python -m benchmarks.speed.stepping [--model DIR --corpus TEXT]
+
+The plain step: the same student and texts in random order, a fixed number of sequences padded to
+the longest, masked by `DataCollatorForLanguageModeling`, the loss of `BertForMaskedLM`, AdamW.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import click
+import numpy as np
+import torch
+
+from benchmarks.common.interleaved import Figures, interleaved
+from benchmarks.common.results import of_text, publish, table
+from benchmarks.common.small_store import on_small_store
+from store import open_store
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions, parse_losses
+from student_train.train import lesson
+from student_train.train.loop import train
+from support.console import command_errors
+
+WARM = 3  # steps that are not timed
+HEAD = ("student", "", "student tokens/s", "times plain float32", "times plain bf16", "waiting")
+
+
+def ours(options: TrainOptions, warm: int = WARM) -> Figures:
+    """Our loop: tokens a second after `warm` steps, and the share of the time that it waits for a
+    batch."""
+    store = open_store(options.store)
+    student, collator, _ = prepare(options, store)
+    waited, times, tokens = list[float](), list[float](), list[float]()
+    loaded = lesson.loaded
+
+    def watched(*order: Any, **settings: Any) -> Iterator[Any]:
+        with closing(loaded(*order, **settings)) as batches:
+            while True:
+                begun = time.perf_counter()
+                batch = next(batches)
+                waited.append(time.perf_counter() - begun)
+                yield batch
+
+    def watch(_: int, found: dict[str, float]) -> None:
+        times.append(time.perf_counter())
+        tokens.append(found["tokens"])
+
+    with mock.patch.object(lesson, "loaded", watched):
+        train(store, student, collator, options, on_step=watch)
+    seconds = times[-1] - times[warm - 1]
+    return {
+        "speed": sum(tokens[warm:]) / seconds,
+        "waiting": sum(waited[warm : len(times)]) / seconds,
+    }
+
+
+def plain(options: TrainOptions, sequences: int) -> Figures:
+    """What one writes with transformers alone."""
+    from transformers import DataCollatorForLanguageModeling
+
+    store = open_store(options.store)
+    student, collator, _ = prepare(options, store)
+    student.set_attn_implementation("sdpa")  # the default
+    tokenizer = collator.student_tokenizer
+    masked = DataCollatorForLanguageModeling(tokenizer, mlm_probability=options.mask_prob)
+    inputs = tokenizer(list(store.texts()), truncation=True)["input_ids"]
+    order = np.random.default_rng(0).permutation(len(inputs))
+    optimizer = torch.optim.AdamW(student.parameters(), lr=options.resolved_lr)
+    student.train()
+    times, tokens = list[float](), list[int]()
+    bf16 = options.precision == "bf16"
+    for step in range(options.steps or 0):
+        chosen = order.take(range(step * sequences, (step + 1) * sequences), mode="wrap")
+        batch = masked([{"input_ids": inputs[i]} for i in chosen])
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = student(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters(), options.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter())
+        tokens.append(sum(len(inputs[i]) for i in chosen))
+    return {"speed": sum(tokens[WARM:]) / (times[-1] - times[WARM - 1]), "waiting": 0.0}
+
+
+def measure(base: TrainOptions, students: list[str], repeats: int) -> list[list[object]]:
+    """A row a setting; all have about as many tokens in a batch."""
+    rows: list[list[object]] = []
+    for name in students:
+        mlm = replace(base, student=name, loss=parse_losses(("mlm=1",)))
+        fp32, bf16 = (replace(mlm, precision=p).resolved() for p in ("fp32", "bf16"))
+        store = open_store(base.store)
+        sequences = round(bf16.batch_tokens / (store.meta["tokens"] / len(store)))
+        hidden = replace(bf16, loss=parse_losses(("mlm=1,hidden=30",)))
+        settings = {
+            "plain, float32": partial(plain, fp32, sequences),
+            "plain, bf16": partial(plain, bf16, sequences),
+            "ours, MLM, float32": partial(ours, fp32),
+            "ours, MLM, bf16": partial(ours, bf16),
+            "ours, MLM and states, span": partial(ours, replace(hidden, align="span")),
+            "ours, MLM and states, reduce": partial(ours, replace(hidden, align="reduce")),
+        }
+        found = interleaved(settings, repeats)
+        for label, figures in found.items():
+            ratios = [
+                f"{figures['speed'] / found[other]['speed']:.2f}"
+                for other in ("plain, float32", "plain, bf16")
+            ]
+            waiting = "" if label.startswith("plain") else f"{figures['waiting']:.1%}"
+            rows.append([name, label, f"{figures['speed']:,.0f}", *ratios, waiting])
+    return rows
+
+
+@click.command()
+@of_text(60_000)
+@click.option("--students", default="128x2x2,264x3x12")
+@click.option("--vocab", default="5k")
+@click.option("--batch-tokens", default=2048)
+@click.option("--steps", default=20)
+@click.option("--repeats", default=5)
+@command_errors
+def main(
+    model: str,
+    corpus: str,
+    tokens: int,
+    students: str,
+    vocab: str,
+    batch_tokens: int,
+    steps: int,
+    repeats: int,
+    results: Path,
+) -> None:
+    """Print the table and put it into RESULTS.md."""
+    options = {"vocab": vocab, "batch_tokens": batch_tokens, "steps": steps}
+    with on_small_store(model, corpus, tokens, **options) as base:
+        rows = measure(base, students.split(","), repeats)
+    publish(
+        "A student's step",
+        f"`python -m benchmarks.speed.stepping`; teacher {Path(model).name}, {tokens:,}"
+        f" tokens in windows"
+        f" of at most 128, {vocab} WordPiece, about {batch_tokens:,} tokens a batch; tokens/s"
+        f" without padding; medians of {repeats} interleaved processes of {steps} steps.",
+        table(HEAD, rows),
+        results,
+    )
+
+
+if __name__ == "__main__":
+    main()

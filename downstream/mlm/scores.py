@@ -1,0 +1,131 @@
+"""Scores of masked LMs, trained over seeds or as they are, in the form of the other tasks."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PrinterCallback, TrainingArguments
+
+from downstream.mlm.text_blocks import read_lines
+from downstream.mlm.train import (
+    BEGUN,
+    MlmSettings,
+    check_loss,
+    check_new,
+    finished,
+    held_out_batches,
+    held_out_blocks,
+    length_of,
+    masking_tokenizer,
+    told,
+    train_mlm,
+)
+from downstream.mlm.trainer import MlmTrainer
+from downstream.report import FILE, result_of
+from support.console import counted
+from support.errors import UserError
+from teacher_dump.teacher.checkpoint_names import resolve_model
+from teacher_dump.teacher.loading import load_config
+from teacher_dump.teacher.networks import load_with_head
+
+Say = Callable[[str], None]
+ABOUT = {
+    "task": "mlm",
+    "measures": {"nats/token": "loss", "perplexity": "perplexity"},
+    "primary": "loss",
+    "scale": 1,
+}
+
+
+def train_seeds(
+    settings: MlmSettings, seeds: int, tests: Mapping[str, Path], say: Say = print
+) -> dict[str, Any]:
+    """Train once for each of the seeds from `settings.seed` on; the held-out text is the same.
+
+    A single model is saved in `settings.out` itself, each of several in its folder seed-N. Returns
+    what `finetune.fine_tune` returns: as scores on `dev` the figures at the end of each training,
+    on `tests` those of `score_as_is`; examples counted in blocks; and `saved`, the models' folders.
+    Resuming goes on with the first training that is not finished.
+
+    Raises UserError as `train_mlm` does.
+    """
+    out, saved = settings.out, []
+    runs: list[dict[str, Any]] = []
+    if not settings.resume:
+        check_new(out)
+    elif (out / FILE).exists():
+        raise UserError(f"--resume: the training in {out} is finished; choose another --out")
+    for seed in range(settings.seed, settings.seed + seeds):
+        folder = out if seeds == 1 else out / f"seed-{seed}"
+        # the first is resumed even where it was never begun: `train_mlm` says so
+        resume = settings.resume and (not runs or (folder / BEGUN).exists())
+        one = replace(settings, seed=seed, out=folder, resume=resume)
+        if seeds > 1:
+            say(f"seed {seed}: {folder}")
+        figures = finished(one) or train_mlm(one, say)
+        tested = str(folder), tests, settings.max_length, say
+        scores, blocks = _scores(*tested) if tests else ({}, {})
+        run = {"seed": seed, "lr": figures["learning_rate"], "steps": figures["steps"]}
+        runs.append({**run, "dev": _score(figures["held_out_loss"]), **scores})
+        saved.append(str(folder))
+    files: dict[str, Any] = {"train": [str(path) for path in settings.train]}
+    files |= {"dev": str(settings.dev)} if settings.dev else {}
+    files |= {name: str(path) for name, path in tests.items()}
+    settings_told = {**told(settings), "seeds": seeds}
+    result = result_of(
+        ABOUT, settings.model, files, settings_told, figures["blocks"] | blocks, runs
+    )
+    return {**result, "saved": saved}
+
+
+def score_as_is(
+    model: str, tests: Mapping[str, Path], max_length: int, say: Say = print
+) -> dict[str, Any]:
+    """Score a masked LM on `tests`, `report.splits_to_test`, without training it.
+
+    Of each file the first 32,768 tokens, in blocks of `max_length`, masked as in the validation of
+    a training. Returns what `finetune.score_as_is` returns, examples counted in blocks.
+
+    Raises UserError on a wrong model, length or file, and where the model has no masked-LM head.
+    """
+    scores, blocks = _scores(model, tests, max_length, say)
+    files = {name: str(path) for name, path in tests.items()}
+    settings = {"as_is": True, "max_length": max_length}
+    return result_of(ABOUT, model, files, settings, blocks, [scores])
+
+
+def _scores(
+    model: str, tests: Mapping[str, Path], max_length: int, say: Say
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Score and number of blocks of each file."""
+    lines = {name: read_lines(path) for name, path in tests.items()}
+    resolved = resolve_model(model)
+    config = load_config(resolved)
+    tokenizer = masking_tokenizer(resolved)
+    network, _ = load_with_head(resolved, config, "mlm", {"dtype": torch.float32})
+    length = length_of(max_length, network, tokenizer)
+    say(f"as it is: {counted(network.num_parameters(), 'parameter')}, blocks of {length} tokens")
+    scores, blocks = {}, {}
+    with tempfile.TemporaryDirectory(prefix="score-") as scratch:
+        arguments = TrainingArguments(output_dir=scratch, disable_tqdm=True, report_to="none",
+                                      dataloader_pin_memory=torch.cuda.is_available())  # fmt: skip
+        for name, text in lines.items():
+            rows = held_out_blocks(tokenizer, text, length)
+            batches = held_out_batches(tokenizer, rows)
+            trainer = MlmTrainer(model=network, args=arguments, fixed_dev=batches)
+            trainer.remove_callback(PrinterCallback)
+            loss = trainer.evaluate()["eval_loss"]
+            check_loss(loss, "; its weights are damaged, train it anew")
+            scores[name] = _score(loss)
+            blocks[name] = len(rows)
+    return scores, blocks
+
+
+def _score(loss: float) -> dict[str, float]:
+    return {"primary": loss, "loss": loss, "perplexity": math.exp(loss)}

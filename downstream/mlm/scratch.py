@@ -1,0 +1,52 @@
+"""A masked LM from nothing: a WordPiece vocabulary of the text and an encoder of random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from student_train.model.kinds import make_student
+from student_train.model.vocabulary import train_wordpiece
+from support.errors import UserError
+from training.wordpiece import vocabulary_size
+
+PREFIX = "scratch:"
+OPTION = f"--model {PREFIX}"
+KIND = "modernbert"
+
+
+def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
+    """A cased WordPiece tokenizer of `size` (30k, 512) pieces that knows every character.
+
+    Raises UserError where that is no size, the characters alone need more, or the text gives fewer.
+    """
+    pieces = vocabulary_size(size)
+    if pieces is None:
+        raise UserError(f"--vocab {size}: expected a number of pieces, e.g. 30k or 512")
+    tokenizer = train_wordpiece(lines, pieces, None)
+    tokenizer.model_max_length = max_length
+    return tokenizer
+
+
+def random_encoder(size: str, tokenizer: Any, max_length: int) -> Any:
+    """A masked LM of a student's kind and size with random weights, a ModernBERT if none is named.
+
+    Rotary positions and normalisation before each block find a token's neighbours within hundreds
+    of steps; a BERT of that size, given thousands, still guessed from the bag of words.
+    """
+    return make_student(size, tokenizer, max_length, OPTION, KIND)
+
+
+def start_from_frequencies(model: Any, rows: npt.NDArray[np.int32]) -> None:
+    """Set the decoder's bias to the log of each token's share of the blocks [n, S], plus one each.
+
+    The best guess without a context is what the first hundreds of steps would learn.
+    """
+    bias = model.get_output_embeddings().bias
+    counts = np.bincount(rows.ravel(), minlength=len(bias)) + 1.0
+    with torch.no_grad():
+        bias.copy_(torch.from_numpy(np.log(counts / counts.sum())))

@@ -1,0 +1,299 @@
+"""Continue (or begin) masked-LM training of a checkpoint with the transformers Trainer."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForMaskedLM, TrainingArguments, set_seed
+
+from downstream.encoders import longest_input
+from downstream.mlm.scratch import (
+    KIND,
+    OPTION,
+    PREFIX,
+    random_encoder,
+    start_from_frequencies,
+    train_tokenizer,
+)
+from downstream.mlm.text_blocks import blocks, hold_out, read_lines
+from downstream.mlm.trainer import BatchMasking, MlmTrainer, Rows, masked_batches
+from downstream.progress import Minutes, Progress
+from student_train.model.kinds import parse_student
+from support import files
+from support.console import counted
+from support.differences import changed
+from support.errors import UserError
+from support.signals import stoppable
+from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
+
+BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
+EVAL_SEED = 0
+EVAL_MASK_PROB = 0.15  # whatever the training masks, so that held-out figures compare
+EVAL_TOKENS = 32_768
+MOST = 100.0  # nats a token that any network with sound weights stays under, far
+
+
+@dataclass(frozen=True)
+class MlmSettings:
+    """Everything that decides a masked-LM run. `steps` wins over `epochs`."""
+
+    model: str
+    train: Sequence[Path]
+    out: Path
+    dev: Path | None = None
+    steps: int | None = None
+    epochs: float = 1.0
+    batch_size: int = 32
+    lr: float | None = None
+    seed: int = 0
+    max_length: int = 128
+    vocab: str = "30k"
+    mask_prob: float = 0.15
+    evaluate_every: int = 500
+    precision: str = "fp32"
+    resume: bool = False
+
+
+def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train, save an ordinary transformers folder and return the figures (also in `metrics.json`).
+
+    Of a resumed run `minutes` are those up to its checkpoint and those since.
+
+    Raises UserError on a wrong model, text, size or output folder, and where the training does not
+    stay finite.
+    """
+    _check_out(settings)
+    set_seed(settings.seed)
+    lines = [line for path in settings.train for line in read_lines(path)]
+    train, held_out = (
+        (lines, read_lines(settings.dev)) if settings.dev is not None else hold_out(lines)
+    )
+    model, tokenizer = _load(settings, train, say)
+    if not torch.cuda.is_available():
+        model.set_attn_implementation("eager")  # quicker on a CPU: the fused kernel's backward
+    length = length_of(settings.max_length, model, tokenizer)
+    rows = blocks(tokenizer, train, length, "training text")
+    if settings.model.startswith(PREFIX):
+        start_from_frequencies(model, rows)
+    batch = _arguments(settings).train_batch_size
+    if len(rows) < batch:
+        raise UserError(
+            f"training text: {counted(len(rows), 'block')} of {length} tokens, too few for one "
+            f"batch of {batch}; add text or lower --batch-size (or --batch-tokens)"
+        )
+    dev_rows = held_out_blocks(tokenizer, held_out, length)
+    say(
+        f"{counted(len(rows), 'training block')} and {counted(len(dev_rows), 'held-out block')} of"
+        f" {length} tokens; "
+        f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters; "
+        f"learning rate {_lr(settings):g}"
+    )
+    settings.out.mkdir(parents=True, exist_ok=True)
+    files.write(settings.out / BEGUN, json.dumps(told(settings), indent=1).encode())
+    tokenizer.save_pretrained(settings.out)  # first, because a resumed run must read the same one
+    return _run(settings, model, tokenizer, rows, dev_rows, say)
+
+
+def _run(
+    settings: MlmSettings, model: Any, tokenizer: Any, rows: Any, dev_rows: Any, say: Any
+) -> dict[str, Any]:
+    trainer = MlmTrainer(
+        model=model,
+        args=_arguments(settings),
+        train_dataset=Rows(rows),
+        fixed_dev=held_out_batches(tokenizer, dev_rows),
+        data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
+        processing_class=tokenizer,
+    )
+    Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
+    clock = Minutes()
+    trainer.add_callback(clock)
+    # of a resumed run, too: its checkpoint is not yet loaded
+    before = trainer.evaluate()["eval_loss"]
+    say(f"held-out loss before: {before:.4f} nats per masked token")
+    kept = (
+        f"{settings.out}: a checkpoint every {settings.evaluate_every} steps is kept; go on with"
+        " the same command and --resume"
+    )
+    with stoppable(lambda: kept):
+        trainer.train(resume_from_checkpoint=any(settings.out.glob(CHECKPOINTS)) or None)
+    after = trainer.evaluate()["eval_loss"]
+    check_loss(after, f" after training at {_lr(settings):g}; lower --lr and give another --out")
+    minutes = clock.spent()
+    steps = counted(trainer.state.global_step, "step")
+    say(f"held-out loss after:  {after:.4f} ({steps}, {minutes:.1f} min)")
+    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
+    figures = {
+        "blocks": {"train": len(rows), "dev": len(dev_rows)},
+        "learning_rate": _lr(settings),
+        "held_out_loss_before": before,
+        "held_out_loss": after,
+        "perplexity": math.exp(after),
+        "steps": trainer.state.global_step,
+        "tokens": trainer.state.global_step * settings.batch_size * rows.shape[1],
+        "minutes": minutes,
+        "curve": [row for row in trainer.state.log_history if "eval_loss" in row],
+    }
+    files.write(settings.out / METRICS, json.dumps(figures, indent=1).encode())
+    for left in settings.out.glob(CHECKPOINTS):
+        shutil.rmtree(left)
+    return figures
+
+
+def check_loss(loss: float, blame: str) -> None:
+    """Raises UserError for a loss that is not finite or as good as that."""
+    if not loss < MOST:
+        raise UserError(f"the model's loss is {loss:g}{blame}")
+
+
+def held_out_blocks(tokenizer: Any, lines: Sequence[str], length: int) -> Any:
+    """Token ids [n, length] of the first lines, at most EVAL_TOKENS in all."""
+    return blocks(tokenizer, lines, length, "held-out text")[: max(1, EVAL_TOKENS // length)]
+
+
+def held_out_batches(tokenizer: Any, rows: Any) -> list[dict[str, torch.Tensor]]:
+    """Blocks as every validation asks them: masks depend on what is in a batch, so all are equally
+    large whatever a training takes."""
+    masking = BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED)
+    return masked_batches(masking, rows, MlmSettings.batch_size)
+
+
+def _lr(settings: MlmSettings) -> float:
+    return settings.lr or (1e-3 if settings.model.startswith(PREFIX) else 2e-4)
+
+
+def _arguments(settings: MlmSettings) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(settings.out),
+        max_steps=settings.steps if settings.steps is not None else -1,
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=_lr(settings),
+        warmup_steps=0.05,
+        weight_decay=0.01,
+        lr_scheduler_type="linear",
+        bf16=settings.precision == "bf16",
+        use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
+        seed=settings.seed,
+        eval_strategy="steps",
+        eval_steps=settings.evaluate_every,
+        logging_steps=settings.evaluate_every,
+        save_steps=settings.evaluate_every,
+        save_total_limit=1,
+        disable_tqdm=True,  # `Progress` does it
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        report_to="none",
+    )
+
+
+def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, Any]:
+    if settings.model.startswith(PREFIX):
+        size = settings.model.removeprefix(PREFIX)
+        parse_student(size, OPTION, KIND)  # before a vocabulary is trained for it
+        if settings.resume and (settings.out / "tokenizer.json").exists():
+            tokenizer = load_tokenizer(ResolvedModel(str(settings.out), str(settings.out)))
+        else:
+            say(f"training a WordPiece of {settings.vocab} pieces on {len(lines):,} lines")
+            tokenizer = train_tokenizer(lines, settings.vocab, settings.max_length)
+        return random_encoder(size, tokenizer, settings.max_length), tokenizer
+    resolved = resolve_model(settings.model)
+    load_config(resolved)
+    tokenizer = masking_tokenizer(resolved)
+    return load_with_head(resolved, say), tokenizer
+
+
+def masking_tokenizer(model: ResolvedModel) -> Any:
+    """Its tokenizer. Raises UserError where that lacks what blocks of masked text need."""
+    tokenizer = load_tokenizer(model)
+    missing = [
+        role
+        for role in ("cls_token", "sep_token", "mask_token", "pad_token")
+        if getattr(tokenizer, role) is None
+    ]
+    if missing:
+        raise UserError(
+            f"model {model.name}: its tokenizer has no {', '.join(missing)}; "
+            "masked-LM training needs an encoder's tokenizer"
+        )
+    return tokenizer
+
+
+def load_with_head(resolved: ResolvedModel, say: Callable[[str], None] = print) -> Any:
+    """A masked LM in float32; a head that the checkpoint lacks is added on purpose, and said.
+
+    The added decoder is tied to the word embeddings, its transform is random and its bias zero.
+    Raises UserError where more than the head is missing or transformers cannot load the folder.
+    """
+    model, missing = load_network(AutoModelForMaskedLM, resolved, dtype=torch.float32)
+    if missing:
+        output, words = model.get_output_embeddings(), model.get_input_embeddings()
+        if output.weight.shape == words.weight.shape:
+            output.weight = words.weight
+        say(f"head: not in the checkpoint, added: {', '.join(missing)}; decoder tied to embeddings")
+    return model
+
+
+def length_of(asked: int, model: Any, tokenizer: Any) -> int:
+    """Tokens of a block, those asked for. Raises UserError where the model takes fewer."""
+    limit = longest_input(model.config, tokenizer)
+    if asked > limit:
+        raise UserError(
+            f"--max-length {asked}: the model takes at most {limit} tokens; ask for at most that"
+        )
+    return asked
+
+
+def finished(settings: MlmSettings) -> dict[str, Any] | None:
+    """The figures of a run to resume that came to its end, None of any other.
+
+    Raises UserError where it was begun with other settings.
+    """
+    if not settings.resume or not (settings.out / METRICS).exists():
+        return None
+    _check_begun(settings)
+    figures = dict(json.loads((settings.out / METRICS).read_text()))
+    return figures if "blocks" in figures else None  # of an older version: `train_mlm` refuses it
+
+
+def check_new(out: Path) -> None:
+    """Raises UserError for an output in the way."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out}: exists already; choose another, or continue with --resume")
+
+
+def told(settings: MlmSettings) -> dict[str, Any]:
+    """The settings that decide what comes out, as JSON."""
+    now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
+    return {name: value for name, value in now.items() if name not in ("resume", "out")}
+
+
+def _check_out(settings: MlmSettings) -> None:
+    if not settings.resume:
+        check_new(settings.out)
+        return
+    _check_begun(settings)
+    if (settings.out / METRICS).exists():
+        raise UserError(
+            f"--resume: the training in {settings.out} is finished; choose another --out"
+        )
+
+
+def _check_begun(settings: MlmSettings) -> None:
+    out, now = settings.out, told(settings)
+    try:
+        before = json.loads((out / BEGUN).read_text())
+        changes = changed({key: before[key] for key in now}, now)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"--resume: {out} holds no training to continue; drop --resume") from None
+    if changes:
+        raise UserError(f"{out}: cannot resume with other settings: {changes}")

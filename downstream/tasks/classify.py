@@ -1,0 +1,131 @@
+"""Classification: a label for a text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoModelForSequenceClassification
+
+from downstream.tables import Row, read_rows
+from downstream.tasks.task import IGNORED, LabelTask
+from support.errors import UserError
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A text, its one label, and where they stand."""
+
+    text: str
+    label: str
+    where: str
+
+
+class Classify(LabelTask):
+    """Columns `text` and `label`. The epoch is chosen by macro F1, which no class can outvote.
+
+    `columns` gives a column's name where it is another. `per_class` trains on as many examples of
+    each class, drawn anew by each seed.
+    """
+
+    name = "classify"
+    model_class = AutoModelForSequenceClassification
+    measures = {
+        "accuracy": "accuracy",
+        "macro F1": "macro_f1",
+        "weighted F1": "weighted_f1",
+        "Matthews": "matthews",
+    }
+    primary = "macro_f1"
+
+    def __init__(
+        self,
+        columns: Mapping[str, str] | None = None,
+        per_class: int | None = None,
+        unseen_labels: str = "refuse",
+    ) -> None:
+        super().__init__(unseen_labels)
+        self.columns, self.per_class = columns or {}, per_class
+
+    def options(self) -> dict[str, Any]:
+        return {"columns": dict(self.columns), "per_class": self.per_class, **super().options()}
+
+    def read(self, path: Path) -> list[Labelled]:
+        return [
+            Labelled(row.text("text", self.columns), _label(row, self.columns), row.where)
+            for row in read_rows(path)
+        ]
+
+    def labels_of(self, example: Labelled) -> Sequence[str]:
+        return (example.label,)
+
+    def where(self, example: Labelled, number: int) -> str:
+        return example.where
+
+    def prepare(self, splits: Mapping[str, Sequence[Labelled]]) -> None:
+        """Raises UserError where there is one label alone, or less of one than `per_class`, too."""
+        counts = Counter(example.label for example in splits["train"])
+        if len(counts) < 2:
+            (label,) = counts
+            raise UserError(f"--train: every label is {label!r}; a classifier needs two or more")
+        super().prepare(splits)
+        rarest = min(self.labels, key=lambda label: counts[label])
+        if self.per_class and counts[rarest] < self.per_class:
+            raise UserError(
+                f"--per-class {self.per_class}: label {rarest!r} has {counts[rarest]} training "
+                "examples; ask for at most as many"
+            )
+
+    def sample(self, train: Sequence[Labelled], seed: int) -> Sequence[Labelled]:
+        if self.per_class is None:
+            return train
+        draws, chosen = np.random.default_rng(seed), []
+        for label in self.labels:
+            places = [place for place, example in enumerate(train) if example.label == label]
+            chosen += draws.choice(places, self.per_class, replace=False).tolist()
+        return [train[place] for place in sorted(chosen)]
+
+    def encode(
+        self, tokenizer: Any, examples: Sequence[Labelled], limit: int
+    ) -> list[dict[str, Any]]:
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        texts = [example.text for example in examples]
+        encoded = tokenizer(texts, truncation=True, max_length=limit)
+        labels = [numbers.get(example.label, IGNORED) for example in examples]
+        return as_rows({**encoded, "labels": labels})
+
+    def score(
+        self, examples: Sequence[Labelled], rows: Sequence[dict[str, Any]], predictions: Any
+    ) -> dict[str, float]:
+        """Accuracy, macro and weighted F1, Matthews' correlation, as scikit-learn defines them."""
+        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+        gold = [example.label for example in examples]
+        found = [self.labels[number] for number in np.argmax(predictions, -1)]
+        return {
+            "accuracy": float(accuracy_score(gold, found)),
+            "macro_f1": float(f1_score(gold, found, average="macro", zero_division=0)),
+            "weighted_f1": float(f1_score(gold, found, average="weighted", zero_division=0)),
+            "matthews": float(matthews_corrcoef(gold, found)),
+        }
+
+
+def as_rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Columns of equal length as rows."""
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+def _label(row: Row, columns: Mapping[str, str]) -> str:
+    value = row.cell("label", columns)
+    if isinstance(value, list | dict):
+        raise UserError(
+            f"{row.where}: {len(value)} labels {value!r:.60}; classify takes one label for a text: "
+            "choose one, or make a file with a label of yes and no for each"
+        )
+    if value is None or not str(value).strip():
+        raise UserError(f"{row.where}: the text has no label; give one or take the row out")
+    return str(value).strip()

@@ -1,0 +1,242 @@
+"""Fine-tune a checkpoint for a task with the transformers Trainer, over seeds, or only score it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
+
+from downstream.encoders import (
+    default_lr,
+    load_with_fresh_head,
+    load_with_own_head,
+    longest_input,
+)
+from downstream.progress import Progress
+from downstream.report import SHARES, result_of
+from downstream.tasks.length_grouped import LengthGroupedTrainer
+from downstream.tasks.task import Task
+from support.console import counted
+from support.errors import UserError
+from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class FineTuneSettings:
+    """How a checkpoint is fine-tuned. The best epoch is chosen on dev."""
+
+    epochs: int = 3
+    batch_size: int = 16
+    lr: float | None = None  # that of `default_lr`
+    max_length: int | None = None  # that of the task; cut to what the model takes
+    seeds: int = 3
+    seed: int = 0
+    limit: int | None = None  # training examples, the first ones
+    precision: str = "fp32"  # or bf16
+    group_by_length: bool = False  # train in batches of rows of about equal length
+
+
+def fine_tune(
+    task: Task,
+    model: str,
+    files: Mapping[str, Path],
+    settings: FineTuneSettings,
+    say: Say = print,
+    keep: Path | None = None,
+) -> dict[str, Any]:
+    """Fine-tune once for each seed; scores on dev, and on test where it is given.
+
+    The model of the first seed is saved in the folder `keep`, where one is given; the result then
+    names it in a list, `saved`.
+
+    `files` has `train`, `dev` and perhaps `report.splits_to_test`. Returns `{"task", "model",
+    "measures", "primary", "scale", "files", "settings", "examples": {split: number}, "seeds":
+    [{"seed", "lr", "best_epoch", "dev", "test"}], "mean": {split: score}, "deviation": ...}`. A
+    score has a figure for each measure of the task, and that which chose the epoch as `primary`,
+    too; times `scale` a person reads it. Where several files are tested, `test` is the mean over
+    them. The deviation is the sample one over the seeds (0 for a single seed). `say` is told a line
+    for each epoch.
+
+    Raises UserError on a wrong model or file, and where a training does not stay finite.
+    """
+    source = resolve_model(model)
+    splits = {name: task.read(path) for name, path in files.items()}
+    splits["train"] = splits["train"][: settings.limit]
+    task.prepare(splits)
+    seeds = range(settings.seed, settings.seed + settings.seeds)
+    runs = [
+        _one_seed(task, source, splits, settings, seed, say, keep if seed == seeds[0] else None)
+        for seed in seeds
+    ]
+    used = {**splits, "train": task.sample(splits["train"], settings.seed)}
+    result = _result(task, model, files, asdict(settings), used, runs)
+    return {**result, "saved": [str(keep)]} if keep else result
+
+
+def score_as_is(
+    task: Task,
+    model: str,
+    files: Mapping[str, Path],
+    max_length: int | None = None,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Score a model that has its head on `files`, `report.splits_to_test`, without training it.
+
+    Labels of model and file are matched by name. Texts are cut to `max_length` tokens, that of the
+    task where it is None. Returns what `fine_tune` returns, of a single run without a seed; of its
+    settings only `as_is`, `max_length` and the task's own are there.
+
+    Raises UserError on a wrong model or file, where the model has no head for the task, and where
+    the file has a label that the model does not have, unless the task counts these.
+    """
+    source = resolve_model(model)
+    splits = {name: task.read(path) for name, path in files.items()}
+    tokenizer, network, spec = load_with_own_head(source, task.model_class)
+    task.adopt(spec, splits)
+    length, cut = _length(task, max_length, network, tokenizer)
+    say(f"as it is: {counted(network.num_parameters(), 'parameter')}{cut}")
+    with tempfile.TemporaryDirectory(prefix="score-") as scratch:
+        trainer = Trainer(
+            model=network,
+            args=TrainingArguments(**_scoring(scratch)),
+            data_collator=task.collator(tokenizer),
+        )
+        trainer.remove_callback(PrinterCallback)
+        scores = {}
+        for name, examples in splits.items():
+            rows = task.encode(tokenizer, examples, length)
+            blame = "; its weights are damaged, train it anew"
+            scores[name] = _score(task, examples, rows, _predict(trainer, rows), blame)
+    settings = {"as_is": True, "max_length": max_length}
+    return _result(task, model, files, settings, splits, [scores])
+
+
+def _result(
+    task: Task,
+    model: str,
+    files: Mapping[str, Path],
+    settings: Mapping[str, Any],
+    splits: Mapping[str, Sequence[Any]],
+    runs: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    about = {
+        "task": task.name,
+        "measures": dict(task.measures),
+        "primary": task.primary,
+        "scale": SHARES,
+    }
+    paths = {name: str(path) for name, path in files.items()}
+    examples = {name: len(some) for name, some in splits.items()}
+    return result_of(about, model, paths, {**settings, **task.options()}, examples, runs)
+
+
+def _one_seed(
+    task: Task,
+    source: ResolvedModel,
+    splits: Mapping[str, Sequence[Any]],
+    settings: FineTuneSettings,
+    seed: int,
+    say: Say,
+    keep: Path | None,
+) -> dict[str, Any]:
+    set_seed(seed)
+    tokenizer, model = load_with_fresh_head(source, task.model_class, task.head())
+    lr = settings.lr or default_lr(model)
+    length, cut = _length(task, settings.max_length, model, tokenizer)
+    examples = {**splits, "train": task.sample(splits["train"], seed)}
+    say(f"seed {seed}: learning rate {lr:g}, {counted(model.num_parameters(), 'parameter')}{cut}")
+    rows = {name: task.encode(tokenizer, some, length) for name, some in examples.items()}
+
+    def score(split: str, predictions: Any) -> dict[str, float]:
+        blame = f" after training at {lr:g}; lower --lr"
+        return _score(task, examples[split], rows[split], predictions, blame)
+
+    with tempfile.TemporaryDirectory(prefix="fine-tune-") as scratch:
+        trainer = (LengthGroupedTrainer if settings.group_by_length else Trainer)(
+            model=model,
+            args=_arguments(scratch, settings, lr, seed),
+            train_dataset=rows["train"],
+            eval_dataset=rows["dev"],
+            data_collator=task.collator(tokenizer),
+            compute_metrics=lambda output: score("dev", output.predictions),
+        )
+        told = {heading: f"eval_{name}" for heading, name in task.measures.items()}
+        Progress(say, {"held-out loss": "eval_loss", **told}, f"seed {seed}, ").follow(trainer)
+        trainer.train()
+        curve = [row["eval_primary"] for row in trainer.state.log_history if "eval_primary" in row]
+        result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
+        trainer.compute_metrics = None  # that of dev, where `predict` would score every split by it
+        for split in [name for name in splits if name != "train"]:
+            result[split] = score(split, _predict(trainer, rows[split]))
+        if keep is not None:
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(keep)
+            tokenizer.save_pretrained(keep)
+    say(f"seed {seed}: best after epoch {result['best_epoch']}")
+    return result
+
+
+def _length(task: Task, asked: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:
+    """Tokens of an input at most, and what to say where the model takes fewer than asked."""
+    asked = asked or task.max_length
+    length = min(asked, longest_input(model.config, tokenizer))
+    return length, f", {length} tokens at most (the model takes no more)" if length < asked else ""
+
+
+def _predict(trainer: Trainer, rows: Sequence[dict[str, Any]]) -> Any:
+    """Without `labels`, as a loss that a model's config asks for may not take those of the task."""
+    inputs = [{name: row[name] for name in row if name != "labels"} for row in rows]
+    return trainer.predict(inputs).predictions  # type: ignore[arg-type]
+
+
+def _score(
+    task: Task,
+    examples: Sequence[Any],
+    rows: Sequence[dict[str, Any]],
+    predictions: Any,
+    blame: str,
+) -> dict[str, float]:
+    parts = predictions if isinstance(predictions, tuple) else (predictions,)
+    if not all(np.isfinite(part).all() for part in parts):
+        raise UserError(f"the model predicts NaN or infinity{blame}")
+    found = task.score(examples, rows, predictions)
+    return {"primary": found[task.primary], **found}
+
+
+def _scoring(folder: str) -> dict[str, Any]:
+    return {
+        "output_dir": folder,
+        "per_device_eval_batch_size": 64,
+        "disable_tqdm": True,  # `Progress` does it
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "report_to": "none",
+    }
+
+
+def _arguments(folder: str, settings: FineTuneSettings, lr: float, seed: int) -> TrainingArguments:
+    return TrainingArguments(
+        **_scoring(folder),
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=lr,
+        warmup_steps=0.1,
+        weight_decay=0.01,
+        bf16=settings.precision == "bf16",
+        use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
+        seed=seed,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        save_only_model=True,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_primary",
+        greater_is_better=True,
+    )

@@ -1,0 +1,169 @@
+"""New HDF5 files, on a disk that may be full: chunked, with hdf5plugin's Blosc and Fletcher-32."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+
+from store.format.layout import ArraySpec
+from support.arrays import Array
+
+TOKEN_ROWS = 1024
+CHUNK_BYTES = 2**18
+DIGEST_BYTES = 32
+
+
+class NewFile(io.RawIOBase):
+    """A file that HDF5 writes, which takes whatever is written.
+
+    HDF5 cannot give a file up: what it failed to write it tries again whenever something is closed,
+    until it crashes. So the first error is kept for `check`, and what follows it is dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = io.FileIO(path, "w+")
+        self._error: OSError | None = None
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self._error is not None:
+            raise OSError(self._error.errno, self._error.strerror, str(self._path))
+
+    def finish(self) -> None:
+        """Everything is on the disk when this returns."""
+        self.check()
+        os.fsync(self._file.fileno())
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def write(self, data: memoryview) -> int:  # type: ignore[override]
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while left and self._error is None:
+            try:
+                left = left[self._file.write(left) :]  # less than asked where the disk is full
+            except OSError as error:
+                self._error = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return self._file.truncate(size)
+        except OSError as error:
+            self._error = self._error or error
+            return size or 0
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        return self._file.readinto(buffer)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+
+def create_file(file: NewFile) -> h5py.File:
+    """The HDF5 side of a new file: checksummed metadata, no timestamps, so that equal stores are
+    equal."""
+    created = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    created.set_obj_track_times(False)
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, file)
+    return h5py.File(h5py.h5f.create(b"new", h5py.h5f.ACC_TRUNC, created, access))
+
+
+def create_group(file: h5py.File, name: str) -> h5py.Group:
+    """The group of that name, made (with its parents) if it is not there."""
+    settings = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    settings.set_obj_track_times(False)
+    parents = name.split("/")
+    for depth in range(1, len(parents) + 1):
+        path = "/".join(parents[:depth])
+        if path and path not in file:
+            h5py.h5g.create(file.id, path.encode(), gcpl=settings)
+    return file[name or "/"]
+
+
+def write_attributes(group: h5py.Group, values: dict[str, Any]) -> None:
+    """Text as a fixed-length string, a whole number as int64, anything else as JSON text."""
+    for key, value in values.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            group.attrs.create(key, np.int64(value))
+        else:
+            text = value if isinstance(value, str) else json.dumps(value)
+            group.attrs.create(key, np.bytes_(text.encode("ascii")))
+
+
+class Hdf5Sink:
+    """Writes groups and arrays into a new file, under a prefix."""
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        self._prefix, self._new = prefix, NewFile(path)
+        self.file = create_file(self._new)
+
+    def attributes(self, group: str, values: dict[str, Any]) -> None:
+        target = create_group(self.file, f"{self._prefix}/{group}".strip("/"))
+        write_attributes(target, values)
+
+    def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
+        parent, _, leaf = f"{self._prefix}/{name}".strip("/").rpartition("/")
+        group = create_group(self.file, parent)
+        settings: dict[str, Any] = {"track_times": False}
+        if all(spec.shape):
+            settings["chunks"] = (spec.rows(TOKEN_ROWS, CHUNK_BYTES), *spec.shape[1:])
+            settings["fletcher32"] = True
+            if spec.packing:
+                cname, clevel, shuffle = spec.packing
+                kind = getattr(hdf5plugin.Blosc, shuffle.upper())
+                settings |= hdf5plugin.Blosc(cname, clevel, kind)
+        data = np.ascontiguousarray(values, spec.dtype)
+        group.create_dataset(leaf, shape=spec.shape, dtype=spec.dtype, data=data, **settings)
+        self.check()
+        return None
+
+    def check(self) -> None:
+        """OSError if anything could not be written."""
+        self._new.check()
+
+    def close(self) -> None:
+        self.file.close()
+        self._new.finish()
+
+
+def file_digest(path: Path, size: int) -> bytes:
+    """SHA-256 of the first `size` bytes of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (data := file.read(min(size, 2**24))):
+            digest.update(data)
+            size -= len(data)
+    return digest.digest()
+
+
+def append_digest(path: Path) -> None:
+    """End a finished file with the SHA-256 of all of it.
+
+    HDF5 ignores what follows its end, and checksums all but the gaps between its objects.
+    """
+    digest = file_digest(path, path.stat().st_size)
+    with path.open("ab") as file:
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,86 @@
+"""How an HDF5 store is begun, gets its parts as files beside it, and is sealed into one file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from store.containers.hdf5.file import Hdf5Sink, append_digest, create_group
+from store.containers.hdf5.tree import Hdf5Source
+from store.containers.interface import Sink, Source
+from store.format.layout import ArraySpec
+from support import files
+from support.arrays import Array
+
+TEMPORARY = ".tmp-"
+
+
+class Hdf5Staging:
+    """An HDF5 store under construction. See `store.tree.Staging`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.mark = path, ""
+        self.parts = path.with_name(f"{path.name}.parts")
+
+    @property
+    def _new(self) -> Path:
+        return self.path.parent / f".{self.path.name}.new-{self.mark}"
+
+    def create(self) -> Sink:
+        self.clear()
+        sink = Hdf5Sink(self._new)
+        sink.attributes("parts", {})
+        return sink
+
+    def begin(self) -> None:
+        self.parts.mkdir(exist_ok=True)
+        files.rename(self._new, self.path)
+
+    def source(self) -> Source:
+        return Hdf5Source(str(self.path))
+
+    def clear(self, mark: str = "") -> None:
+        files.discard(self.path.parent, f".{self.path.name}.new-{mark}")
+        files.discard(self.parts, f"{TEMPORARY}{mark}")
+
+    def _temporary(self, number: int) -> Path:
+        return self.parts / f"{TEMPORARY}{self.mark}-{number}.h5"
+
+    def part(self, number: int) -> Sink:
+        return Hdf5Sink(self._temporary(number), prefix=f"parts/{number}")
+
+    def publish(self, number: int) -> None:
+        files.sync(self.path)  # OSError if the store was removed meanwhile
+        files.rename(self._temporary(number), self.parts / f"{number}.h5")
+
+    def published(self) -> set[int]:
+        self.parts.mkdir(exist_ok=True)
+        return {int(file.stem) for file in self.parts.glob("*.h5") if file.stem.isdecimal()}
+
+    def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
+        sink = Hdf5Sink(self._new)
+        sink.attributes("", attributes)
+        sink.array("manifest", manifest, values)
+        with h5py.File(self.path, "r") as begun:
+            for name in sorted(begun):
+                if name != "parts":
+                    begun.copy(name, sink.file)
+                    sink.check()
+        create_group(sink.file, "parts")
+        for number in sorted(self.published()):
+            with h5py.File(self.parts / f"{number}.h5", "r") as part:
+                part.copy(f"parts/{number}", sink.file["parts"])
+                sink.check()
+        sink.close()
+        append_digest(self._new)
+        files.rename(self._new, self.path)
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove the parts of a sealed store, unless something else lies among them."""
+        names = {file.name for file in self.parts.glob("*")}
+        if all(name.endswith(".h5") for name in names):
+            shutil.rmtree(self.parts, ignore_errors=True)

@@ -1,0 +1,274 @@
+"""HDF5: the same tree as one file; reading it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin  # noqa: F401  registers filter 32001
+import numpy as np
+
+from store.containers.blosc import Damage
+from store.containers.hdf5.chunks import Chunks
+from store.containers.hdf5.file import DIGEST_BYTES, file_digest
+from store.containers.interface import Slices
+from store.containers.memory_map import prefetch
+from store.containers.untrusted import attribute, check_dataset, check_links
+from store.errors import StoreError
+from support.arrays import Array
+
+OPEN_FILES = 64  # parts of an unfinished store are files: a process may have some 1000 open
+LARGE = 2**18  # bytes from which a read is worth decoding by threads
+FILE_ALTERED = "the bytes of the file do not match the SHA-256 at its end"
+
+
+def read_attributes(group: h5py.Group, where: str) -> dict[str, Any]:
+    """Undo `write_attributes`."""
+    values: dict[str, Any] = {}
+    for key in group.attrs:
+        try:
+            value = attribute(group.attrs, key)
+            is_json = isinstance(value, str) and value[:1] in ("{", "[")
+            values[key] = json.loads(value) if is_json else value
+        except Exception as error:  # h5py raises many kinds for types it does not know
+            raise StoreError(f"{where}: attribute {key} cannot be read ({error})") from error
+    return values
+
+
+class Hdf5Slices:
+    """Rows of an HDF5 dataset."""
+
+    def __init__(self, source: Hdf5Source, name: str) -> None:
+        self._source, self._name = source, name
+        self._begun: set[int] = set()  # chunks that the disk was told of
+        self._open()
+        self.shape, self.dtype = tuple(self._dataset.shape), self._dataset.dtype
+
+    def _open(self) -> None:
+        with self._source.guard:
+            self._dataset = self._source.dataset(self._name)
+            self._file: str = self._dataset.file.filename
+            self._chunks = Chunks.of(self._dataset)
+            self._opened = self._source.generation
+
+    def read(self, begin: int, end: int) -> Array:
+        end = min(end, self.shape[0])
+        out = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
+        self.read_into(begin, end, out)
+        return out
+
+    def _current(self) -> h5py.Dataset:
+        if self._source.current() != self._opened:
+            self._open()
+        return self._dataset
+
+    def read_into(self, begin: int, end: int, out: Array) -> None:
+        if out.nbytes >= LARGE and self._decoded(begin, end, out):
+            return
+        with self._source.guard:
+            dataset = self._current()
+            if begin >= end:
+                return
+            try:
+                space = dataset.id.get_space()  # what read_direct does, in half the time
+                space.select_hyperslab((begin, *(0,) * (out.ndim - 1)), out.shape)
+                dataset.id.read(h5py.h5s.create_simple(out.shape), space, out)
+            except (OSError, RuntimeError, ValueError, KeyError) as error:
+                raise StoreError(
+                    f"{self._source.path}: array {self._name}: rows {begin}..{end} cannot be "
+                    f"decoded ({error}); run `feature-store verify`"
+                ) from error
+
+    def _decoded(self, begin: int, end: int, out: Array) -> bool:
+        """Whole chunks, decoded outside the lock, so that threads share the work; False where HDF5
+        must do it: other rows, and what is damaged, of which it tells."""
+        chunks, length = self._chunks, self.shape[0]
+        if chunks is None or out.dtype != self.dtype or not out.flags.c_contiguous:
+            return False
+        if begin % chunks.rows or (end % chunks.rows and end != length):
+            return False
+        target, row = out.reshape(-1).view(np.uint8), out.nbytes // (end - begin)
+        for first in range(begin, end, chunks.rows):
+            low, high = first - begin, min(first + chunks.rows, end) - begin
+            try:
+                with self._source.guard:
+                    where = (first, *(0,) * (out.ndim - 1))
+                    skipped, stored = self._current().id.read_direct_chunk(where)
+                chunks.decode(
+                    skipped, np.frombuffer(stored, np.uint8), target[low * row : high * row]
+                )
+            except (Damage, OSError, RuntimeError, ValueError, KeyError):
+                return False
+        return True
+
+    def prefetch(self, begin: int, end: int) -> None:
+        with self._source.guard, suppress(OSError, RuntimeError, ValueError, KeyError):
+            dataset = self._current()
+            rows = dataset.chunks[0] if dataset.chunks else 0
+            chunks = range(begin // rows, -(-end // rows)) if rows else range(0)
+            if self._begun.issuperset(chunks):
+                return
+            self._begun.update(chunks)
+            first, last = (
+                dataset.id.get_chunk_info_by_coord((chunk * rows, *(0,) * (dataset.ndim - 1)))
+                for chunk in (chunks[0], chunks[-1])
+            )
+            # A dataset is written at once: its chunks follow one another.
+            size = last.byte_offset + last.size - first.byte_offset
+            prefetch(self._file, first.byte_offset, size)
+
+
+def _datasets(thing: h5py.Group | h5py.Dataset, path: str) -> set[str]:
+    """Paths of the datasets at and under a path. Raises what HDF5 does for damaged groups."""
+    found = {path} if isinstance(thing, h5py.Dataset) else set()
+
+    def visit(name: str, inner: object) -> None:
+        if isinstance(inner, h5py.Dataset):
+            found.add(f"{path}/{name}")
+
+    if isinstance(thing, h5py.Group):
+        thing.visititems(visit)
+    return found
+
+
+class Hdf5Source:
+    """Reads an HDF5 store. Parts of an unfinished store lie beside it, in `<path>.parts/`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.options: dict[str, Any] | None = None
+        self.generation: tuple[int, int] = (os.getpid(), 0)
+        self._guard = threading.RLock()
+        self._files: dict[Path, h5py.File] = {}
+
+    def current(self) -> tuple[int, int]:
+        """(process, times closed): an HDF5 handle must never be used after a fork."""
+        if self.generation[0] != os.getpid():
+            self._files, self._guard = {}, threading.RLock()
+            self.generation = (os.getpid(), self.generation[1])
+        return self.generation
+
+    @property
+    def guard(self) -> threading.RLock:
+        """HDF5 is used by one thread at a time; a lock that a fork inherited may never be free."""
+        self.current()
+        return self._guard
+
+    def _file(self, name: str) -> h5py.File:
+        self.current()
+        segments = name.split("/")
+        if segments[0] == "parts" and len(segments) > 1 and self._unfinished():
+            part = Path(f"{self.path}.parts") / f"{segments[1]}.h5"
+            if part.is_file():
+                return self._handle(part)
+        return self._handle(Path(self.path))
+
+    def _handle(self, path: Path) -> h5py.File:
+        with self.guard:
+            if path not in self._files:
+                if len(self._files) >= OPEN_FILES:
+                    self.close()  # what is still used is opened again
+                try:
+                    self._files[path] = h5py.File(path, "r")
+                except OSError as error:
+                    raise StoreError(f"{path}: not a readable HDF5 file ({error})") from error
+            return self._files[path]
+
+    def _unfinished(self) -> bool:
+        """Whether parts lie beside the file; beside a sealed one they are not of the store."""
+        with self.guard:
+            try:
+                state = attribute(self._handle(Path(self.path)).attrs, "state")
+                return bool(state == "writing")
+            except (OSError, RuntimeError, KeyError, TypeError, ValueError):
+                return False
+
+    def _object(self, name: str, kind: type) -> Any:
+        with self.guard:
+            try:
+                file = self._file(name)
+                check_links(file, name, self.path)
+                found = file[name or "/"]
+                if isinstance(found, h5py.Dataset):
+                    check_dataset(found, f"{self.path}: array {name}")
+            except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+                raise StoreError(
+                    f"{self.path}: {name} is missing or unreadable ({error}); the store is damaged"
+                ) from error
+        if not isinstance(found, kind):
+            raise StoreError(f"{self.path}: {name} is not a {kind.__name__.lower()}")
+        return found
+
+    def dataset(self, name: str) -> h5py.Dataset:
+        """Open a dataset by its path."""
+        return self._object(name, h5py.Dataset)
+
+    def attributes(self, group: str = "") -> dict[str, Any]:
+        try:
+            with self.guard:
+                return read_attributes(self._object(group, h5py.Group), f"{self.path}: {group}")
+        except (OSError, RuntimeError) as error:
+            raise StoreError(f"{self.path}: attributes of '{group}/': {error}") from error
+
+    def members(self, group: str) -> list[str]:
+        folder = Path(f"{self.path}.parts")
+        if group == "parts" and folder.is_dir() and self._unfinished():
+            return sorted(file.stem for file in folder.glob("*.h5") if file.stem.isdecimal())
+        try:
+            return sorted(self._object(group, h5py.Group))
+        except StoreError:
+            return []
+
+    def array(self, name: str) -> Slices:
+        return Hdf5Slices(self, name)
+
+    def fingerprint(self, name: str) -> str | None:
+        return None
+
+    def damage(self, arrays: Collection[str]) -> list[str]:
+        try:
+            root = self._file("")
+            tops = [name for name in root if name != "parts"]
+            tops += [f"parts/{name}" for name in root["parts"]]
+        except (OSError, RuntimeError, KeyError, TypeError) as error:
+            return [f"the tree of groups cannot be read ({error})"]
+        found: set[str] = set()
+        expected, problems = set(arrays), []
+        for top in tops:
+            try:
+                found |= _datasets(root[top], top)
+            except (OSError, RuntimeError, KeyError) as error:
+                problems.append(f"the groups of {top} cannot be read ({error})")
+                expected = {name for name in expected if not f"{name}/".startswith(f"{top}/")}
+        problems += [f"missing array {name}" for name in sorted(expected - found)]
+        problems += [f"extra array {name}" for name in sorted(found - expected)]
+        path = Path(self.path)
+        end = path.stat().st_size - DIGEST_BYTES
+        with path.open("rb") as file:
+            file.seek(end)
+            if file.read() != file_digest(path, end):
+                problems.append(FILE_ALTERED)
+        return problems
+
+    def damaged_chunks(self, name: str) -> list[int]:
+        dataset, bad = self.dataset(name), []
+        rows = dataset.chunks[0] if dataset.chunks else max(1, dataset.shape[0])
+        for number in range(-(-dataset.shape[0] // rows)):
+            try:
+                dataset[number * rows : (number + 1) * rows]
+            except (OSError, RuntimeError):
+                bad.append(number)
+        return bad
+
+    def close(self) -> None:
+        with self.guard:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+            self.generation = (os.getpid(), self.generation[1] + 1)

@@ -1,0 +1,99 @@
+"""The seam between the store and its file formats: what a backend must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from store.format.layout import ArraySpec
+from support.arrays import Array
+
+
+class Slices(Protocol):
+    """One stored array, read by slices of rows."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def read(self, begin: int, end: int) -> Array:
+        """Rows begin..end, decoded. Raises StoreError if the bytes are damaged or missing."""
+
+    def read_into(self, begin: int, end: int, out: Array) -> None:
+        """The same, into a contiguous array [end - begin, ...] of the stored dtype."""
+
+    def prefetch(self, begin: int, end: int) -> None:
+        """Rows begin..end are read soon: let the disk begin, where that is possible."""
+
+
+class Source(Protocol):
+    """A tree of groups, arrays and attributes that is read."""
+
+    path: str
+    options: dict[str, Any] | None  # of the file system behind a URL
+
+    def attributes(self, group: str = "") -> dict[str, Any]:
+        """Attributes of a group ('' is the root). StoreError if there is no such group."""
+
+    def members(self, group: str) -> list[str]:
+        """Names directly under a group, sorted; empty if there is no such group."""
+
+    def array(self, name: str) -> Slices:
+        """Open an array by its path; its data is read later. StoreError if there is none."""
+
+    def damage(self, arrays: Collection[str]) -> list[str]:
+        """What the format alone can tell: missing, extra or altered files or objects."""
+
+    def damaged_chunks(self, name: str) -> list[int]:
+        """Numbers of the chunks of an array (along the rows) that cannot be decoded."""
+
+    def fingerprint(self, name: str) -> str | None:
+        """Checksum of an array's own metadata, where the format keeps it in a file."""
+
+    def close(self) -> None:
+        """Close what is open; a later read opens it again."""
+
+
+class Sink(Protocol):
+    """A tree being written, array by array."""
+
+    def attributes(self, group: str, values: dict[str, Any]) -> None: ...
+
+    def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
+        """Write a whole array; returns its fingerprint (see Source)."""
+
+    def close(self) -> None:
+        """Everything is on the disk when this returns."""
+
+
+class Staging(Protocol):
+    """How a store of one format is begun, gets its parts, and is sealed, step by atomic step."""
+
+    path: Path
+    mark: str  # in temporary names: those of a writer that has lost its lease are not ours
+
+    def clear(self, mark: str = "") -> None:
+        """Remove what lies under the temporary names of one writer, or of all."""
+
+    def create(self) -> Sink:
+        """The tree of a new store, under a temporary name."""
+
+    def begin(self) -> None:
+        """Give the created tree its name."""
+
+    def source(self) -> Source:
+        """Read the unfinished store."""
+
+    def part(self, number: int) -> Sink:
+        """The tree of a part, under a temporary name."""
+
+    def publish(self, number: int) -> None:
+        """Give the part its name."""
+
+    def published(self) -> set[int]:
+        """Numbers of the parts that have their name."""
+
+    def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
+        """Write manifest and root attributes; the store is finished after one last rename."""

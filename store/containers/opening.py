@@ -1,0 +1,53 @@
+"""Open the tree of a store by its path or URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from store.containers.hdf5.tree import Hdf5Source
+from store.containers.interface import Source
+from store.containers.zarr.tree import ZarrSource
+from store.errors import StoreError
+from support.errors import first_line, of_path
+
+
+def open_source(path: str | Path, storage_options: dict[str, Any] | None = None) -> Source:
+    """A Zarr folder, an HDF5 file, or an fsspec URL of a Zarr store. Raises StoreError."""
+    if "://" in str(path):
+        source = ZarrSource(str(path).rstrip("/"), storage_options)
+        if not _answers(source):
+            raise StoreError(f"{path}: there is no Zarr store (no zarr.json); check the address")
+        return source
+    try:
+        return _local(Path(path))
+    except OSError as error:
+        raise StoreError(of_path(error)) from error
+
+
+def _answers(source: ZarrSource) -> bool:
+    """Whether there is a Zarr store. StoreError where nobody can be asked."""
+    try:
+        return source.has("zarr.json")
+    except StoreError:
+        raise
+    except Exception as error:  # every client raises its own: no credentials, no host, no right
+        raise StoreError(
+            f"{source.path}: cannot be reached: {first_line(error)}; check the address, the network"
+            " and the credentials (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+        ) from error
+
+
+def _local(path: Path) -> Source:
+    if not path.exists():
+        raise StoreError(f"{path}: no such file or folder; run teacher-dump first")
+    if path.is_dir():
+        if not (path / "zarr.json").is_file():
+            raise StoreError(f"{path}: not a feature store (a folder without zarr.json)")
+        return ZarrSource(str(path))
+    if not path.is_file():  # to open a pipe is to wait for who writes it
+        raise StoreError(f"{path}: not a feature store (neither a folder nor an ordinary file)")
+    with path.open("rb") as file:
+        if file.read(8) != b"\x89HDF\r\n\x1a\n":
+            raise StoreError(f"{path}: not a feature store (neither a Zarr folder nor HDF5)")
+    return Hdf5Source(str(path))

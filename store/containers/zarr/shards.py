@@ -1,0 +1,215 @@
+"""Zarr shards in a local folder, decoded from a map of their file straight into a caller's array.
+
+Understands what FORMAT.md lets a writer write, and decodes of each chunk only the Blosc blocks that
+hold the wanted rows. Where `layout_of` gives None, zarr-python reads.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from store.containers.blosc import Bytes, Damage, decode
+from store.containers.memory_map import FileMap
+from store.errors import VERIFY, StoreError
+from support.arrays import Array
+
+OPEN_MAPS = 512
+CRC_BYTES = 4
+ENTRY_BYTES = 16
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+DTYPES = {
+    name: np.dtype(name)
+    for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+                 "float16", "float32", "float64")
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An array that is one shard, cut into chunks of whole rows."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    rows: int
+    chunks: int
+    compressed: bool
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * prod(self.shape[1:])
+
+
+def layout_of(node: dict[str, Any]) -> Layout | None:
+    """What the zarr.json of an array describes; None if it is anything this module cannot read."""
+    match node:
+        case {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [int(), *_] as shape,
+            "data_type": str(kind),
+            "chunk_grid": {
+                "name": "regular",
+                "configuration": {"chunk_shape": [int(shard_rows), *shard_row]},
+            },
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "codecs": [
+                {
+                    "name": "sharding_indexed",
+                    "configuration": {
+                        "chunk_shape": [int(rows), *row],
+                        "codecs": [{"name": "bytes"} as plain, *packing, {"name": "crc32c"}],
+                        "index_codecs": [{"name": "bytes"} as index, {"name": "crc32c"}],
+                        "index_location": "end",
+                    },
+                }
+            ],
+        }:
+            pass
+        case _:
+            return None
+    dtype = DTYPES.get(kind)
+    packed = [isinstance(codec, dict) and codec.get("name") for codec in packing]
+    if (
+        sys.byteorder != "little"
+        or dtype is None
+        or index != LITTLE
+        or (plain != LITTLE and dtype.itemsize > 1)
+        or packed not in ([], ["blosc"])
+        or node.get("storage_transformers")
+        or not shape[1:] == row == shard_row
+        or any(type(size) is not int or size < 0 for size in shape)
+        or not (0 < rows <= shard_rows and shape[0] <= shard_rows and shard_rows % rows == 0)
+    ):
+        return None
+    return Layout(tuple(shape), dtype, rows, shard_rows // rows, bool(packed))
+
+
+def _checked(data: Bytes, what: str) -> Bytes:
+    """The data before the CRC-32C that ends them."""
+    payload, stored = data[:-CRC_BYTES], data[-CRC_BYTES:].tobytes()
+    if len(data) < CRC_BYTES or google_crc32c.value(payload) != int.from_bytes(stored, "little"):
+        raise Damage(f"{what} does not match its checksum")
+    return payload
+
+
+class Shard:
+    """The map of a shard file, and where its chunks lie. Raises Damage, OSError."""
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self._layout, self._bytes = layout, layout.rows * layout.row_bytes
+        self._map = FileMap(path)
+        self._data = self._map.data
+        end = len(self._data) - layout.chunks * ENTRY_BYTES - CRC_BYTES
+        if end < 0:
+            raise Damage(f"the file has {len(self._data)} bytes, too few for its index")
+        index = _checked(self._data[end:], "the index").view("<u8").reshape(-1, 2)
+        begin, size = index[:, 0], index[:, 1]
+        inside = (begin <= end) & (size <= end) & (begin + size <= end)
+        self._places = np.where(inside[:, None], index, 0).tolist()
+        self._sound: set[int] = set()
+
+    def _payload(self, chunk: int) -> Bytes:
+        """The bytes of a chunk; their checksum is compared at the first use of the map."""
+        begin, size = self._places[chunk]
+        if not size:
+            raise Damage(f"chunk {chunk} is missing or lies outside the file")
+        data = self._data[begin : begin + size]
+        if chunk in self._sound:
+            return data[:-CRC_BYTES]
+        payload = _checked(data, f"chunk {chunk}")
+        self._sound.add(chunk)
+        return payload
+
+    def prefetch(self, chunk: int) -> None:
+        """Let the disk begin to read a chunk, unless it was read before."""
+        if chunk not in self._sound:
+            self._map.prefetch(*self._places[chunk])
+
+    def read_into(self, chunk: int, low: int, high: int, out: Bytes) -> None:
+        """Bytes low..high of a decoded chunk. Raises Damage."""
+        payload = self._payload(chunk)
+        if self._layout.compressed:
+            decode(payload, f"chunk {chunk}", self._bytes, low, high, out)
+        elif len(payload) != self._bytes:
+            raise Damage(f"chunk {chunk} has {len(payload)} bytes, expected {self._bytes}")
+        else:
+            out[:] = payload[low:high]
+
+
+class ShardMaps:
+    """The maps that were used last: a store of thousands of parts must not map them all."""
+
+    def __init__(self, limit: int = OPEN_MAPS) -> None:
+        self._limit = limit
+        self._held: OrderedDict[Path, Shard] = OrderedDict()
+
+    def get(self, path: Path, layout: Layout) -> Shard:
+        """The map of a file. Raises Damage, OSError."""
+        # No lock, which a fork could inherit: two threads may map one file twice, no more.
+        shard = self._held.pop(path, None) or Shard(path, layout)
+        self._held[path] = shard
+        while len(self._held) > self._limit:
+            self._held.popitem(last=False)
+        return shard
+
+    def clear(self) -> None:
+        """Let go of all maps; those in use end with their reader."""
+        self._held.clear()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class ShardSlices:
+    """Rows of an array that is one shard. See `store.tree.Slices`."""
+
+    def __init__(self, maps: ShardMaps, path: Path, layout: Layout, where: str) -> None:
+        self._maps, self._path, self._layout, self._where = maps, path, layout, where
+        self._row_bytes = layout.row_bytes
+        self.shape, self.dtype = layout.shape, layout.dtype
+
+    def read(self, begin: int, end: int) -> Array:
+        end = min(end, self.shape[0])
+        out = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
+        self.read_into(begin, end, out)
+        return out
+
+    def read_into(self, begin: int, end: int, out: Array) -> None:
+        if begin >= end:
+            return
+        if (
+            not 0 <= begin < end <= self.shape[0]
+            or (out.shape, out.dtype) != ((end - begin, *self.shape[1:]), self.dtype)
+            or not out.flags.c_contiguous
+        ):
+            raise ValueError(f"{self._where}: rows {begin}..{end} do not fit into {out.shape}")
+        target = out.reshape(-1).view(np.uint8)
+        rows, row = self._layout.rows, self._row_bytes
+        try:
+            shard = self._maps.get(self._path, self._layout)
+            for chunk in range(begin // rows, -(-end // rows)):
+                first = max(begin, chunk * rows)
+                last = min(end, (chunk + 1) * rows)
+                low, high = (first - chunk * rows) * row, (last - chunk * rows) * row
+                place = (first - begin) * row
+                shard.read_into(chunk, low, high, target[place : place + high - low])
+        except (Damage, OSError) as error:
+            raise StoreError(
+                f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); {VERIFY}"
+            ) from error
+
+    def prefetch(self, begin: int, end: int) -> None:
+        rows = self._layout.rows
+        with suppress(Damage, OSError):  # reading says what is wrong
+            shard = self._maps.get(self._path, self._layout)
+            for chunk in range(begin // rows, -(-end // rows)):
+                shard.prefetch(chunk)

@@ -1,0 +1,89 @@
+"""Zarr arrays that zarr-python reads: those that are not in a local folder, or not as we write."""
+
+from __future__ import annotations
+
+import dataclasses
+from math import prod
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.abc.codec import Codec
+from zarr.codecs import BloscCodec, ShardingCodec
+
+from store.containers.blosc import decoded_size
+from store.errors import StoreError
+from support.arrays import Array
+
+CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed")
+
+
+def check_codecs(node: dict[str, Any], where: str) -> None:
+    """StoreError unless the zarr.json of an array names only codecs that FORMAT.md allows: others
+    may decode a few bytes to more than the memory holds."""
+    todo = [node.get("codecs")]
+    while todo:
+        listed = todo.pop()
+        for codec in listed if isinstance(listed, list) else ():
+            name = codec.get("name") if isinstance(codec, dict) else codec
+            if name not in CODECS:
+                raise StoreError(
+                    f"{where}: codec {str(name)[:40]!r} has no place in a store (only"
+                    f" {', '.join(CODECS)}); the store is damaged"
+                )
+            inner = codec.get("configuration") if isinstance(codec, dict) else None
+            if isinstance(inner, dict):
+                todo += [inner.get("codecs"), inner.get("index_codecs")]
+
+
+class _BoundedBlosc(BloscCodec):
+    """A Blosc frame says how much memory it takes: believed where that is the size of its chunk."""
+
+    async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
+        size = prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize
+        if (declared := decoded_size(chunk_bytes.as_numpy_array())) != size:
+            raise ValueError(f"a chunk decodes to {declared} bytes, expected {size}")
+        return await super()._decode_single(chunk_bytes, chunk_spec)
+
+
+def _bounded(codec: Codec) -> Codec:
+    if isinstance(codec, BloscCodec):
+        return _BoundedBlosc.from_dict(codec.to_dict())
+    if isinstance(codec, ShardingCodec):
+        return dataclasses.replace(codec, codecs=tuple(map(_bounded, codec.codecs)))
+    return codec
+
+
+def open_slices(store: Any, name: str, where: str) -> tuple[ZarrSlices, int]:
+    """An array of a Zarr store, and the bytes of a decoded chunk. Raises what zarr-python does."""
+    array = zarr.open_array(store, path=name, mode="r", zarr_format=3)
+    metadata: Any = array.metadata
+    bounded = dataclasses.replace(metadata, codecs=tuple(map(_bounded, metadata.codecs)))
+    slices = ZarrSlices(zarr.Array(zarr.AsyncArray(bounded, array.store_path)), where)
+    return slices, prod(array.chunks) * slices.dtype.itemsize
+
+
+class ZarrSlices:
+    """Rows of a Zarr array, by zarr-python. See `store.tree.Slices`."""
+
+    def __init__(self, array: zarr.Array[Any], where: str) -> None:
+        self._array, self._where = array, where
+        self.shape = tuple(array.shape)
+        self.dtype = np.dtype(array.dtype)
+
+    def read(self, begin: int, end: int) -> Array:
+        if begin >= end:
+            return np.empty((0, *self.shape[1:]), self.dtype)
+        try:
+            return np.asarray(self._array[begin:end])
+        except Exception as error:  # codecs raise whatever their library raises
+            raise StoreError(
+                f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); "
+                "run `feature-store verify`"
+            ) from error
+
+    def read_into(self, begin: int, end: int, out: Array) -> None:
+        out[...] = self.read(begin, end)
+
+    def prefetch(self, begin: int, end: int) -> None:
+        """Zarr-python reads when it is asked."""

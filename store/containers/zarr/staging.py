@@ -1,0 +1,76 @@
+"""How a Zarr store is begun, gets its parts, and is sealed: every step ends in one rename."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from store.containers.interface import Sink, Source
+from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
+from store.format.layout import ArraySpec
+from support import files
+from support.arrays import Array
+
+TEMPORARY = ".tmp-"
+
+
+class ZarrStaging:
+    """A Zarr store under construction. See `store.tree.Staging`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.mark = path, ""
+
+    @property
+    def _new(self) -> Path:
+        return self.path.parent / f".{self.path.name}.new-{self.mark}"
+
+    def create(self) -> Sink:
+        self.clear()
+        sink = ZarrSink(self._new)
+        sink.attributes("parts", {})
+        return sink
+
+    def begin(self) -> None:
+        files.rename(self._new, self.path)
+
+    def source(self) -> Source:
+        return ZarrSource(str(self.path))
+
+    def clear(self, mark: str = "") -> None:
+        files.discard(self.path.parent, f".{self.path.name}.new-{mark}")
+        for folder in (self.path / "parts", self.path):
+            files.discard(folder, f"{TEMPORARY}{mark}")
+            if folder.is_dir() and not (self.path / "zarr.json").exists():
+                with contextlib.suppress(OSError):  # the store was removed while we wrote a part
+                    folder.rmdir()
+
+    def _temporary(self, number: int) -> Path:
+        return self.path / "parts" / f"{TEMPORARY}{self.mark}-{number}"
+
+    def part(self, number: int) -> Sink:
+        return ZarrSink(self._temporary(number))
+
+    def publish(self, number: int) -> None:
+        files.sync(self.path / "zarr.json")  # OSError if the store was removed meanwhile
+        files.rename(self._temporary(number), self.path / "parts" / str(number))
+
+    def published(self) -> set[int]:
+        return {
+            int(entry.name) for entry in (self.path / "parts").iterdir() if entry.name.isdecimal()
+        }
+
+    def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
+        shutil.rmtree(self.path / "manifest", ignore_errors=True)
+        work = self.path / f"{TEMPORARY}{self.mark}-manifest"
+        sink = ZarrSink(work)
+        sink.array("manifest", manifest, values)
+        sink.close()
+        files.rename(work / "manifest", self.path / "manifest")
+        shutil.rmtree(work)
+        root = self.path / f"{TEMPORARY}{self.mark}-root"
+        root.write_text(json.dumps(GROUP | {"attributes": attributes}, indent=1), "utf-8")
+        files.sync(root)
+        files.rename(root, self.path / "zarr.json")

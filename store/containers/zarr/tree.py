@@ -1,0 +1,264 @@
+"""Zarr v3: one shard file for each array of a part. Reading and writing of trees."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import zarr
+from zarr.abc.codec import BytesBytesCodec
+from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
+
+from store.containers.interface import Slices
+from store.containers.untrusted import MAX_JSON, Folder, check_size, files_under
+from store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
+from store.containers.zarr.slices import check_codecs, open_slices
+from store.errors import StoreError
+from store.format.layout import ArraySpec
+from support.arrays import Array
+from support.files import sync_tree
+
+TOKEN_ROWS = 4096
+CHUNK_BYTES = 2**20
+GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
+
+
+def _compressors(spec: ArraySpec) -> list[BytesBytesCodec]:
+    if spec.packing is None:
+        return [Crc32cCodec()]
+    blosc: dict[str, Any] = spec.packing._asdict()
+    return [BloscCodec(**blosc, typesize=spec.dtype.itemsize), Crc32cCodec()]
+
+
+def _create(store: Any, name: str, spec: ArraySpec) -> zarr.Array[Any]:
+    rows = spec.rows(TOKEN_ROWS, CHUNK_BYTES)
+    shard = -(-max(1, spec.shape[0]) // rows) * rows
+    row = tuple(max(1, size) for size in spec.shape[1:])
+    return zarr.create_array(
+        store,
+        name=name,
+        shape=spec.shape,
+        dtype=spec.dtype,
+        chunks=(rows, *row),
+        shards=(shard, *row),
+        compressors=_compressors(spec),
+        filters=None,
+        fill_value=0,
+        config={"write_empty_chunks": True},
+    )
+
+
+def _shard(name: str, shape: tuple[int, ...]) -> str:
+    """The file of an array."""
+    return f"{name}/c" + "/0" * len(shape)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class ZarrSink:
+    """Writes groups and arrays under a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.store = LocalStore(folder)
+        self._groups: set[str] = set()
+        self.attributes("", {})
+
+    def attributes(self, group: str, values: dict[str, Any]) -> None:
+        target = self.folder / group / "zarr.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(GROUP | {"attributes": values}, indent=1), "utf-8")
+        self._groups.add(group)
+
+    def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
+        parents = name.split("/")[:-1]
+        for depth in range(1, len(parents) + 1):
+            group = "/".join(parents[:depth])
+            if group not in self._groups:
+                self.attributes(group, {})
+        array = _create(self.store, name, spec)
+        if values.size:
+            array[...] = np.ascontiguousarray(values)
+        return _digest((self.folder / name / "zarr.json").read_bytes())
+
+    def close(self) -> None:
+        sync_tree(self.folder)
+
+
+class ZarrSource:
+    """Reads a Zarr store from a folder or from anything fsspec knows.
+
+    `maps` is None where zarr-python does all the reading: for stores that are not a local folder.
+    """
+
+    def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
+        self.path, self.options = path, storage_options
+        self.maps = None if "://" in path else ShardMaps()
+        self._folder = None if "://" in path else Folder(path)
+        self._digests: dict[str, str] = {}
+        try:
+            if "://" in path:
+                self._store: Any = FsspecStore.from_url(
+                    path, storage_options=storage_options, read_only=True
+                )
+            else:
+                self._store = LocalStore(path, read_only=True)
+            self._fs, self._root = fsspec.core.url_to_fs(path, **(storage_options or {}))
+        except (ImportError, ValueError) as error:
+            raise StoreError(f"{path}: cannot be opened ({error})") from error
+
+    def _address(self, name: str, limit: int | None = None) -> str:
+        if self._folder is not None:
+            self._folder.check(name, limit)
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def bytes(self, name: str) -> bytes | None:
+        """A whole small file, None where there is none."""
+        try:
+            address = self._address(name, MAX_JSON)
+            if self._folder is None and (self._fs.size(address) or 0) > MAX_JSON:
+                raise StoreError(f"{self.path}: {name} is larger than {MAX_JSON:,} bytes")
+            return bytes(self._fs.cat_file(address))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreError(f"{self.path}: {name} cannot be read ({error})") from error
+
+    def has(self, name: str) -> bool:
+        return bool(self._fs.exists(self._address(name)))
+
+    def _node(self, name: str) -> dict[str, Any]:
+        file = f"{name}/zarr.json".lstrip("/")
+        data = self.bytes(file)
+        if data is None:
+            raise StoreError(f"{self.path}: {file} is missing")
+        self._digests[name] = _digest(data)
+        try:
+            node = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"{self.path}: {file} is not JSON ({error})") from error
+        if not isinstance(node, dict) or node.get("zarr_format") != 3:
+            raise StoreError(f"{self.path}: {file} is not Zarr format 3")
+        return node
+
+    def attributes(self, group: str = "") -> dict[str, Any]:
+        attributes = self._node(group).get("attributes", {})
+        if not isinstance(attributes, dict):
+            raise StoreError(f"{self.path}: attributes of '{group}/' are not a JSON object")
+        return attributes
+
+    def members(self, group: str) -> list[str]:
+        try:
+            found = self._fs.ls(f"{self._root.rstrip('/')}/{group}", detail=False)
+        except FileNotFoundError:
+            return []
+        names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in found}
+        return sorted(name for name in names if name != "zarr.json" and name[:1] != ".")
+
+    def array(self, name: str) -> Slices:
+        array, chunk = self._mapped(name) or self._by_zarr(name)
+        shard, where = _shard(name, array.shape), f"{self.path}: array {name}"
+        if all(array.shape):
+            try:
+                stored = int(self._fs.size(self._address(shard)))
+            except OSError as error:
+                message = f"{where}: its file {shard} is missing ({error}); restore the store"
+                raise StoreError(message) from error
+            decoded = prod(array.shape) * array.dtype.itemsize
+            check_size(where, decoded, chunk, stored, is_json=name == "manifest")
+        return array
+
+    def _mapped(self, name: str) -> tuple[Slices, int] | None:
+        """The array and the bytes of a decoded chunk, where it lies here as we write it."""
+        if self.maps is None:
+            return None
+        try:
+            layout = layout_of(self._node(name))
+        except StoreError:
+            return None  # zarr-python says what is wrong with it
+        if layout is None:
+            return None
+        file = Path(self.path) / _shard(name, layout.shape)
+        slices = ShardSlices(self.maps, file, layout, f"{self.path}: array {name}")
+        return slices, layout.rows * layout.row_bytes
+
+    def _by_zarr(self, name: str) -> tuple[Slices, int]:
+        where = f"{self.path}: array {name}"
+        check_codecs(self._node(name), where)
+        try:
+            return open_slices(self._store, name, where)
+        except Exception as error:  # zarr raises many kinds for damaged metadata
+            raise StoreError(f"{where} cannot be opened ({error}); the store is damaged") from error
+
+    def fingerprint(self, name: str) -> str | None:
+        """Of the metadata that the array was opened with last."""
+        if (digest := self._digests.pop(name, None)) is not None:
+            return digest
+        data = self.bytes(f"{name}/zarr.json")
+        return None if data is None else _digest(data)
+
+    def damage(self, arrays: Collection[str]) -> list[str]:
+        root = self._root.rstrip("/")
+        if "://" in self.path:
+            found = {str(path)[len(root) :].lstrip("/") for path in self._fs.find(root)}
+        else:
+            found = set(files_under(self.path))
+        expected, groups = set(), {""}
+        for name in arrays:
+            segments = name.split("/")
+            groups.update("/".join(segments[:depth]) for depth in range(len(segments)))
+            expected.add(f"{name}/zarr.json")
+            try:
+                shape = self.array(name).shape
+            except StoreError:
+                continue  # the caller reads every array and reports it
+            if all(shape):
+                expected.add(_shard(name, shape))
+        expected |= {f"{group}/zarr.json".lstrip("/") for group in groups}
+        problems = [f"missing file {name}" for name in sorted(expected - found)]
+        problems += [f"extra file {name}" for name in sorted(found - expected)]
+        for group in sorted(groups):
+            file = f"{group}/zarr.json".lstrip("/")
+            if file in found and not self._same(group, GROUP):
+                problems.append(f"altered file {file}")
+        if "manifest" in arrays and self._manifest_altered():
+            problems.append("altered file manifest/zarr.json")
+        return problems
+
+    def _same(self, name: str, expected: dict[str, Any]) -> bool:
+        try:
+            node = self._node(name)
+        except StoreError:
+            return False
+        return {**node, "attributes": {}} == expected
+
+    def _manifest_altered(self) -> bool:
+        """The metadata of the manifest is in no checksum: compare it with what is written."""
+        spec = ArraySpec(np.dtype(np.uint8), self.array("manifest").shape, None)
+        fresh = _create(MemoryStore(), "manifest", spec).metadata.to_dict()
+        return not self._same("manifest", json.loads(json.dumps(fresh)))
+
+    def damaged_chunks(self, name: str) -> list[int]:
+        array = self.array(name)  # StoreError for what must not even be opened
+        chunks = zarr.open_array(self._store, path=name, mode="r", zarr_format=3).chunks
+        bad = []
+        for number, begin in enumerate(range(0, array.shape[0], chunks[0])):
+            try:
+                array.read(begin, min(begin + chunks[0], array.shape[0]))
+            except StoreError:
+                bad.append(number)
+        return bad
+
+    def close(self) -> None:
+        if self.maps is not None:
+            self.maps.clear()

@@ -1,0 +1,83 @@
+"""The student's vocabulary and word embeddings that mixed-vocabulary training gave (FORMAT.md,
+section 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from store.errors import StoreError
+from store.format.manifest import DAMAGED
+from support.arrays import Array
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from store.read.store import FeatureStore
+
+GROUP = "teacher/mixed-vocab"
+EMBEDDINGS, TOKENIZER, SETTINGS = "embeddings", "tokenizer.json", "tokenizer_config.json"
+
+
+@dataclass(frozen=True, eq=False)
+class MixedVocab:
+    """Embeddings float32 [Vs, d] of a student's Vs pieces, trained within the teacher (Zhao et al.
+    2021, stage I), and the files of the tokenizer whose ids are their rows."""
+
+    embeddings: Array
+    tokenizer: bytes
+    settings: bytes
+
+    def arrays(self) -> dict[str, Array]:
+        """As they are stored, by path."""
+        return {
+            f"{GROUP}/{EMBEDDINGS}": np.asarray(self.embeddings, np.float32),
+            f"{GROUP}/{TOKENIZER}": np.frombuffer(self.tokenizer, np.uint8),
+            f"{GROUP}/{SETTINGS}": np.frombuffer(self.settings, np.uint8),
+        }
+
+    def backend(self) -> Tokenizer:
+        """The student's tokenizer. StoreError if it cannot be read."""
+        from tokenizers import Tokenizer
+
+        try:
+            return Tokenizer.from_str(self.tokenizer.decode("utf-8"))
+        except Exception as error:  # whatever the library raises for what it cannot read
+            raise StoreError(f"{GROUP}/{TOKENIZER} cannot be loaded ({error})") from error
+
+    @staticmethod
+    def stored(store: FeatureStore) -> MixedVocab | None:
+        """That of a store, checked; None where it has none.
+
+        Raises StoreError if it is damaged, or its embeddings are not those of its tokenizer.
+        """
+        if not any(name.startswith(f"{GROUP}/") for name in store.manifest.arrays):
+            return None
+        embeddings, tokenizer, settings = (
+            store.outside(f"{GROUP}/{name}") for name in (EMBEDDINGS, TOKENIZER, SETTINGS)
+        )
+        found = MixedVocab(embeddings, tokenizer.tobytes(), settings.tobytes())
+        try:
+            pieces = found.backend().get_vocab_size()
+        except StoreError as error:
+            raise StoreError(f"{store.path}: {error}; {DAMAGED}") from error
+        shape: Any = (embeddings.dtype.name, embeddings.ndim, len(embeddings))
+        if shape != ("float32", 2, pieces) or not np.isfinite(embeddings).all():
+            raise StoreError(
+                f"{store.path}: {GROUP}/{EMBEDDINGS} is not a finite float32 [{pieces}, d], a row"
+                f" for each piece of the tokenizer beside it; {DAMAGED}"
+            )
+        return found
+
+    @staticmethod
+    def of(store: FeatureStore) -> MixedVocab:
+        """That of a store. StoreError where it has none, too."""
+        found = MixedVocab.stored(store)
+        if found is None:
+            raise StoreError(
+                f"{store.path}: holds no vocabulary of a mixed-vocabulary training; make such a"
+                " store with `teacher-dump mixed-vocab`, or choose another --vocab and --init"
+            )
+        return found

@@ -1,0 +1,77 @@
+"""How often the words of a corpus occur, by which the masks of a dump were drawn (FORMAT.md,
+section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from store.containers.writing import staging_of
+from store.errors import StoreError
+from store.format.manifest import DAMAGED
+from store.write.outside_parts import outside
+from support.arrays import Array
+
+if TYPE_CHECKING:
+    from store.read.store import FeatureStore
+
+GROUP = "calibration/words"
+TEXT, COUNT = f"{GROUP}/text", f"{GROUP}/count"
+LEAST = 2  # of a count that is kept: half of all words occur once
+
+
+@dataclass(frozen=True)
+class WordCounts:
+    """`counts` of words that occur at least twice; any other word counts as one that occurs
+    once."""
+
+    counts: Mapping[str, int]
+
+    def of(self, words: list[str]) -> Array:
+        """int64 [n]"""
+        return np.array([self.counts.get(word, 1) for word in words], np.int64)
+
+    def arrays(self) -> dict[str, Array]:
+        """As they are stored, by path."""
+        words = sorted(word for word, count in self.counts.items() if count >= LEAST)
+        text = "".join(f"{word}\n" for word in words).encode()
+        return {
+            TEXT: np.frombuffer(text, np.uint8),
+            COUNT: np.array([self.counts[word] for word in words], np.int64),
+        }
+
+    @staticmethod
+    def stored(store: FeatureStore) -> WordCounts | None:
+        """Those of a store, checked; None where it has none. StoreError if they are damaged."""
+        return _read(store.manifest.arrays, store.outside, store.path)
+
+    @staticmethod
+    def unfinished(path: str | Path) -> WordCounts | None:
+        """The same of an unfinished store."""
+        with closing(staging_of(path).source()) as source:
+            return _read(source.attributes().get("arrays", {}), outside(source), source.path)
+
+
+def _read(names: Collection[str], read: Callable[[str], Array], where: str) -> WordCounts | None:
+    if not any(name.startswith(f"{GROUP}/") for name in names):
+        return None
+    text, count = read(TEXT), read(COUNT)
+    try:
+        words = text.tobytes().decode().split("\n")[:-1]
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{where}: {TEXT} is not UTF-8; {DAMAGED}") from error
+    kind = (text.dtype.name, count.dtype.name, count.shape)
+    if kind != ("uint8", "int64", (len(words),)) or (count < LEAST).any():
+        raise StoreError(
+            f"{where}: {COUNT} is not int64 [{len(words)}] of {LEAST} or more, one for each word of"
+            f" {TEXT}; {DAMAGED}"
+        )
+    if any(word >= after for word, after in pairwise(words)):
+        raise StoreError(f"{where}: the words of {TEXT} are not in ascending order; {DAMAGED}")
+    return WordCounts(dict(zip(words, count.tolist(), strict=True)))

@@ -1,0 +1,199 @@
+"""What a store holds: views, hidden states, attention maps, a tier of logits, a codec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from store.errors import StoreError
+from store.format.codecs import CODECS, GROUP, GROUPS, encodings
+
+TIERS = ("topk", "sample", "head")
+TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag", "tags")}
+"""For each task where a part keeps the gold labels, and the name of the outputs of a view."""
+
+MAX_LABELS = 2**16
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+LIMIT = 2**31
+
+
+def check_name(name: object, what: str) -> str:
+    """Return `name` if it can be one path segment of a store; StoreError otherwise."""
+    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
+        raise StoreError(
+            f"{what} {name!r} cannot be a name in a store: use letters, digits, '_', '-', '.'"
+        )
+    return name
+
+
+def _whole(value: object, what: str, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise StoreError(f"features: {what} must be a whole number {low}..{high}, got {value!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class LogitsSpec:
+    """Tier `topk` (size = kept logits K), `sample` (number of draws) or `head` (size = D).
+
+    `next_token`: row t is what a causal teacher expects of token t + 1.
+    """
+
+    tier: str
+    size: int
+    next_token: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tier not in TIERS:
+            raise StoreError(f"features: tier must be one of {', '.join(TIERS)}, got {self.tier!r}")
+        _whole(self.size, f"size of {self.tier}", 1, 65535 if self.tier == "sample" else 2**20)
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"tier": self.tier, "size": self.size}
+        return found | ({"next_token": True} if self.next_token else {})
+
+    @staticmethod
+    def from_json(value: object) -> LogitsSpec:
+        keys = {"tier", "size"}
+        if not isinstance(value, Mapping) or not keys <= set(value) <= keys | {"next_token"}:
+            raise StoreError(f"features: logits must have tier and size, got {value!r}")
+        if value.get("next_token", True) is not True:
+            raise StoreError(f"features: next_token must be true or absent, got {value!r}")
+        return LogitsSpec(value["tier"], value["size"], "next_token" in value)
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What the teacher was fine-tuned for: `classification` of texts or `tagging` of tokens.
+
+    `labels` are the names of its C classes or tags, by number. `later_label` is the one of the
+    pieces of a word after its first, where a tagger was taught these, too (Mukherjee & Awadallah
+    2020, "X" in their published code).
+    """
+
+    kind: str
+    labels: tuple[str, ...]
+    later_label: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in TASKS:
+            raise StoreError(f"features: task must be one of {', '.join(TASKS)}, got {self.kind!r}")
+        object.__setattr__(self, "labels", tuple(self.labels))
+        if not all(isinstance(label, str) for label in self.labels):
+            raise StoreError(f"features: labels of a task must be texts, got {self.labels!r:.80}")
+        _whole(len(self.labels), "number of labels", 1, MAX_LABELS)
+        if len(set(self.labels)) != len(self.labels):
+            raise StoreError("features: two labels of the task have one name")
+        if self.later_label is not None and self.later_number is None:
+            raise StoreError(
+                f"features: later_label must be a label of a tagging, got {self.later_label!r:.80}"
+            )
+
+    @property
+    def gold(self) -> str:
+        """Array of a part with the gold labels: int32, -1 where there is none."""
+        return TASKS[self.kind][0]
+
+    @property
+    def outputs(self) -> str:
+        """Group of a view with the teacher's logits."""
+        return TASKS[self.kind][1]
+
+    @property
+    def later_number(self) -> int | None:
+        """The number of `later_label`."""
+        if self.kind != "tagging" or self.later_label not in self.labels:
+            return None
+        return self.labels.index(self.later_label)
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"kind": self.kind, "labels": list(self.labels)}
+        return found | ({} if self.later_label is None else {"later_label": self.later_label})
+
+    @staticmethod
+    def from_json(value: object) -> TaskSpec:
+        if not isinstance(value, Mapping) or not isinstance(value.get("labels"), list):
+            raise StoreError(f"features: task must have kind and labels, got {value!r:.80}")
+        if not isinstance(value.get("kind"), str):
+            raise StoreError(f"features: task must be a text, got {value.get('kind')!r:.80}")
+        return TaskSpec(value["kind"], value["labels"], value.get("later_label"))
+
+
+@dataclass(frozen=True)
+class Features:
+    """What every part of a store holds. `width` is D of hidden states, `vocabulary` is V."""
+
+    views: int = 1
+    max_length: int = 512
+    width: int = 1
+    vocabulary: int = 1
+    codec: str = "default"
+    hidden: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()
+    logits: LogitsSpec | None = None
+    task: TaskSpec | None = None
+    group: int = GROUP  # channels of a scale, with codec `small`
+
+    def __post_init__(self) -> None:
+        _whole(self.views, "views", 1, 1024)
+        _whole(self.max_length, "max_length", 1, 2**20)
+        _whole(self.width, "width", 1, 2**20)
+        _whole(self.vocabulary, "vocabulary", 1, LIMIT)
+        if self.codec not in CODECS:
+            raise StoreError(
+                f"features: codec must be one of {', '.join(CODECS)}, got {self.codec!r}"
+            )
+        for field in ("hidden", "attention"):
+            names = tuple(getattr(self, field))
+            object.__setattr__(self, field, names)
+            for name in names:
+                check_name(name, f"features: {field}")
+            if len(set(names)) != len(names):
+                raise StoreError(f"features: {field} names a thing twice: {', '.join(names)}")
+        if self.logits is not None and not isinstance(self.logits, LogitsSpec):
+            raise StoreError(f"features: logits must be a LogitsSpec, got {self.logits!r}")
+        if self.logits and self.logits.tier == "topk" and self.logits.size > self.vocabulary:
+            raise StoreError(
+                f"features: topk:{self.logits.size} is more than the vocabulary of "
+                f"{self.vocabulary}; ask for fewer logits"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The `features` attribute of a store, with what undoes every lossy array."""
+        found: dict[str, Any] = {
+            "views": self.views,
+            "max_length": self.max_length,
+            "width": self.width,
+            "vocabulary": self.vocabulary,
+            "codec": self.codec,
+            "hidden": list(self.hidden),
+            "attention": list(self.attention),
+            "logits": None if self.logits is None else self.logits.to_json(),
+            "encodings": encodings(self.codec, self.group),
+        }
+        return found | ({"task": self.task.to_json()} if self.task else {})
+
+    @staticmethod
+    def from_json(value: object) -> Features:
+        """Check and read a `features` attribute. Raises StoreError with the key at fault."""
+        if not isinstance(value, Mapping):
+            raise StoreError(f"features must be a JSON object, got {type(value).__name__}")
+        keys = {"views", "max_length", "width", "vocabulary", "codec", "hidden", "attention"}
+        missing = sorted((keys | {"logits", "encodings"}) - set(value))
+        if missing:
+            raise StoreError(f"features lack {', '.join(missing)}")
+        logits = None if value["logits"] is None else LogitsSpec.from_json(value["logits"])
+        task = TaskSpec.from_json(value["task"]) if "task" in value else None
+        for key in ("hidden", "attention"):
+            if not isinstance(value[key], list):
+                raise StoreError(f"features: {key} must be a list of names, got {value[key]!r}")
+        features = Features(**{key: value[key] for key in keys}, logits=logits, task=task)
+        for group in GROUPS:
+            if value["encodings"] == encodings(features.codec, group):
+                return replace(features, group=group)
+        raise StoreError(
+            f"features: the encodings of codec {features.codec!r} are not those of this version;"
+            " read it with the software that wrote it"
+        )

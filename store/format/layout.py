@@ -1,0 +1,241 @@
+"""The arrays of a part: names, dtypes, shapes and packing follow from Features and Counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from store.errors import StoreError
+from store.format import codecs
+from store.format.features import Features, TaskSpec
+
+FORMAT = "teachonce"
+VERSION = 1
+MAX_COUNT = 2**40
+MAX_PART = 10**9
+
+
+class Packing(NamedTuple):
+    """How Blosc packs an array, in the words of its bindings."""
+
+    cname: Literal["lz4", "zstd"]
+    clevel: int
+    shuffle: str
+
+
+FAST = Packing("lz4", 1, "bitshuffle")
+DENSE = Packing("zstd", 3, "shuffle")  # a higher level takes twice the time for a hundredth
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One stored array. `per_token` arrays are chunked by tokens, all others by bytes."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    packing: Packing | None = FAST
+    per_token: bool = False
+
+    def rows(self, token_rows: int, chunk_bytes: int) -> int:
+        """Rows of a chunk: `token_rows`, or the power of two that stays within `chunk_bytes`."""
+        length = max(1, self.shape[0])
+        if self.per_token:
+            return min(token_rows, length)
+        row = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
+        fitting = max(1, chunk_bytes // max(1, row))
+        return min(1 << (fitting.bit_length() - 1), length)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sizes of a part. squares = sum L^2; spans per view and draws per view give ragged sizes."""
+
+    sequences: int
+    tokens: int
+    squares: int
+    text_bytes: int
+    spans: tuple[int, ...]
+    draws: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sequences": self.sequences,
+            "tokens": self.tokens,
+            "squares": self.squares,
+            "text_bytes": self.text_bytes,
+            "spans": list(self.spans),
+            "draws": list(self.draws),
+        }
+
+    @staticmethod
+    def from_json(value: object, features: Features, where: str) -> Counts:
+        """Check and read the counts of a part. Raises StoreError naming `where`."""
+        if not isinstance(value, Mapping):
+            raise StoreError(f"{where}: counts must be a JSON object; the store is damaged")
+
+        def count(number: object, key: str, least: int = 0) -> int:
+            if type(number) is not int or not least <= number <= MAX_COUNT:
+                raise StoreError(f"{where}: {key} is {number!r}; the store is damaged")
+            return number
+
+        def ragged(key: str) -> tuple[int, ...]:
+            numbers = value.get(key)
+            if not isinstance(numbers, list) or len(numbers) != features.views:
+                raise StoreError(f"{where}: {key} must have one number for each view")
+            return tuple(count(number, key) for number in numbers)
+
+        def whole(key: str, least: int = 0) -> int:
+            return count(value.get(key), key, least)
+
+        return Counts(
+            sequences=whole("sequences", least=1),
+            tokens=whole("tokens"),
+            squares=whole("squares"),
+            text_bytes=whole("text_bytes"),
+            spans=ragged("spans"),
+            draws=ragged("draws"),
+        )
+
+
+def count_dtype(draws: int) -> np.dtype[Any]:
+    """The dtype of the counts of `draws` random draws."""
+    return np.dtype(np.uint8 if draws <= 255 else np.uint16)
+
+
+def _token(dtype: Any, tokens: int, *row: int, packing: Packing | None = FAST) -> ArraySpec:
+    return ArraySpec(np.dtype(dtype), (tokens, *row), packing, per_token=True)
+
+
+def _flat(dtype: Any, length: int, packing: Packing = FAST) -> ArraySpec:
+    return ArraySpec(np.dtype(dtype), (length,), packing)
+
+
+def hidden_specs(features: Features, tokens: int) -> dict[str, ArraySpec]:
+    """values and scale of one hidden state."""
+    width = features.width
+    if features.codec == "exact":
+        return {"values": _token(np.float32, tokens, width)}
+    if features.codec == "default":
+        values = _token(np.int8, tokens, width, packing=None)
+        return {"values": values, "scale": _token(np.float16, tokens)}
+    groups = -(-width // features.group)
+    return {
+        "values": _token(np.uint8, tokens, -(-width // 2), packing=DENSE),
+        "scale": _token(np.float16, tokens, groups),
+    }
+
+
+def _packing(codec: str) -> Packing:
+    return DENSE if codec == "small" else FAST
+
+
+_LOG_DTYPE = {"float32": np.float32, "fixed": np.uint16, "root": np.uint8}
+
+
+def logits_specs(features: Features, tokens: int, draws: int) -> dict[str, ArraySpec]:
+    """The arrays of the store's tier of logits."""
+    if features.logits is None:
+        return {}
+    tier, size, codec = features.logits.tier, features.logits.size, features.codec
+    partition, packing = {"log_partition": _token(np.float32, tokens)}, _packing(codec)
+    if tier == "topk":
+        return {
+            "ids": _token(np.uint32, tokens, size, packing=packing),
+            "logprobs": _token(_LOG_DTYPE[codecs.LOGPROBS[codec]], tokens, size, packing=packing),
+            "rest": _token(_LOG_DTYPE[codecs.REST[codec]], tokens),
+        } | partition
+    if tier == "sample":
+        return {
+            "start": _flat(np.int64, tokens + 1),
+            "ids": _flat(np.uint32, draws, packing),
+            "counts": _flat(count_dtype(size), draws, packing),
+        } | partition
+    if codec == "small":
+        values = {"values": _token(np.int8, tokens, size, packing=packing)}
+        return values | {"scale": _token(np.float16, tokens)} | partition
+    dtype = np.float32 if codec == "exact" else np.float16
+    return {"values": _token(dtype, tokens, size)} | partition
+
+
+def _task_outputs(task: TaskSpec, counts: Counts) -> ArraySpec:
+    """Logits [n, C] of classes, or [N, C] of tags."""
+    if task.kind == "tagging":
+        return _token(np.float32, counts.tokens, len(task.labels))
+    return ArraySpec(np.dtype(np.float32), (counts.sequences, len(task.labels)))
+
+
+def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
+    """Every array of a part by its path inside the part, in the order of writing."""
+    sequences, tokens = counts.sequences, counts.tokens
+    arrays = {
+        "sequence/document": _flat(np.int64, sequences),
+        "sequence/document_begin": _flat(np.int64, sequences),
+        "sequence/hard_cut": _flat(np.bool_, sequences),
+        "sequence/text_start": _flat(np.int64, sequences + 1),
+        "sequence/token_start": _flat(np.int64, sequences + 1),
+        "text/utf8": _flat(np.uint8, counts.text_bytes, DENSE),
+        "token/id": _token(np.uint32, tokens),
+        "token/begin": _token(np.int32, tokens),
+        "token/end": _token(np.int32, tokens),
+        "token/special": _token(np.bool_, tokens),
+    }
+    if task := features.task:
+        gold = _token(np.int32, tokens) if task.kind == "tagging" else _flat(np.int32, sequences)
+        arrays[task.gold] = gold
+    attention = np.float32 if features.codec == "exact" else np.uint8
+    for view in range(features.views):
+        here = f"view{view}"
+        if view:
+            arrays[f"{here}/mask/start"] = _flat(np.int64, sequences + 1)
+            for name, dtype in (("begin", np.int32), ("end", np.int32), ("action", np.uint8)):
+                arrays[f"{here}/mask/{name}"] = _flat(dtype, counts.spans[view])
+        for name, spec in logits_specs(features, tokens, counts.draws[view]).items():
+            arrays[f"{here}/logits/{name}"] = spec
+        for hidden in features.hidden:
+            for name, spec in hidden_specs(features, tokens).items():
+                arrays[f"{here}/hidden/{hidden}/{name}"] = spec
+        for name in features.attention:
+            arrays[f"{here}/attention/{name}/values"] = _flat(
+                attention, counts.squares, _packing(features.codec)
+            )
+        if task:
+            arrays[f"{here}/{task.outputs}/values"] = _task_outputs(task, counts)
+    return arrays
+
+
+class PartShapes:
+    """What the manifest must say of the arrays of any part: names, shapes and names of dtypes.
+
+    Worked out once for a store: `part_arrays` for each of thousands of parts takes as long as the
+    manifest takes to be parsed.
+    """
+
+    def __init__(self, features: Features) -> None:
+        self.features, views = features, features.views
+        spans = tuple(range(6, 6 + views))
+        draws = tuple(range(6 + views, 6 + 2 * views))
+        # Counts whose `_lengths` are 0, 1, 2, ...: an array's length is then its place there.
+        places = part_arrays(features, Counts(0, 2, 4, 5, spans, draws))
+        self._arrays = [
+            (name, spec.shape[0], spec.shape[1:], spec.dtype.name) for name, spec in places.items()
+        ]
+
+    @staticmethod
+    def _lengths(counts: Counts) -> tuple[int, ...]:
+        """Every length that an array of a part may have."""
+        sequences, tokens = counts.sequences, counts.tokens
+        edges = (sequences, sequences + 1, tokens, tokens + 1)
+        return (*edges, counts.squares, counts.text_bytes, *counts.spans, *counts.draws)
+
+    def of(self, counts: Counts) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and name of the dtype of every array of a part, as `part_arrays` has them."""
+        lengths = self._lengths(counts)
+        return {name: ((lengths[place], *row), dtype) for name, place, row, dtype in self._arrays}
+
+
+def teacher_array(values: np.ndarray[Any, Any]) -> ArraySpec:
+    """How an array outside the parts (teacher/, calibration/, manifest) is stored."""
+    return ArraySpec(values.dtype, values.shape, FAST if values.dtype.itemsize > 1 else None)

@@ -1,0 +1,258 @@
+"""The manifest: parts with their counts, and a checksum of every array and of itself."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from store.containers.interface import Source
+from store.errors import RESTORE, StoreError, without_remedy
+from store.format.features import Features, check_name
+from store.format.layout import FORMAT, MAX_PART, VERSION, Counts, PartShapes
+from support.arrays import Array
+
+MAX_BYTES = 2**29  # 10^5 parts of a view with one hidden state have some 2^28
+CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+ATTRIBUTES = ("format", "version", "identity", "features", "software")
+DAMAGED = f"the store is damaged: {RESTORE}"
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """What cannot be read here keeps `feature-store verify` from opening the store, too."""
+    try:
+        yield
+    except StoreError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
+        raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Thousands of parts are a million objects, none of them garbage: to look through them again
+    and again takes the collector longer than it takes to make them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+class Entry(NamedTuple):
+    """Shape, dtype and SHA-256 (of the decoded little-endian bytes in C order) of an array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    sha256: str
+    fingerprint: str | None = None
+
+    @staticmethod
+    def of(values: Array, fingerprint: str | None) -> Entry:
+        return Entry(values.shape, values.dtype.name, digest(values), fingerprint)
+
+    def to_json(self) -> dict[str, Any]:
+        entry = {"shape": list(self.shape), "dtype": self.dtype, "sha256": self.sha256}
+        return entry | ({"zarr_json": self.fingerprint} if self.fingerprint else {})
+
+    @staticmethod
+    def from_json(value: object, where: str, name: str) -> Entry:
+        """Check and read the entry of an array `name`. Raises StoreError naming both."""
+        if isinstance(value, dict):
+            get = value.get
+            shape, dtype, sha256 = get("shape"), get("dtype"), get("sha256")
+            if isinstance(shape, list) and isinstance(dtype, str) and isinstance(sha256, str):
+                for size in shape:
+                    if type(size) is not int or size < 0:
+                        break
+                else:
+                    return Entry(tuple(shape), dtype, sha256, get("zarr_json"))
+        raise StoreError(f"{where}: {name}: the manifest's entry is not valid; {DAMAGED}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part as the manifest knows it."""
+
+    number: int
+    counts: Counts
+    arrays: dict[str, Entry]
+
+    def to_json(self) -> dict[str, Any]:
+        arrays = {name: entry.to_json() for name, entry in self.arrays.items()}
+        return {"part": self.number, "counts": self.counts.to_json(), "arrays": arrays}
+
+    @staticmethod
+    def from_json(value: object, shapes: PartShapes, where: str) -> Part:
+        """Check and read a part. Raises StoreError if its arrays are not those of the store."""
+        number = value.get("part") if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or type(number) is not int:
+            raise StoreError(f"{where}: a part of the manifest is not valid; {DAMAGED}")
+        if not 0 <= number < MAX_PART:
+            raise StoreError(f"{where}: part number {number} is out of range; {DAMAGED}")
+        here = f"{where}: part {number}"
+        counts = Counts.from_json(value.get("counts"), shapes.features, here)
+        expected, listed = shapes.of(counts), value.get("arrays")
+        if not isinstance(listed, Mapping) or listed.keys() != expected.keys():
+            raise StoreError(f"{here}: its arrays are not those of the store's features; {DAMAGED}")
+        arrays = {}
+        for name, (shape, dtype) in expected.items():
+            entry = Entry.from_json(listed[name], here, name)
+            if entry.shape != shape or entry.dtype != dtype:
+                raise StoreError(
+                    f"{here}: {name} is {entry.dtype}{list(entry.shape)}, "
+                    f"expected {dtype}{list(shape)}; {DAMAGED}"
+                )
+            arrays[name] = entry
+        return Part(number, counts, arrays)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`arrays` are those outside the parts: teacher/... and calibration/...
+
+    `lengths` [n] are the tokens of every sequence of the store, of the dtype of `length_dtype`;
+    None while it is unfinished, and in stores of before these were kept.
+    """
+
+    attributes: dict[str, Any]
+    arrays: dict[str, Entry]
+    parts: list[Part]
+    lengths: Array | None = field(default=None, compare=False)
+
+    def content(self) -> str:
+        """SHA-256 over the checksums of all arrays: the same in Zarr and HDF5, and for every dump
+        of equal values."""
+        digests = {name: entry.sha256 for name, entry in self.arrays.items()}
+        for part in self.parts:
+            for name, entry in part.arrays.items():
+                digests[f"parts/{part.number}/{name}"] = entry.sha256
+        return hashlib.sha256(json.dumps(digests, sort_keys=True).encode("ascii")).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        value = {
+            "attributes": {key: self.attributes[key] for key in ATTRIBUTES},
+            "arrays": {name: self.arrays[name].to_json() for name in sorted(self.arrays)},
+            "parts": [part.to_json() for part in sorted(self.parts, key=lambda p: p.number)],
+        }
+        if self.lengths is not None:
+            value["lengths"] = base64.b64encode(self.lengths.tobytes()).decode("ascii")
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def digest(values: Array) -> str:
+    """SHA-256 of an array's little-endian bytes in C order, as hex."""
+    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    return hashlib.sha256(little.data if little.size else b"").hexdigest()
+
+
+def seal_checksum(manifest: bytes, created: str) -> str:
+    """The root attribute `checksum`: covers the manifest, and `created`, which it leaves out."""
+    return hashlib.sha256(manifest + created.encode()).hexdigest()
+
+
+def length_dtype(features: Features) -> np.dtype[Any]:
+    """The smallest of uint8, uint16 and uint32 that holds every length, little-endian."""
+    return np.min_scalar_type(features.max_length).newbyteorder("<")
+
+
+def _read_lengths(value: object, features: Features, sequences: int, where: str) -> Array | None:
+    if value is None:
+        return None
+    dtype = length_dtype(features)
+    try:
+        data = base64.b64decode(value, validate=True)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{where}: the manifest's lengths are not base64; {DAMAGED}") from error
+    if len(data) != sequences * dtype.itemsize:
+        raise StoreError(
+            f"{where}: the manifest's lengths are {len(data):,} bytes, expected {sequences:,} x"
+            f" {dtype.itemsize}; {DAMAGED}"
+        )
+    return np.frombuffer(data, dtype)
+
+
+def check_root(attributes: Mapping[str, Any], where: str) -> Features:
+    """Check the root attributes of a store of any state. Raises StoreError."""
+    if attributes.get("format") != FORMAT:
+        raise StoreError(
+            f"{where}: not a feature store (no attribute format={FORMAT!r}); "
+            "give the .zarr folder or .h5 file that teacher-dump wrote"
+        )
+    version = attributes.get("version")
+    if type(version) is not int or version != VERSION:
+        raise StoreError(
+            f"{where}: format version {version!r}; this software reads version {VERSION}: "
+            "use the version that wrote it, or dump again"
+        )
+    for key in ("identity", "software"):
+        if not isinstance(attributes.get(key), Mapping):
+            raise StoreError(f"{where}: attribute {key} is not a JSON object; {DAMAGED}")
+    if attributes.get("state") not in ("writing", "sealed"):
+        raise StoreError(f"{where}: state is {attributes.get('state')!r}; {DAMAGED}")
+    if not CREATED.fullmatch(str(attributes.get("created"))):
+        raise StoreError(f"{where}: attribute created is not a time in UTC; {DAMAGED}")
+    try:
+        return Features.from_json(attributes.get("features"))
+    except StoreError as error:
+        raise StoreError(f"{where}: {error}") from error
+
+
+def read_entries(value: object, where: str) -> dict[str, Entry]:
+    """Check the entries of the arrays outside the parts; their names must be harmless paths."""
+    if not isinstance(value, Mapping):
+        raise StoreError(f"{where}: the list of arrays is not a JSON object; {DAMAGED}")
+    for name in value:
+        segments = str(name).split("/")
+        if segments[0] not in ("teacher", "calibration") or not 2 < len(segments) < 5:
+            raise StoreError(f"{where}: array {name!r} does not belong in a store; {DAMAGED}")
+        for segment in segments:
+            check_name(segment, f"{where}: array {name!r}: segment")
+    return {name: Entry.from_json(entry, where, name) for name, entry in value.items()}
+
+
+def read_manifest(source: Source, attributes: Mapping[str, Any], features: Features) -> Manifest:
+    """Read and check the manifest of a sealed store. Raises StoreError if it does not match."""
+    stored = source.array("manifest")
+    if stored.dtype != np.uint8 or len(stored.shape) != 1 or stored.shape[0] > MAX_BYTES:
+        raise StoreError(f"{source.path}: manifest is not a byte array; {DAMAGED}")
+    data = stored.read(0, stored.shape[0]).tobytes()
+    if seal_checksum(data, attributes["created"]) != attributes.get("checksum"):
+        raise StoreError(f"{source.path}: the manifest does not match its checksum; {DAMAGED}")
+    with uncollected():
+        return _parsed(data, attributes, features, source.path)
+
+
+def _parsed(data: bytes, attributes: Mapping[str, Any], features: Features, where: str) -> Manifest:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{where}: the manifest is not JSON ({error}); {DAMAGED}") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{where}: the manifest is not a JSON object; {DAMAGED}")
+    known = attributes.get("arrays", value.get("arrays"))  # not in every store
+    if {key: attributes[key] for key in ATTRIBUTES} != value.get(
+        "attributes"
+    ) or known != value.get("arrays"):
+        raise StoreError(f"{where}: the root attributes were altered; {DAMAGED}")
+    if not isinstance(value.get("parts"), list):
+        raise StoreError(f"{where}: the manifest has no list of parts; {DAMAGED}")
+    shapes = PartShapes(features)
+    parts = [Part.from_json(part, shapes, where) for part in value["parts"]]
+    numbers = [part.number for part in parts]
+    if numbers != sorted(set(numbers)):
+        raise StoreError(f"{where}: the manifest's parts are not in order; {DAMAGED}")
+    sequences = sum(part.counts.sequences for part in parts)
+    lengths = _read_lengths(value.get("lengths"), features, sequences, where)
+    return Manifest(value["attributes"], read_entries(value.get("arrays"), where), parts, lengths)

@@ -1,0 +1,153 @@
+"""One part, opened array by array and read by slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from store.containers.interface import Slices, Source
+from store.errors import VERIFY, StoreError, without_remedy
+from store.format.features import Features
+from store.format.layout import part_arrays
+from store.format.manifest import Part
+from store.read.kept import KeptSlices
+from support.arrays import Array
+
+DAMAGED = f"the store is damaged: {VERIFY}"
+
+
+class PartReader:
+    """Slices of a part's arrays; each array's shape and dtype are checked when it is opened."""
+
+    def __init__(
+        self,
+        source: Source,
+        part: Part,
+        features: Features,
+        lengths: Array | None = None,
+        keeps: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        """`lengths` [n] are what the manifest says of the tokens of its sequences; arrays that
+        `keeps` names stay in memory once they are read."""
+        self._source, self.part, self.features = source, part, features
+        self._lengths, self._keeps = lengths, keeps
+        self.where = f"{source.path}: part {part.number}"
+        self._specs = part_arrays(features, part.counts)
+        self._open: dict[str, Slices] = {}
+
+    def array(self, name: str) -> Slices:
+        """Open an array of the part. StoreError if it is not what the manifest says."""
+        if name not in self._open:
+            spec, path = self._specs[name], f"parts/{self.part.number}/{name}"
+            try:
+                array = self._source.array(path)
+            except StoreError as error:
+                raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
+            if array.shape != spec.shape or array.dtype != spec.dtype:
+                raise StoreError(
+                    f"{self.where}: {name} is {array.dtype}{list(array.shape)}, the manifest says "
+                    f"{spec.dtype}{list(spec.shape)}; {DAMAGED}"
+                )
+            fingerprint = self.part.arrays[name].fingerprint
+            if fingerprint and self._source.fingerprint(path) != fingerprint:
+                raise StoreError(f"{self.where}: {name} has an altered zarr.json; {DAMAGED}")
+            self._open[name] = KeptSlices(array) if self._keeps(name) else array
+        return self._open[name]
+
+    def read(self, name: str, begin: int, end: int) -> Array:
+        """Rows begin..end of an array, as stored."""
+        return self.array(name).read(begin, end)
+
+    def all(self, name: str) -> Array:
+        """A whole array, as stored."""
+        return self.read(name, 0, self._specs[name].shape[0])
+
+    def names(self) -> list[str]:
+        """Paths of the part's arrays."""
+        return list(self._specs)
+
+    def _start(self, name: str, total: int, longest: int) -> Array:
+        start = self.all(name)
+        sizes = np.diff(start)
+        if start[0] != 0 or start[-1] != total or sizes.min() < 0 or sizes.max() > longest:
+            raise StoreError(f"{self.where}: {name} does not ascend from 0 to {total}; {DAMAGED}")
+        return start
+
+    @cached_property
+    def token_start(self) -> Array:
+        """int64 [n + 1]: where the tokens of each sequence begin."""
+        counts = self.part.counts
+        start = self._start("sequence/token_start", counts.tokens, self.features.max_length)
+        if int((np.diff(start) ** 2).sum()) != counts.squares:
+            raise StoreError(f"{self.where}: token counts do not give the squares; {DAMAGED}")
+        if self._lengths is not None and not np.array_equal(np.diff(start), self._lengths):
+            raise StoreError(
+                f"{self.where}: sequence/token_start gives other lengths than the manifest;"
+                f" {DAMAGED}"
+            )
+        return start
+
+    @cached_property
+    def sequence_start(self) -> Array:
+        """int64 [n + 1]: rows of arrays that have one for each sequence."""
+        return np.arange(self.part.counts.sequences + 1)
+
+    @cached_property
+    def square_start(self) -> Array:
+        """int64 [n + 1]: where the attention map of each sequence begins."""
+        return np.concatenate([[0], np.cumsum(np.diff(self.token_start) ** 2)])
+
+    @cached_property
+    def text_start(self) -> Array:
+        """int64 [n + 1]: where the text of each sequence begins, in bytes."""
+        size = self.part.counts.text_bytes
+        return self._start("sequence/text_start", size, size)
+
+    @cached_property
+    def document(self) -> Array:
+        """int64 [n]: document of each sequence."""
+        return self.all("sequence/document")
+
+    def mask_start(self, view: int, begin: int, end: int) -> Array:
+        """Where the masked spans of sequences begin..end begin: int64 [end - begin + 1]."""
+        return self._ragged(f"view{view}/mask/start", begin, end, self.part.counts.spans[view])
+
+    def draw_start(self, view: int, begin: int, end: int) -> Array:
+        """Where the sampled ids of tokens begin..end begin: int64 [end - begin + 1]."""
+        return self._ragged(f"view{view}/logits/start", begin, end, self.part.counts.draws[view])
+
+    def draws(self, view: int, begin: int, end: int) -> tuple[Array, Array, Array]:
+        """Sampled ids of tokens begin..end: how many of each token, the ids, their counts."""
+        start = self.draw_start(view, begin, end)
+        flat = int(start[0]), int(start[-1])
+        ids, counts = (self.read(f"view{view}/logits/{key}", *flat) for key in ("ids", "counts"))
+        return np.diff(start), ids, counts
+
+    def _ragged(self, name: str, begin: int, end: int, total: int) -> Array:
+        start = self.read(name, begin, end + 1)
+        if start[0] < 0 or start[-1] > total or (np.diff(start) < 0).any():
+            raise StoreError(f"{self.where}: {name} is not ascending within {total}; {DAMAGED}")
+        return start
+
+    def texts(self, begin: int, end: int) -> list[str]:
+        """Texts of sequences begin..end."""
+        start = self.text_start[begin : end + 1]
+        data = self.read("text/utf8", int(start[0]), int(start[-1])).tobytes()
+        edges = (start - start[0]).tolist()
+        try:
+            pairs = zip(edges[:-1], edges[1:], strict=True)
+            return [data[left:right].decode("utf-8") for left, right in pairs]
+        except UnicodeDecodeError as error:
+            raise StoreError(f"{self.where}: text is not UTF-8 ({error}); {DAMAGED}") from error
+
+    def spans(self, view: int, begin: int, end: int) -> tuple[Array, Array]:
+        """Masked spans of sequences begin..end: start [n + 1] from 0, int32 [M, 3]."""
+        if view == 0:
+            return np.zeros(end - begin + 1, np.int64), np.empty((0, 3), np.int32)
+        start = self.mask_start(view, begin, end)
+        left, right = int(start[0]), int(start[-1])
+        columns = [self.read(f"view{view}/mask/{k}", left, right) for k in ("begin", "end")]
+        action = self.read(f"view{view}/mask/action", left, right).astype(np.int32)
+        return start - left, np.stack([*columns, action], axis=1)

@@ -1,0 +1,161 @@
+"""The blocks that a stream mixes at once, read into buffers that are used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from store.errors import StoreError
+from store.format.layout import part_arrays
+from store.read.part import PartReader
+from support.arrays import Array, ranges, starts
+
+if TYPE_CHECKING:
+    from store.read.store import FeatureStore
+
+FEW_TOKENS = 65_536
+
+
+class Buffers:
+    """Named arrays that grow and are used again: fresh memory costs more than the copy."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Array] = {}
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An array of this shape; its content is what was there before."""
+        held = self._arrays.get(name)
+        if held is None or held.dtype != dtype or len(held) < shape[0]:
+            held = np.empty((shape[0] + shape[0] // 8, *shape[1:]), dtype)
+            self._arrays[name] = held
+        return held[: shape[0]]
+
+
+def _in_order(store: FeatureStore, blocks: Array) -> tuple[list[tuple[int, int]], Array, Array]:
+    """Runs begin..end of neighbouring blocks of a part, in order; the numbers of their sequences;
+    and where among these the sequences of each block are, block after block."""
+    sizes = blocks[:, 1] - blocks[:, 0]
+    order = np.argsort(blocks[:, 0], kind="stable")
+    begin, end = blocks[order].T
+    parts = store.part_of(begin)
+    first = np.flatnonzero(np.append(True, (begin[1:] != end[:-1]) | (parts[1:] != parts[:-1])))
+    last = np.append(first[1:], len(begin)) - 1
+    runs = list(zip(begin[first].tolist(), end[last].tolist(), strict=True))
+    place = np.empty(len(blocks), np.int64)
+    place[order] = np.cumsum(sizes[order]) - sizes[order]
+    return runs, ranges(begin, end - begin), ranges(place, sizes)
+
+
+class Pool:
+    """All wanted arrays of some blocks, flat, as stored (not decoded).
+
+    They lie in the order of the store, so that neighbouring blocks are read as one; `place` says
+    where the sequences of the blocks in their given order are.
+    """
+
+    def __init__(
+        self, store: FeatureStore, blocks: Array, view: int, kinds: tuple[str, ...]
+    ) -> None:
+        features = store.features
+        self._store, self.view = store, view
+        self._runs, self.index, self.place = _in_order(store, blocks)
+        self.lengths = np.concatenate([store.lengths(begin, end) for begin, end in self._runs])
+        self.token_start, self.square_start = starts(self.lengths), starts(self.lengths**2)
+        self._sequence_start = np.arange(len(self.lengths) + 1)
+        self.hidden = features.hidden if "hidden" in kinds else ()
+        self.attention = features.attention if "attention" in kinds else ()
+        self.logits = features.logits if "logits" in kinds else None
+        # Names, dtypes and the shapes of rows are those of any part.
+        self._specs = part_arrays(features, store.manifest.parts[0].counts)
+        groups = [f"view{view}/hidden/{name}/" for name in self.hidden]
+        groups += [f"view{view}/logits/"] if self.logits else []
+        groups += [f"view{view}/tags/"] if "task" in kinds else []
+        self._token_names = [
+            name for name, spec in self._specs.items()
+            if spec.per_token and name.startswith(("token/", *groups))
+        ]  # fmt: skip
+        self._map_names = [f"view{view}/attention/{name}/values" for name in self.attention]
+        wanted = ["sequence/label", *[f"view{view}/classes/values"] * ("task" in kinds)]
+        self._sequence_names = [name for name in wanted if name in self._specs]
+        self.token: dict[str, Array] = {}
+        self.maps: dict[str, Array] = {}
+        self.sequence: dict[str, Array] = {}
+
+    @cached_property
+    def _parts(self) -> list[tuple[PartReader, int, int]]:
+        """Of each run its part, held open, and begin..end there."""
+        found = [(*self._store.locate(begin), end - begin) for begin, end in self._runs]
+        return [(part, first, first + size) for part, first, size in found]
+
+    def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:
+        """What is to be read: part, array, rows of it, and rows of the pool."""
+        done = 0
+        for part, first, last in self._parts:
+            after = done + last - first
+            for start, edges, names in (
+                (part.token_start, self.token_start, self._token_names),
+                (part.square_start, self.square_start, self._map_names),
+                (part.sequence_start, self._sequence_start, self._sequence_names),
+            ):
+                rows = slice(int(start[first]), int(start[last]))
+                place = slice(int(edges[done]), int(edges[after]))
+                for name in names:
+                    yield part, name, rows, place
+            done = after
+
+    def prefetch(self) -> None:
+        """Let the disk begin: the pool is read soon."""
+        if self.token_start[-1] < FEW_TOKENS:
+            return  # to ask would take longer than to wait
+        with suppress(StoreError):  # reading says what is wrong, when it is its turn
+            for part, name, rows, _ in self._pieces():
+                part.array(name).prefetch(rows.start, rows.stop)
+
+    def read(self, buffers: Buffers) -> None:
+        """Read everything; what was in the buffers is lost."""
+
+        def take(names: list[str], start: Array) -> dict[str, Array]:
+            shapes = {name: (int(start[-1]), *self._specs[name].shape[1:]) for name in names}
+            return {
+                name: buffers.get(name, shapes[name], self._specs[name].dtype) for name in names
+            }
+
+        pieces = list(self._pieces())  # what parts hold is as long as was said: before room is made
+        self.token = take(self._token_names, self.token_start)
+        self.maps = take(self._map_names, self.square_start)
+        self.sequence = take(self._sequence_names, self._sequence_start)
+        arrays = self.token | self.maps | self.sequence
+        for part, name, rows, place in pieces:
+            part.array(name).read_into(rows.start, rows.stop, arrays[name][place])
+        self._read_ragged()
+
+    def _read_ragged(self) -> None:
+        documents, span_sizes, spans = [], [], []
+        draws: list[tuple[Array, Array, Array]] = []
+        for part, first, last in self._parts:
+            documents.append(part.document[first:last])
+            edges, masked = part.spans(self.view, first, last)
+            span_sizes.append(np.diff(edges))
+            spans.append(masked)
+            if self.logits and self.logits.tier == "sample":
+                tokens = int(part.token_start[first]), int(part.token_start[last])
+                draws.append(part.draws(self.view, *tokens))
+        self.document, self.spans = np.concatenate(documents), np.concatenate(spans)
+        self.span_start = starts(np.concatenate(span_sizes))
+        self.draws: dict[str, Array] = {}
+        self.draw_start: Array | None = None
+        if draws:
+            sizes, ids, counts = (np.concatenate(pieces) for pieces in zip(*draws, strict=True))
+            self.draw_start, self.draws = starts(sizes), {"ids": ids, "counts": counts}
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Read when the first batch is asked for its texts: not all who train want them."""
+        found: list[str] = []
+        for part, first, last in self._parts:
+            found += part.texts(first, last)
+        return found

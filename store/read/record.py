@@ -1,0 +1,247 @@
+"""Random access: one sequence, decoded field by field when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from store.errors import StoreError
+from store.format import codecs
+from store.format.features import Features
+from store.format.sequences import masked_tokens
+from store.read.part import PartReader
+from store.write.part import Calibration
+from support.arrays import Array, Floats
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Logits of T tokens; which fields are there depends on the tier.
+
+    topk: ids int32 [T, K], logprobs [T, K], rest [T] (log of the probability left over).
+    sample: start int64 [T + 1] into ids int32 [M] and counts [M], of `draws` random draws.
+    head: values float32 [T, D], the input of the frozen LM head.
+    All: log_partition float32 [T] (logsumexp of the raw logits).
+    """
+
+    tier: str
+    log_partition: Floats
+    ids: Any = None
+    logprobs: Any = None
+    rest: Any = None
+    start: Any = None
+    counts: Any = None
+    draws: int | None = None
+    values: Any = None
+
+
+class LazyMap(Mapping[str, Any]):
+    """A read-only mapping whose values are made when asked for."""
+
+    def __init__(self, names: tuple[str, ...], load: Callable[[str], Any], what: str) -> None:
+        self._names, self._load, self._what = names, load, what
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            held = ", ".join(self._names) or "none"
+            raise MissingFeature(f"no {self._what} {name!r} in this store; it has: {held}")
+        return self._load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class MissingFeature(StoreError, KeyError):
+    """A feature that the store does not hold."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def as_ids(stored: Array) -> Array:
+    """uint32 as int32 without a copy: ids are below 2^31."""
+    return stored.view(np.int32)
+
+
+def decode_logits(
+    features: Features, read: Callable[[str], Array | None], start: Array | None
+) -> Logits:
+    """Decode stored rows; `read` gives an array by its key (None if the store has none)."""
+    assert features.logits is not None
+
+    def get(key: str) -> Array:
+        found = read(key)
+        assert found is not None
+        return found
+
+    tier, partition = features.logits.tier, get("log_partition")
+    if tier == "topk":
+        logprobs, rest = codecs.decode_logs(get("logprobs")), codecs.decode_logs(get("rest"))
+        return Logits(tier, partition, as_ids(get("ids")), logprobs, rest)
+    if tier == "sample":
+        ids, counts = as_ids(get("ids")), get("counts")
+        draws = features.logits.size
+        return Logits(tier, partition, ids, start=start, counts=counts, draws=draws)
+    return Logits(tier, partition, values=codecs.decode_head(get("values"), read("scale")))
+
+
+class View:
+    """One forward pass over a sequence of T tokens."""
+
+    def __init__(self, record: Record, number: int) -> None:
+        self._record, self.number = record, number
+        features = record.features
+        self.hidden = LazyMap(features.hidden, self._hidden, "hidden state")
+        self.attention = LazyMap(features.attention, self._attention, "attention map")
+
+    def _rows(self, name: str) -> Array:
+        record = self._record
+        begin, end = record.tokens
+        return record.part.read(f"view{self.number}/{name}", begin, end)
+
+    @cached_property
+    def spans(self) -> Array:
+        """int32 [M, 3]: characters begin, end and action (0 mask, 1 random, 2 kept)."""
+        position = self._record.position
+        return self._record.part.spans(self.number, position, position + 1)[1]
+
+    @cached_property
+    def mask(self) -> Array:
+        """bool [T]: tokens that overlap a masked span."""
+        offsets = self._record.offsets
+        return masked_tokens(offsets[:, 0], offsets[:, 1], self.spans[:, 0], self.spans[:, 1])
+
+    @cached_property
+    def logits(self) -> Logits:
+        """Logits of the store's tier. StoreError if it holds none."""
+        features, part = self._record.features, self._record.part
+        if features.logits is None:
+            raise MissingFeature("no logits in this store")
+        begin, end = self._record.tokens
+        here, start = f"view{self.number}/logits", None
+        flat = (0, 0)
+        if features.logits.tier == "sample":
+            start = part.draw_start(self.number, begin, end)
+            flat = (int(start[0]), int(start[-1]))
+            start = start - start[0]
+
+        def read(key: str) -> Array | None:
+            if f"{here}/{key}" not in part.names():
+                return None
+            ragged = start is not None and key in ("ids", "counts")
+            return part.read(f"{here}/{key}", *(flat if ragged else (begin, end)))
+
+        return decode_logits(features, read, start)
+
+    def _task(self, kind: str, rows: tuple[int, int]) -> Array:
+        task, part = self._record.features.task, self._record.part
+        if task is None or task.kind != kind:
+            held = task.kind if task else "no task"
+            raise MissingFeature(f"no logits of {kind} in this store; it has: {held}")
+        return part.read(f"view{self.number}/{task.outputs}/values", *rows)
+
+    @cached_property
+    def class_logits(self) -> Floats:
+        """float32 [C]: raw logits of the teacher's classes. StoreError if there are none."""
+        position = self._record.position
+        row: Floats = self._task("classification", (position, position + 1))[0]
+        return row
+
+    @cached_property
+    def tag_logits(self) -> Floats:
+        """float32 [T, C]: raw logits of the teacher's tags. StoreError if there are none."""
+        return self._task("tagging", self._record.tokens)
+
+    def _hidden(self, name: str) -> Floats:
+        """float32 [T, D] raw states."""
+        values = self._rows(f"hidden/{name}/values")
+        if self._record.features.codec == "exact":
+            return values
+        scale, width = self._rows(f"hidden/{name}/scale"), self._record.features.width
+        mean, deviation = self._record.calibration[name]
+        return codecs.decode_scaled(values, scale, width) * deviation + mean
+
+    def _attention(self, name: str) -> Floats:
+        """float32 [T, T] probabilities."""
+        part, position = self._record.part, self._record.position
+        begin, end = (int(edge) for edge in part.square_start[position : position + 2])
+        codes = part.read(f"view{self.number}/attention/{name}/values", begin, end)
+        length = self._record.tokens[1] - self._record.tokens[0]
+        return codecs.decode_attention(codes).reshape(length, length)
+
+
+class Record:
+    """One sequence of T tokens. Everything is read when first asked for, by slices."""
+
+    def __init__(
+        self, index: int, part: PartReader, position: int, calibration: Calibration
+    ) -> None:
+        self.index, self.part, self.position = index, part, position
+        self.features, self.calibration = part.features, calibration
+        begin, end = part.token_start[position : position + 2]
+        self.tokens = (int(begin), int(end))
+        self.views = [View(self, number) for number in range(self.features.views)]
+
+    def _one(self, name: str) -> Any:
+        return self.part.read(f"sequence/{name}", self.position, self.position + 1)[0]
+
+    @cached_property
+    def document(self) -> int:
+        return int(self._one("document"))
+
+    @cached_property
+    def document_begin(self) -> int:
+        """Character of the document at which the sequence begins."""
+        return int(self._one("document_begin"))
+
+    @cached_property
+    def hard_cut(self) -> bool:
+        """Whether the sequence was cut within a word."""
+        return bool(self._one("hard_cut"))
+
+    @cached_property
+    def text(self) -> str:
+        return self.part.texts(self.position, self.position + 1)[0]
+
+    @cached_property
+    def token_ids(self) -> Array:
+        """int32 [T]."""
+        return as_ids(self.part.read("token/id", *self.tokens))
+
+    @cached_property
+    def offsets(self) -> Array:
+        """int32 [T, 2]: characters of the text; (0, 0) for special tokens."""
+        columns = [self.part.read(f"token/{key}", *self.tokens) for key in ("begin", "end")]
+        return np.stack(columns, axis=1)
+
+    @cached_property
+    def special(self) -> Array:
+        """bool [T]."""
+        return self.part.read("token/special", *self.tokens)
+
+    @cached_property
+    def label(self) -> int | None:
+        """Gold label of the text; None if it has none, or the store is not of classification."""
+        task = self.features.task
+        if task is None or task.kind != "classification":
+            return None
+        number = int(self._one("label"))
+        return None if number < 0 else number
+
+    @cached_property
+    def tags(self) -> Array | None:
+        """int32 [T]: gold tags, -1 where there is none; None if the store is not of tagging."""
+        task = self.features.task
+        if task is None or task.kind != "tagging":
+            return None
+        return self.part.read(task.gold, *self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Record(index={self.index}, tokens={self.tokens[1] - self.tokens[0]})"

@@ -1,0 +1,299 @@
+"""Reading a store: `open_store` and what it gives."""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from store.containers.interface import Source
+from store.containers.opening import open_source
+from store.errors import StoreError
+from store.format.features import Features
+from store.format.manifest import DAMAGED, Manifest, check_root, digest, opening, read_manifest
+from store.read import order
+from store.read.part import PartReader
+from store.read.pool import Buffers
+from store.read.record import LazyMap, Record
+from store.read.stream import Batch, batch_count, stream
+from store.read.unfinished import unfinished, unsealed_manifest
+from store.write.part import Calibration
+from support.arrays import Array, Floats
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+OPEN_PARTS = 16
+
+
+def open_store(
+    path: str | Path, *, allow_partial: bool = False, storage_options: dict[str, Any] | None = None
+) -> FeatureStore:
+    """Open a store: a .zarr folder, an .h5 file, or an fsspec URL of a Zarr store.
+
+    Reads the root attributes, the manifest and the calibration only. `allow_partial` gives the
+    published parts of an unfinished store. Raises StoreError if the store is missing, unfinished,
+    of another version, or damaged.
+    """
+    source = open_source(path, storage_options)
+    try:
+        return _open(source, allow_partial)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _open(source: Source, allow_partial: bool) -> FeatureStore:
+    with opening():
+        attributes = source.attributes()
+    features = check_root(attributes, source.path)
+    if attributes["state"] != "sealed":
+        if not allow_partial:
+            raise unfinished(source)
+        manifest = unsealed_manifest(source, attributes, features)
+        return FeatureStore(source, attributes, features, manifest)
+    with opening():
+        manifest = read_manifest(source, attributes, features)
+        return FeatureStore(source, attributes, features, manifest)
+
+
+class FeatureStore(Sequence[Record]):
+    """A store that is open for reading. `len` is the number of sequences."""
+
+    def __init__(
+        self, source: Source, attributes: Mapping[str, Any], features: Features, manifest: Manifest
+    ) -> None:
+        self.source, self.path = source, source.path
+        self.features, self.manifest = features, manifest
+        self.identity: dict[str, Any] = dict(attributes["identity"])
+        counts = [part.counts for part in manifest.parts]
+        self._first = np.concatenate([[0], np.cumsum([c.sequences for c in counts], dtype=int)])
+        self.meta: dict[str, Any] = {
+            "identity": self.identity,
+            "features": attributes["features"],
+            "software": attributes["software"],
+            "state": attributes["state"],
+            "version": attributes["version"],
+            "created": attributes["created"],
+            "parts": len(counts),
+            "sequences": int(self._first[-1]),
+            "tokens": sum(c.tokens for c in counts),
+            "squares": sum(c.squares for c in counts),
+            "text_bytes": sum(c.text_bytes for c in counts),
+        }
+        self.calibration: Calibration = {name: self._calibration(name) for name in features.hidden}
+        self._parts: OrderedDict[int, PartReader] = OrderedDict()
+        self._opening = Lock()  # training reads ahead in a thread while it validates in another
+        self._known, self._lengths = manifest.lengths, dict[int, Array]()
+        self.spare: list[Buffers] = []  # of streams that have ended
+        self.keep(None)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """Pickled, it is its address and options: a spawned worker opens it again."""
+        unfinished, options = self.meta["state"] != "sealed", self.source.options
+        again = partial(open_store, allow_partial=unfinished, storage_options=options)
+        return again, (self.path,)
+
+    def _calibration(self, name: str) -> tuple[Floats, Floats]:
+        mean, deviation = (
+            self.outside(f"calibration/hidden/{name}/{key}") for key in ("mean", "deviation")
+        )
+        for array in (mean, deviation):
+            if array.shape != (self.features.width,) or array.dtype != np.float32:
+                raise StoreError(f"{self.path}: calibration of {name} is not [D]; {DAMAGED}")
+        return mean, deviation
+
+    def outside(self, name: str) -> Array:
+        """A whole array outside the parts (teacher/..., calibration/...)."""
+        entry = self.manifest.arrays.get(name)
+        if entry is None:
+            raise StoreError(f"{self.path}: has no {name}")
+        array = self.source.array(name)
+        if array.shape != entry.shape or array.dtype.name != entry.dtype:
+            raise StoreError(f"{self.path}: {name} is not what the manifest says; {DAMAGED}")
+        if entry.fingerprint and self.source.fingerprint(name) != entry.fingerprint:
+            raise StoreError(f"{self.path}: {name} has an altered zarr.json; {DAMAGED}")
+        values = array.read(0, array.shape[0])
+        if digest(values) != entry.sha256:
+            raise StoreError(f"{self.path}: {name} does not match its checksum; {DAMAGED}")
+        return values
+
+    def _names(self, group: str) -> tuple[str, ...]:
+        return tuple(
+            name[len(group) + 1 :] for name in self.manifest.arrays if name.startswith(f"{group}/")
+        )
+
+    def part(self, place: int) -> PartReader:
+        """The part at a place (not its number), opened; a few are kept open."""
+        with self._opening:
+            part = self._parts.pop(place, None)
+            if part is None:
+                first, last = self._first[place : place + 2]
+                known = None if self._known is None else self._known[first:last]
+                entry = self.manifest.parts[place]
+                part = PartReader(self.source, entry, self.features, known, self._keeps)
+            self._parts[place] = part
+            if len(self._parts) > self._open_parts:
+                self._parts.popitem(last=False)
+            return part
+
+    def keep(self, keeps: Callable[[str], bool] | None) -> None:
+        """Arrays of parts, by their paths there, that stay in memory from their first use on;
+        None: none of them, as when the store is opened."""
+        with self._opening:
+            self._keeps = keeps or (lambda name: False)
+            self._open_parts = len(self.manifest.parts) if keeps else OPEN_PARTS
+            self._parts.clear()
+
+    def part_of(self, index: ArrayLike) -> Array:
+        """Places of the parts of sequences."""
+        return np.asarray(np.searchsorted(self._first, index, "right") - 1)
+
+    def locate(self, index: int) -> tuple[PartReader, int]:
+        """The part of a sequence, and its position there."""
+        place = int(self.part_of(index))
+        return self.part(place), index - int(self._first[place])
+
+    def lengths(self, begin: int, end: int) -> Array:
+        """Tokens of sequences begin..end of one part."""
+        if self._known is not None:
+            return self._known[begin:end].astype(np.int64)
+        place = int(self.part_of(begin))
+        if place not in self._lengths:
+            self._lengths[place] = np.diff(self.part(place).token_start).astype(np.int32)
+        first = int(self._first[place])
+        return self._lengths[place][begin - first : end - first].astype(np.int64)
+
+    def all_lengths(self) -> Array:
+        """int64 [n]: tokens of all sequences."""
+        if self._known is not None:
+            return self._known.astype(np.int64)
+        of_parts = [self.lengths(*edges) for edges in pairwise(self._first.tolist())]
+        return np.concatenate([np.empty(0, np.int64), *of_parts])
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        """Sequence `index` (negative counts from the end), of a slice the list of them.
+
+        Raises IndexError past the end, TypeError for what is neither.
+        """
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"{self.path}: no sequence {number}; it has {len(self)}")
+        number %= len(self)
+        part, position = self.locate(number)
+        return Record(number, part, position, self.calibration)
+
+    def texts(self) -> Iterator[str]:
+        """Texts of all sequences in order, read part by part."""
+        for place, part in enumerate(self.manifest.parts):
+            yield from self.part(place).texts(0, part.counts.sequences)
+
+    def blocks(self, block_tokens: int = 4096) -> Array:
+        """int64 [n, 2]: runs begin..end of consecutive sequences of about `block_tokens` tokens.
+
+        A block never crosses a part.
+        """
+        if block_tokens < 1:
+            raise StoreError("blocks: block_tokens must be over 0")
+        rows = order.block_starts(self.all_lengths(), self._first[:-1], block_tokens)
+        return np.stack([rows, np.append(rows[1:], len(self))], axis=1)
+
+    def check_blocks(self, blocks: ArrayLike) -> Array:
+        """Blocks given from outside. StoreError if one is empty or crosses a part."""
+        rows = np.asarray(blocks, np.int64)
+        if rows.ndim != 2 or rows.shape[1] != 2:
+            raise StoreError(f"blocks must be [n, 2], got {list(rows.shape)}")
+        begin, end = rows[:, 0], rows[:, 1]
+        good = (begin >= 0) & (begin < end) & (end <= len(self))
+        if not good.all() or (self.part_of(begin) != self.part_of(end - 1)).any():
+            raise StoreError(f"{self.path}: blocks must be rows of fs.blocks()")
+        return rows
+
+    def stream(
+        self,
+        seed: int = 0,
+        epoch: int = 0,
+        batch_tokens: int = 16384,
+        *,
+        view: int = 0,
+        blocks: ArrayLike | None = None,
+        features: Sequence[str] | None = None,
+        shuffle: bool = True,
+        pool_blocks: int = 64,
+        skip: int = 0,
+    ) -> Iterator[Batch]:
+        """Every sequence of the blocks once, in batches with B * longest <= batch_tokens.
+
+        The order is a pure function of (blocks, seed, epoch). `blocks` are rows of `blocks()`;
+        `features` a subset of hidden, logits, attention, task; `skip` batches are passed over
+        unread. A sequence longer than batch_tokens is a batch alone. Arrays of a batch are valid
+        until the next one.
+        """
+        rows = None if blocks is None else np.asarray(blocks, np.int64)
+        kinds = None if features is None else tuple(features)
+        return stream(
+            self, seed, epoch, batch_tokens, view, rows, kinds, shuffle, pool_blocks, skip
+        )
+
+    def batch_count(
+        self,
+        seed: int = 0,
+        epoch: int = 0,
+        batch_tokens: int = 16384,
+        *,
+        blocks: ArrayLike | None = None,
+        pool_blocks: int = 64,
+    ) -> int:
+        """How many batches `stream` with the same arguments gives; reads lengths only."""
+        rows = self.blocks() if blocks is None else self.check_blocks(blocks)
+        return batch_count(self, seed, epoch, batch_tokens, rows, pool_blocks)
+
+    def teacher_files(self) -> Mapping[str, bytes]:
+        """The teacher's stored files by name, read when asked for."""
+        names = self._names("teacher/files")
+        return LazyMap(names, lambda n: self.outside(f"teacher/files/{n}").tobytes(), "file")
+
+    def teacher_file(self, name: str) -> bytes:
+        """A stored file of the teacher, such as tokenizer.json. StoreError if there is none."""
+        return self.teacher_files()[name]
+
+    def tokenizer(self) -> Tokenizer:
+        """The teacher's tokenizer, from the store."""
+        from tokenizers import Tokenizer
+
+        data = self.teacher_file("tokenizer.json")
+        try:
+            return Tokenizer.from_str(data.decode("utf-8"))
+        except Exception as error:  # whatever the library raises for what it cannot read
+            raise StoreError(
+                f"{self.path}: tokenizer.json in it cannot be loaded ({error}); install the version"
+                f" of tokenizers that wrote it: {self.meta['software'].get('tokenizers')}"
+            ) from error
+
+    def teacher_weights(self) -> Mapping[str, Array]:
+        """float16 arrays of the teacher by parameter name, read when asked for."""
+        names = self._names("teacher/weights")
+        return LazyMap(names, lambda name: self.outside(f"teacher/weights/{name}"), "weights")
+
+    def head(self) -> tuple[Floats, Floats]:
+        """(weight [V, D], bias [V]) of the frozen LM head: logits = values @ weight.T + bias."""
+        return self.outside("teacher/head/weight"), self.outside("teacher/head/bias")
+
+    def close(self) -> None:
+        """Close open files and let go of memory; reading opens them again."""
+        self.source.close()
+        self.spare.clear()
+        self._parts.clear()

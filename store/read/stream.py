@@ -1,0 +1,297 @@
+"""Stream: pools of blocks are read slice by slice, then gathered into batches of similar length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from store.errors import StoreError
+from store.format import codecs
+from store.format.sequences import masked_tokens
+from store.read import order
+from store.read.pool import Buffers, Pool
+from store.read.record import LazyMap, Logits, as_ids, decode_logits
+from support.arrays import Array, Floats, ranges, starts
+
+if TYPE_CHECKING:
+    from store.read.store import FeatureStore
+
+KINDS = ("hidden", "logits", "attention", "task")
+SPAN_BASE = np.int64(2**32)
+
+
+@dataclass(frozen=True)
+class HiddenBatch:
+    """Hidden states of N tokens as stored, with what decodes them.
+
+    values float32 [N, D] raw states with scale None (codec exact); int8 [N, D] with scale
+    float16 [N] (default); packed int4 uint8 [N, ceil(D/2)] with scale [N, ceil(D/64)] (small).
+    mean, deviation float32 [D] are the store's calibration.
+    """
+
+    values: Array
+    scale: Array | None
+    mean: Floats
+    deviation: Floats
+
+    def normalised(self) -> Floats:
+        """float32 [N, D]: (state - mean) / deviation."""
+        if self.scale is None:
+            return np.asarray((self.values - self.mean) / self.deviation, np.float32)
+        return codecs.decode_scaled(self.values, self.scale, len(self.mean))
+
+    def states(self) -> Floats:
+        """float32 [N, D]: raw states."""
+        if self.scale is None:
+            return self.values
+        states = self.normalised()
+        states *= self.deviation
+        states += self.mean
+        return states
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences, N tokens, flat. Arrays are valid until the next batch.
+
+    index int64 [B], start int64 [B + 1], token_ids int32 [N], offsets int32 [N, 2],
+    special bool [N], document int64 [B], spans_start int64 [B + 1], spans int32 [M, 3] (of masked
+    words). logits None if the store has none or they were not asked for; attention[name]
+    float32 [sum L^2], row-major maps one after another, decoded when asked for. Of a store with a
+    task: the gold labels int32 [B] or tags [N], -1 where there is none, and the teacher's
+    class_logits float32 [B, C] or tag_logits [N, C]; else None.
+    stored[path] are the same arrays as they lie in a part (see FORMAT.md), for those who decode on
+    another device.
+    """
+
+    index: Array
+    start: Array
+    token_ids: Array
+    offsets: Array
+    special: Array
+    document: Array
+    spans_start: Array
+    spans: Array
+    hidden: Mapping[str, HiddenBatch]
+    logits: Logits | None
+    attention: Mapping[str, Floats]
+    stored: Mapping[str, Array]
+    load_texts: Callable[[], list[str]]
+    labels: Array | None = None
+    tags: Array | None = None
+    class_logits: Floats | None = None
+    tag_logits: Floats | None = None
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Texts of the B sequences, read when first asked for."""
+        return self.load_texts()
+
+    @cached_property
+    def mask(self) -> Array:
+        """bool [N]: tokens of masked words, found when first asked for."""
+        return _mask(self.offsets, np.diff(self.start), self.spans, np.diff(self.spans_start))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+def stream(
+    store: FeatureStore,
+    seed: int,
+    epoch: int,
+    batch_tokens: int,
+    view: int,
+    blocks: Array | None,
+    features: tuple[str, ...] | None,
+    shuffle: bool,
+    pool_blocks: int,
+    skip: int,
+) -> Iterator[Batch]:
+    """See `FeatureStore.stream`."""
+    kinds = KINDS if features is None else tuple(features)
+    if not set(kinds) <= set(KINDS):
+        raise StoreError(f"stream: features must be of {', '.join(KINDS)}, got {features!r}")
+    if not 0 <= view < store.features.views:
+        raise StoreError(f"{store.path}: no view {view}; it has 0..{store.features.views - 1}")
+    if batch_tokens < 1 or pool_blocks < 1 or skip < 0 or seed < 0 or epoch < 0:
+        raise StoreError(
+            "stream: batch_tokens and pool_blocks must be over 0; skip, seed and epoch at least 0"
+        )
+    rows = store.blocks() if blocks is None else store.check_blocks(blocks)
+    if shuffle:
+        rows = rows[order.order_blocks(store.part_of(rows[:, 0]), seed, epoch)]
+    return _batches(store, seed, epoch, batch_tokens, view, rows, kinds, shuffle, pool_blocks, skip)
+
+
+def _batches(
+    store: FeatureStore,
+    seed: int,
+    epoch: int,
+    batch_tokens: int,
+    view: int,
+    rows: Array,
+    kinds: tuple[str, ...],
+    shuffle: bool,
+    pool_blocks: int,
+    skip: int,
+) -> Iterator[Batch]:
+    buffers = Buffers()
+    try:  # no batch shows the buffers of a pool: another stream may have them after this one
+        pool_buffers = store.spare.pop()
+    except IndexError:
+        pool_buffers = Buffers()
+    plan = _plan(store, seed, epoch, batch_tokens, rows, shuffle, pool_blocks)
+    pools = ((Pool(store, taken, view, kinds), chosen) for taken, chosen in _after(plan, skip))
+    ahead = ThreadPoolExecutor(1, "read-ahead")  # to ask the disk takes time, too
+
+    def announced() -> tuple[Pool, list[Array]] | None:
+        found = next(pools, None)
+        if found:
+            ahead.submit(found[0].prefetch)
+        return found
+
+    try:
+        following = announced()
+        while following:
+            pool, chosen = following
+            pool.read(pool_buffers)
+            following = announced()  # the disk works while these batches are used
+            for sequences in chosen:
+                yield _gather(store, pool, pool.place[sequences], buffers)
+    finally:
+        ahead.shutdown(wait=False, cancel_futures=True)
+        store.spare.append(pool_buffers)
+
+
+def _after(
+    plan: Iterator[tuple[Array, list[Array]]], skip: int
+) -> Iterator[tuple[Array, list[Array]]]:
+    """A plan without its first `skip` batches."""
+    for taken, chosen in plan:
+        if skip < len(chosen):
+            yield taken, chosen[skip:]
+        skip = max(0, skip - len(chosen))
+
+
+def _plan(
+    store: FeatureStore,
+    seed: int,
+    epoch: int,
+    batch_tokens: int,
+    rows: Array,
+    shuffle: bool,
+    pool_blocks: int,
+) -> Iterator[tuple[Array, list[Array]]]:
+    """For each pool its blocks, and its batches of their sequences."""
+    for number, first in enumerate(range(0, len(rows), pool_blocks)):
+        taken = rows[first : first + pool_blocks]
+        lengths = np.concatenate([store.lengths(int(b), int(e)) for b, e in taken])
+        if shuffle:
+            yield taken, order.shuffled_batches(lengths, batch_tokens, seed, epoch, number)
+        else:
+            yield taken, order.plain_batches(lengths, batch_tokens)
+
+
+def batch_count(
+    store: FeatureStore, seed: int, epoch: int, batch_tokens: int, rows: Array, pool_blocks: int
+) -> int:
+    """See `FeatureStore.batch_count`."""
+    rows = rows[order.order_blocks(store.part_of(rows[:, 0]), seed, epoch)]
+    plan = _plan(store, seed, epoch, batch_tokens, rows, True, pool_blocks)
+    return sum(len(chosen) for _, chosen in plan)
+
+
+def _gather(store: FeatureStore, pool: Pool, chosen: Array, buffers: Buffers) -> Batch:
+    lengths = pool.lengths[chosen]
+    start = starts(lengths)
+    rows = ranges(pool.token_start[chosen], lengths)
+    stored = {}
+    for name, whole in pool.token.items():
+        stored[name] = buffers.get(name, (len(rows), *whole.shape[1:]), whole.dtype)
+        np.take(whole, rows, axis=0, out=stored[name], mode="clip")
+    for name, whole in pool.maps.items():
+        stored[name] = buffers.get(name, (int((lengths**2).sum()),), whole.dtype)
+        gather_maps(whole, pool.square_start[chosen], lengths, stored[name])
+    for name, whole in pool.sequence.items():
+        stored[name] = buffers.get(name, (len(chosen), *whole.shape[1:]), whole.dtype)
+        np.take(whole, chosen, axis=0, out=stored[name], mode="clip")
+    offsets = buffers.get("offsets", (len(rows), 2), np.dtype(np.int32))
+    offsets[:, 0], offsets[:, 1] = stored["token/begin"], stored["token/end"]
+    span_sizes = np.diff(pool.span_start)[chosen]
+    spans = pool.spans[ranges(pool.span_start[chosen], span_sizes)]
+    here = f"view{pool.view}"
+    hidden = {
+        name: HiddenBatch(
+            stored[f"{here}/hidden/{name}/values"],
+            stored.get(f"{here}/hidden/{name}/scale"),
+            *store.calibration[name],
+        )
+        for name in pool.hidden
+    }
+
+    def attention(name: str) -> Floats:
+        return codecs.decode_attention(stored[f"{here}/attention/{name}/values"])
+
+    return Batch(
+        index=pool.index[chosen],
+        start=start,
+        token_ids=as_ids(stored["token/id"]),
+        offsets=offsets,
+        special=stored["token/special"],
+        document=pool.document[chosen],
+        spans_start=starts(span_sizes),
+        spans=spans,
+        hidden=LazyMap(tuple(hidden), hidden.__getitem__, "hidden state"),
+        logits=_logits(store, pool, rows, stored) if pool.logits else None,
+        attention=LazyMap(pool.attention, attention, "attention map"),
+        stored=stored,
+        load_texts=lambda: [pool.texts[sequence] for sequence in chosen.tolist()],
+        labels=stored.get("sequence/label"),
+        tags=stored.get("token/tag"),
+        class_logits=stored.get(f"{here}/classes/values"),
+        tag_logits=stored.get(f"{here}/tags/values"),
+    )
+
+
+def gather_maps(whole: Array, begin: Array, lengths: Array, out: Array) -> None:
+    """Maps of L^2 entries from `begin`, one after another; neighbours of one length at once."""
+    edges = np.flatnonzero(np.diff(lengths, prepend=0, append=0))
+    place = 0
+    for left, right in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        size, count = int(lengths[left]) ** 2, right - left
+        windows = np.ndarray(
+            (len(whole) - size + 1, size), whole.dtype, whole, strides=whole.strides * 2
+        )
+        out[place : place + size * count].reshape(count, size)[...] = windows[begin[left:right]]
+        place += size * count
+
+
+def _mask(offsets: Array, lengths: Array, spans: Array, span_sizes: Array) -> Array:
+    if not len(spans):
+        return np.zeros(len(offsets), bool)
+    token_base = np.repeat(np.arange(len(lengths)), lengths) * SPAN_BASE
+    span_base = np.repeat(np.arange(len(lengths)), span_sizes) * SPAN_BASE
+    return masked_tokens(
+        offsets[:, 0] + token_base, offsets[:, 1] + token_base,
+        spans[:, 0] + span_base, spans[:, 1] + span_base,
+    )  # fmt: skip
+
+
+def _logits(store: FeatureStore, pool: Pool, rows: Array, stored: dict[str, Array]) -> Logits:
+    draw_start, draws = None, np.empty(0, np.int64)
+    if pool.draw_start is not None:
+        sizes = np.diff(pool.draw_start)[rows]
+        draw_start, draws = starts(sizes), ranges(pool.draw_start[rows], sizes)
+
+    def read(key: str) -> Array | None:
+        if key in pool.draws:
+            return pool.draws[key][draws]
+        return stored.get(f"view{pool.view}/logits/{key}")
+
+    return decode_logits(store.features, read, draw_start)

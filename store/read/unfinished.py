@@ -1,0 +1,88 @@
+"""What an unfinished store has so far: the entries that its published parts hold themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from store.containers.interface import Source
+from store.errors import StoreError, without_remedy
+from store.format.features import Features
+from store.format.layout import PartShapes
+from store.format.manifest import ATTRIBUTES, Manifest, Part, read_entries
+from support.console import counted
+
+
+def _place(path: str, part: int) -> str:
+    """Where a part of an unfinished store lies."""
+    return f"{path}.parts/{part}.h5" if path.endswith(".h5") else f"{path}/parts/{part}"
+
+
+def unsealed_manifest(
+    source: Source, attributes: Mapping[str, Any], features: Features
+) -> Manifest:
+    """What an unfinished store has so far: its published parts."""
+    manifest, unreadable = readable_manifest(source, attributes, features)
+    for number, error in unreadable.items():
+        raise unreadable_part(source, number, error) from error
+    return manifest
+
+
+def unreadable_part(source: Source, number: int, error: StoreError) -> StoreError:
+    """Why a part of an unfinished store is in the way."""
+    return StoreError(
+        f"{without_remedy(error)}; remove {_place(source.path, number)} and type the "
+        "teacher-dump command again: it writes this part anew and goes on"
+    )
+
+
+def _own_entry(source: Source, number: int, shapes: PartShapes) -> Part:
+    value = source.attributes(f"parts/{number}").get("part")
+    part = Part.from_json(value, shapes, source.path)
+    if part.number != number:
+        raise StoreError(f"{source.path}: part {number} says it is part {part.number}")
+    return part
+
+
+def published_part(source: Source, number: int, features: Features) -> Part:
+    """A part of an unfinished store, by the entry that it holds itself."""
+    try:
+        return _own_entry(source, number, PartShapes(features))
+    except StoreError as error:
+        raise unreadable_part(source, number, error) from error
+
+
+def part_numbers(source: Source) -> list[int]:
+    """Numbers of the parts of an unfinished store, ascending."""
+    return sorted(int(name) for name in source.members("parts") if name.isdecimal())
+
+
+def unfinished(source: Source) -> StoreError:
+    """Why an unfinished store is refused.
+
+    Parts are written in order, so one that is missing before another was there and is gone.
+    """
+    there = part_numbers(source)
+    gone = there[-1] + 1 - len(there) if there else 0
+    parts = counted(len(there), "part") + (f" there, {gone:,} dropped or lost" if gone else "")
+    return StoreError(
+        f"{source.path}: is not finished ({parts}); let the command that makes it end, or type it"
+        " again (teacher-dump with the same arguments), which makes the rest; or take the parts"
+        " that are there with --allow-partial, open_store(..., allow_partial=True)"
+    )
+
+
+def readable_manifest(
+    source: Source, attributes: Mapping[str, Any], features: Features
+) -> tuple[Manifest, dict[int, StoreError]]:
+    """The manifest made of the entries that parts hold themselves, and what is wrong with the parts
+    whose entries cannot be read."""
+    parts, unreadable, shapes = [], {}, PartShapes(features)
+    for number in part_numbers(source):
+        try:
+            parts.append(_own_entry(source, number, shapes))
+        except StoreError as error:
+            unreadable[number] = error
+    arrays = read_entries(attributes.get("arrays"), source.path)
+    kept = {key: attributes[key] for key in ATTRIBUTES}
+    return Manifest(kept, arrays, parts), unreadable

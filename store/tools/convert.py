@@ -1,0 +1,138 @@
+"""Copy a store: from one file format to another, to a smaller codec."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from store.extras.mixed_vocab import MixedVocab
+from store.extras.word_counts import WordCounts
+from store.format.features import Features
+from store.format.manifest import digest
+from store.read.store import FeatureStore, open_store
+from store.tools.recode import ENCODED, check_codec, recode_part
+from store.write.part import Calibration
+from store.write.writer import StoreWriter
+from support.arrays import Array
+from support.errors import ANOTHER, UserError
+
+DOCUMENT = "sequence/document"
+Progress = Callable[[list[Any]], Any]
+
+
+def same_calibration(one: Calibration, other: Calibration) -> bool:
+    """Whether hidden states are encoded relative to the same means and deviations."""
+    return all(
+        np.array_equal(a, b) for name in one for a, b in zip(one[name], other[name], strict=True)
+    )
+
+
+def begin_copy(
+    path: str | Path,
+    store: FeatureStore,
+    features: Features,
+    identity: dict[str, Any],
+    numbers: Iterable[int],
+) -> StoreWriter:
+    """Begin (or go on with) a store that holds all of `store` outside its parts, and is going to
+    have parts of these numbers. UserError if it was begun as a copy of another store."""
+    weights = store.teacher_weights()
+
+    def pairs() -> Iterator[tuple[str, Array]]:
+        for name in weights:
+            yield name, weights[name]
+
+    head = features.logits is not None and features.logits.tier == "head"
+    writer = StoreWriter.create_or_resume(
+        path,
+        identity=identity,
+        features=features,
+        calibration=store.calibration,
+        files=dict(store.teacher_files()),
+        weights=pairs(),
+        head=store.head() if head else None,
+        software=store.meta["software"],
+        more=(MixedVocab.stored(store), WordCounts.stored(store)),
+    )
+    theirs = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
+    unlike = [name for name, e in writer.outside.items() if e.sha256 != theirs.get(name)]
+    unlike += [f"part {number}" for number in sorted(writer.published.difference(numbers))]
+    if unlike:
+        writer.close()
+        raise UserError(_other_source(path, store, unlike[0]))
+    return writer
+
+
+def copy_part(
+    writer: StoreWriter, number: int, store: FeatureStore, place: int, target: FeatureStore,
+    documents: int,
+) -> None:  # fmt: skip
+    """Publish the part at `place` of `store` as part `number`, in the codec of `writer` and with
+    the calibration of `target`; its document numbers are raised by `documents`. One that was
+    published before a stop is compared instead, and refused with a UserError if it is of another
+    source."""
+    if number in writer.published:
+        _check_copied(writer, number, store, place, target, documents)
+        return
+    part = store.part(place)
+    arrays = {name: part.all(name) for name in part.names()}
+    arrays[DOCUMENT] = arrays[DOCUMENT] + documents
+    recoded = recode_part(
+        arrays, store.features, writer.features, store.calibration, target.calibration
+    )
+    writer.write_part(number, part.part.counts, recoded)
+
+
+def _check_copied(
+    writer: StoreWriter, number: int, store: FeatureStore, place: int, target: FeatureStore,
+    documents: int,
+) -> None:  # fmt: skip
+    """By checksums, those left out that encoding alters. Equal identities alone may have unequal
+    parts: a merge leaves out the arguments that differ, and a GPU may have rounded otherwise."""
+    kept, part = writer.published_part(number).arrays, store.part(place)
+    came = {name: entry.sha256 for name, entry in part.part.arrays.items()}
+    came[DOCUMENT] = digest(part.document + documents)
+    plain = store.features.codec == writer.features.codec and same_calibration(
+        store.calibration, target.calibration
+    )
+    names = [name for name in kept if plain or not ENCODED.fullmatch(name)]
+    unlike = [name for name in names if kept[name].sha256 != came[name]]
+    if unlike:
+        raise UserError(_other_source(writer.path, store, f"{unlike[0]} of part {number}"))
+
+
+def _other_source(path: str | Path, store: FeatureStore, what: str) -> str:
+    return (
+        f"{path}: was begun from another store than {store.path}: {what} differs; go on with that"
+        f" store, or {ANOTHER}"
+    )
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    codec: str | None = None,
+    storage_options: dict[str, Any] | None = None,
+    progress: Progress = iter,
+) -> None:
+    """Copy a sealed store to `target` (.zarr or .h5), perhaps in a codec with more error.
+
+    Part by part, so that memory is bounded by one part; stopped, it goes on when started again.
+    Raises UserError if the codec would claim less error than the store has.
+    """
+    store = open_store(source, storage_options=storage_options)
+    new = codec or store.features.codec
+    check_codec(store.features.codec, new)
+    features = dataclasses.replace(store.features, codec=new)
+    parts = store.manifest.parts
+    numbers = [part.number for part in parts]
+    with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:
+        for place, part in progress(list(enumerate(parts))):
+            copy_part(writer, part.number, store, place, store, 0)
+        writer.seal()
+    store.close()

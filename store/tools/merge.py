@@ -1,0 +1,160 @@
+"""Join stores of one teacher over several corpora."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from store.format.features import Features
+from store.read.store import FeatureStore, open_store
+from store.tools.convert import Progress, begin_copy, copy_part, same_calibration
+from support.differences import differences
+from support.errors import UserError
+
+FREE = frozenset(
+    {
+        "teacher.id",  # its name; the weights have a hash
+        "teacher.revision",
+        "teacher.config_hash",  # covers the next three, so the configuration itself is compared
+        "config._name_or_path",
+        "config.transformers_version",
+        "config.dtype",  # the precision is an argument
+        "arguments.seed",  # masks and draws are stored
+        "arguments.limit",
+        "arguments.stride",
+        "arguments.batch_tokens",
+        "arguments.part_tokens",
+        "arguments.device",
+        "arguments.weights",
+        "mixed_vocab",  # which one of the stores alone has: of no one sequence
+    }
+)
+"""Keys of the identity that say what was dumped and how, but not what is kept of a sequence."""
+
+
+def _facts(store: FeatureStore) -> dict[str, Any]:
+    """The identity, with the teacher's configuration in place of its hash."""
+    files = store.teacher_files()
+    config = json.loads(files["config.json"]) if "config.json" in files else {}
+    return {**store.identity, "config": config}
+
+
+def _free(features: Features) -> frozenset[str]:
+    return FREE | {"arguments.mask_prob"} if features.views == 1 else FREE
+
+
+def _check_alike(stores: Sequence[FeatureStore]) -> None:
+    """UserError unless a sequence would have been stored alike in all of them."""
+    first = stores[0]
+    for other in stores[1:]:
+        if "mixed_vocab" in other.identity and "mixed_vocab" not in first.identity:
+            raise UserError(
+                f"{other.path} holds a student's vocabulary, and what lies outside the parts is"
+                f" taken from the first store, {first.path}; name {other.path} first"
+            )
+        both = f"{first.path} and {other.path}"
+        unlike = [
+            f"{key} is {one} and {two}"
+            for key, one, two in differences(_facts(first), _facts(other))
+            if key.split(".")[0] != "corpus" and key not in _free(first.features)
+        ]
+        if unlike:
+            raise UserError(
+                f"{both} cannot be merged: {'; '.join(unlike)}; dump one of them again with the "
+                "teacher and the options of the other"
+            )
+        unlike = [
+            f"{key} is {one} and {two}"
+            for key, one, two in differences(first.features.to_json(), other.features.to_json())
+            # Of other codecs they are others.
+            if key.split(".")[0] != "encodings" or first.features.codec == other.features.codec
+        ]
+        if unlike:
+            raise UserError(
+                f"{both} hold different features: {'; '.join(unlike)}; dump one of them again with "
+                "the options of the other (for the codec alone, `feature-store convert --codec`)"
+            )
+
+
+def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> None:
+    """UserError, with the command that does it, if states have to be encoded again."""
+    first, codec = stores[0], stores[0].features.codec
+    for other in stores[1:]:
+        if codec != "exact" and not same_calibration(first.calibration, other.calibration):
+            command = shlex.join([*(store.path for store in stores), str(target)])
+            raise UserError(
+                f"{other.path}: codec {codec!r} stores hidden states relative to a mean and "
+                f"deviation that every dump measures for itself, and these are not those of "
+                f"{first.path}; to encode the states again, which adds the error of the codec "
+                f"once more: feature-store merge --recode {command}"
+            )
+
+
+def _identity(stores: Sequence[FeatureStore]) -> dict[str, Any]:
+    """That of the first store, with all corpora, without the arguments that differ."""
+    first = stores[0].identity
+    merged = first | {"corpus": {"merged": _corpora(stores)}}
+    if isinstance(arguments := first.get("arguments"), dict):
+        merged["arguments"] = {
+            key: value
+            for key, value in arguments.items()
+            if all(other.identity["arguments"].get(key) == value for other in stores[1:])
+        }
+    return merged
+
+
+def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
+    found: list[Any] = []
+    for store in stores:
+        corpus = store.identity.get("corpus")
+        inner = corpus.get("merged") if isinstance(corpus, dict) else None
+        found += inner if isinstance(inner, list) else [corpus]
+    return found
+
+
+def _documents(store: FeatureStore) -> int:
+    """One more than the largest document number."""
+    tops = [
+        store.part(place).all("sequence/document").max()
+        for place in range(len(store.manifest.parts))
+    ]
+    return int(max(tops)) + 1
+
+
+def merge(
+    sources: Sequence[str | Path],
+    target: str | Path,
+    recode: bool = False,
+    progress: Progress = iter,
+) -> None:
+    """Join sealed stores of one teacher and one set of features; their corpora may differ.
+
+    Parts are numbered anew; document numbers of each store follow those of the one before.
+    Calibration, files and weights are the first store's. Raises UserError if they do not fit, or
+    if their calibrations differ and `recode` does not allow to encode states again.
+    """
+    if len(sources) < 2:
+        raise UserError(
+            "merge needs at least two stores; name them before the new one, or copy a single one"
+            " with `feature-store convert`"
+        )
+    stores = [open_store(path) for path in sources]
+    _check_alike(stores)
+    if not recode:
+        _check_calibration(stores, target)
+    first = stores[0]
+    todo, documents = [], 0
+    for store in stores:
+        todo += [(store, place, documents) for place in range(len(store.manifest.parts))]
+        documents += _documents(store)
+    identity, numbers = _identity(stores), range(len(todo))
+    with closing(begin_copy(target, first, first.features, identity, numbers)) as writer:
+        for number, (store, place, offset) in progress(list(enumerate(todo))):
+            copy_part(writer, number, store, place, first, offset)
+        writer.seal()
+    for store in stores:
+        store.close()

@@ -1,0 +1,147 @@
+"""Take the damaged parts out of a store; the command that made it then makes just these again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from store.containers.hdf5.file import Hdf5Sink, create_group
+from store.containers.hdf5.staging import Hdf5Staging
+from store.containers.hdf5.tree import FILE_ALTERED
+from store.containers.interface import Staging
+from store.containers.writing import staging_of
+from store.containers.zarr.tree import GROUP
+from store.errors import StoreError
+from store.read.store import FeatureStore, open_store
+from store.tools.salvage import salvage
+from store.tools.verify import Problem, Progress, Report, verify_store
+from store.write.writer import StoreWriter
+from support import files
+from support.errors import UserError
+from support.lease import Lease
+
+ASIDE = ".tmp-repair-"  # FORMAT.md, section 9: such names are a killed writer's, and removed
+ZARR_GROUP = r"(altered|missing) file (.*/)?zarr\.json|group .*"
+
+
+def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> tuple[int, Report]:
+    """Verify a store; if parts of it are damaged, drop these and make it an unfinished one.
+
+    Returns how many parts are left, and what was found (nothing: the store is as it was). The sound
+    parts, and what the store was begun with, stay: sealed again it has the bytes that it had.
+    A damaged manifest is made anew of the entries that the parts hold themselves. Killed at any
+    moment, it is repaired by another call. Raises UserError if there is damage outside the parts,
+    which cannot be made again alone.
+    """
+    staging = staging_of(path)
+    if not staging.path.exists():
+        raise UserError(f"{path}: no such file or folder; check the name, or run teacher-dump")
+    lease = Lease(staging.path)
+    try:
+        staging.clear()  # what a killed repair, or a killed writer, left
+        if isinstance(staging, Hdf5Staging) and StoreWriter.peek(path, "sealed"):
+            staging.clean()  # beside one that cannot be read they may be all that there is
+        sealed = StoreWriter.peek(path) is None
+        store, attributes, found = _opened(staging, sealed)
+        report = verify_store(store, progress)
+        outside = [
+            p.line for p in report.found if p.part is None and not _made_anew(staging, p.line)
+        ]
+        if outside:
+            raise UserError(
+                f"{path}: {outside[0]}: this lies outside the parts and cannot be made again alone;"
+                " restore it from a copy, or remove the store and dump again"
+            )
+        report.found[:0] = found
+        keep = {part.number for part in store.manifest.parts} - report.damaged_parts()
+        lease.check()
+        if report.found and isinstance(staging, Hdf5Staging):
+            if sealed:
+                _unseal_hdf5(staging, attributes, keep, lease)
+            else:
+                _drop_files(staging.parts, keep)
+        elif report.found:
+            _unseal_zarr(staging.path, attributes, keep, lease)
+        return len(keep), report
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be repaired: {files.reason(error)}") from error
+    finally:
+        lease.close()
+
+
+def _opened(staging: Staging, sealed: bool) -> tuple[FeatureStore, dict[str, Any], list[Problem]]:
+    """The store, the root attributes that it has when it is unfinished, and what kept it from being
+    opened as it is."""
+    found: list[Problem] = []
+    try:
+        store = open_store(staging.path, allow_partial=True)
+        attributes = store.source.attributes()
+    except StoreError as error:
+        if not sealed or isinstance(error.__cause__, PermissionError):
+            raise
+        store, attributes, found = salvage(staging.source(), staging.path, error)
+    entries = {name: entry.to_json() for name, entry in store.manifest.arrays.items()}
+    attributes = attributes | {"state": "writing", "arrays": entries}
+    attributes.pop("checksum", None)
+    return store, attributes, found
+
+
+def _made_anew(staging: Staging, line: str) -> bool:
+    """Whether unsealing or sealing writes what this problem is about."""
+    if isinstance(staging, Hdf5Staging):
+        return line == FILE_ALTERED
+    return re.fullmatch(ZARR_GROUP, line, re.DOTALL) is not None
+
+
+def _unseal_zarr(path: Path, attributes: dict[str, Any], keep: set[int], lease: Lease) -> None:
+    kept = {"zarr.json", *map(str, keep)}
+    # The damaged parts go first: a store that is killed here must never be sealed with them.
+    for entry in sorted((path / "parts").iterdir()):
+        if entry.name not in kept:
+            files.rename(entry, entry.with_name(f"{ASIDE}{entry.name}"))
+    files.discard(path / "parts", ASIDE)
+    lease.check()
+    parents = [Path(name).parents for name in attributes["arrays"]]
+    for group in {"parts", *(str(group) for groups in parents for group in groups)} - {"."}:
+        _write_group(path, group, {})
+    _write_group(path, "", attributes)
+    shutil.rmtree(path / "manifest", ignore_errors=True)
+
+
+def _write_group(path: Path, group: str, attributes: dict[str, Any]) -> None:
+    aside, node = path / f"{ASIDE}group", GROUP | {"attributes": attributes}
+    aside.write_text(json.dumps(node, indent=1), "utf-8")
+    files.sync(aside)
+    files.rename(aside, path / group / "zarr.json")
+
+
+def _drop_files(parts: Path, keep: set[int]) -> None:
+    for file in parts.glob("*.h5"):
+        if file.stem not in map(str, keep):
+            file.unlink()
+
+
+def _unseal_hdf5(
+    staging: Hdf5Staging, attributes: dict[str, Any], keep: set[int], lease: Lease
+) -> None:
+    staging.parts.mkdir(exist_ok=True)
+    new = staging.path.with_name(f".{staging.path.name}.new-repair")
+    with h5py.File(staging.path, "r") as sealed:
+        for number in sorted(keep):
+            part = Hdf5Sink(staging.parts / f"{ASIDE}{number}.h5")
+            sealed.copy(f"parts/{number}", create_group(part.file, "parts"))
+            part.close()
+            files.rename(staging.parts / f"{ASIDE}{number}.h5", staging.parts / f"{number}.h5")
+        begun = Hdf5Sink(new)
+        begun.attributes("parts", {})
+        for name in sorted(set(sealed) - {"parts", "manifest"}):
+            sealed.copy(name, begun.file)
+        begun.attributes("", attributes)
+        begun.close()
+    lease.check()
+    files.rename(new, staging.path)

@@ -1,0 +1,230 @@
+"""Read a whole store and compare it with its manifest, and with what a store must be."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from store.errors import StoreError, without_remedy
+from store.extras.mixed_vocab import GROUP as MIXED_VOCAB
+from store.extras.mixed_vocab import MixedVocab
+from store.extras.word_counts import GROUP as WORD_COUNTS
+from store.extras.word_counts import WordCounts
+from store.format.manifest import Entry
+from store.read.store import FeatureStore, open_store
+from store.tools.laws import check_part
+
+SLICE_BYTES = 2**24  # decoded at once by each thread
+MAX_THREADS = 16
+OTHERS: dict[str, Callable[[FeatureStore], object]] = {
+    MIXED_VOCAB: MixedVocab.stored,
+    WORD_COUNTS: WordCounts.stored,
+}
+Progress = Callable[[list[Any], str], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A line for a person; `part` is the number of the part it lies in, None outside the parts."""
+
+    line: str
+    part: int | None = None
+
+
+@dataclass
+class Report:
+    """What `verify` read and found; each problem names the part, the array, and the chunk."""
+
+    parts: int
+    arrays: int = 0
+    bytes: int = 0
+    found: list[Problem] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem.line for problem in self.found]
+
+    def damaged_parts(self) -> set[int]:
+        """Numbers of the parts with a problem."""
+        return {problem.part for problem in self.found if problem.part is not None}
+
+
+def entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
+    """Every array of a store with its path and manifest entry, the manifest itself left out."""
+    yield from store.manifest.arrays.items()
+    for part in store.manifest.parts:
+        for name, entry in part.arrays.items():
+            yield f"parts/{part.number}/{name}", entry
+
+
+def verify(
+    path: str | Path,
+    storage_options: dict[str, Any] | None = None,
+    progress: Progress = lambda items, unit: items,
+    allow_partial: bool = False,
+) -> Report:
+    """Read every array of a store once, in threads, and check it against the manifest; then check
+    the meaning of every part whose bytes are those that were written.
+
+    Decoding (in HDF5 of whole chunks, by us) and SHA-256 release the GIL; each thread holds
+    SLICE_BYTES of an array, or the tokens of a part. `progress` wraps a list and says what it
+    counts, as tqdm does. `allow_partial` checks the published parts of an unfinished store. Raises
+    StoreError if the store cannot be opened at all (see `open_store`); everything else is a problem
+    in the report.
+    """
+    store = open_store(path, storage_options=storage_options, allow_partial=allow_partial)
+    return verify_store(store, progress)
+
+
+def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: items) -> Report:
+    """`verify` of an open store, which is closed."""
+    report = Report(len(store.manifest.parts))
+    absent = {problem.part: problem for problem in _absent_parts(store)}
+    report.found += absent.values()
+    names = [name for name, _ in entries(store)]
+    listed = [item for item in entries(store) if _part_of(item[0]) not in absent]
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
+        try:
+            files = threads.submit(_files, store, names)
+            read = threads.map(lambda item: _check_array(store, *item), listed)
+            for (name, _), (problem, size) in zip(progress(listed, "array"), read, strict=True):
+                report.arrays, report.bytes = report.arrays + 1, report.bytes + size
+                if problem:
+                    report.found.append(Problem(f"{_place(name)} {problem}", _part_of(name)))
+            report.found += _check_groups(store, [name for name, _ in listed])
+            report.found += [problem for problem in files.result() if problem.part not in absent]
+            damaged = report.damaged_parts()
+            places = [i for i, p in enumerate(store.manifest.parts) if p.number not in damaged]
+            tokenizer = _tokenizer(store, report)
+            report.found += _others(store, report)
+            meant = threads.map(lambda place: _check_meaning(store, place, tokenizer), places)
+            for _, found in zip(progress(places, "part"), meant, strict=True):
+                report.found += found
+        except BaseException:  # Ctrl-C, for one, must not wait for what is queued
+            threads.shutdown(cancel_futures=True)
+            raise
+    store.close()
+    return report
+
+
+def _part_of(name: str) -> int | None:
+    found = re.search(r"(?:^|\s)parts/(\d+)(?:/|\s|$)", name)
+    return int(found[1]) if found else None
+
+
+def _place(name: str) -> str:
+    segments = name.split("/")
+    if segments[0] == "parts":
+        return f"part {segments[1]}: array {'/'.join(segments[2:])}"
+    return f"array {name}"
+
+
+def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
+    """What is wrong with an array, and how many bytes of it were read."""
+    size = 0
+    try:
+        array = store.source.array(name)
+        if array.shape != entry.shape or array.dtype.name != entry.dtype:
+            found = f"{array.dtype.name}{list(array.shape)}"
+            return f"is {found}, not {entry.dtype}{list(entry.shape)}", size
+        row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        step = max(4096, SLICE_BYTES // max(1, row) // 4096 * 4096)
+        checksum = hashlib.sha256()
+        for begin in range(0, array.shape[0], step):
+            rows = array.read(begin, min(begin + step, array.shape[0]))
+            little = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<"))
+            checksum.update(little.data if little.size else b"")
+            size += rows.nbytes
+        if checksum.hexdigest() != entry.sha256:
+            return "does not match its checksum", size
+        if entry.fingerprint and entry.fingerprint != store.source.fingerprint(name):
+            return "has an altered zarr.json", size
+    except StoreError as error:
+        return f"cannot be read{_chunks(store, name)}: {error}", size
+    return None, size
+
+
+def _chunks(store: FeatureStore, name: str) -> str:
+    try:
+        bad = store.source.damaged_chunks(name)
+    except Exception:  # metadata that cannot be opened was reported already
+        return ""
+    return f" (chunk {', '.join(map(str, bad[:8]))})" if bad else ""
+
+
+def _absent_parts(store: FeatureStore) -> Iterator[Problem]:
+    """One line for a part that is gone, or whose attributes are not those that were written."""
+    for part in store.manifest.parts:
+        try:
+            if store.source.attributes(f"parts/{part.number}") != {"part": part.to_json()}:
+                yield Problem(f"part {part.number}: its attributes were altered", part.number)
+        except StoreError as error:
+            yield Problem(f"part {part.number}: cannot be opened: {error}", part.number)
+
+
+def _check_groups(store: FeatureStore, names: list[str]) -> Iterator[Problem]:
+    """The other groups have no attributes."""
+    groups = {"parts"}
+    for name in names:
+        segments = name.split("/")
+        groups.update("/".join(segments[:depth]) for depth in range(1, len(segments)))
+    for group in sorted(groups - {f"parts/{part.number}" for part in store.manifest.parts}):
+        try:
+            if store.source.attributes(group):
+                yield Problem(f"group {group}: its attributes were altered", _part_of(group))
+        except StoreError as error:
+            yield Problem(f"group {group}: {error}", _part_of(group))
+
+
+def _files(store: FeatureStore, names: list[str]) -> list[Problem]:
+    """What the file format alone can tell; an unfinished store has files that come and go."""
+    if store.meta["state"] != "sealed":
+        return []
+    lines = store.source.damage([*names, "manifest"])
+    known = {None, *(part.number for part in store.manifest.parts)}
+    found = [Problem(line, _part_of(line)) for line in lines]
+    extra = dict.fromkeys(problem.part for problem in found if problem.part not in known)
+    return [problem for problem in found if problem.part in known] + [
+        Problem(f"extra part {number}, which is not in the manifest", number) for number in extra
+    ]
+
+
+def _tokenizer(store: FeatureStore, report: Report) -> Any:
+    if "tokenizer.json" not in store.teacher_files():
+        return None
+    try:
+        return store.tokenizer()
+    except StoreError as error:
+        if not any("teacher/files/tokenizer.json" in line for line in report.problems):
+            report.found.append(Problem(str(error)))
+        return None
+
+
+def _others(store: FeatureStore, report: Report) -> list[Problem]:
+    """What a store may hold outside its parts, where it is not what it must be; damaged bytes were
+    told already."""
+    found, told = [], "\n".join(report.problems)
+    for group, read in OTHERS.items():
+        if f"array {group}/" not in told:
+            try:
+                read(store)
+            except StoreError as error:
+                found.append(Problem(without_remedy(error)))
+    return found
+
+
+def _check_meaning(store: FeatureStore, place: int, tokenizer: Any) -> list[Problem]:
+    number = store.manifest.parts[place].number
+    try:
+        lines = check_part(store.part(place), tokenizer)
+    except StoreError as error:
+        lines = [str(error)]
+    return [Problem(line, number) for line in lines]

@@ -1,0 +1,298 @@
+"""One part: encoded buffers that are filled row by row in any order, then published whole."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from store.errors import StoreError
+from store.format import codecs
+from store.format.features import Features
+from store.format.layout import Counts, count_dtype, part_arrays
+from store.format.sequences import encode_gold, encode_masks, encode_sequences
+from support.arrays import Array, Floats
+
+Calibration = dict[str, tuple[Floats, Floats]]
+LOG_SLACK = 1e-2
+
+
+class PartWriter:
+    """Rows are flat token numbers in the part; each must be put exactly once for each feature."""
+
+    def __init__(
+        self,
+        features: Features,
+        calibration: Calibration,
+        token_counts: ArrayLike,
+        write: Callable[[Counts, dict[str, Array]], None],
+        where: str,
+    ) -> None:
+        counts = np.asarray(token_counts, np.int64)
+        if counts.ndim != 1 or not len(counts):
+            raise StoreError(f"{where}: a part needs at least one sequence")
+        if counts.min() < 1 or counts.max() > features.max_length:
+            bad = int(np.flatnonzero((counts < 1) | (counts > features.max_length))[0])
+            raise StoreError(
+                f"{where}, sequence {bad}: {counts[bad]} tokens, expected 1..{features.max_length}"
+            )
+        self._features, self._calibration = features, calibration
+        self._write, self._where = write, where
+        self.token_start = np.concatenate([[0], np.cumsum(counts)])
+        self.square_start = np.concatenate([[0], np.cumsum(counts**2)])
+        self._tokens = int(self.token_start[-1])
+        self._arrays: dict[str, Array] = {}
+        self._seen: dict[str, Array] = {}
+        self._draws = defaultdict[int, list[tuple[Array, Array, Array, Array]]](list)
+        self._texts: list[str] | None = None
+        self._published = False
+        self._allocate()
+
+    def _allocate(self) -> None:
+        sequences, none = len(self.token_start) - 1, (0,) * self._features.views
+        counts = Counts(sequences, self._tokens, int(self.square_start[-1]), 0, none, none)
+        for path, spec in part_arrays(self._features, counts).items():
+            group = path.rpartition("/")[0]
+            place, _, kind = group.partition("/")
+            if place.startswith("view") and kind != "mask":
+                self._arrays[path] = np.zeros(spec.shape, spec.dtype)
+                of_sequences = kind == "classes" or kind.startswith("attention/")
+                self._seen[group] = np.zeros(sequences if of_sequences else self._tokens, bool)
+
+    def _sequence(self, row: int) -> int:
+        return int(np.searchsorted(self.token_start, row, "right")) - 1
+
+    def _claim(self, name: str, rows: ArrayLike) -> Array:
+        """Mark rows (tokens, or sequences for attention and classes) as put."""
+        if name not in self._seen:
+            raise StoreError(
+                f"{self._where}: this store has no {name}; it has {', '.join(sorted(self._seen))}"
+            )
+        seen, numbers = self._seen[name], np.asarray(rows, np.int64)
+        if numbers.ndim != 1 or (
+            len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(seen)
+        ):
+            raise StoreError(f"{self._where}: rows of {name} must lie in 0..{len(seen) - 1}")
+        if seen[numbers].any() or len(np.unique(numbers)) < len(numbers):
+            raise StoreError(f"{self._where}: internal error: rows of {name} were put twice")
+        seen[numbers] = True
+        return numbers
+
+    def _check(self, name: str, rows: Array, bad: Array, what: str) -> None:
+        if bad.any():
+            row = int(rows[np.flatnonzero(bad.reshape(len(rows), -1).any(axis=1))[0]])
+            sequence = self._sequence(row)
+            raise StoreError(
+                f"{self._where}, sequence {sequence}, token {row - self.token_start[sequence]}: "
+                f"{name} {what}; the teacher's output is not usable (try --precision fp32)"
+            )
+
+    def _shaped(self, name: str, values: ArrayLike, shape: tuple[int, ...]) -> Floats:
+        array = np.asarray(values, np.float32)
+        if array.shape != shape:
+            raise StoreError(
+                f"{self._where}: {name} has shape {list(array.shape)}, expected {list(shape)}"
+            )
+        return array
+
+    def set_sequences(
+        self,
+        texts: Sequence[str],
+        document: ArrayLike,
+        document_begin: ArrayLike,
+        hard_cut: ArrayLike,
+        token_ids: ArrayLike,
+        offsets: ArrayLike,
+        special: ArrayLike,
+        gold: ArrayLike | None = None,
+    ) -> dict[str, Array]:
+        """Texts and flat tokens [N] in sequence order; offsets [N, 2] are characters. Returns them
+        as they are stored, by path in the part.
+
+        `gold` belongs to a store with a task: labels of the sequences [n] or tags of the tokens
+        [N], -1 where there is none; None is none at all.
+        """
+        self._texts = list(texts)
+        arrays = encode_sequences(
+            self._texts, self.token_start, self._features.vocabulary, self._where,
+            {"document": document, "document_begin": document_begin, "hard_cut": hard_cut},
+            token_ids, offsets, special,
+        )  # fmt: skip
+        task = self._features.task
+        if task is None and gold is not None:
+            raise StoreError(f"{self._where}: this store has no task, so no gold labels")
+        if task:
+            arrays[task.gold] = encode_gold(task, gold, self.token_start, special, self._where)
+        self._arrays |= arrays
+        return arrays
+
+    def set_masks(self, view: int, spans: Sequence[ArrayLike]) -> None:
+        """For each sequence the masked words of a view > 0: int32 [M, 3] begin, end, action."""
+        if self._texts is None:
+            raise StoreError(f"{self._where}: internal error: set_sequences comes before set_masks")
+        if not 0 < view < self._features.views:
+            raise StoreError(f"{self._where}: view {view} has no masks (views 1..)")
+        for name, array in encode_masks(spans, self._texts, f"{self._where}, view {view}").items():
+            self._arrays[f"view{view}/mask/{name}"] = array
+
+    def put_hidden(self, view: int, name: str, rows: ArrayLike, states: ArrayLike) -> None:
+        """Raw states float32 [n, D] of n rows."""
+        path = f"view{view}/hidden/{name}"
+        numbers = self._claim(path, rows)
+        values = self._shaped(path, states, (len(numbers), self._features.width))
+        self._check(path, numbers, ~np.isfinite(values), "is NaN or infinite")
+        codec = self._features.codec
+        if codec != "exact":
+            mean, deviation = self._calibration[name]
+            limit = codecs.HALF_MAX * (127 if codec == "default" else 7)
+            with np.errstate(over="ignore"):
+                far = np.abs((values - mean) / deviation) >= limit
+            self._check(path, numbers, far, f"is more than {limit:.3g} deviations away")
+        encoded = codecs.encode_hidden(
+            codec, values, *self._calibration[name], self._features.group
+        )
+        for key, array in zip(("values", "scale"), encoded, strict=False):
+            self._arrays[f"{path}/{key}"][numbers] = array
+
+    def _logits(self, tier: str, view: int, rows: ArrayLike, log_partition: ArrayLike) -> Array:
+        spec, path = self._features.logits, f"view{view}/logits"
+        if spec is None or spec.tier != tier:
+            held = spec.tier if spec else "none"
+            raise StoreError(f"{self._where}: the logits of this store are {held}, not {tier}")
+        numbers = self._claim(path, rows)
+        values = self._shaped(f"{path}/log_partition", log_partition, numbers.shape)
+        self._check(f"{path}/log_partition", numbers, ~np.isfinite(values), "is NaN or infinite")
+        self._arrays[f"{path}/log_partition"][numbers] = values
+        return numbers
+
+    def _ids(self, view: int, numbers: Array, ids: ArrayLike, size: int) -> Array:
+        array = np.asarray(ids)
+        if array.shape != (len(numbers), size) or array.dtype.kind not in "iu":
+            raise StoreError(
+                f"{self._where}: view{view}/logits/ids is {array.dtype}{list(array.shape)}, "
+                f"expected whole numbers [{len(numbers)}, {size}]"
+            )
+        bad = (array < 0) | (array >= self._features.vocabulary)
+        self._check(f"view{view}/logits/ids", numbers, bad, "is outside the vocabulary")
+        return array.astype(np.uint32)
+
+    def put_topk(
+        self,
+        view: int,
+        rows: ArrayLike,
+        ids: ArrayLike,
+        logprobs: ArrayLike,
+        rest: ArrayLike,
+        log_partition: ArrayLike,
+    ) -> None:
+        """ids, logprobs [n, K]; rest [n] log of what is left over; log_partition [n]."""
+        numbers = self._logits("topk", view, rows, log_partition)
+        size = self._features.logits.size if self._features.logits else 0
+        path, codec = f"view{view}/logits", self._features.codec
+        self._arrays[f"{path}/ids"][numbers] = self._ids(view, numbers, ids, size)
+        for key, values, shape, encoding in (
+            ("logprobs", logprobs, (len(numbers), size), codecs.LOGPROBS[codec]),
+            ("rest", rest, (len(numbers),), codecs.REST[codec]),
+        ):
+            logs = self._shaped(f"{path}/{key}", values, shape)
+            bad = np.isnan(logs) | (logs > LOG_SLACK)
+            self._check(f"{path}/{key}", numbers, bad, "is not a log-probability (<= 0)")
+            self._arrays[f"{path}/{key}"][numbers] = codecs.encode_logs(encoding, logs)
+
+    def put_samples(
+        self, view: int, rows: ArrayLike, draws: ArrayLike, log_partition: ArrayLike
+    ) -> None:
+        """draws [n, number of draws]: ids drawn at random from the teacher's distribution."""
+        numbers = self._logits("sample", view, rows, log_partition)
+        size = self._features.logits.size if self._features.logits else 0
+        ids = np.sort(self._ids(view, numbers, draws, size), axis=1)
+        first = np.ones(ids.shape, bool)
+        first[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        places = np.flatnonzero(first)
+        repeats = np.diff(np.append(places, ids.size)).astype(count_dtype(size))
+        self._draws[view].append((numbers, first.sum(axis=1), ids[first], repeats))
+
+    def put_head(
+        self, view: int, rows: ArrayLike, values: ArrayLike, log_partition: ArrayLike
+    ) -> None:
+        """values [n, D]: the input of the frozen LM head."""
+        numbers = self._logits("head", view, rows, log_partition)
+        size = self._features.logits.size if self._features.logits else 0
+        path, codec = f"view{view}/logits", self._features.codec
+        floats = self._shaped(f"{path}/values", values, (len(numbers), size))
+        limit = {"exact": np.inf, "default": codecs.HALF_MAX, "small": codecs.HALF_MAX * 127}
+        bad = ~np.isfinite(floats) | (np.abs(floats) >= limit[codec])
+        self._check(f"{path}/values", numbers, bad, f"is NaN, infinite or over {limit[codec]:.3g}")
+        encoded = codecs.encode_head(codec, floats)
+        for key, array in zip(("values", "scale"), encoded, strict=False):
+            self._arrays[f"{path}/{key}"][numbers] = array
+
+    def put_attention(self, view: int, name: str, sequence: int, probabilities: ArrayLike) -> None:
+        """The averaged map float32 [L, L] of one sequence of the part."""
+        path = f"view{view}/attention/{name}"
+        self._claim(path, [sequence])
+        length = int(self.token_start[sequence + 1] - self.token_start[sequence])
+        values = self._shaped(path, probabilities, (length, length))
+        rows = np.arange(self.token_start[sequence], self.token_start[sequence + 1])
+        bad = ~((values >= 0) & (values <= 1 + LOG_SLACK))
+        self._check(path, rows, bad, "is not a probability")
+        begin, end = self.square_start[sequence], self.square_start[sequence + 1]
+        encoded = codecs.encode_attention(self._features.codec, values)
+        self._arrays[f"{path}/values"][begin:end] = encoded.reshape(-1)
+
+    def put_task(self, view: int, rows: ArrayLike, logits: ArrayLike) -> None:
+        """Raw logits float32 [n, C] of n sequences (classification) or n tokens (tagging)."""
+        task = self._features.task
+        if task is None:
+            raise StoreError(f"{self._where}: this store has no task, so no logits of one")
+        path = f"view{view}/{task.outputs}"
+        numbers = self._claim(path, rows)
+        values = self._shaped(path, logits, (len(numbers), len(task.labels)))
+        tokens = numbers if task.kind == "tagging" else self.token_start[numbers]
+        self._check(path, tokens, ~np.isfinite(values), "is NaN or infinite")
+        self._arrays[f"{path}/values"][numbers] = values
+
+    def _gather_draws(self, view: int) -> int:
+        """Sampled ids in token order; returns how many."""
+        put = self._draws[view]
+        rows, lengths, ids, counts = (np.concatenate(arrays) for arrays in zip(*put, strict=True))
+        order = np.argsort(rows)
+        sizes = lengths[order]
+        start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        began = (np.cumsum(lengths) - lengths)[order]
+        places = np.repeat(began - start[:-1], sizes) + np.arange(start[-1])
+        path = f"view{view}/logits"
+        self._arrays[f"{path}/start"] = start
+        self._arrays[f"{path}/ids"], self._arrays[f"{path}/counts"] = ids[places], counts[places]
+        return int(start[-1])
+
+    def publish(self) -> None:
+        """Write the part in one step. StoreError if anything was not put."""
+        missing = sorted(name for name, seen in self._seen.items() if not seen.all())
+        if self._texts is None:
+            missing.append("sequences")
+        features, tier = self._features, self._features.logits and self._features.logits.tier
+        missing += [
+            f"masks of view {view}"
+            for view in range(1, features.views)
+            if f"view{view}/mask/start" not in self._arrays
+        ]
+        if missing or self._published:
+            what = f"not put: {', '.join(missing)}" if missing else "published twice"
+            raise StoreError(f"{self._where}: internal error: {what}")
+        views = range(features.views)
+        counts = Counts(
+            sequences=len(self.token_start) - 1,
+            tokens=self._tokens,
+            squares=int(self.square_start[-1]),
+            text_bytes=len(self._arrays["text/utf8"]),
+            spans=tuple(len(self._arrays[f"view{v}/mask/begin"]) if v else 0 for v in views),
+            draws=tuple(self._gather_draws(v) if tier == "sample" else 0 for v in views),
+        )
+        names: dict[str, Any] = part_arrays(features, counts)
+        self._write(counts, {name: self._arrays[name] for name in names})
+        self._published = True
+        self._arrays.clear()

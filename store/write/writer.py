@@ -1,0 +1,298 @@
+"""Writing a store: create or resume, part by part, then seal. One process writes a store."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from store.containers.hdf5.staging import Hdf5Staging
+from store.containers.interface import Staging
+from store.containers.writing import staging_of, writing
+from store.containers.zarr.staging import ZarrStaging
+from store.errors import StoreError
+from store.format.features import Features
+from store.format.layout import (
+    FORMAT,
+    MAX_PART,
+    VERSION,
+    ArraySpec,
+    Counts,
+    part_arrays,
+    teacher_array,
+)
+from store.format.manifest import Entry, Part, check_root, digest, read_entries
+from store.read.unfinished import published_part, unsealed_manifest
+from store.write.outside_parts import Outside, Weights, begin, read_calibration
+from store.write.part import Calibration, PartWriter
+from store.write.sealing import sealed
+from support import files
+from support.arrays import Array
+from support.differences import check_same, differences
+from support.errors import ANOTHER, UserError
+from support.lease import Lease, check_free, lease_path
+
+
+def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+    try:
+        decoded: dict[str, Any] = json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{what} cannot be written as JSON ({error})") from error
+    return decoded
+
+
+class StoreWriter:
+    """A store being written. `create_or_resume` makes one."""
+
+    def __init__(self, staging: Staging, attributes: dict[str, Any], lease: Lease) -> None:
+        self._staging, self._attributes, self._lease = staging, attributes, lease
+        self.path = staging.path
+        self.features = check_root(attributes, str(self.path))
+        self._calibration = StoreWriter.calibration(self.path)
+        self.software: dict[str, Any] = attributes["software"]  # of the process that began it
+        self.outside = read_entries(attributes["arrays"], str(self.path))
+        self.published: set[int] = staging.published()
+
+    @staticmethod
+    def create_or_resume(
+        path: str | Path,
+        identity: Mapping[str, Any],
+        features: Features,
+        calibration: Calibration,
+        files: Mapping[str, bytes] | None = None,
+        weights: Weights | None = None,
+        head: tuple[ArrayLike, ArrayLike] | None = None,
+        software: Mapping[str, Any] | None = None,
+        more: Iterable[Outside | None] = (),
+    ) -> StoreWriter:
+        """Begin a store, or go on with an unfinished one of the same identity and features.
+
+        When resuming, what was stored at the beginning (calibration, files, weights, more) stays.
+        Raises UserError if the path is taken, or by a dump with other arguments.
+        """
+        StoreWriter.check(path)
+        staging = staging_of(path)
+        attributes = {
+            "format": FORMAT,
+            "version": VERSION,
+            "state": "writing",
+            "identity": _json(identity, "identity"),
+            "features": features.to_json(),
+            "software": _json(software or {}, "software"),
+            "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        StoreWriter._check_same(staging, attributes)
+        with writing(staging.path):
+            lease = Lease(staging.path)
+            try:
+                staging.mark = lease.token
+                staging.clear()
+                StoreWriter.check(path)  # another process may have sealed it meanwhile
+                if not StoreWriter._check_same(staging, attributes):
+                    outside = files or {}, weights or {}, head, more
+                    begin(staging, attributes, calibration, *outside)
+                return StoreWriter(staging, StoreWriter._stored(staging) or attributes, lease)
+            except BaseException:
+                with suppress(OSError):
+                    staging.clear(lease.token)
+                lease.close()
+                raise
+
+    @staticmethod
+    def _check_same(staging: Staging, attributes: dict[str, Any]) -> bool:
+        """Whether there is an unfinished store; UserError if it is of other arguments."""
+        stored = StoreWriter._stored(staging)
+        if stored is None:
+            return False
+        keys = ("identity", "features")
+        each = (differences(stored[key], attributes[key], key) for key in keys)
+        found = list(chain.from_iterable(each))
+        if found and all(key.startswith("features.encodings.") for key, _, _ in found):
+            raise UserError(
+                f"{staging.path}: holds an unfinished store in another form of codec"
+                f" {stored['features']['codec']}, as an earlier version wrote it; make it anew:"
+                f" {ANOTHER}"
+            )
+        check_same(staging.path, found)
+        return True
+
+    @staticmethod
+    def check(path: str | Path) -> None:
+        """UserError unless a store can be begun, or gone on with, at `path`."""
+        staging = staging_of(path)
+        stored = StoreWriter._stored(staging)
+        if stored is not None and stored["state"] == "sealed":
+            StoreWriter._tidy(staging)
+            raise UserError(
+                f"{path}: exists already and is finished; {ANOTHER}; or if it is damaged, drop its"
+                " damaged parts with `feature-store repair` and type this again"
+            )
+        folder = staging.path.parent
+        if not folder.is_dir():
+            raise UserError(f"{path}: folder {folder} does not exist; make it")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"{path}: folder {folder} cannot be written to; {files.WRITABLE}")
+        with writing(staging.path):
+            check_free(staging.path)
+
+    @staticmethod
+    def _tidy(staging: Staging) -> None:
+        """Remove what one left who was killed between sealing and tidying up. StoreError if the
+        writer, or a repair, lives: the parts are its own."""
+        parts = staging.parts if isinstance(staging, Hdf5Staging) else None
+        if not (lease_path(staging.path).exists() or (parts and parts.exists())):
+            return
+        # A folder that cannot be written is no reason to refuse.
+        with suppress(OSError), closing(Lease(staging.path)):
+            stored = StoreWriter._stored(staging)  # a repair may have ended just now
+            if isinstance(staging, Hdf5Staging) and stored and stored["state"] == "sealed":
+                staging.clean()
+
+    @staticmethod
+    def _stored(staging: Staging) -> dict[str, Any] | None:
+        """Root attributes of what has the name; UserError if that is no store."""
+        path = staging.path
+        if not path.exists():
+            return None
+        try:
+            if path.is_dir() != isinstance(staging, ZarrStaging):
+                raise StoreError(f"{path}: not a store of this format")
+            source = staging.source()
+            attributes = source.attributes()
+            source.close()
+            check_root(attributes, str(path))
+        except StoreError as error:
+            raise UserError(
+                f"{path}: exists and is not a feature store that can be continued ({error}); "
+                f"nothing was touched: {ANOTHER}"
+            ) from error
+        return attributes
+
+    @staticmethod
+    def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
+        """Root attributes of a store of this state; None if there is none that can be read."""
+        try:
+            attributes = StoreWriter._stored(staging_of(path))
+        except UserError:
+            return None
+        return attributes if attributes and attributes["state"] == state else None
+
+    @staticmethod
+    def kept(path: str | Path) -> tuple[int, int]:
+        """Parts and tokens that an unfinished store has so far."""
+        source = staging_of(path).source()
+        attributes = source.attributes()
+        features = check_root(attributes, str(path))
+        parts = unsealed_manifest(source, attributes, features).parts
+        source.close()
+        return len(parts), sum(part.counts.tokens for part in parts)
+
+    @staticmethod
+    def calibration(path: str | Path) -> Calibration:
+        """(mean, deviation) float32 [D] of every hidden state of an unfinished store. StoreError
+        unless they are what it was begun with: all parts are encoded relative to them."""
+        source = staging_of(path).source()
+        found = read_calibration(source)
+        source.close()
+        return found
+
+    def part(self, number: int, token_counts: ArrayLike) -> PartWriter:
+        """Begin a part; token_counts [n] are the tokens of its sequences."""
+        self._check_number(number)
+
+        def write(counts: Counts, arrays: dict[str, Array]) -> None:
+            self.write_part(number, counts, arrays)
+
+        return PartWriter(
+            self.features, self._calibration, token_counts, write, f"{self.path}: part {number}"
+        )
+
+    def differing(self, number: int, token_counts: ArrayLike, **sequences: Any) -> list[str]:
+        """Arrays of the published part that differ from those of given sequences (as they are given
+        to `PartWriter.set_sequences`), by the checksums of its entry; the part is not read."""
+        where, entries = f"{self.path}: part {number}", self.published_part(number).arrays
+        part = PartWriter(self.features, self._calibration, token_counts, lambda *_: None, where)
+        given = part.set_sequences(**sequences).items()
+        return [name for name, values in given if digest(values) != entries[name].sha256]
+
+    def published_part(self, number: int) -> Part:
+        """A published part by its own entry: counts and checksums."""
+        source = self._staging.source()
+        part = published_part(source, number, self.features)
+        source.close()
+        return part
+
+    def _check_number(self, number: int) -> None:
+        if not 0 <= number < MAX_PART:
+            raise StoreError(f"{self.path}: part number {number} is not in 0..{MAX_PART - 1}")
+        if number in self.published:
+            raise StoreError(f"{self.path}: part {number} is published already")
+
+    def write_part(self, number: int, counts: Counts, arrays: Mapping[str, Array]) -> None:
+        """Publish a part from encoded arrays (all of `layout.part_arrays`)."""
+        self._check_number(number)
+        with writing(self.path, f"part {number} of "):
+            try:
+                self._lease.check()
+                sink = self._staging.part(number)
+                entries = {}
+                for name, spec in part_arrays(self.features, counts).items():
+                    values = _of_spec(arrays[name], spec, f"{self.path}: part {number}: {name}")
+                    entries[name] = Entry.of(values, sink.array(name, spec, values))
+                sink.attributes("", {"part": Part(number, counts, entries).to_json()})
+                sink.close()
+                self._lease.check()
+                self._staging.publish(number)
+            except BaseException:
+                self._clear()
+                raise
+        self.published.add(number)
+
+    def seal(self) -> None:
+        """Write the manifest and finish the store. StoreError if no part was published.
+
+        Of what parts hold only the lengths of their sequences are read again: all of it would take
+        as long as `feature-store verify`, and was on the disk before they had their names. Their
+        entries go into the manifest as they are, so that what a disk has lost since is found by
+        every later reader.
+        """
+        if not self.published:
+            raise StoreError(f"{self.path}: no part was published; there is nothing to seal")
+        source = self._staging.source()
+        attributes, data = sealed(source, self._attributes, self.features)
+        source.close()
+        values = np.frombuffer(data, np.uint8)
+        with writing(self.path):
+            try:
+                self._lease.check()
+                self._staging.seal(attributes, teacher_array(values), values)
+            except BaseException:
+                self._clear()
+                raise
+        self.close()
+
+    def _clear(self) -> None:
+        """Drop what was begun; what made that fail is told, not what this meets."""
+        with suppress(OSError):
+            self._staging.clear(self._staging.mark)
+
+    def close(self) -> None:
+        """Let another process write; published parts stay."""
+        self._lease.close()
+
+
+def _of_spec(values: Array, spec: ArraySpec, where: str) -> Array:
+    if values.shape != spec.shape or values.dtype != spec.dtype:
+        raise StoreError(
+            f"{where}: internal error: {values.dtype}{list(values.shape)}, "
+            f"expected {spec.dtype}{list(spec.shape)}"
+        )
+    return values

@@ -1,0 +1,90 @@
+"""What a student step needs: tokens as the student reads them, and what the teacher makes of
+them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from student_train.data.encoded import Encoded
+from student_train.data.pooling import MapPooling, Runs
+from student_train.data.targets import LogitTargets, TaskTargets
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Padded student input: ids [B,S] and where there is a token [B,S]."""
+
+    ids: Tensor
+    present: Tensor
+
+    @classmethod
+    def of(cls, ids: np.ndarray, start: np.ndarray, padding: int) -> Inputs:
+        """From flat ids [N] of sequences that begin at `start` [B+1]."""
+        lengths = np.diff(start)
+        present = np.arange(lengths.max()) < lengths[:, None]
+        padded = np.full(present.shape, padding, np.int64)
+        padded[present] = ids
+        return cls(torch.from_numpy(padded), torch.from_numpy(present))
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Teacher's targets for G aligned runs of the student's flat tokens.
+
+    What no loss asks for is empty, and so are states and maps until `StudentBatch.to`.
+    """
+
+    inputs: Inputs | None  # a second input (reduce); None: the runs are of the masked native input
+    runs: Runs
+    logit_runs: Runs | None  # the runs that have logit targets
+    logits: LogitTargets | None
+    map_pooling: MapPooling | None
+    task: TaskTargets | None
+    encoded: Encoded | None  # what the four below are made of; None: they are
+    # float32 [G,D] by name: pooled states, normalised per channel
+    normalised: dict[str, Tensor] = field(default_factory=dict)
+    states: dict[str, Tensor] = field(default_factory=dict)  # [G,D] by name: pooled raw states
+    # float32 [B,D] by name: normalised state of the first token
+    sentences: dict[str, Tensor] = field(default_factory=dict)
+    maps: dict[str, Tensor] = field(default_factory=dict)  # [B,G',G'] by name: between runs
+
+
+@dataclass(frozen=True)
+class StudentBatch:
+    """One step's data.
+
+    `masked` are flat token numbers of `labels`; `characters` is the text that they cover.
+    """
+
+    inputs: Inputs
+    masked: Tensor  # int64 [M]
+    labels: Tensor  # int64 [M]
+    characters: int
+    tokens: int
+    distillation: Distillation | None
+
+    def to(self, device: torch.device) -> StudentBatch:
+        """The same on a device, where the teacher's states and maps are decoded."""
+        moved: StudentBatch = _moved(self, device)
+        taught = moved.distillation
+        if taught is None or taught.encoded is None:
+            return moved
+        decoded = replace(taught, encoded=None, **taught.encoded.decoded())
+        return replace(moved, distillation=decoded)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        if device.type == "cuda" and value.device.type == "cpu":
+            value = value.pin_memory()  # only then does the copy not keep this thread waiting
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if hasattr(value, "__dataclass_fields__"):
+        return replace(value, **{key: _moved(item, device) for key, item in vars(value).items()})
+    return value

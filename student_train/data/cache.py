@@ -1,0 +1,197 @@
+"""Where the teacher's features of a batch come from: the stream, or a store that lies on the
+device; and whether there is memory for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from store import Batch, FeatureStore
+from store.format.layout import part_arrays
+from student_train.data.encoded import TeacherStates
+from support.arrays import starts
+from support.errors import UserError
+
+ON_DEVICE = ("hidden", "attention")  # of the groups of a view; what else is kept is kept in RAM
+GROUPS_OF = {"task": ("classes", "tags")}  # other kinds of features are groups of the same name
+SHARE = 0.8  # of the free memory; a training takes some, too
+
+
+class Streamed:
+    """States and maps that came with the batch. They are copied: its arrays are used again."""
+
+    resident: tuple[str, ...] = ()  # kinds of features that need not be streamed
+
+    def states(
+        self, batch: Batch, view: int, rows: np.ndarray, begin: Tensor
+    ) -> dict[str, TeacherStates]:
+        """Of the batch's tokens `rows` [J], for runs that `begin` [G] among them."""
+        return {
+            name: TeacherStates(
+                torch.from_numpy(np.take(stored.values, rows, axis=0)),
+                None if stored.scale is None else torch.from_numpy(stored.scale[rows]),
+                torch.from_numpy(stored.mean),
+                torch.from_numpy(stored.deviation),
+                None,
+                begin,
+            )
+            for name, stored in batch.hidden.items()
+        }
+
+    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], np.ndarray]:
+        """Entries by name, and where among them the maps of the B texts begin."""
+        stored = {name: batch.stored[_maps(view, name)] for name in batch.attention}
+        begin = starts(np.diff(batch.start) ** 2)[:-1]
+        return {name: torch.from_numpy(codes.copy()) for name, codes in stored.items()}, begin
+
+
+class Resident:
+    """The same of a whole store, kept as stored in the memory of a device from its first use on."""
+
+    resident = ON_DEVICE
+
+    def __init__(self, store: FeatureStore, device: torch.device) -> None:
+        self._store, self._device = store, device
+        lengths = store.all_lengths()
+        self._token_start, self._square_start = starts(lengths), starts(lengths**2)
+        self._tables: dict[str, Tensor] = {}
+        self._loading = Lock()  # training reads ahead in a thread while it validates in another
+
+    def states(
+        self, batch: Batch, view: int, rows: np.ndarray, begin: Tensor
+    ) -> dict[str, TeacherStates]:
+        """See `Streamed`."""
+        sequence = np.searchsorted(batch.start, rows, side="right") - 1
+        there = rows + (self._token_start[batch.index] - batch.start[:-1])[sequence]
+        exact = self._store.features.codec == "exact"
+        return {
+            name: TeacherStates(
+                self._table(f"view{view}/hidden/{name}/values"),
+                None if exact else self._table(f"view{view}/hidden/{name}/scale"),
+                torch.from_numpy(mean),
+                torch.from_numpy(deviation),
+                torch.from_numpy(there),
+                begin,
+            )
+            for name, (mean, deviation) in self._store.calibration.items()
+        }
+
+    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], np.ndarray]:
+        """See `Streamed`."""
+        names = self._store.features.attention
+        return {n: self._table(_maps(view, n)) for n in names}, self._square_start[batch.index]
+
+    def _table(self, path: str) -> Tensor:
+        """An array of all parts, one after another."""
+        with self._loading:
+            if path not in self._tables:
+                self._tables[path] = self._loaded(path)
+            return self._tables[path]
+
+    def _loaded(self, path: str) -> Tensor:
+        store, done = self._store, 0
+        counts = [part.counts for part in store.manifest.parts]
+        shapes = [part_arrays(store.features, count)[path].shape for count in counts]
+        table: Tensor | None = None
+        for place, (rows, *row) in enumerate(shapes):
+            values = torch.from_numpy(store.part(place).all(path))
+            if table is None:
+                total = sum(shape[0] for shape in shapes)
+                table = torch.empty((total, *row), dtype=values.dtype, device=self._device)
+            table[done : done + rows].copy_(values)
+            done += rows
+        assert table is not None  # a store has parts
+        return table
+
+
+def _maps(view: int, name: str) -> str:
+    return f"view{view}/attention/{name}/values"
+
+
+def source_of(store: FeatureStore, cache: str, device: torch.device) -> Streamed | Resident:
+    """Where a training takes states and maps from, with `--cache` as asked for."""
+    apart = ON_DEVICE if cache == "device" else ()
+    if isinstance(store, FeatureStore):  # not a teacher in its place
+        # For none, too: a training before this one may have kept some.
+        store.keep(None if cache == "none" else lambda path: _group(path) not in apart)
+    return Resident(store, device) if cache == "device" else Streamed()
+
+
+def _group(path: str) -> str:
+    """The group of a view that an array of a part is of, '' where it is of none."""
+    return path.split("/")[1] if path.startswith("view") else ""
+
+
+def check_cache(
+    cache: str,
+    device: torch.device,
+    needs: Iterable[tuple[FeatureStore, set[str], set[int]]],
+) -> None:
+    """UserError where what `needs` reads, kinds of features of some views, does not fit."""
+    if cache == "none":
+        return
+    on_device = in_ram = 0
+    for store, kinds, views in needs:
+        for path, size in _sizes(store, kinds, views):
+            if cache == "device" and _group(path) in ON_DEVICE:
+                on_device += size
+            else:
+                in_ram += size
+    if device.type == "cuda":
+        where = f"the memory of {torch.cuda.get_device_name(device)}"
+        _check_fits(cache, on_device, free_memory_of(device), where)
+    else:
+        in_ram += on_device
+    _check_fits(cache, in_ram, free_memory(), "the main memory")
+
+
+def _check_fits(cache: str, needed: int, free: int, where: str) -> None:
+    if needed > SHARE * free:
+        other = "--cache ram or none" if cache == "device" else "--cache none"
+        raise UserError(
+            f"--cache {cache}: what is read of the store takes {needed / 2**30:.2f} GiB of {where},"
+            f" and of its {free / 2**30:.2f} GiB that are free at most {SHARE:.0%} are taken; give"
+            f" {other}, one view (--view), or fewer losses"
+        )
+
+
+def _sizes(store: FeatureStore, kinds: set[str], views: set[int]) -> Iterable[tuple[str, int]]:
+    """Bytes of each array that a training reads, decoded."""
+    groups = {"mask", *(group for kind in kinds for group in GROUPS_OF.get(kind, (kind,)))}
+    read = tuple(f"view{view}/{group}/" for view in views for group in groups)
+    for part in store.manifest.parts:
+        for path, spec in part_arrays(store.features, part.counts).items():
+            if not path.startswith("view") or path.startswith(read):
+                yield path, spec.dtype.itemsize * int(np.prod(spec.shape, dtype=np.int64))
+
+
+def free_memory_of(device: torch.device) -> int:
+    """Bytes of a GPU's memory that can still be taken: what nobody has, and what torch has kept of
+    the tensors that are gone, such as those of a training before."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
+def free_memory() -> int:
+    """Bytes of main memory that can still be taken, by what Linux and its container say; elsewhere
+    all there are."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, KeyError):
+        free = _told(Path("/proc/meminfo"))["MemAvailable:"] * 1024
+    container = Path("/sys/fs/cgroup")
+    with suppress(OSError, KeyError, ValueError):  # `max` where there is no limit
+        limit = int((container / "memory.max").read_text())
+        free = min(free, limit - _told(container / "memory.stat")["anon"])
+    return max(0, free)
+
+
+def _told(file: Path) -> dict[str, int]:
+    rows = (line.split() for line in file.read_text().splitlines())
+    return {row[0]: int(row[1]) for row in rows}

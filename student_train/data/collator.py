@@ -1,0 +1,262 @@
+"""From a batch of the store to what a student step needs: tokenised, masked, aligned, pooled on the
+teacher's side."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from align import (
+    Alignment,
+    AlignmentError,
+    FlatText,
+    Tokens,
+    Vocabulary,
+    VocabularyMap,
+    align_match,
+    align_reduce,
+    align_span,
+)
+from store import Batch, FeatureStore
+from store.errors import VERIFY, StoreError
+from student_train.data.batch import Distillation, Inputs, StudentBatch
+from student_train.data.cache import Resident, Streamed
+from student_train.data.encoded import Encoded, TeacherMaps, TeacherStates
+from student_train.data.masking import IGNORED, MaskedTokens, Masker
+from student_train.data.pooling import MapPooling, Runs
+from student_train.data.targets import LogitTargets, TargetReader, TaskTargets, first_pieces
+from student_train.data.token_cache import token_table, tokenize
+from student_train.losses import formulas
+from student_train.settings.options import TrainOptions
+from support.errors import UserError
+
+
+class Collator:
+    """Turns store batches into student batches for one vocabulary, and the alignment, losses and
+    masks of `options`.
+
+    `head` (weight [V,D], bias [V]) is needed for logit losses from the `head` tier. With `store`
+    its text is tokenised once for all batches (`token_table`), without it each batch anew.
+    Raises UserError for a tokenizer that `align` cannot read.
+    """
+
+    def __init__(
+        self,
+        student_tokenizer: Any,
+        teacher_tokenizer_json: str,
+        options: TrainOptions,
+        *,
+        max_length: int,
+        head: tuple[np.ndarray, np.ndarray] | None = None,
+        store: FeatureStore | None = None,
+    ) -> None:
+        self.student_tokenizer = student_tokenizer
+        self.tokenizer = copy.deepcopy(student_tokenizer.backend_tokenizer)  # which is saved uncut
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(max_length)
+        self.table = None if store is None else token_table(store, self.tokenizer)
+        self.padding = student_tokenizer.pad_token_id
+        self.align, self.max_length = options.align, max_length
+        self.vocabulary = _vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
+        pieces = first_pieces(self.vocabulary) if self.align == "span" else self.vocabulary.match
+        self.targets = TargetReader(pieces, head)
+        self.task = store.features.task if store else None
+        self.source: Streamed | Resident = Streamed()
+        self._serve(options)
+
+    def serving(self, options: TrainOptions) -> Collator:
+        """The same for a stage with other losses and masks."""
+        other = copy.copy(self)
+        other._serve(options)
+        return other
+
+    def reading(self, source: Streamed | Resident) -> Collator:
+        """The same with the teacher's states and maps from elsewhere."""
+        other = copy.copy(self)
+        other.source = source
+        return other
+
+    def _serve(self, options: TrainOptions) -> None:
+        names = set(options.loss)
+        self.masker = Masker(
+            self.student_tokenizer.mask_token_id,
+            len(self.student_tokenizer),
+            set(self.student_tokenizer.all_special_ids),
+            0.0 if self.task else options.mask_prob,  # the student of a task reads the plain text
+            self.table.counts(len(self.student_tokenizer))
+            if options.mask_words == "rare" and self.table
+            else None,
+        )
+        self.wanted = formulas.features_of(names, self.task is not None)
+        self.wants_normalised = bool(names & set(formulas.OF_NORMALISED))
+        self.wants_states = bool(names & set(formulas.OF_RAW))
+        self.wants_sentences = bool(names & set(formulas.OF_SENTENCE))
+        self.wants_teacher = bool(names - {"mlm"})
+        self.masked_only = options.targets == "masked"
+
+    def features(self) -> list[str]:
+        """The groups of the store that have to be streamed."""
+        return [name for name in self.wanted if name not in self.source.resident]
+
+    def __call__(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
+        """`key` seeds the masks; in view 0 they are drawn anew, in other views they are the
+        teacher's."""
+        native = self._native(batch)
+        if view:
+            read = self.masker.stored(native, batch.spans, batch.spans_start, key)
+        else:
+            read = self.masker.dynamic(native, key)
+        masked = np.flatnonzero(read.labels != IGNORED)
+        try:
+            taught = (
+                self._distillation(batch, native, read, view, key) if self.wants_teacher else None
+            )
+        except AlignmentError as error:  # tokens that are not those of the store's texts
+            raise StoreError(f"the store cannot be learnt from: {error}; {VERIFY}") from error
+        return StudentBatch(
+            inputs=Inputs.of(read.ids, native.start, self.padding),
+            masked=torch.from_numpy(masked),
+            labels=torch.from_numpy(read.labels[masked]),
+            characters=int((native.offsets[masked, 1] - native.offsets[masked, 0]).sum()),
+            tokens=len(native.ids),
+            distillation=taught,
+        )
+
+    def _native(self, batch: Batch) -> Tokens:
+        """The student's own tokens of each text, cut at its max length."""
+        if self.table is None:
+            return tokenize(self.tokenizer, batch.texts)
+        return self.table.of(batch.index)
+
+    def _distillation(
+        self, batch: Batch, native: Tokens, read: MaskedTokens, view: int, key: tuple[int, ...]
+    ) -> Distillation:
+        teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
+        student, inputs = native, None
+        if self.align == "reduce":
+            reduced = align_reduce(teacher, self.vocabulary, self.max_length)
+            student, alignment = reduced.tokens, reduced.alignment
+            # What the teacher saw masked, the student sees masked; in view 0 that is nothing.
+            read = self.masker.stored(student, batch.spans, batch.spans_start, key)
+            inputs = Inputs.of(read.ids, student.start, self.padding)
+        else:
+            text = FlatText.of(batch.texts)
+            alignment = (
+                align_match(text, teacher, native, self.vocabulary)
+                if self.align == "match"
+                else align_span(text, teacher, native)
+            )
+        logit_runs, logits = (
+            self._logits(batch, alignment, read.labels) if "logits" in self.wanted else (None, None)
+        )
+        return Distillation(
+            inputs=inputs,
+            runs=Runs.of(alignment.student),
+            logit_runs=logit_runs,
+            logits=logits,
+            map_pooling=(
+                MapPooling.of(alignment.student, student.start)
+                if "attention" in self.wanted
+                else None
+            ),
+            task=self._task(batch, alignment) if "task" in self.wanted else None,
+            encoded=self._encoded(batch, view, alignment.teacher),
+        )
+
+    def _encoded(self, batch: Batch, view: int, runs: np.ndarray) -> Encoded:
+        """What is decoded on the device, of half-open runs [G,2] of the teacher's tokens."""
+        pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
+        if self.wants_normalised or self.wants_states:
+            tokens = Runs.of(runs)
+            pooled = self.source.states(batch, view, tokens.member.numpy(), tokens.begin)
+        if self.wants_sentences:
+            first = batch.start[:-1]
+            sentences = self.source.states(batch, view, first, torch.arange(len(first)))
+        maps = None
+        if "attention" in self.wanted:
+            values, begin = self.source.maps(batch, view)
+            maps = TeacherMaps(
+                values,
+                torch.from_numpy(begin),
+                torch.from_numpy(np.diff(batch.start)),
+                int(np.diff(batch.start).max()),
+                MapPooling.of(runs, batch.start),
+            )
+        return Encoded(
+            pooled if self.wants_normalised else {},
+            pooled if self.wants_states else {},
+            sentences,
+            maps,
+        )
+
+    def _task(self, batch: Batch, alignment: Alignment) -> TaskTargets:
+        """Of each text, or of the tokens that begin a word: the first piece of a word speaks for
+        it. Of all tokens where the teacher has a label for a word's other pieces, too."""
+        if batch.labels is not None:
+            return TaskTargets(None, _float(batch.class_logits), _long(batch.labels))
+        assert batch.tags is not None and self.task is not None
+        runs = alignment.teacher[:, 0]
+        if self.task.later_label is None:
+            tagged = word_begins(batch) | (batch.tags >= 0)
+        else:
+            tagged = ~batch.special
+        chosen = tagged[runs]
+        rows = runs[chosen]
+        logits = None if batch.tag_logits is None else batch.tag_logits[rows]
+        return TaskTargets(
+            _long(alignment.student[chosen, 0]), _float(logits), _long(batch.tags[rows])
+        )
+
+    def _logits(
+        self, batch: Batch, alignment: Alignment, labels: np.ndarray
+    ) -> tuple[Runs, LogitTargets]:
+        """Targets of the runs with a single teacher token: only they have a distribution."""
+        chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
+        if self.masked_only:
+            chosen &= labels[alignment.student[:, 0]] != IGNORED
+        rows = alignment.teacher[chosen, 0]
+        assert batch.logits is not None
+        targets, some = self.targets.of(batch.logits, rows)
+        student = alignment.student[chosen][some]
+        if self.align == "span":  # the first token predicts the first piece, the target's meaning
+            student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
+        return Runs.of(student), targets
+
+
+def _float(values: np.ndarray | None) -> Tensor | None:
+    return None if values is None else torch.from_numpy(np.array(values, np.float32))
+
+
+def _long(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def word_begins(batch: Batch) -> np.ndarray:
+    """bool [N]: teacher tokens whose first character that is no blank, which some tokenizers count
+    with the word that follows, begins the text or comes after a blank."""
+    begins = np.zeros(len(batch.token_ids), bool)
+    for text, first, last in zip(batch.texts, batch.start[:-1], batch.start[1:], strict=True):
+        blank = np.array([character.isspace() for character in f" {text} "], bool)
+        places = np.where(blank[1:], len(text), np.arange(len(text) + 1))
+        inked = np.minimum.accumulate(places[::-1])[::-1]  # the next character that is no blank
+        begin, end = batch.offsets[first:last].T
+        at = inked[begin]
+        found = np.flatnonzero((at < end) & blank[at] & ~batch.special[first:last])
+        _, leading = np.unique(at[found], return_index=True)  # of the bytes of one character
+        begins[first + found[leading]] = True
+    return begins
+
+
+def _vocabulary_map(teacher: str, student: str) -> VocabularyMap:
+    try:
+        return VocabularyMap.between(
+            Vocabulary.from_tokenizer_json(teacher), Vocabulary.from_tokenizer_json(student)
+        )
+    except AlignmentError as error:
+        raise UserError(
+            f"the tokenizers of teacher and student cannot be aligned: {error}"
+        ) from error

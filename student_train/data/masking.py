@@ -1,0 +1,102 @@
+"""Which student tokens are hidden from the student, and what it reads instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from align import Tokens
+from training.rare_masks import rare_weights, waits
+
+IGNORED = -100
+MASK, RANDOM = 0, 1  # actions of a stored span; any other leaves the tokens as they are
+
+
+@dataclass(frozen=True)
+class MaskedTokens:
+    """Flat token ids [N] as the student reads them, and labels [N] (IGNORED where nothing is to be
+    told)."""
+
+    ids: np.ndarray
+    labels: np.ndarray
+
+
+class Masker:
+    """15 % of tokens, 80/10/10, special tokens never (Devlin et al. 2019, 3.1).
+
+    With the `counts` [V] of all pieces rare ones are chosen more often: as count^-0.7 (Sanh et al.
+    2019, after Lample & Conneau 2019). Every draw comes from an explicit key.
+    """
+
+    def __init__(
+        self,
+        mask_id: int,
+        vocabulary: int,
+        special_ids: set[int],
+        probability: float,
+        counts: np.ndarray | None = None,
+    ) -> None:
+        self.mask_id, self.probability = mask_id, probability
+        self.weights = None if counts is None else rare_weights(counts)
+        self.ordinary = np.array([i for i in range(vocabulary) if i not in special_ids])
+
+    def dynamic(self, tokens: Tokens, key: tuple[int, ...]) -> MaskedTokens:
+        """Tokens chosen one by one, anew for each `key`."""
+        rng = np.random.default_rng(key)
+        draws = rng.random(len(tokens.ids))
+        if self.weights is None:
+            chosen = (draws < self.probability) & ~tokens.special
+        else:
+            chosen = self._weighted(tokens, draws)
+        action = np.searchsorted([0.8, 0.9], rng.random(len(tokens.ids)), side="right")
+        return self._apply(tokens, chosen, action, rng)
+
+    def _weighted(self, tokens: Tokens, draws: np.ndarray) -> np.ndarray:
+        """A share of the ordinary tokens, none twice, each by the weight of its piece."""
+        assert self.weights is not None
+        order = waits(draws, self.weights[np.asarray(tokens.ids)])
+        order[tokens.special] = np.inf
+        count = round(self.probability * int((~tokens.special).sum()))
+        chosen = np.zeros(len(order), bool)
+        chosen[np.argsort(order, kind="stable")[:count]] = True
+        return chosen
+
+    def stored(
+        self, tokens: Tokens, spans: np.ndarray, spans_start: np.ndarray, key: tuple[int, ...]
+    ) -> MaskedTokens:
+        """The words that the teacher saw masked: `spans` [M,3] (begin, end, action), sequence b's
+        from spans_start[b].
+
+        A token is masked if it shares a character with a span, whatever its boundaries.
+        """
+        rng = np.random.default_rng(key)
+        span = covering_spans(tokens, spans, spans_start)
+        chosen = (span >= 0) & ~tokens.special
+        action = np.where(chosen, spans[span, 2] if len(spans) else 0, 2)
+        return self._apply(tokens, chosen, action, rng)
+
+    def _apply(
+        self, tokens: Tokens, chosen: np.ndarray, action: np.ndarray, rng: np.random.Generator
+    ) -> MaskedTokens:
+        ids = np.asarray(tokens.ids).astype(np.int64)
+        labels = np.where(chosen, ids, IGNORED)
+        others = rng.choice(self.ordinary, len(ids))
+        ids = np.where(chosen & (action == MASK), self.mask_id, ids)
+        ids = np.where(chosen & (action == RANDOM), others, ids)
+        return MaskedTokens(ids, labels)
+
+
+def covering_spans(tokens: Tokens, spans: np.ndarray, spans_start: np.ndarray) -> np.ndarray:
+    """For each flat token the first span [N] that shares a character with it, or -1."""
+    if len(spans) == 0:
+        return np.full(len(tokens.ids), -1)
+    sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
+    # One number line for all sequences: each gets a stretch longer than any text of the batch.
+    stretch = int(max(tokens.offsets.max(initial=0), spans[:, 1].max())) + 1
+    base = np.repeat(np.arange(len(spans_start) - 1), np.diff(spans_start)) * stretch
+    begin, end = spans[:, 0] + base, spans[:, 1] + base
+    low, high = tokens.offsets[:, 0] + sequence * stretch, tokens.offsets[:, 1] + sequence * stretch
+    found = np.minimum(np.searchsorted(end, low, side="right"), len(spans) - 1)
+    overlaps = (begin[found] < high) & (end[found] > low) & (low < high)
+    return np.where(overlaps, found, -1)

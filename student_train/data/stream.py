@@ -1,0 +1,137 @@
+"""The endless, resumable stream of student batches, made beside the training step."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from store import Features, FeatureStore
+from student_train.data.batch import StudentBatch
+from student_train.data.collator import Collator
+from student_train.data.gold_labels import labelled
+from support.background import prefetched
+from support.errors import UserError
+
+SMALLEST_BLOCK, GREATEST_BLOCK = 128, 4096  # tokens
+READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool
+CPU = torch.device("cpu")
+SPLIT_SEED = (
+    0  # not the student's seed: all students of a store are judged on the same held-out blocks
+)
+
+
+def split_blocks(store: FeatureStore, held_out: float) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks [n,2] to train on and blocks held out, chosen once and for all for a store and a
+    share.
+
+    Of a task, the share of those with gold labels and of the others: labelled text often stands
+    together. Raises UserError if the store has too little text to hold something out.
+    """
+    tokens = int(store.meta["tokens"])
+    if store.features.task:
+        blocks = store.blocks(SMALLEST_BLOCK)
+        gold = np.logical_or.reduceat(labelled(store), blocks[:, 0])  # they follow one another
+    else:
+        size = tokens * max(held_out, 0.005) / 4
+        blocks = store.blocks(int(np.clip(size, SMALLEST_BLOCK, GREATEST_BLOCK)))
+        gold = np.zeros(len(blocks), bool)
+    chance, held = np.random.default_rng(SPLIT_SEED), np.zeros(len(blocks), bool)
+    for alike in (np.flatnonzero(~gold), np.flatnonzero(gold)):
+        count = max(1, round(len(alike) * held_out)) if held_out else 0
+        if len(alike) > 1:
+            held[alike[chance.permutation(len(alike))[:count]]] = True
+    if held.all() or held.any() != bool(held_out):
+        raise UserError(
+            f"the store has {tokens} tokens: too few to hold out a share of {held_out:g}; dump more"
+            " text"
+        )
+    return blocks[~held], blocks[held]
+
+
+def view_of(epoch: int, features: Features, asked: int | None) -> int:
+    """The view that an epoch reads: the one asked for, else the masked views in turn, else the
+    plain one, as for a task."""
+    if asked is not None:
+        return asked
+    masked = 0 if features.task else features.views - 1
+    return 1 + epoch % masked if masked else 0
+
+
+def student_batches(
+    store: FeatureStore,
+    collator: Collator,
+    blocks: np.ndarray,
+    *,
+    seed: int,
+    batch_tokens: int,
+    view: int | None,
+    first: int = 0,
+    every: int = 1,
+    device: torch.device | None = CPU,
+) -> Iterator[StudentBatch]:
+    """Batches of epoch 0, 1, 2, ...
+
+    without end, from batch number `first` on, each or one of `every`: a pure function of its
+    arguments. They are on `device`; None: left encoded, for another process to move.
+    """
+    epoch, skip, before = 0, first, 0  # batches of the epochs before
+    while True:
+        number = view_of(epoch, store.features, view)
+        count = store.batch_count(seed, epoch, batch_tokens, blocks=blocks)
+        if skip < count:
+            batches = store.stream(
+                seed,
+                epoch,
+                batch_tokens,
+                view=number,
+                blocks=blocks,
+                features=collator.features(),
+                skip=skip,
+            )
+            for i, batch in enumerate(batches, skip):
+                if (before + i - first) % every == 0:
+                    made = collator(batch, number, (seed, epoch, i))
+                    yield made if device is None else made.to(device)
+        skip = max(0, skip - count)
+        epoch, before = epoch + 1, before + count
+
+
+def loaded(
+    store: FeatureStore, collator: Collator, blocks: np.ndarray, workers: int, **order: Any
+) -> Generator[StudentBatch]:
+    """`student_batches`, made beside the training: by a thread, or by `workers` processes.
+
+    However many there are, the batches and their order are the same.
+    """
+    if not workers:
+        return prefetched(student_batches(store, collator, blocks, **order), READY)
+    if order.get("device", CPU) != CPU:
+        order["device"] = None  # of a device that computes the training's process alone has use
+    shares = _Shares(store, collator, blocks, order)
+    context = multiprocessing.get_context("forkserver")  # a fork of this process has dead threads
+    context.set_forkserver_preload([__name__])
+    loader = DataLoader(
+        shares, batch_size=None, num_workers=workers, multiprocessing_context=context
+    )
+    return (batch for batch in loader)
+
+
+class _Shares(IterableDataset[StudentBatch]):
+    """Of W workers, worker w makes the batches w, w + W, ...; a loader takes them in turn."""
+
+    def __init__(
+        self, store: FeatureStore, collator: Collator, blocks: np.ndarray, order: dict[str, Any]
+    ) -> None:
+        self.store, self.collator, self.blocks, self.order = store, collator, blocks, order
+
+    def __iter__(self) -> Iterator[StudentBatch]:
+        worker = get_worker_info()
+        assert worker is not None
+        first, every = self.order["first"] + worker.id, worker.num_workers
+        order = {**self.order, "first": first, "every": every}
+        return student_batches(self.store, self.collator, self.blocks, **order)

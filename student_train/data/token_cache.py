@@ -1,0 +1,171 @@
+"""A store's text in a student's tokens, made once for each vocabulary and kept for the next one.
+
+Kept under `$TEACHONCE_CACHE`, else the user's cache folder, named by hashes of the text, the
+tokenizer and the greatest length: another text or vocabulary has another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from align import Tokens
+from store import FeatureStore
+from support import files
+
+ARRAYS: Mapping[str, type] = {
+    "lengths": np.int32,
+    "ids": np.int32,
+    "begin": np.int32,
+    "end": np.int32,
+    "special": np.bool_,
+}
+VERSION = "2"  # of these arrays
+DIGEST = "sha256"
+TEXTS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """The tokens of all sequences of a store, flat, mapped from files.
+
+    start int64 [n+1]; ids, begin, end int32 [N], special bool [N].
+    """
+
+    start: np.ndarray
+    ids: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    special: np.ndarray
+    folder: Path | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the files, too."""
+        arrays = (self.start, self.ids, self.begin, self.end, self.special)
+        return (TokenTable, arrays) if self.folder is None else (_load, (self.folder,))
+
+    def counts(self, vocabulary: int) -> np.ndarray:
+        """int64 [V]: how often each piece occurs in the store."""
+        return np.bincount(self.ids, minlength=vocabulary)
+
+    def of(self, index: np.ndarray) -> Tokens:
+        """The tokens of some sequences [B], one after another."""
+        lengths = self.start[index + 1] - self.start[index]
+        start = np.concatenate([[0], np.cumsum(lengths)])
+        rows = np.arange(start[-1]) + np.repeat(self.start[index] - start[:-1], lengths)
+        offsets = np.stack([self.begin[rows], self.end[rows]], axis=1)
+        return Tokens(self.ids[rows].astype(np.int64), offsets, self.special[rows], start)
+
+
+def tokenize(tokenizer: Any, texts: list[str]) -> Tokens:
+    """Tokens of each text by a `tokenizers.Tokenizer`, cut as its truncation says."""
+    encodings = tokenizer.encode_batch(texts)
+    lengths = [len(e.ids) for e in encodings]
+    return Tokens(
+        ids=np.array([i for e in encodings for i in e.ids], np.int64),
+        offsets=np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2),
+        special=np.array([s for e in encodings for s in e.special_tokens_mask], bool),
+        start=np.concatenate([[0], np.cumsum(lengths)]),
+    )
+
+
+def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
+    """The table of a store for a `tokenizers.Tokenizer`; made and kept where there is none yet.
+
+    Where the cache folder cannot be written it is made anew each time, in a temporary folder.
+    """
+    folder = cache_folder() / "tokens" / _key(store, tokenizer)
+    try:
+        if not _whole(folder):
+            _publish(store, tokenizer, folder)
+        return _load(folder)
+    except OSError:
+        with tempfile.TemporaryDirectory() as there:  # mapped files outlive their names
+            _write(Path(there), store.texts(), tokenizer)
+            return replace(_load(Path(there)), folder=None)
+
+
+def cache_folder() -> Path:
+    """`$TEACHONCE_CACHE`, else `teachonce` in the user's cache folder."""
+    if os.environ.get("TEACHONCE_CACHE"):
+        return Path(os.environ["TEACHONCE_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "teachonce"
+
+
+def _key(store: FeatureStore, tokenizer: Any) -> str:
+    digest = hashlib.sha256(f"{VERSION} {version('tokenizers')}".encode())
+    for part in store.manifest.parts:
+        for name in ("text/utf8", "sequence/text_start"):
+            digest.update(part.arrays[name].sha256.encode())
+    digest.update(tokenizer.to_str().encode())  # its truncation is part of it
+    return digest.hexdigest()[:32]
+
+
+def _whole(folder: Path) -> bool:
+    """Whether the files are there as they were written."""
+    try:
+        return (folder / DIGEST).read_text() == _digest(folder)
+    except OSError:
+        return False
+
+
+def _digest(folder: Path) -> str:
+    """SHA-256 of the SHA-256 of each file."""
+    whole = hashlib.sha256()
+    for name in ARRAYS:
+        with (folder / name).open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+def _load(folder: Path) -> TokenTable:
+    lengths, ids, begin, end, special = (
+        _mapped(folder / name, dtype) for name, dtype in ARRAYS.items()
+    )
+    start = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return TokenTable(start, ids, begin, end, special, folder)
+
+
+def _mapped(file: Path, dtype: type) -> np.ndarray:
+    empty = not file.stat().st_size  # which cannot be mapped
+    return np.empty(0, dtype) if empty else np.memmap(file, dtype, mode="r")
+
+
+def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
+    """Write under another name, then rename; of two that do so at once the first one stays."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder.parent))
+    try:
+        _write(temporary, store.texts(), tokenizer)
+        (temporary / DIGEST).write_text(_digest(temporary))
+        files.sync_tree(temporary)
+        if not _whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        files.rename(temporary, folder)
+    except OSError:
+        if not _whole(folder):
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write(folder: Path, texts: Iterable[str], tokenizer: Any) -> None:
+    texts = iter(texts)
+    with contextlib.ExitStack() as opened:
+        files = {name: opened.enter_context((folder / name).open("wb")) for name in ARRAYS}
+        while some := list(islice(texts, TEXTS_AT_ONCE)):
+            tokens = tokenize(tokenizer, some)
+            columns = (np.diff(tokens.start), tokens.ids, *tokens.offsets.T, tokens.special)
+            for (name, dtype), values in zip(ARRAYS.items(), columns, strict=True):
+                files[name].write(np.ascontiguousarray(values, dtype).tobytes())

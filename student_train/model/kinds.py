@@ -1,0 +1,294 @@
+"""The kinds of student: how each is built, for which head, and where its parts lie.
+
+Shape letters: B batch, S tokens, M and N flat tokens (N all that are present, row by row), D width
+of the states, V vocabulary, C labels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ModernBertForSequenceClassification,
+    ModernBertForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from store.format.features import TaskSpec
+from student_train.bilstm import (
+    BiLstmConfig,
+    BiLstmForMaskedLM,
+    BiLstmForSequenceClassification,
+    BiLstmForTokenClassification,
+    max_over,
+)
+from support.errors import UserError
+
+SIZES = {"tiny": (264, 3, 12)}
+DEFAULT_KIND = "bert"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of student and its sizes: `width` of the states and of the word `embeddings`,
+    `layers`, and attention `heads` in each, 0 where there is no attention; whether it learns
+    `positions`."""
+
+    kind: str
+    width: int
+    layers: int
+    heads: int
+    embeddings: int
+    positions: bool = False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is different between the kinds.
+
+    shape: of a size as it is written after `KIND:`; ValueError for no size, of what is wrong,
+        without the option, and perhaps of the size that was meant.
+    config: of a shape, a tokenizer and what all configs have.
+    models: the class for no task (`mlm`) and for each kind of task.
+    lm, tag: logits [M,V] and [M,C] of states [M,D].
+    pooled: what a text is classified by, [B,D] of states [B,S,D] and which are present [B,S].
+    classify: logits [B,C] of that.
+    """
+
+    shape: Callable[[str, str], Shape]
+    config: Callable[..., PreTrainedConfig]
+    models: Mapping[str, type[PreTrainedModel]]
+    lm: Callable[[Any, Tensor], Tensor]
+    tag: Callable[[Any, Tensor], Tensor]
+    pooled: Callable[[Any, Tensor, Tensor], Tensor]
+    classify: Callable[[Any, Tensor], Tensor]
+
+
+def _transformer(kind: str, size: str) -> Shape:
+    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", size)
+    if size not in SIZES and not found:
+        raise ValueError(
+            "expected tiny or HxLxA (width x layers x heads, such as 264x3x12), or"
+            " bilstm:E,H (embeddings, LSTM)"
+        )
+    width, layers, heads = SIZES[size] if size in SIZES else map(int, found.groups())  # type: ignore[union-attr]
+    if min(width, layers, heads) < 1 or width % heads:
+        raise ValueError(
+            f"the width {width} must be a multiple of the {heads} heads, and all at least 1"
+        )
+    if layers > width:
+        raise ValueError(
+            f"{layers} layers of width {width}; the order is width x layers x heads",
+            f"{layers}x{width}x{heads}",
+        )
+    return Shape(kind, width, layers, heads, width, positions=kind == "bert")
+
+
+def _rotary(kind: str, size: str) -> Shape:
+    shape = _transformer(kind, size)
+    each = shape.width // shape.heads
+    if each % 2:
+        raise ValueError(
+            f"{each} dimensions a head; rotary positions need an even number: choose"
+            f" {shape.heads * (each + 1)} or fewer heads"
+        )
+    return shape
+
+
+def _recurrent(kind: str, size: str) -> Shape:
+    found = re.fullmatch(r"(\d+),(\d+)", size)
+    embeddings, one_way = map(int, found.groups()) if found else (0, 0)
+    if min(embeddings, one_way) < 1:
+        raise ValueError(
+            "expected E,H, both at least 1 (width of the embeddings and of the LSTM in each"
+            " direction, such as 300,600)"
+        )
+    return Shape(kind, 2 * one_way, 1, 0, embeddings)
+
+
+def _bert(shape: Shape, tokenizer: Any, positions: int, **common: Any) -> BertConfig:
+    return BertConfig(
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=4 * shape.width,
+        max_position_embeddings=positions,
+        hidden_dropout_prob=0.0,  # a small student underfits: dropout would only slow it down
+        attention_probs_dropout_prob=0.0,
+        **common,
+    )
+
+
+def _modernbert(shape: Shape, tokenizer: Any, positions: int, **common: Any) -> ModernBertConfig:
+    return ModernBertConfig(
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=2 * shape.width,
+        max_position_embeddings=positions,
+        layer_types=["full_attention"] * shape.layers,
+        cls_token_id=tokenizer.cls_token_id,
+        bos_token_id=tokenizer.cls_token_id,
+        sep_token_id=tokenizer.sep_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+        **common,
+    )
+
+
+def _bilstm(shape: Shape, tokenizer: Any, positions: int, **common: Any) -> BiLstmConfig:
+    return BiLstmConfig(
+        embedding_size=shape.embeddings,
+        lstm_size=shape.width // 2,
+        num_hidden_layers=shape.layers,
+        **common,
+    )
+
+
+def _first(model: Any, states: Tensor, present: Tensor) -> Tensor:
+    return states[:, 0]
+
+
+def _as_configured(model: Any, states: Tensor, present: Tensor) -> Tensor:
+    """A ModernBERT's `classifier_pooling`: the first token, or the mean of all."""
+    if model.config.classifier_pooling == "cls":
+        return states[:, 0]
+    return (states * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
+
+
+KINDS: dict[str, Kind] = {
+    "bert": Kind(  # Devlin et al. 2019
+        _transformer,
+        _bert,
+        {
+            "mlm": BertForMaskedLM,
+            "classification": BertForSequenceClassification,
+            "tagging": BertForTokenClassification,
+        },
+        lm=lambda model, states: model.cls(states),
+        tag=lambda model, states: model.classifier(model.dropout(states)),
+        pooled=_first,
+        classify=lambda model, pooled: model.classifier(
+            model.dropout(model.bert.pooler(pooled[:, None]))
+        ),
+    ),
+    "modernbert": Kind(  # Warner et al. 2024: rotary positions, normalised before a block
+        _rotary,
+        _modernbert,
+        {
+            "mlm": ModernBertForMaskedLM,
+            "classification": ModernBertForSequenceClassification,
+            "tagging": ModernBertForTokenClassification,
+        },
+        lm=lambda model, states: model.decoder(model.head(states)),
+        tag=lambda model, states: model.classifier(model.drop(model.head(states))),
+        pooled=_as_configured,
+        classify=lambda model, pooled: model.classifier(model.drop(model.head(pooled))),
+    ),
+    "bilstm": Kind(  # Mukherjee & Awadallah 2019 and 2020
+        _recurrent,
+        _bilstm,
+        {
+            "mlm": BiLstmForMaskedLM,
+            "classification": BiLstmForSequenceClassification,
+            "tagging": BiLstmForTokenClassification,
+        },
+        lm=lambda model, states: model.logits(states),
+        tag=lambda model, states: model.logits(states),
+        pooled=lambda model, states, present: max_over(states, present),
+        classify=lambda model, pooled: model.classifier(model.dropout(pooled)),
+    ),
+}
+
+
+def parse_student(student: str, option: str = "--student ", default: str = DEFAULT_KIND) -> Shape:
+    """The shape that `[KIND:]tiny`, `[KIND:]HxLxA` or `bilstm:E,H` asks for.
+
+    UserError for anything else; `option` is what stands before it on the command line, `default`
+    the kind where none is named.
+    """
+    named, colon, size = student.rpartition(":")
+    kind = named or default
+    if kind not in KINDS:
+        raise UserError(
+            f"{option}{student}: no kind of student is called {kind}; there are {', '.join(KINDS)}"
+        )
+    try:
+        return KINDS[kind].shape(kind, size)
+    except ValueError as error:
+        told, *meant = error.args
+        before = option.rpartition(" ")[2] + named + colon  # what the value begins with
+        hint = "".join(f": {before}{size}?" for size in meant)
+        raise UserError(f"{option}{student}: {told}{hint}") from None
+
+
+def make_student(
+    student: str,
+    tokenizer: Any,
+    positions: int,
+    option: str = "--student ",
+    default: str = DEFAULT_KIND,
+    task: TaskSpec | None = None,
+) -> PreTrainedModel:
+    """A model with random weights for the tokenizer's pieces and at most `positions` tokens.
+
+    It is a masked LM, or with a task a classifier or tagger of its labels. A BiLSTM reads texts of
+    any length. Raises UserError where `student` is no kind and size; see `parse_student`.
+    """
+    shape = parse_student(student, option, default)
+    common: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if task:
+        common["id2label"] = dict(enumerate(task.labels))
+        common["label2id"] = {label: number for number, label in enumerate(task.labels)}
+        if task.later_label is not None:
+            common["later_label"] = task.later_label
+    kind = KINDS[shape.kind]
+    return kind.models[task.kind if task else "mlm"](
+        kind.config(shape, tokenizer, positions, **common)
+    )
+
+
+def has_attention(student: PreTrainedModel) -> bool:
+    """Whether it has attention maps."""
+    return bool(getattr(student.config, "num_attention_heads", 0))
+
+
+def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
+    """LM-head logits [M,V] of flat last states [M,D] of a masked LM."""
+    return _kind(student).lm(student, states)
+
+
+def tag_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
+    """Logits [M,C] of flat last states [M,D] of a tagger."""
+    return _kind(student).tag(student, states)
+
+
+def class_logits(student: PreTrainedModel, states: Tensor, present: Tensor) -> Tensor:
+    """Logits [B,C] of a classifier, of the last states [N,D] of all tokens that are `present`
+    [B,S]."""
+    return _kind(student).classify(student, sentence_states(student, states, present))
+
+
+def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -> Tensor:
+    """What a text is classified by, [B,D], of the last states [N,D] of all tokens that are
+    `present` [B,S]: the first token's, the mean, or of a BiLSTM the largest of each channel."""
+    padded = states.new_zeros(*present.shape, states.shape[1])
+    padded[present] = states
+    return _kind(student).pooled(student, padded, present)
+
+
+def _kind(student: PreTrainedModel) -> Kind:
+    return KINDS[student.config.model_type]

@@ -1,0 +1,186 @@
+"""Where a student starts: from the teacher's embeddings and layers, as the store keeps them, or at
+random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from align import Vocabulary, VocabularyMap
+from store import FeatureStore, open_store
+from store.errors import StoreError
+from store.extras.mixed_vocab import MixedVocab
+from student_train.model.teacher_layers import PARTS, cut_layers, layer_count, take_transform
+from support.errors import UserError
+
+BIAS = "decoder.bias"
+ANOTHER = "svd:"  # and the path of a store
+WORDS = tuple(
+    f"{name}.weight" for name in ("word_embeddings", "tok_embeddings", "wte", "embed_tokens")
+)
+
+
+def initialise(
+    student: PreTrainedModel, how: str, store: FeatureStore, vocabulary: VocabularyMap
+) -> list[str]:
+    """Set the student's weights as `--init` asks and say, in a line each, what was taken from
+    where.
+
+    `svd`: word embeddings averaged over teacher pieces, then projected on their main directions to
+    the student's width (Mukherjee & Awadallah 2020). `svd:STORE`: the same from the teacher of
+    another store with the same vocabulary, such as the one that was fine-tuned into this.
+    `teacher`: the same averages cut to the width, and layers averaged in consecutive groups and
+    cut; of a student as wide as the teacher the masked-LM head, too. A BERT is cut out of BERT-like
+    teachers, a ModernBERT out of ModernBERTs with heads as wide (it attends to the whole text, with
+    one base of its rotary positions, in every layer, whatever the teacher's do). `layers:1,3,5`:
+    the same, each student layer from one teacher layer. `mixed-vocab`: word embeddings as a
+    mixed-vocabulary training left them in the store (Zhao et al. 2021), the rest at random.
+    `random`: nothing. `auto`: teacher where its layers can be cut for the student, else svd, else
+    random. (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al.
+    2019, section 3.)
+
+    Raises UserError if the store keeps no weights or embeddings, or those asked for do not exist or
+    do not fit.
+    """
+    if how == "mixed-vocab":
+        return [_take_stored(student, MixedVocab.of(store), store, vocabulary)]
+    if (other := other_teacher(how, store)) is not None:
+        with closing(other):
+            (said,) = initialise(student, "svd", other, vocabulary)
+            return [f"{said}, those of {other.path}, content {other.manifest.content()[:12]}"]
+    weights = store.teacher_weights()
+    if how == "auto":
+        how = _best_start(student, store)
+    if how == "random":
+        return ["random weights"]
+    kind, colon, chosen = how.partition(":")
+    if kind not in ("svd", "teacher", "layers") or bool(colon) != (kind == "layers"):
+        raise UserError(
+            f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,..., mixed-vocab, or"
+            " random"
+        )
+    family = student.config.model_type
+    if kind != "svd" and family not in PARTS:
+        raise UserError(
+            f"--init {how}: a {family} cannot be cut out of a teacher's layers; use --init svd"
+        )
+    name = _word_embeddings(weights)
+    if name is None:
+        raise UserError(
+            f"--init {how}: {store.path} keeps no word embeddings of the teacher (dumped with"
+            " --no-weights?); dump with --weights, or use --init random"
+        )
+    rows, known = embedding_means(
+        np.asarray(weights[name], np.float32), vocabulary, student.config.vocab_size
+    )
+    words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
+    width = words.shape[1]
+    with torch.no_grad():
+        narrow = torch.from_numpy(_to_width(rows, known, width, kind == "svd")[known])
+        if kind == "svd":  # the rest is random: known and unknown pieces must enter it alike
+            narrow *= words.std() / narrow.std()
+        words[torch.from_numpy(known)] = narrow
+        said = (
+            f"word embeddings from {int(known.sum())} of {len(known)} pieces"
+            f" ({'SVD' if kind == 'svd' else 'cut'} to {width})"
+        )
+        if kind == "svd":
+            return [said]
+        taken = [said, cut_layers(student, how, chosen, store)]
+        if BIAS in weights and take_transform(student, weights):
+            bias = np.asarray(weights[BIAS], np.float32)[:, None]
+            means, known = embedding_means(bias, vocabulary, student.config.vocab_size)
+            own = student.get_parameter(PARTS[family].bias)
+            own[torch.from_numpy(known)] = torch.from_numpy(means[known, 0])
+            taken.append("masked-LM head")
+        return taken
+
+
+def _take_stored(
+    student: PreTrainedModel, stored: MixedVocab, store: FeatureStore, vocabulary: VocabularyMap
+) -> str:
+    """Set the word embeddings to the stored ones, row by row; says so."""
+    words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
+    pieces, width = stored.embeddings.shape
+    if words.shape[1] != width:
+        raise UserError(
+            f"--init mixed-vocab: the stored embeddings are {width} wide and the student's"
+            f" {words.shape[1]}; choose --student {width}xLxA"
+        )
+    theirs = VocabularyMap.between(
+        Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
+        Vocabulary.from_tokenizer_json(stored.tokenizer.decode()),
+    )
+    same = np.array_equal(theirs.split_ids, vocabulary.split_ids)
+    same = same and np.array_equal(theirs.split_start, vocabulary.split_start)
+    if len(words) != pieces or not same:
+        raise UserError(
+            "--init mixed-vocab: the stored embeddings are of the vocabulary stored beside them,"
+            " and the student has another; use --vocab mixed-vocab"
+        )
+    with torch.no_grad():
+        words.copy_(torch.from_numpy(stored.embeddings))
+    return f"word embeddings of all {pieces} pieces from mixed-vocabulary training"
+
+
+def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
+    """The store of another teacher with the pieces of this one, where `--init` names one.
+
+    Raises UserError where there is no store, or its teacher has other pieces.
+    """
+    if not how.startswith(ANOTHER) or how == ANOTHER:
+        return None
+    try:
+        other = open_store(how.removeprefix(ANOTHER))
+    except StoreError as error:
+        raise UserError(f"--init {how}: {error}") from error
+    ours, theirs = (
+        Vocabulary.from_tokenizer_json(each.teacher_file("tokenizer.json").decode()).tokens
+        for each in (store, other)
+    )
+    if theirs != ours:
+        raise UserError(
+            f"--init {how}: its teacher has {len(theirs)} pieces, other ones than the"
+            f" {len(ours)} of {store.path}; give a store of a teacher with the same vocabulary"
+        )
+    return other
+
+
+def _word_embeddings(weights: Mapping[str, np.ndarray]) -> str | None:
+    return next((name for name in weights if name.endswith(WORDS)), None)
+
+
+def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
+    if _word_embeddings(store.teacher_weights()) is None:
+        return "random"
+    layers, _ = layer_count(student, store)
+    return "teacher" if student.config.num_hidden_layers <= layers else "svd"
+
+
+def embedding_means(
+    teacher: np.ndarray, vocabulary: VocabularyMap, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean [Vs,D] of the teacher rows whose greedy split contains the student piece, and which
+    pieces have one [Vs]."""
+    pieces = np.asarray(vocabulary.split_ids, np.int64)
+    owner = np.repeat(np.arange(len(vocabulary.split_start) - 1), np.diff(vocabulary.split_start))
+    usable = (owner < len(teacher)) & ~vocabulary.unknown[owner]
+    pieces, owner = pieces[usable], owner[usable]
+    sums = torch.zeros(size, teacher.shape[1])
+    sums.index_add_(0, torch.from_numpy(pieces), torch.from_numpy(teacher[owner]))
+    counts = np.bincount(pieces, minlength=size)
+    return sums.numpy() / np.maximum(counts, 1)[:, None].astype(np.float32), counts > 0
+
+
+def _to_width(rows: np.ndarray, known: np.ndarray, width: int, svd: bool) -> np.ndarray:
+    if width > rows.shape[1]:
+        rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
+    if not svd:
+        return rows[:, :width]
+    # Of the Gram matrix: D directions, however few pieces are known.
+    _, directions = np.linalg.eigh(rows[known].T @ rows[known])
+    return rows @ directions[:, ::-1][:, :width]

@@ -1,0 +1,203 @@
+"""What is cut for a student out of a teacher of its kind: its layers and its masked-LM head."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from store import FeatureStore
+from support.errors import UserError
+from training.position_embeddings import first_position
+
+# Names of other families' parameters as BERT has them; RoBERTa, XLM-R and ELECTRA have BERT's own.
+DISTILBERT = {
+    "transformer.layer.": "encoder.layer.",
+    "attention.q_lin": "attention.self.query",
+    "attention.k_lin": "attention.self.key",
+    "attention.v_lin": "attention.self.value",
+    "attention.out_lin": "attention.output.dense",
+    "sa_layer_norm": "attention.output.LayerNorm",
+    "ffn.lin1": "intermediate.dense",
+    "ffn.lin2": "output.dense",
+    "output_layer_norm": "output.LayerNorm",
+}
+TRANSFORM = "cls.predictions.transform."
+HEADS = {
+    "vocab_transform.": f"{TRANSFORM}dense.",
+    "vocab_layer_norm.": f"{TRANSFORM}LayerNorm.",
+    "lm_head.dense.": f"{TRANSFORM}dense.",
+    "lm_head.layer_norm.": f"{TRANSFORM}LayerNorm.",
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a kind names its parameters, those of the encoder without the encoder's own name.
+
+    layers: what a layer's number stands behind.
+    layer: what layers have; a teacher whose layers have less or more is of another kind.
+    positions: learnt positions; where there are none, they are rotary.
+    transform, bias: of the masked-LM head, the first the beginning of several names.
+    stacked: matrices that are so many, one upon the other.
+    """
+
+    layers: str
+    layer: tuple[str, ...]
+    positions: str | None
+    transform: str
+    bias: str
+    stacked: Mapping[str, int] = field(default_factory=dict)
+
+
+PARTS = {
+    "bert": Parts(
+        "encoder.layer.",
+        tuple(
+            f"{name}.{what}"
+            for name in (
+                "attention.self.query",
+                "attention.self.key",
+                "attention.self.value",
+                "attention.output.dense",
+                "attention.output.LayerNorm",
+                "intermediate.dense",
+                "output.dense",
+                "output.LayerNorm",
+            )
+            for what in ("weight", "bias")
+        ),
+        "embeddings.position_embeddings.weight",
+        TRANSFORM,
+        "cls.predictions.bias",
+    ),
+    "modernbert": Parts(
+        "layers.",
+        tuple(
+            f"{name}.weight"
+            for name in ("attn_norm", "attn.Wqkv", "attn.Wo", "mlp_norm", "mlp.Wi", "mlp.Wo")
+        ),
+        None,
+        "head.",
+        "decoder.bias",
+        {"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2},
+    ),
+}
+
+
+def layer_count(student: PreTrainedModel, store: FeatureStore) -> tuple[int, str]:
+    """The teacher's layers, if a student's can be cut out of them; else 0, and why."""
+    kind = student.config.model_type
+    if kind not in PARTS:
+        return 0, f"a {kind} has none that a teacher has"
+    parts, plain = PARTS[kind], map(_bert_name, store.teacher_weights())
+    behind = len(parts.layers)
+    found = [n[behind:].split(".", 1) for n in plain if n.startswith(parts.layers)]
+    if {part for _, part in found} != set(parts.layer):
+        return 0, f"the teacher's are not such as a {kind} has"
+    if not parts.positions:
+        configs = vars(student.config), json.loads(store.teacher_file("config.json"))
+        own, theirs = (c["hidden_size"] // c["num_attention_heads"] for c in configs)
+        if own != theirs:
+            return 0, f"the teacher's heads are {theirs} wide and the student's {own}, and rotary"
+    return 1 + max(int(number) for number, _ in found), ""
+
+
+def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureStore) -> str:
+    """Everything but the words and the head; says what was taken.
+
+    Units of a layer that the teacher has not begin silent.
+    """
+    weights, kind = store.teacher_weights(), student.config.model_type
+    parts, words = PARTS[kind], student.get_input_embeddings().weight
+    plain = {_bert_name(name): name for name in weights}
+    inside: dict[str, Tensor] = {}
+    around: dict[str, Tensor] = {}
+    for name, parameter in student.base_model.named_parameters():
+        if parameter is not words and not name.startswith("pooler."):
+            (inside if name.startswith(parts.layers) else around)[name] = parameter
+    for name in around.keys() & plain.keys():
+        values = np.asarray(weights[plain[name]], np.float32)
+        if name == parts.positions:
+            values = values[first_position(json.loads(store.teacher_file("config.json"))) :]
+        _copy_block(around[name], values)
+    count, why = layer_count(student, store)
+    if not count:
+        if chosen:
+            raise UserError(f"--init {how}: no layers can be cut: {why}; use --init teacher or svd")
+        return f"layers at random: {why}"
+    groups = layer_groups(chosen, count, student.config.num_hidden_layers)
+    for name, own in inside.items():
+        number, _, part = name.removeprefix(parts.layers).partition(".")
+        theirs = (f"{parts.layers}{n - 1}.{part}" for n in groups[int(number)])
+        found = [np.asarray(weights[plain[n]], np.float32) for n in theirs if n in plain]
+        if found:  # a ModernBERT's first layer has no norm before its attention
+            _copy_block(own, np.mean(found, axis=0), parts.stacked.get(part, 1))
+    told = ", ".join("+".join(map(str, group)) for group in groups)
+    return f"layers {told} of {count}, cut to {student.config.hidden_size}"
+
+
+def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
+    """Teacher layers (from 1) for every student layer: those chosen, or all of them in consecutive
+    groups."""
+    if not chosen:
+        if student_layers > teacher_layers:
+            raise UserError(
+                f"--init teacher: {student_layers} student layers from {teacher_layers} of the"
+                " teacher; use --init svd"
+            )
+        bounds = np.linspace(0, teacher_layers, student_layers + 1).round().astype(int)
+        return [list(range(a + 1, b + 1)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    try:
+        numbers = [int(word) for word in chosen.split(",")]
+    except ValueError:
+        raise UserError(f"--init layers:{chosen}: expected numbers such as layers:1,3,5") from None
+    if len(numbers) != student_layers or not all(1 <= n <= teacher_layers for n in numbers):
+        raise UserError(
+            f"--init layers:{chosen}: expected {student_layers} numbers (one a student layer) from"
+            f" 1 to {teacher_layers}"
+        )
+    return [[n] for n in numbers]
+
+
+def take_transform(student: PreTrainedModel, weights: Mapping[str, np.ndarray]) -> bool:
+    """Set the transform of a masked-LM head to the teacher's, if both have one of one width;
+    whether they do."""
+    plain = {_bert_name(name): name for name in weights}
+    transform = PARTS[student.config.model_type].transform
+    own = {n: p for n, p in student.named_parameters() if n.startswith(transform)}
+    theirs = {name: np.asarray(weights[plain[name]], np.float32) for name in own if name in plain}
+    if not own or any(n not in theirs or theirs[n].shape != p.shape for n, p in own.items()):
+        return False
+    for name, parameter in own.items():
+        parameter.copy_(torch.from_numpy(theirs[name]))
+    return True
+
+
+def _bert_name(name: str) -> str:
+    for other, own in DISTILBERT.items():
+        if (
+            name.startswith(("transformer.layer.", "encoder.layer."))
+            and ".attention.self." not in name
+        ):
+            name = name.replace(other, own)
+    for other, own in HEADS.items():
+        if name.startswith(other):
+            return own + name.removeprefix(other)
+    return name
+
+
+def _copy_block(parameter: Tensor, values: np.ndarray, stacked: int = 1) -> None:
+    """The leading block that both shapes have, of each matrix of those that are stacked; to what a
+    matrix takes from beyond it, nothing."""
+    both = zip(parameter.chunk(stacked), np.split(values, stacked), strict=True)
+    for own, theirs in both:
+        block = tuple(slice(0, min(a, b)) for a, b in zip(own.shape, theirs.shape, strict=True))
+        own[block] = torch.from_numpy(theirs[block]).to(own.dtype)
+        if own.ndim == 2:
+            own[:, theirs.shape[1] :] = 0

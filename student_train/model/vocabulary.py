@@ -1,0 +1,83 @@
+"""The student's vocabulary: WordPiece trained on the store's own text, a tokenizer folder, the
+teacher's, whole or pruned, or that of a mixed-vocabulary training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from store import FeatureStore
+from store.extras.mixed_vocab import MixedVocab
+from student_train.model.pruned_vocabulary import pruned_tokenizer
+from support.errors import UserError, first_line
+from training import wordpiece
+from training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_size
+
+
+def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast:
+    """The tokenizer that `--vocab` asks for.
+
+    Raises UserError if the size is impossible for the store's text, or the folder holds no fast
+    tokenizer.
+    """
+    size = vocabulary_size(word)
+    if size is not None:
+        return train_wordpiece(store.texts(), size, store.tokenizer().normalizer)
+    if word == "teacher":
+        return teacher_tokenizer(store)
+    kind, _, pruned = word.partition(":")
+    if kind == "pruned" and (size := vocabulary_size(pruned)):
+        config = store.teacher_file("tokenizer_config.json")
+        return _from_files(pruned_tokenizer(store, size), config, word)
+    if word == "mixed-vocab":
+        stored = MixedVocab.of(store)
+        return _from_files(stored.backend(), stored.settings, word)
+    if not Path(word).is_dir():
+        raise UserError(
+            f"--vocab {word}: expected a size (5k, 8000), a folder with a tokenizer, teacher,"
+            " pruned:SIZE or mixed-vocab"
+        )
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
+    except Exception as error:  # of many libraries, which raise what they like for a bad file
+        raise UserError(
+            f"--vocab {word}: no tokenizer can be loaded from it ({first_line(error).rstrip(' :')})"
+            "; give a folder that save_pretrained of a tokenizer wrote, or a size such as 5k"
+        ) from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise UserError(
+            f"--vocab {word}: its tokenizer has special tokens only, as tokenizer.json or the"
+            " vocabulary is missing or empty; save the tokenizer there, or give a size such as 5k"
+        )
+    check_student_tokenizer(tokenizer, word)
+    return tokenizer
+
+
+def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
+    """The teacher's own tokenizer, from the store alone."""
+    return _from_files(store.tokenizer(), store.teacher_file("tokenizer_config.json"), "teacher")
+
+
+def _from_files(backend: Tokenizer, config: bytes, word: str) -> PreTrainedTokenizerFast:
+    settings: dict[str, Any] = json.loads(config)
+    names = [name for name in (*SPECIALS, "bos_token", "eos_token") if name in settings]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=settings["model_max_length"],
+        **{name: settings[name] for name in names},
+    )
+    check_student_tokenizer(tokenizer, word)
+    return tokenizer
+
+
+def train_wordpiece(
+    texts: Iterable[str], size: int, teacher_normalizer: Any
+) -> PreTrainedTokenizerFast:
+    """`store.wordpiece.train_wordpiece` as transformers takes it."""
+    tokenizer = wordpiece.train_wordpiece(texts, size, teacher_normalizer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **SPECIALS)

@@ -1,0 +1,104 @@
+"""Word vectors of GloVe, fastText and word2vec, from text files into a student's embeddings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from align import Vocabulary
+from support.errors import UserError
+
+HEADER = re.compile(rb"\d+ +(\d+)\s*")  # of fastText and word2vec: how many words, how wide
+
+
+def set_word_vectors(student: PreTrainedModel, tokenizer: Any, path: Path) -> str:
+    """Set the embeddings of the pieces that are whole words of the file; says of how many.
+
+    A line is `word v1 v2 ...` with blanks between; a header of two numbers may stand first. A word
+    is a piece only if the same characters, in the same case, begin and end there; of a word that
+    comes twice the first counts. The vectors are scaled as a whole to the other pieces' random
+    ones, which must enter the student alike.
+
+    Raises UserError, with file and line, for a file that cannot be read, a row that is not a word
+    and as many finite numbers as the embeddings are wide, and where no piece is found.
+    """
+    words: Any = student.get_input_embeddings().weight
+    size, width = words.shape
+    wanted = _whole_words(tokenizer)
+    found: dict[int, list[float]] = {}
+    for line, word, fields in _rows(path, width):
+        number = wanted.get(word)
+        if number is not None and number not in found:
+            found[number] = _numbers(fields, f"word vectors {path}, line {line}")
+    if not found:
+        raise UserError(
+            f"word vectors {path}: none of the student's {size} pieces is a word there; take"
+            " vectors of the text's language and case"
+        )
+    values = torch.tensor(list(found.values()))
+    with torch.no_grad():
+        spread = values.square().mean().sqrt()
+        values *= words.square().mean().sqrt() / spread if spread > 0 else 1.0
+        words[torch.tensor(list(found))] = values.to(words)
+    return f"word embeddings of {len(found):,} of {size:,} pieces from {path.name}"
+
+
+def _whole_words(tokenizer: Any) -> dict[bytes, int]:
+    """UTF-8 of the pieces that stand for a whole word, and their ids."""
+    vocabulary = Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str())
+    return {
+        piece.text: number
+        for number, piece in enumerate(vocabulary.pieces)
+        if (piece.begins or piece.free) and not vocabulary.special[number]
+    }
+
+
+def _rows(path: Path, width: int) -> Iterator[tuple[int, bytes, list[bytes]]]:
+    """Number of the line, word and `width` fields of each row."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                row = line.rstrip()
+                if number == 1 and (header := HEADER.fullmatch(row)):
+                    _check(path, 1, width, int(header[1]))
+                elif row:
+                    word, *fields = row.rsplit(b" ", width)
+                    # Some words have blanks inside, but none of these ends in a number.
+                    more = word.count(b" ") if _is_number(word.rpartition(b" ")[2]) else 0
+                    _check(path, number, width, len(fields) + more)
+                    yield number, word, fields
+    except OSError as error:
+        raise UserError(
+            f"word vectors {path}: cannot be read: {error.strerror}; check the path"
+        ) from None
+
+
+def _check(path: Path, line: int, expected: int, found: int) -> None:
+    if found != expected:
+        raise UserError(
+            f"word vectors {path}, line {line}: expected a word and {expected} numbers, as wide as"
+            f" the student's embeddings, got {found}; repair the file, or choose --student"
+            " bilstm:E,H with its width as E"
+        )
+
+
+def _numbers(fields: list[bytes], where: str) -> list[float]:
+    values = [float(field) if _is_number(field) else float("nan") for field in fields]
+    for field, value in zip(fields, values, strict=True):
+        if not abs(value) < float("inf"):
+            told = field.decode(errors="replace")[:40]
+            raise UserError(f"{where}: expected finite numbers after the word, got {told!r}")
+    return values
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True

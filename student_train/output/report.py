@@ -1,0 +1,100 @@
+"""training.json: how a student came to be, and whether a stopped training may go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from student_train.settings.options import TrainOptions
+from student_train.train.checkpoint import remove_checkpoints
+from support import files
+from support.differences import changed
+from support.errors import UserError
+
+SETTINGS = "training.json"
+
+
+def read_report(out: Path) -> dict[str, Any] | None:
+    """What training.json says of a student, with `result` once it is finished; None if there is
+    none.
+
+    Raises UserError for one that is damaged.
+    """
+    try:
+        report = json.loads((out / SETTINGS).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError):
+        report = None
+    needed = {"settings", "store", "environments", "tokenizer"}
+    if not isinstance(report, dict) or not needed <= report.keys():
+        raise UserError(
+            f"{out}/{SETTINGS} is damaged; remove the folder to train that student again"
+        )
+    return report
+
+
+def learnt_from(report: dict[str, Any]) -> list[Any]:
+    """The content of every store that a student has learnt from."""
+    return [store["content"] for store in (report["store"], *report.get("others", ()))]
+
+
+def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+    """Refuse an output that is in the way, or a `--resume` with other settings; what is resumed."""
+    left = f"{files.UNFINISHED}{SETTINGS}"  # by one that was killed as it began
+    if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {left}):
+        if resume:
+            raise UserError(f"{out}: nothing to resume there; leave --resume out")
+        return None
+    if not resume:
+        raise UserError(f"{out} exists already; give another --out, or --resume to go on with it")
+    before = read_report(out)
+    if before is None:
+        raise UserError(
+            f"{out}: no training.json there, so it is no training that could be resumed"
+        )
+    if "result" in before:
+        remove_checkpoints(out / "checkpoints")
+        raise UserError(f"{out}: this student is finished; nothing to resume")
+    begun = json.loads(json.dumps(begun))
+    now = begun["settings"]
+    for which, paths in (("store", [now["store"]]), ("others", now["others"])):
+        if before.get(which, []) != begun[which]:
+            told = ", ".join(paths) or "one store alone"
+            raise UserError(f"{out}: cannot resume: {told} is not the store it was begun with")
+    del now["store"], now["others"]  # where they lie now is no matter
+    if told := changed_settings(before["settings"], now):
+        raise UserError(f"{out}: cannot resume with other settings: {told}")
+    return before
+
+
+def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What of the settings that a student had is otherwise now, "" where nothing is.
+
+    An option that an earlier version did not have yet was what is now its default.
+    """
+    then = json.loads(json.dumps(TrainOptions(store="").describing())) | {**then}
+    return changed(then, now)
+
+
+def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) -> None:
+    """Refuse another vocabulary of the same name; keep what the student was trained on so far."""
+    if before.get("tokenizer") != begun["tokenizer"]:
+        raise UserError(
+            f"{out}: cannot resume: --vocab {begun['settings']['vocab']} is not the tokenizer that"
+            " it was begun with; put that back, or train anew with another --out"
+        )
+    now, known = begun["environments"], before["environments"]
+    if now[0] != known[-1]:
+        told = changed(known[-1], now[0])
+        say(f"resume    the last bits may differ from a training without a stop: {told}")
+        begun["environments"] = known + now
+    else:
+        begun["environments"] = known
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()

@@ -1,0 +1,176 @@
+"""One student from start to finish: options in, a transformers folder out."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from store import FeatureStore, open_store
+from store.tools.laws import check_tokens
+from student_train.data.collator import Collator
+from student_train.model.kinds import has_attention, make_student
+from student_train.model.start import initialise
+from student_train.model.vocabulary import student_tokenizer
+from student_train.model.word_vectors import set_word_vectors
+from student_train.output.card import environment, hub_id, model_card
+from student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash
+from student_train.settings.options import TrainOptions
+from student_train.train.checkpoint import remove_checkpoints
+from student_train.train.checks import check
+from student_train.train.loop import Trained, train
+from support import files
+from support.errors import UserError
+from support.lease import Lease
+
+
+def run(
+    options: TrainOptions, *, resume: bool = False, say: Any = lambda line: None
+) -> dict[str, Any]:
+    """Train the student that `options`, which are resolved, ask for and write it to its folder;
+    returns what training.json says.
+
+    `say` is told, in a line each, what a user should know. Raises UserError for bad input, before
+    anything is written.
+    """
+    with ExitStack() as opened:
+        stores = [
+            opened.enter_context(closing(open_store(path, allow_partial=options.allow_partial)))
+            for path in (options.store, *options.others)
+        ]
+        return _run(options, stores, resume, say)
+
+
+def _run(
+    options: TrainOptions, stores: list[FeatureStore], resume: bool, say: Any
+) -> dict[str, Any]:
+    store = stores[0]
+    check(options, *stores)
+    for each in stores:
+        check_tokens(each)
+    out = options.out_folder()
+    begun: dict[str, Any] = {
+        "settings": options.describing(),
+        "store": _origin(store),
+        "others": [_origin(other) for other in stores[1:]],
+        "environments": [environment(options.device)],
+    }
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with closing(Lease(out)):  # two trainings would mix their checkpoints
+            before = check_out(out, begun, resume)
+            student, collator, begun["start"] = _prepared(options, *stores)
+            begun["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
+            if before is not None:
+                go_on(out, before, begun, say)
+            for line in begun["start"]:
+                say(f"start     {line}")
+            out.mkdir(exist_ok=True)
+            files.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
+            others = [
+                (other, make_collator(options, other, collator.student_tokenizer))
+                for other in stores[1:]
+            ]
+            trained = train(
+                store, student, collator, options, out, others=others, resume=resume, say=say
+            )
+            return _finish(out, begun, trained, collator, hub_id(store))
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{out}: cannot be written: {files.reason(error)} and go on with --resume, or give"
+            " another --out"
+        ) from error
+
+
+def _origin(store: FeatureStore) -> dict[str, Any]:
+    return {
+        "identity": store.identity,
+        "features": store.features.to_json(),
+        "content": store.manifest.content(),
+        "state": store.meta["state"],
+        "software": store.meta["software"],
+    }
+
+
+def _prepared(
+    options: TrainOptions, *stores: FeatureStore
+) -> tuple[PreTrainedModel, Collator, list[str]]:
+    try:
+        return prepare(options, *stores)
+    except OSError as error:
+        raise UserError(
+            f"{options.out_folder()}: the student cannot be prepared: {files.reason(error)}"
+            f" (temporary files are in {tempfile.gettempdir()})"
+        ) from error
+
+
+def prepare(
+    options: TrainOptions, store: FeatureStore, *others: FeatureStore
+) -> tuple[PreTrainedModel, Collator, list[str]]:
+    """The student at its start, the collator that feeds it, and in a few lines where it starts
+    from.
+
+    Vocabulary and start are of the first store, the longest input of all.
+    """
+    tokenizer = student_tokenizer(options.vocab, store)
+    longest = max(each.features.max_length for each in (store, *others))
+    tokenizer.model_max_length = options.max_length or min(512, 2 * longest)
+    torch.manual_seed(options.seed)
+    student = make_student(
+        options.student, tokenizer, tokenizer.model_max_length, task=store.features.task
+    )
+    # The fused kernels never hold the probabilities, and their backward pass is slow on a CPU.
+    if has_attention(student) and ("attention" in options.losses() or options.device == "cpu"):
+        student.set_attn_implementation("eager")
+    collator = make_collator(options, store, tokenizer)
+    start = initialise(student, options.init, store, collator.vocabulary)
+    if options.word_vectors:
+        start.append(set_word_vectors(student, tokenizer, Path(options.word_vectors)))
+    return student, collator, start
+
+
+def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) -> Collator:
+    """What turns batches of `store` into batches for a student with `tokenizer` and its losses."""
+    spec = store.features.logits
+    return Collator(
+        tokenizer,
+        store.teacher_file("tokenizer.json").decode(),
+        options,
+        max_length=tokenizer.model_max_length,
+        head=store.head() if spec and spec.tier == "head" else None,
+        store=store,
+    )
+
+
+def _finish(
+    out: Path,
+    begun: dict[str, Any],
+    trained: Trained,
+    collator: Collator,
+    base_model: str | None,
+) -> dict[str, Any]:
+    student = trained.student.eval()
+    student.cpu()
+    transformers_logging.disable_progress_bar()
+    student.save_pretrained(out)
+    collator.student_tokenizer.save_pretrained(out)
+    result = {
+        **trained.validation,
+        "steps": trained.steps,
+        "tokens": trained.tokens,
+        "seconds": round(trained.seconds, 1),
+        "parameters": student.num_parameters(),
+    }
+    report = {**begun, "result": result}
+    (out / "README.md").write_text(model_card(report, base_model, student))
+    files.sync_tree(out)
+    files.write(out / SETTINGS, json.dumps(report, indent=1).encode())
+    remove_checkpoints(out / "checkpoints")
+    return report

@@ -1,0 +1,176 @@
+"""Recipes: settings and stages of a training as TOML, those of the sources and one's own."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from student_train.settings.stages import check_stage, parse_values
+from support.errors import UserError
+
+FOLDER = Path(__file__).with_name("recipes")
+MAX_BYTES = 2**20
+KEYS = {"source", "needs", "options", "recipes"}
+OF_RECIPE = {"about", "needs", "options", "stages"}
+NEEDS = {"stores": int, "masked": bool, "hidden": str, "attention": str}
+NOT_OF_A_RECIPE = {
+    "store",
+    "out",
+    "recipe",
+    "resume",
+    "device",
+    "workers",
+    "cache",
+    "allow_partial",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Options of `student-train` and its stages, with a line on what it is and where it is from.
+
+    needs: what the stores must have. stores: so many; masked: masked views; hidden, attention: as
+    dumped: `mean`, `groups:N`, or `layer:I` for that of any one layer.
+    """
+
+    name: str
+    about: str
+    source: str
+    options: Mapping[str, Any]
+    stages: tuple[Mapping[str, Any], ...]
+    needs: Mapping[str, Any]
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name, or `FILE.toml:NAME` of one's own (`FILE.toml` if it has but one).
+
+    Raises UserError for one that there is not, or that cannot be read.
+    """
+    path, colon, inner = name.rpartition(":")
+    if not colon or not path.endswith(".toml"):
+        path, inner = (name, "") if name.endswith(".toml") else ("", name)
+    known = read_recipes(Path(path)) if path else all_recipes()
+    if path and not inner and len(known) == 1:
+        return next(iter(known.values()))
+    if inner not in known:
+        where = f"{path}: " if path else ""
+        told = f"there are {', '.join(known)}" if path else "--recipe list tells all of them"
+        if close := get_close_matches(inner, known, n=1):
+            told = f"did you mean {close[0]}? {told}"
+        raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {told}")
+    return known[inner]
+
+
+def all_recipes() -> dict[str, Recipe]:
+    """Those of the package, by name."""
+    return {
+        name: recipe
+        for path in sorted(FOLDER.glob("*.toml"))
+        for name, recipe in read_recipes(path).items()
+    }
+
+
+def listed() -> str:
+    """A line on each recipe, under its source."""
+    lines: list[str] = []
+    recipes = all_recipes()
+    width = max(map(len, recipes))
+    for name, recipe in recipes.items():
+        if recipe.source not in lines:
+            lines.append(recipe.source)
+        lines.append(f"  {name:{width}}  {recipe.about}")
+    return "\n".join(lines)
+
+
+def read_recipes(path: Path) -> dict[str, Recipe]:
+    """The recipes of a file. Raises UserError with file and key for what is no recipe."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise UserError(f"{path}: more than {MAX_BYTES} bytes; that is no recipe")
+        content = tomllib.loads(data.decode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check --recipe") from None
+    except (ValueError, RecursionError) as error:  # of TOML and of UTF-8 both
+        raise UserError(f"{path}: not TOML ({error}); mend it") from None
+    _check_keys(content, KEYS, str(path))
+    found = {}
+    shared, recipes = content.get("options", {}), content.get("recipes")
+    if not isinstance(shared, dict) or not isinstance(recipes, dict) or not recipes:
+        raise UserError(f"{path}: expected tables [options] and [recipes.NAME]")
+    for name, recipe in recipes.items():
+        where = f"{path}, recipe {name}"
+        if not isinstance(recipe, dict):
+            raise UserError(f"{where}: expected a table [recipes.{name}]")
+        _check_keys(recipe, OF_RECIPE, where)
+        own, stages = recipe.get("options", {}), recipe.get("stages", [])
+        if not isinstance(own, dict) or not _tables(stages):
+            raise UserError(f"{where}: expected a table of options, and stages that are tables")
+        options = _typed(shared | own, where)
+        typed = tuple(
+            _stage(stage, f"{where}, stage {number}") for number, stage in enumerate(stages, 1)
+        )
+        needs = _needs(content.get("needs", {}), recipe.get("needs", {}), where)
+        about, source = str(recipe.get("about", "")), str(content.get("source", path))
+        found[name] = Recipe(name, about, source, options, typed, needs)
+    return found
+
+
+def _check_keys(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := sorted(table.keys() - known):
+        raise UserError(
+            f"{where}: unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}"
+        )
+
+
+def _needs(shared: object, own: object, where: str) -> dict[str, Any]:
+    if not isinstance(shared, dict) or not isinstance(own, dict):
+        raise UserError(f"{where}: needs: expected a table")
+    needs = shared | own
+    _check_keys(needs, set(NEEDS), f"{where}: needs")
+    for name, value in needs.items():
+        if type(value) is not NEEDS[name]:
+            raise UserError(f"{where}: needs: {name}: expected {NEEDS[name].__name__}")
+    return needs
+
+
+def _tables(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def _stage(stage: Mapping[str, Any], where: str) -> dict[str, Any]:
+    plain = {name: value for name, value in stage.items() if name != "unfreeze"}
+    check_stage(stage, where)
+    return {**stage, **_typed(plain, where)}
+
+
+def _typed(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Values as the command line would read them: the same types, the same refusals."""
+    import click
+
+    from student_train.cli import main
+
+    readers: dict[str, Callable[[str], Any]] = {
+        str(parameter.name): lambda text, p=parameter: p.type(text, p)  # type: ignore[misc]
+        for parameter in main.params
+    }
+    found = {}
+    for name, value in values.items():
+        if name not in readers or name in NOT_OF_A_RECIPE:
+            raise UserError(f"{where}: {name} is no option of a student; see student-train --help")
+        words = value if isinstance(value, list) else [value]
+        if not all(isinstance(word, str | int | float) for word in words):
+            raise UserError(f"{where}: {name}: expected a text, a number or a list of texts")
+        try:
+            found[name] = readers[name](",".join(map(str, words)))
+        except click.UsageError as error:
+            raise UserError(f"{where}: {name}: {error.format_message()}") from None
+    try:
+        return parse_values(found)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None

@@ -1,0 +1,101 @@
+"""What the commands of all packages share on the command line."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import click
+
+from support.errors import UserError, first_line, of_path, out_of_memory
+from support.signals import SIGNALS, Stopped, stoppable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+WIDE = 200  # of a table that goes to a file or another program
+CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
+"""Settings of every command; a group hands them on to its subcommands."""
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 part`, `1,204 parts`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def readable(size: float) -> str:
+    """Bytes as `812 B`, `43 kB`, `1.2 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def wide_console() -> Console:
+    """Where tables are printed: as wide as the terminal, or in a file or pipe as wide as they
+    are."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    return console
+
+
+def check_device(device: str, gpus: int | None = None) -> None:
+    """UserError for a name of `--device` that is none, or a GPU beyond the `gpus` that are here
+    (None where nobody has counted them: that takes torch)."""
+    found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", device)
+    if not found:
+        raise UserError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+    if gpus is not None and found[1] == "cuda" and int(found[2] or 0) >= gpus:
+        raise UserError(
+            f"--device {device}: this machine has {counted(gpus, 'CUDA device')}; use --device cpu"
+        )
+
+
+def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Turn a UserError or OSError of a click callback into one line on stderr and exit code 1,
+    Ctrl-C and SIGTERM into one line and exit code 130 and 143.
+
+    Before that, OpenMP is told to wait asleep: on a machine with other work its spinning threads
+    make small students ten times slower. It reads the setting when torch is first imported.
+    """
+
+    @functools.wraps(command)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        try:
+            with stoppable():
+                return command(*args, **kwargs)
+        except UserError as error:
+            raise click.ClickException(" ".join(str(error).split())) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # who read what we print has gone: click ends quietly
+                raise
+            raise click.ClickException(of_path(error)) from error
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise click.ClickException(
+                f"out of memory ({first_line(error)}); free some, or ask for less at once"
+            ) from error
+        except KeyboardInterrupt as error:
+            stopped = error if isinstance(error, Stopped) else Stopped()
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            click.echo(
+                f"Stopped: {stopped.kept or 'the same command begins again, or goes on'}", err=True
+            )
+            raise click.exceptions.Exit(128 + stopped.number) from None
+
+    return run

@@ -1,0 +1,264 @@
+"""Options as data: what an option of a command may be stands once, with its field of a dataclass.
+
+    @dataclass(frozen=True)
+    class Settings:
+        align: str = option("span", "How tokens meet.", choices=("span", "match"), scope={STAGE})
+        lr: float | None = option(None, "Peak learning rate.", within=POSITIVE)
+
+        def __post_init__(self) -> None:
+            check_values(self)
+
+From the fields follow the options of a command (`click_options`), the reading of TOML
+(`read_values`) and the refusals (`check_values`), which are the same for all of them and for
+Python. A field that was made without `option` is no option.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar
+
+import click
+
+from support.errors import UserError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+KEY = "option"  # of a field's metadata
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option takes, and what a refusal says is `expected`.
+
+    The bounds belong to the range unless they are `open`. Infinity and NaN never do.
+    """
+
+    expected: str
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        above = number > self.low if self.open_low else number >= self.low
+        below = number < self.high if self.open_high else number <= self.high
+        return above and below and math.isfinite(number)
+
+
+POSITIVE = Range("a finite number above 0", low=0, open_low=True)
+NOT_NEGATIVE = Range("0 or more, and finite", low=0)
+SHARE = Range("a share from 0 to below 1", low=0, high=1, open_high=True)
+INNER_SHARE = Range("a share between 0 and 1", low=0, high=1, open_low=True, open_high=True)
+
+
+def at_least(least: int) -> Range:
+    """Numbers from `least` on."""
+    return Range(f"at least {least}", low=least)
+
+
+@dataclass(frozen=True)
+class Option:
+    """What there is to know of an option beside its name, type and default, which its field has.
+
+    choices: the words that it takes; any where there are none.
+    within: the numbers that it takes; any where there is none.
+    scope: where it may be given, or what it decides, in the words of its package.
+    told_default: what --help says of a default that other things decide.
+    repeated: it may be given several times; its field is a tuple.
+    read: from a word (or a tuple of words, if repeated) to the value; raises UserError.
+    flag: how the command line spells it, where that does not follow from the name.
+    required: a command cannot do without it.
+    """
+
+    help: str
+    choices: tuple[str, ...] = ()
+    within: Range | None = None
+    scope: frozenset[str] = frozenset()
+    told_default: str = ""
+    repeated: bool = False
+    read: Callable[[Any], Any] | None = None
+    flag: str = ""
+    required: bool = False
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    factory: Callable[[], Any] | None = None,
+    scope: Iterable[str] = (),
+    **about: Any,
+) -> Any:
+    """A field of a dataclass that is an option; `about` has the other fields of `Option`."""
+    metadata = {KEY: Option(help, scope=frozenset(scope), **about)}
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def options_of(settings: type[Any]) -> Mapping[str, Option]:
+    """The options of a dataclass by the names of their fields, in their order."""
+    fields = dataclasses.fields(settings)
+    return {field.name: field.metadata[KEY] for field in fields if KEY in field.metadata}
+
+
+def scoped(settings: type[Any], scope: str) -> frozenset[str]:
+    """Names of the options that have a scope."""
+    found = options_of(settings)
+    return frozenset(name for name, about in found.items() if scope in about.scope)
+
+
+def flag_of(name: str) -> str:
+    """How the command line spells an option: `--batch-tokens` of `batch_tokens`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def default_of(settings: type[Any], name: str) -> Any:
+    """The default of a field; None where it has none."""
+    (field,) = (field for field in dataclasses.fields(settings) if field.name == name)
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return None if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _type_of(settings: type[Any], name: str) -> tuple[type[Any], bool]:
+    """The plain type of an option, and whether it may be None."""
+    hint = typing.get_type_hints(settings)[name]
+    union = typing.get_origin(hint) in (typing.Union, UnionType)
+    kinds = typing.get_args(hint) if union else (hint,)
+    plain = next(kind for kind in kinds if kind is not NoneType)
+    return typing.get_origin(plain) or plain, NoneType in kinds
+
+
+def check_values(settings: Any) -> None:
+    """Refuse, in one line, a value that the option of its field does not take: a UserError."""
+    of: type[Any] = type(settings)
+    for name, about in options_of(of).items():
+        check_value(of, name, about, getattr(settings, name))
+
+
+def check_value(settings: type[Any], name: str, about: Option, value: Any) -> None:
+    """UserError where an option of a dataclass does not take this value."""
+    kind, optional = _type_of(settings, name)
+    if value is None and optional:
+        return
+    problem = ""
+    if kind in (int, float, str, bool) and not _is_of(kind, value):
+        problem = f"expected {EXPECTED[kind]}"
+    elif about.choices and not about.repeated and value not in about.choices:
+        problem = f"expected one of {', '.join(about.choices)}"
+    elif about.within is not None and value not in about.within:
+        problem = f"expected {about.within.expected}"
+    if problem:
+        raise UserError(f"{flag_of(name)} {_told(value)}: {problem}")
+
+
+EXPECTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _is_of(kind: type[Any], value: Any) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _told(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def click_type(settings: type[Any], name: str) -> click.ParamType:
+    """How click reads a word of an option."""
+    about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
+    if about.choices:
+        return click.Choice(about.choices)
+    if kind is Path:
+        return click.Path(path_type=Path)
+    numbers: dict[type[Any], click.ParamType] = {int: click.INT, float: click.FLOAT}
+    return numbers.get(kind, click.STRING)
+
+
+def click_option(settings: type[Any], name: str, **changes: Any) -> click.Option:
+    """One option for click, with the default of its field; `changes` go over its arguments.
+
+    Its value for a command is as click reads it: `read_words` gives what the field takes.
+    """
+    about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
+    default = default_of(settings, name)
+    help = about.help + (f"  [default: {about.told_default}]" if about.told_default else "")
+    arguments: dict[str, Any] = {
+        "type": click_type(settings, name),
+        "help": help,
+        "required": about.required,
+        "multiple": about.repeated,
+        "default": default,
+        "show_default": not about.told_default,
+    }
+    spelt = about.flag or flag_of(name)
+    if kind is bool:
+        spelt = about.flag or f"{flag_of(name)}/--no-{flag_of(name)[2:]}"
+        arguments |= {"type": click.BOOL, "is_flag": True, "show_default": "/" in spelt}
+    if about.repeated or about.read or about.required:
+        del arguments["default"]  # None would be a value that was given
+    return click.Option([spelt, name], **arguments | changes)
+
+
+def click_options(settings: type[Any], *names: str) -> Callable[[Command], Command]:
+    """Give a command the options of a dataclass: those named, or all."""
+
+    def decorate(command: Command) -> Command:
+        found = [click_option(settings, name) for name in names or options_of(settings)]
+        if isinstance(command, click.Command):
+            command.params = [*found, *command.params]
+        else:  # as click's own decorators leave them, in reverse, for the command that comes
+            kept = getattr(command, "__click_params__", [])
+            command.__click_params__ = [*kept, *reversed(found)]  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for the fields, of those that a command line gave: what click has read, or words."""
+    found, about = dict(given), options_of(settings)
+    for name, value in given.items():
+        read = about[name].read if name in about else None
+        if read is not None and isinstance(value, (str, tuple)):
+            found[name] = read(value)
+    return found
+
+
+def read_values(
+    settings: type[Any], table: Mapping[str, Any], where: str, known: Iterable[str]
+) -> dict[str, Any]:
+    """Values for the fields, of a table of TOML: the types, choices and ranges of the command line.
+
+    A list stands for a comma list. Raises UserError, naming `where`, for a key that is not `known`
+    and for a value that its option does not take.
+    """
+    found, allowed = {}, set(known)
+    for name, value in table.items():
+        if name not in allowed:
+            raise UserError(
+                f"{where}: unknown key {name!r}; there are {', '.join(sorted(allowed))}"
+            )
+        about, words = options_of(settings)[name], value if isinstance(value, list) else [value]
+        if not all(isinstance(word, str | int | float) for word in words):
+            raise UserError(f"{where}: {name}: expected a text, a number or a list of texts")
+        text = ",".join(map(str, words))
+        try:
+            read = text if about.read else click_type(settings, name).convert(text, None, None)
+            if _type_of(settings, name)[0] is bool:
+                read = click.BOOL.convert(text, None, None)
+            found[name] = about.read(read) if about.read else read
+            check_value(settings, name, about, found[name])
+        except click.UsageError as error:
+            raise UserError(f"{where}: {name}: {error.format_message()}") from None
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    return found

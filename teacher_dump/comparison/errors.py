@@ -1,0 +1,187 @@
+"""Errors of stored features against the teacher's own, beside what their codec promises
+(store/FORMAT.md, section 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from store import Features, Logits, Record
+from store.format.codecs import COARSE, by_channel
+from store.tools.live import Comparison
+from teacher_dump.teacher.heads import Decoder, all_logits
+
+STANDARD_ERRORS = 6.0  # by which random draws may miss what is expected of them
+FLOOR = -63.0  # log-probabilities below may be clipped
+FIXED, ROOT = 2.0**-11, 2.0**-12
+Calibration = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass
+class Tally:
+    """Errors of one feature, collected over a sample."""
+
+    row: Comparison
+    count: int = 0
+    total: float = 0.0
+    place: str = ""
+
+    def add(self, error: Any, promised: Any, slack: Any, place: str) -> None:
+        """Errors of any shape, with what the codec promises and what precision adds at each."""
+        error, promised = np.asarray(error, np.float64), np.asarray(promised, np.float64)
+        if not error.size:
+            return
+        self.row.largest = max(self.row.largest, float(error.max()))
+        self.row.promised = max(self.row.promised, float(promised.max()))
+        self.count, self.total = self.count + error.size, self.total + float(error.sum())
+        self.row.mean = self.total / self.count
+        share = float((error / (promised + slack)).max())
+        if not share <= self.row.share:  # NaN, too
+            self.row.share, self.place = share, place
+
+
+class Errors:
+    """Compares what a sample of a store says with what the teacher said.
+
+    `tolerance` is what precision may add, as a share of 1 + |value|; `times` the codec's error of
+    hidden states is allowed (more than once after `merge --recode`).
+    """
+
+    def __init__(self, features: Features, tolerance: float, times: float) -> None:
+        self.features, self.tolerance, self.times = features, tolerance, times
+        self.tallies: dict[str, Tally] = {}
+        self.draws = np.zeros(4)  # tokens, entropy, excess, its variance
+
+    def _add(
+        self, feature: str, unit: str, error: Any, promised: Any, slack: Any, record: Record
+    ) -> None:
+        tally = self.tallies.setdefault(feature, Tally(Comparison(feature, unit)))
+        tally.add(error, promised, slack, f"sequence {record.index}")
+
+    def _slack(self, values: Any) -> Any:
+        return self.tolerance * (1 + np.abs(values))
+
+    def hidden(
+        self, record: Record, view: int, name: str, live: np.ndarray, calibration: Calibration
+    ) -> None:
+        """States [L,D], in deviations of their channels."""
+        mean, deviation = calibration
+        live = (live - mean) / deviation
+        stored = (record.views[view].hidden[name] - mean) / deviation
+        path = f"view{view}/hidden/{name}"
+        promised = self._scaled(record, path, stored) if self.features.codec != "exact" else 0.0
+        error, slack = np.abs(live - stored), self._slack(stored)
+        self._add(path, "deviations", error, promised, slack, record)
+
+    def _scaled(self, record: Record, path: str, stored: np.ndarray) -> np.ndarray:
+        """Half the scale, and for int4 what `default` promises: it may have been that before."""
+        half = record.part.read(f"{path}/scale", *record.tokens).astype(np.float64) / 2
+        if half.ndim == 1:
+            return np.broadcast_to(self.times * half[:, None], stored.shape)
+        before = 1.001 * np.abs(stored).max(axis=1, keepdims=True) / 254
+        return self.times * (by_channel(half, stored.shape[1]) + before)
+
+    def attention(self, record: Record, view: int, name: str, live: np.ndarray) -> None:
+        """Maps [L,L] of probabilities."""
+        stored = record.views[view].attention[name]
+        step = {"exact": 0.0, "default": 1.0, "small": COARSE + 1.0}[self.features.codec]
+        # `small` may have been `default` before.
+        promised = step * np.sqrt(np.maximum(live, stored)) / 255 + step**2 * 4e-6
+        slack = self.tolerance * (0.1 + stored)
+        path = f"view{view}/attention/{name}"
+        self._add(path, "probability", np.abs(live - stored), promised, slack, record)
+
+    def task(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> np.ndarray:
+        """Raw logits of classes [1,C] or tags [L,C], which no codec changes."""
+        task, seen = self.features.task, record.views[view]
+        assert task is not None
+        stored = seen.tag_logits if task.kind == "tagging" else seen.class_logits[None]
+        live = all_logits(decoder, values)
+        error = np.abs(live - stored)
+        self._add(f"view{view}/{task.outputs}", "logits", error, 0.0, self._slack(live), record)
+        return live
+
+    def logits(
+        self, record: Record, view: int, decoder: Decoder, values: torch.Tensor
+    ) -> np.ndarray:
+        """All that is kept of the logits that `values` [L,D'] give; the log-partition [L]."""
+        stored, here = record.views[view].logits, f"view{view}/logits"
+        partitions = []
+        for rows, raw in decoder.logits(values):
+            partition = raw.logsumexp(-1)
+            partitions.append(partition.cpu().numpy())
+            if stored.tier == "topk":
+                self._top(record, here, stored, rows, raw - partition[:, None])
+            elif stored.tier == "sample":
+                self._draws(stored, rows, raw - partition[:, None])
+        if stored.tier == "head":
+            self._head(record, here, stored.values, values.float().cpu().numpy())
+        live = np.concatenate(partitions)
+        error, slack = np.abs(live - stored.log_partition), self._slack(live)
+        self._add(f"{here}/log_partition", "nats", error, 0.0, slack, record)
+        return live
+
+    def _top(
+        self, record: Record, here: str, stored: Logits, rows: slice, logs: torch.Tensor
+    ) -> None:
+        ids = torch.from_numpy(stored.ids[rows].astype(np.int64)).to(logs.device)
+        live = logs.gather(1, ids).cpu().numpy()
+        others = logs.scatter(1, ids, -torch.inf)
+        left, best = others.logsumexp(-1).cpu().numpy(), others.max(-1).values.cpu().numpy()
+        for key, ours, theirs in (
+            ("logprobs", live, stored.logprobs[rows]),
+            ("rest", left, stored.rest[rows]),
+        ):
+            ours, theirs = np.maximum(ours, FLOOR), np.maximum(theirs, FLOOR)
+            promised = self._logs(key, np.minimum(ours, theirs))
+            error, slack = np.abs(ours - theirs), self._slack(theirs)
+            self._add(f"{here}/{key}", "nats", error, promised, slack, record)
+        lowest = live.min(axis=1)
+        error = np.maximum(0, np.maximum(best, FLOOR) - np.maximum(lowest, FLOOR))
+        self._add(f"{here}/ids", "nats", error, 0.0, 2 * self._slack(lowest), record)
+
+    def _logs(self, key: str, values: np.ndarray) -> Any:
+        if self.features.codec == "exact":
+            return 0.0
+        if self.features.codec == "small" and key == "logprobs":
+            return np.sqrt(np.maximum(0, -values)) / 32 + ROOT + FIXED
+        return FIXED
+
+    def _head(self, record: Record, here: str, stored: np.ndarray, live: np.ndarray) -> None:
+        """In root mean squares of the token."""
+        unit = np.sqrt(np.square(stored).mean(axis=1, keepdims=True)) + 1e-6
+        promised: Any = np.abs(stored) * 2.0**-11 + 2.0**-25
+        if self.features.codec == "small":
+            promised = promised + 1.001 * np.abs(stored).max(axis=1, keepdims=True) / 254
+        promised = promised / unit * (self.features.codec != "exact")
+        error, slack = np.abs(live - stored) / unit, self._slack(stored / unit)
+        self._add(f"{here}/values", "root mean squares", error, promised, slack, record)
+
+    def _draws(self, stored: Logits, rows: slice, logs: torch.Tensor) -> None:
+        """Draws d of p: the mean of -log p(d) is the entropy, with a known variance."""
+        start = stored.start[rows.start : rows.start + len(logs) + 1]
+        ids = torch.from_numpy(stored.ids[start[0] : start[-1]].astype(np.int64)).to(logs.device)
+        counts = stored.counts[start[0] : start[-1]].astype(np.float64)
+        token = np.repeat(np.arange(len(logs)), np.diff(start))
+        drawn = logs.double()[torch.from_numpy(token).to(logs.device), ids].cpu().numpy()
+        logs = logs.double().clamp(min=-1e4)
+        entropy = -(logs.exp() * logs).sum(-1)
+        variance = ((logs.exp() * logs.square()).sum(-1) - entropy.square()).clamp(min=0)
+        surprise = -(counts * np.maximum(drawn, -1e4)).sum() / (stored.draws or 1)
+        entropies = float(entropy.sum())
+        spread = float(variance.sum()) / (stored.draws or 1)
+        self.draws += (len(logs), entropies, surprise - entropies, spread)
+
+    def finished(self) -> list[Tally]:
+        """All tallies; random draws can only be judged together."""
+        tokens, entropy, excess, variance = self.draws
+        if tokens:
+            row = Comparison("draws", "nats")
+            promised = STANDARD_ERRORS * np.sqrt(variance) / tokens
+            slack = self.tolerance * (1 + entropy / tokens) / 10
+            self.tallies["draws"] = Tally(row)
+            self.tallies["draws"].add(abs(excess) / tokens, promised, slack, "all sequences")
+        return list(self.tallies.values())

@@ -1,0 +1,261 @@
+"""A sample of a store run through its teacher again: is every number what the codec promises?
+
+What is not: a store of other weights, of a model with dropout, of another layer, of other text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from store import Features, FeatureStore, Record, UserError
+from store.extras.word_counts import WordCounts
+from store.tools.live import LiveReport
+from support.console import check_device, counted
+from teacher_dump.comparison.errors import Errors
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.teacher.forward import Known, forward
+from teacher_dump.teacher.teacher import Teacher, load_teacher
+from teacher_dump.windows.length_batches import length_batches
+from teacher_dump.windows.masked_views import RANDOM, mask_spans, masked_input
+from teacher_dump.windows.window import Window
+
+TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
+"""What the same sums in another order, on another machine, may add to the codec's error: a share of
+1 + |value|, in deviations of the channel for hidden states, in nats for logits."""
+
+ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
+    "precision": ("fp32", "one of fp32, fp16, bf16", lambda value: value in list(TOLERANCE)),
+    "seed": (0, "a whole number from 0", lambda value: type(value) is int and value >= 0),
+    "mask_prob": (0.15, "a share", lambda value: type(value) in (int, float) and 0 <= value <= 1),
+    "batch_tokens": (8192, "at least 1", lambda value: type(value) is int and value >= 1),
+}
+"""What the teacher is asked for again: the value where a store does not tell it, and what it has to
+be."""
+
+MERGED = 3.0
+"""Of the codec's error is allowed where `merge --recode` may have encoded twice, the first time in
+deviations up to twice as large."""
+
+
+def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) -> LiveReport:
+    """Compare `sample` sequences, chosen by `seed`, in all views with what `model` gives for them.
+
+    The teacher runs in the dump's own precision. Raises UserError if the model cannot be that of
+    the store at all, or the store tells of arguments that no dump has.
+    """
+    if not len(store) or sample < 1:
+        raise UserError(f"--sample {sample}: expected 1 to {len(store)}, as many as the store has")
+    arguments = _arguments(store)
+    precision = arguments["precision"]
+    resolved = DumpOptions(model, Path(store.path), device=device, precision=precision).resolved()
+    check_device(resolved.device, torch.cuda.device_count())
+    teacher = load_teacher(
+        model,
+        head=_head(store.features),
+        hidden=_spec(store.features.hidden),
+        attention=_spec(store.features.attention),
+        device=resolved.device,
+        precision=precision,
+    )
+    _check_sizes(store, teacher)
+    chosen = np.random.default_rng(seed).choice(len(store), min(sample, len(store)), replace=False)
+    live = _Sample(store, teacher, [store[int(i)] for i in np.sort(chosen)], arguments)
+    errors = Errors(store.features, TOLERANCE[precision], MERGED if live.merged else 1)
+    problems = [*live.other_tokens()]
+    for view in tqdm(range(store.features.views), desc="live", unit="view", disable=None):
+        problems += live.other_masks(view)
+        live.run(view, errors)
+    tallies = errors.finished()
+    problems += [
+        f"{tally.row.feature}: {tally.row.share:.3g} times the error that codec and precision allow"
+        f" ({tally.place})"
+        for tally in tallies
+        if not tally.row.share <= 1
+    ]
+    tokens = sum(len(record.token_ids) for record in live.records)
+    return LiveReport(
+        f"{counted(len(live.records), 'sequence')}, {counted(tokens, 'token')},"
+        f" {counted(store.features.views, 'view')}, by {teacher.name} in {precision} on"
+        f" {resolved.device};"
+        f" tolerance beside the codec's error: {TOLERANCE[precision]:g} of 1 + |value|",
+        [tally.row for tally in tallies],
+        live.notes(),
+        problems,
+    )
+
+
+def _arguments(store: FeatureStore) -> dict[str, Any]:
+    stored = store.identity.get("arguments")
+    given: dict[str, Any] = stored if isinstance(stored, dict) else {}
+    found: dict[str, Any] = {}
+    for name, (default, expected, right) in ARGUMENTS.items():
+        found[name] = given.get(name, default)
+        if not right(found[name]):
+            raise UserError(
+                f"{store.path}: identity.arguments.{name} is {found[name]!r:.40}, expected"
+                f" {expected}: no teacher can be run so; verify it without --model, or dump again"
+            )
+    return found
+
+
+def _head(features: Features) -> str:
+    if features.task:
+        return features.task.kind
+    if features.logits:
+        return "causal" if features.logits.next_token else "mlm"
+    return "none"
+
+
+def _spec(names: Iterable[str]) -> str:
+    """The option of `teacher-dump` that gives features of these names."""
+    words = [
+        f"groups:{name.removeprefix('groups').split('.')[0]}"
+        if name.startswith("groups")
+        else name.replace("layer", "layer:")
+        for name in names
+    ]
+    return ",".join(dict.fromkeys(words)) or "none"
+
+
+def _check_sizes(store: FeatureStore, teacher: Teacher) -> None:
+    ours, features = (teacher.width, teacher.vocabulary), store.features
+    if ours != (features.width, features.vocabulary):
+        raise UserError(
+            f"--model {teacher.name}: width {ours[0]} and vocabulary {ours[1]}, the store's teacher"
+            f" has {features.width} and {features.vocabulary}; give the model that {store.path} was"
+            " made with"
+        )
+    if teacher.task != features.task:
+        theirs, mine = (", ".join(t.labels) if t else "none" for t in (features.task, teacher.task))
+        raise UserError(
+            f"--model {teacher.name}: its labels are {mine:.200}, the store's are {theirs:.200};"
+            f" give the model that {store.path} was made with"
+        )
+
+
+class _Sample:
+    """Some sequences of a store, and the teacher that is asked for them again."""
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        teacher: Teacher,
+        records: list[Record],
+        arguments: dict[str, Any],
+    ) -> None:
+        self.store, self.teacher, self.records, self.arguments = store, teacher, records, arguments
+        self.windows = [
+            Window(
+                *(r.text, r.document, r.document_begin, r.hard_cut),
+                *(r.token_ids, r.offsets, r.special),
+            )
+            for r in records
+        ]
+        corpus = store.identity.get("corpus")
+        self.merged = isinstance(corpus, dict) and "merged" in corpus
+        numbers = [part.number for part in store.manifest.parts]
+        # Masks and their random tokens come from the number that a sequence had in its dump.
+        self.numbered = not self.merged and numbers == list(range(len(numbers)))
+        self.left_out = 0
+
+    def other_tokens(self) -> Iterator[str]:
+        """One line if the model's own tokenizer gives other tokens than are stored."""
+        backend = self.teacher.tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        encodings = backend.encode_batch([record.text for record in self.records])
+        for record, found in zip(self.records, encodings, strict=True):
+            ordinary = ~np.array(found.special_tokens_mask, bool)
+            spans = np.array(found.offsets, np.int64).reshape(-1, 2) * ordinary[:, None]
+            same = np.array_equal(found.ids, record.token_ids)
+            if not same or not np.array_equal(spans, record.offsets):
+                yield (
+                    f"tokens: the model's tokenizer gives others for the text of sequence"
+                    f" {record.index} than are stored"
+                )
+                return
+
+    def _key(self, record: Record, view: int) -> tuple[int, int, int]:
+        return self.arguments["seed"], view, record.index
+
+    def other_masks(self, view: int) -> Iterator[str]:
+        """One line if the words masked in a view are not those that the seed gives."""
+        share, words = self.arguments["mask_prob"], WordCounts.stored(self.store)
+        for record in self.records if view and self.numbered else ():
+            drawn = mask_spans(record.text, *self._key(record, view), share, words)
+            if not np.array_equal(record.views[view].spans, drawn):
+                yield f"view{view}/mask: sequence {record.index} has not the words of its seed"
+                return
+
+    def notes(self) -> list[str]:
+        """What is odd, but does not by itself make a store wrong."""
+        notes, teacher = [], self.store.identity.get("teacher")
+        theirs = teacher.get("weights_hash") if isinstance(teacher, dict) else None
+        if theirs and theirs != (ours := self.teacher.weights_hash()):
+            notes.append(
+                f"the weights are not those of the dump by their hash ({ours[:12]}, the dump's"
+                f" {str(theirs)[:12]})"
+            )
+        if self.left_out:
+            notes.append(
+                f"{counted(self.left_out, 'masked sequence')} left out: a merged or unfinished"
+                " store does not keep the number that their random tokens come from"
+            )
+        return notes
+
+    def run(self, view: int, errors: Errors) -> None:
+        """The teacher over one view; what it says goes to `errors`."""
+        task = self.store.features.task
+        inputs = [self._input(i, view) for i in range(len(self.records))]
+        chosen = np.array([i for i, ids in enumerate(inputs) if ids is not None], np.int64)
+        self.left_out += len(inputs) - len(chosen)
+        flat = [w.ids if ids is None else ids for ids, w in zip(inputs, self.windows, strict=True)]
+        lengths = [len(flat[i]) for i in chosen]
+        size = self.arguments["batch_tokens"]
+        batches = [chosen[batch] for batch in length_batches(lengths, size)] if lengths else []
+
+        def read(values: torch.Tensor, batch: np.ndarray) -> tuple[np.ndarray, ...]:
+            assert self.teacher.decoder is not None
+            of_sequences = task and task.kind == "classification"
+            pieces = values.split([1 if of_sequences else len(flat[i]) for i in batch])
+            compare = errors.task if task else errors.logits
+            with torch.inference_mode():
+                logits = [
+                    compare(self.records[i], view, self.teacher.decoder, piece)
+                    for i, piece in zip(batch, pieces, strict=True)
+                ]
+            return (np.concatenate(logits),)
+
+        reader = read if task or self.store.features.logits else None
+        for known in forward(self.teacher, self.windows, flat, batches, 0, Counter(), reader):
+            self._compare(view, known, errors)
+
+    def _input(self, i: int, view: int) -> np.ndarray | None:
+        """What the teacher read; None where that cannot be known."""
+        record, window, tokenizer = self.records[i], self.windows[i], self.teacher.tokenizer
+        spans = record.views[view].spans
+        if not self.numbered and (spans[:, 2] == RANDOM).any():
+            return None
+        return masked_input(
+            *(window.ids, window.offsets, window.special, spans),
+            *(tokenizer.mask_token_id, len(tokenizer), tokenizer.all_special_ids),
+            self._key(record, view),
+        )[0]
+
+    def _compare(self, view: int, known: Known, errors: Errors) -> None:
+        first = 0
+        for place, (i, length) in enumerate(zip(known.sequences, known.lengths, strict=True)):
+            record = self.records[i]
+            for name, states in known.hidden.items():
+                rows = states[first : first + length]
+                errors.hidden(record, view, name, rows, self.store.calibration[name])
+            for name, maps in known.attention.items():
+                errors.attention(record, view, name, maps[place])
+            first += length

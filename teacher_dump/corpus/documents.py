@@ -1,0 +1,183 @@
+"""The corpus: documents from files, from the hub, or from the docstrings of Python itself.
+
+    for document in Corpus.open(["novels.txt", "hf:wikimedia/wikipedia@20231101.sk:train"]): ...
+
+Sources, in the order given:
+
+- files: .txt (a document a line), .jsonl, .csv, .tsv (a header, or token/tag lines with empty lines
+  between sentences), .parquet; see `readers`
+- folders (searched with their subfolders) and patterns (`data/*.txt`): the files in them with such
+  a suffix, in sorted order
+- `hf:NAME[@CONFIG][:SPLIT]`: a dataset of the Hugging Face hub or a local folder of one, streamed;
+  the split is `train` by default
+- `python-docs`: the docstrings of the standard library of this Python, the corpus that every
+  machine has
+
+Nothing is held in memory but the document at hand (and the standard library's docstrings).
+Iterating again gives the same documents.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.console import counted
+from teacher_dump.corpus.iob import Step
+from teacher_dump.corpus.labelled_text import Columns, Gold
+from teacher_dump.corpus.readers import READERS
+from teacher_dump.corpus.sources import HUB, PYTHON_DOCS, FileSource, HubSource, PythonDocs, Source
+from teacher_dump.corpus.utf8_lines import CorpusError
+
+__all__ = ["Corpus", "CorpusError", "Document"]
+
+SUFFIXES = ", ".join(READERS)
+NO_COLUMNS = Columns()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text of the corpus; `number` counts the texts of the whole corpus that are not empty."""
+
+    text: str
+    source: str
+    number: int
+    gold: Gold | None = None
+
+
+class Corpus:
+    """Documents of several sources, one after the other.
+
+    After an iteration `documents` and `empty_lines` (texts skipped because they hold nothing but
+    blanks) say what it met.
+    """
+
+    def __init__(self, sources: Sequence[Source], columns: Columns = NO_COLUMNS) -> None:
+        self.sources = list(sources)
+        self.columns = columns
+        self.documents = 0
+        self.empty_lines = 0
+
+    @classmethod
+    def open(
+        cls, sources: Sequence[str], text_column: str | None = None, label_column: str | None = None
+    ) -> Corpus:
+        """Find the sources and read the first text of each, so that most mistakes are told at once.
+
+        Tables hold the text in one column and, if `label_column` is given, its gold label in
+        another. Raises CorpusError for what is missing, empty, not text, not UTF-8, or has no such
+        columns; the rest of a file is checked while iterating, or by `check`.
+        """
+        if label_column is not None and label_column == text_column:
+            raise CorpusError(f"--label-column {label_column}: holds the text; name another")
+        columns = Columns(text_column, label_column)
+        found = [source for name in sources for source in _resolve(name, columns)]
+        if not found:
+            raise CorpusError(
+                f"no corpus given; expected files ({SUFFIXES}), a folder, hf:NAME or {PYTHON_DOCS}"
+            )
+        for option, column in (("--text-column", text_column), ("--label-column", label_column)):
+            if column is not None and not any(source.tabular for source in found):
+                names = ", ".join(source.name for source in found)
+                raise CorpusError(f"{option} {column}: {names} has no columns; leave it out")
+        for source in found:
+            next(source.rows(), None)
+        return cls(found, columns)
+
+    def __iter__(self) -> Iterator[Document]:
+        """Raises CorpusError at the first text that cannot be read, or at the end without any."""
+        self.documents = self.empty_lines = 0
+        for source in self.sources:
+            for row in source.rows():
+                if not row.text or row.text.isspace():
+                    self.empty_lines += 1
+                    continue
+                yield Document(row.text, source.name, self.documents, row.gold)
+                self.documents += 1
+        if self.documents == 0:
+            names = ", ".join(source.name for source in self.sources)
+            raise CorpusError(
+                f"{names}: no text in the whole corpus ({counted(self.empty_lines, 'empty line')});"
+                " give another corpus"
+            )
+
+    def check(self) -> None:
+        """Read local sources to their end: a bad line is told before hours of work.
+
+        Raises CorpusError.
+        """
+        for source in self.sources:
+            source.check()
+
+    def met(self, kind: str) -> dict[str, str]:
+        """Names of the labels (`classification`) or tags (`tagging`) that `check` met in local
+        sources, with the place where each was first."""
+        found: dict[str, str] = {}
+        for source in self.sources:
+            found = source.met(kind) | found
+        return found
+
+    def steps(self) -> dict[Step, str]:
+        """The same for the steps from the tag of one word to that of the next."""
+        found: dict[Step, str] = {}
+        for source in self.sources:
+            found = source.steps() | found
+        return found
+
+    def identity(self) -> dict[str, Any]:
+        """What the corpus is, as JSON: two corpora with the same identity give the same documents.
+
+        `text_column` (and `label_column` where one was given), and for each source its kind and
+        name, with bytes and sha256 for files, config, split and revision for the hub, and the
+        Python version with the number and sha256 of the paragraphs for python-docs. Reads files
+        whole that `check` has not hashed.
+        """
+        label = {} if self.columns.label is None else {"label_column": self.columns.label}
+        return {
+            "text_column": self.columns.text,
+            **label,
+            "sources": [source.identity() for source in self.sources],
+        }
+
+
+def _resolve(name: str, columns: Columns) -> list[Source]:
+    if name == PYTHON_DOCS:
+        return [PythonDocs()]
+    if name.startswith(HUB):
+        return [HubSource(name.removeprefix(HUB), columns)]
+    path = Path(os.path.expanduser(name))  # Path's own raises for a user that is not there
+    if path.is_dir():
+        return _several(
+            name, sorted(p for p in path.rglob("*") if not _hidden(p.relative_to(path))), columns
+        )
+    if path.is_file():
+        if path.suffix.lower() not in READERS:
+            raise CorpusError(f"{name}: unknown suffix {path.suffix!r}, expected one of {SUFFIXES}")
+        if path.stat().st_size == 0:
+            raise CorpusError(f"{name}: the file is empty; give a file with text")
+        return [FileSource(path, columns)]
+    if path.exists():
+        raise CorpusError(
+            f"{name}: not an ordinary file, but it must be read more than once; save it to one"
+        )
+    if glob.has_magic(name):
+        return _several(name, sorted(map(Path, glob.glob(str(path), recursive=True))), columns)
+    raise CorpusError(
+        f"{name}: no such file or folder (seen from {Path.cwd()}); "
+        f"for a dataset of the hub write {HUB}{name}"
+    )
+
+
+def _several(name: str, paths: list[Path], columns: Columns) -> list[Source]:
+    usable = [p for p in paths if p.suffix.lower() in READERS and p.is_file() and p.stat().st_size]
+    if not usable:
+        raise CorpusError(f"{name}: no file with text in it, expected some of {SUFFIXES}")
+    return [FileSource(path, columns) for path in usable]
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)

@@ -1,0 +1,245 @@
+"""Texts of one local file, streamed: .txt, .jsonl, .csv, .tsv (a table or token/tag), .parquet.
+
+Every reader yields the texts in order, empty ones too, with their gold labels, and raises
+CorpusError (one line: file, line, expected and got, remedy).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from support.console import counted
+from teacher_dump.corpus import utf8_lines
+from teacher_dump.corpus.labelled_text import (
+    DEFAULT_COLUMN,
+    Columns,
+    Gold,
+    Row,
+    check_label,
+    choose_column,
+    gold_of,
+    text_of,
+)
+from teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore, read_lines
+
+PEEK_LINES = 1000
+"""Lines that are looked at to tell a token/tag file from a table."""
+SAMPLE_ROWS = 100
+"""Rows of a table that are looked at to tell columns of text from columns of numbers."""
+
+
+def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[Row]:
+    """The texts of a file by its suffix."""
+    return READERS[path.suffix.lower()](path, columns, seen)
+
+
+def has_columns(path: Path, columns: Columns) -> bool:
+    """Whether the texts of a file stand in a column: not those of lines, nor of words with tags."""
+    suffix = path.suffix.lower()
+    return suffix != ".txt" and not (suffix == ".tsv" and _is_tagged(path, columns))
+
+
+def _read_txt(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
+    return (Row(line, number) for number, line in enumerate(read_lines(path, seen), 1))
+
+
+def _read_jsonl(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
+    chosen, label = "", columns.label
+    for number, row in json_rows(path, seen):
+        if row is None:
+            yield Row("", number)
+            continue
+        where = f"{path}, line {number}"
+        if not chosen:
+            textual = [n for n, value in row.items() if isinstance(value, str) and n != label]
+            chosen = choose_column(list(row), textual, columns.text, where)
+        if chosen not in row:
+            choose_column(list(row), [], chosen, where)
+        check_label(list(row), label, where)
+        gold = gold_of(row[label], label, where) if label else None
+        yield Row(text_of(row[chosen], chosen, where), number, gold)
+
+
+def json_rows(path: Path, seen: Seen = ignore) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The object of every line with the line's number; None for a blank line."""
+    for number, line in enumerate(read_lines(path, seen), 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(
+                f"{path}, line {number}: not JSON ({error}); expected one object on every line"
+            ) from None
+        if not isinstance(row, dict | None):
+            raise CorpusError(
+                f'{path}, line {number}: expected an object like {{"text": "..."}}, got'
+                f" {type(row).__name__}"
+            )
+        yield number, row
+
+
+def _read_csv(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
+    return _read_table(path, columns, csv_rows(path, seen))
+
+
+def csv_rows(path: Path, seen: Seen = ignore) -> Iterator[tuple[int, list[str]]]:
+    """The cells of every record with the line where it begins."""
+    csv.field_size_limit(utf8_lines.MAX_LINE)
+    rows = csv.reader((line + "\n" for line in read_lines(path, seen)), strict=True)
+    while True:
+        number = rows.line_num + 1
+        try:
+            yield number, next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise CorpusError(
+                f"{path}, line {number}: {error}; "
+                f"close every quote, and double the ones inside a quoted text"
+            ) from None
+
+
+def _read_tsv(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
+    if _is_tagged(path, columns):
+        return _read_tagged(path, seen)
+    # quotes are ordinary characters here: sentences begin and end with them
+    rows = (line.split("\t") if line else [] for line in read_lines(path, seen))
+    return _read_table(path, columns, enumerate(rows, 1))
+
+
+def _read_table(
+    path: Path, columns: Columns, rows: Iterator[tuple[int, list[str]]]
+) -> Iterator[Row]:
+    """The text column of rows (line number, cells), after a header; an empty row is no text."""
+    number, header = next(((n, row) for n, row in rows if row), (1, []))
+    sample = list(islice(rows, SAMPLE_ROWS))
+    textual = [
+        name
+        for i, name in enumerate(header)
+        if name != columns.label
+        and not all(_is_number(row[i]) for _, row in sample if i < len(row))
+    ]
+    where = f"{path}, line {number}"
+    chosen = header.index(choose_column(header, textual, columns.text, where))
+    check_label(header, columns.label, where)
+    label = header.index(columns.label) if columns.label else None
+    for number, row in chain(sample, rows):
+        if row and len(row) != len(header):
+            raise CorpusError(
+                f"{path}, line {number}: expected {counted(len(header), 'column')} as in the"
+                f" header, got {len(row)}; quote texts that hold the separator (.csv) or take it"
+                " out (.tsv)"
+            )
+        gold = gold_of(row[label], columns.label, path) if row and label is not None else None
+        yield Row(row[chosen] if row else "", number, gold)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return not cell
+    return True
+
+
+def _is_tagged(path: Path, columns: Columns) -> bool:
+    """Whether the lines are `token<TAB>tag` with empty lines between sentences, and no header."""
+    first = islice(read_lines(path), PEEK_LINES)
+    rows = [line.split("\t") for line in first if not _is_comment(line)]
+    if not rows or {columns.text or DEFAULT_COLUMN, columns.label} & set(rows[0]):
+        return False
+    gaps = [i for i, row in enumerate(rows) if row == [""]]
+    inner = any(i and rows[i - 1] != [""] and any(r != [""] for r in rows[i:]) for i in gaps)
+    return inner and all(len(row) == 2 for row in rows if row != [""])
+
+
+def _is_comment(line: str) -> bool:
+    return line.startswith("#") and "\t" not in line
+
+
+def tagged_sentences(path: Path, seen: Seen = ignore) -> Iterator[list[tuple[int, str, str]]]:
+    """The sentences of a token/tag file: line number, word and tag of each word.
+
+    Both may be empty. Blank lines end a sentence; comments (# without a tab) are left out.
+    """
+    words: list[tuple[int, str, str]] = []
+    for number, line in enumerate(read_lines(path, seen), 1):
+        if not line.strip():
+            if words:
+                yield words
+            words = []
+        elif not _is_comment(line):
+            cells = line.split("\t")
+            if len(cells) != 2:
+                raise CorpusError(
+                    f"{path}, line {number}: expected token<TAB>tag, and a blank line between "
+                    f"sentences, got {counted(len(cells), 'column')}"
+                )
+            words.append((number, cells[0], cells[1].strip()))
+    if words:
+        yield words
+
+
+def _read_tagged(path: Path, seen: Seen) -> Iterator[Row]:
+    """The tokens joined with blanks; the line is that of the first."""
+    for words in tagged_sentences(path, seen):
+        tags, begin = [], 0
+        for _, word, tag in words:
+            if tag:
+                tags.append((begin, begin + len(word), tag))
+            begin += len(word) + 1
+        text, lines = " ".join(word for _, word, _ in words), tuple(n for n, _, tag in words if tag)
+        yield Row(text, words[0][0], Gold(tags=tuple(tags)), lines)
+
+
+def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            label = columns.label
+            check_label(schema.names, label, path)
+            textual = [field.name for field in schema if _is_text(field.type)]
+            others = [name for name in textual if name != label]
+            chosen = choose_column(schema.names, others, columns.text, path)
+            if chosen not in textual:
+                got = schema.field(chosen).type
+                raise CorpusError(
+                    f"{path}: expected text in column {chosen!r}, got {got}; "
+                    f"give another --text-column"
+                )
+            kept = [chosen] if label is None else [chosen, label]
+            batches = file.iter_batches(batch_size=1000, columns=kept)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                gold = gold_of(row[label], label, f"{path}, row {number}") if label else None
+                yield Row(row[chosen] or "", number, gold)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise CorpusError(
+            f"{path}: not a readable parquet file ({reason}); write it again"
+        ) from None
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(kind) for check in checks)
+
+
+READERS: dict[str, Callable[[Path, Columns, Seen], Iterator[Row]]] = {
+    ".txt": _read_txt,
+    ".jsonl": _read_jsonl,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,261 @@
+"""Where the texts of a corpus come from: a file, a dataset of the hub, the docstrings of Python."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import platform
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from teacher_dump.corpus.iob import Step
+from teacher_dump.corpus.labelled_text import (
+    Columns,
+    Row,
+    check_label,
+    choose_column,
+    gold_of,
+    text_of,
+)
+from teacher_dump.corpus.readers import has_columns, read_rows
+from teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore
+
+PYTHON_DOCS = "python-docs"
+HUB = "hf:"
+SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "lib2to3", "site-packages"}
+SKIPPED_FOLDERS |= {"test", "tests"}
+KEPT_NAMES = 1 << 17  # more than any teacher has labels
+
+
+class Source(Protocol):
+    """Texts in a fixed order, empty ones too, as often as they are asked for."""
+
+    name: str
+
+    @property
+    def tabular(self) -> bool:
+        """Whether its texts stand in a column."""
+
+    def rows(self) -> Iterator[Row]: ...
+
+    def check(self) -> None:
+        """Read what lies on this machine to its end. Raises CorpusError."""
+
+    def met(self, kind: str) -> dict[str, str]:
+        """Names of the labels (`classification`) or tags (`tagging`) that `check` met, with the
+        place where each was first."""
+
+    def steps(self) -> dict[Step, str]:
+        """From which tags to which `check` went, with the place where each step was first."""
+
+    def identity(self) -> dict[str, Any]: ...
+
+
+class FileSource:
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self.name, self._path = path.name, path
+        self._columns = columns
+        self._sha256: str | None = None
+        self._met: dict[str, dict[str, int]] = {"classification": {}, "tagging": {}}
+        self._steps: dict[Step, int] = {}
+
+    @cached_property
+    def tabular(self) -> bool:
+        return has_columns(self._path, self._columns)
+
+    def rows(self, seen: Seen = ignore) -> Iterator[Row]:
+        try:
+            yield from read_rows(self._path, self._columns, seen)
+        except OSError as error:
+            raise CorpusError(
+                f"{self._path}: cannot be read ({error.strerror}); check the file"
+            ) from None
+
+    def check(self) -> None:
+        """Hashes the file on the way where its reader sees all of it: big files take minutes."""
+        digest, size = hashlib.sha256(), 0
+
+        def seen(raw: bytes) -> None:
+            nonlocal size
+            digest.update(raw)
+            size += len(raw)
+
+        for row in self.rows(seen):
+            if row.gold and row.gold.label is not None:
+                _keep(self._met["classification"], row.gold.label, row.line)
+            elif row.gold:
+                for (before, tag), line in zip(row.gold.steps(), row.tag_lines, strict=True):
+                    _keep(self._met["tagging"], tag, line)
+                    _keep(self._steps, (before, tag), line)
+        if size == self._path.stat().st_size:
+            self._sha256 = digest.hexdigest()
+
+    def met(self, kind: str) -> dict[str, str]:
+        return {name: f"{self._path}, line {line}" for name, line in self._met[kind].items()}
+
+    def steps(self) -> dict[Step, str]:
+        return {step: f"{self._path}, line {line}" for step, line in self._steps.items()}
+
+    def identity(self) -> dict[str, Any]:
+        size, sha256 = self._path.stat().st_size, self._sha256 or _sha256(self._path)
+        return {"kind": "file", "name": self.name, "bytes": size, "sha256": sha256}
+
+
+def _keep(found: dict[Any, int], name: Any, line: int) -> None:
+    if len(found) < KEPT_NAMES:
+        found.setdefault(name, line)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class HubSource:
+    """A dataset of the hub, pinned to the revision it had when opened, or a local folder of one."""
+
+    def __init__(self, spec: str, columns: Columns) -> None:
+        self.name, self.tabular = HUB + spec, True
+        self._columns = columns
+        match = re.fullmatch(r"(?P<name>.+?)(@(?P<config>[^@:/]+))?(:(?P<split>[^:/]+))?", spec)
+        if match is None:
+            raise CorpusError(
+                f"{self.name}: expected hf:NAME, hf:NAME:SPLIT or hf:NAME@CONFIG:SPLIT"
+            )
+        self._dataset, self._config = match["name"], match["config"]
+        self._split = match["split"] or "train"
+
+    @cached_property
+    def _revision(self) -> str | None:
+        if os.path.isdir(self._dataset):
+            return None
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HFValidationError,
+            RepositoryNotFoundError,
+        )
+
+        try:
+            return HfApi().dataset_info(self._dataset, timeout=20).sha
+        except GatedRepoError:
+            raise CorpusError(
+                f"{self.name}: the dataset asks for permission; "
+                f"get it on its page and log in with `hf auth login`"
+            ) from None
+        except (RepositoryNotFoundError, HFValidationError):
+            raise CorpusError(
+                f"{self.name}: neither the hub nor this machine has a dataset {self._dataset!r}; "
+                f"check the name"
+            ) from None
+        except Exception as error:  # the client raises errors of its transport as they come
+            raise CorpusError(
+                f"{self.name}: the hub cannot be reached ({type(error).__name__}); "
+                f"check the network, or give a local file or folder"
+            ) from None
+
+    def rows(self) -> Iterator[Row]:
+        from datasets import load_dataset
+
+        revision = self._revision
+        try:
+            rows = load_dataset(
+                self._dataset, self._config, split=self._split, revision=revision, streaming=True
+            )
+            chosen, label = "", self._columns.label
+            for number, row in enumerate(rows, 1):
+                where = f"{self.name}, row {number}"
+                if not chosen:
+                    textual = [n for n, v in row.items() if isinstance(v, str) and n != label]
+                    chosen = choose_column(list(row), textual, self._columns.text, self.name)
+                    check_label(list(row), label, self.name)
+                gold = gold_of(row[label], label, where) if label else None
+                yield Row(text_of(row[chosen], chosen, where), number, gold)
+        except CorpusError:
+            raise
+        except Exception as error:  # a dataset may fail in any way, and in the middle
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise CorpusError(
+                f"{self.name}: {reason} (split {self._split!r}, config {self._config!r}); "
+                f"check hf:NAME@CONFIG:SPLIT and the network"
+            ) from None
+
+    def check(self) -> None:
+        """Nothing: to read it is to fetch it, all of it."""
+
+    def met(self, kind: str) -> dict[str, str]:
+        return {}
+
+    def steps(self) -> dict[Step, str]:
+        return {}
+
+    def identity(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"kind": "hf", "name": self._dataset, "config": self._config}
+        found |= {"split": self._split, "revision": self._revision}
+        folder = Path(self._dataset)
+        if folder.is_dir():
+            digest = hashlib.sha256()
+            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+                digest.update(f"{path.relative_to(folder)}\0{_sha256(path)}\n".encode())
+            found |= {"name": folder.resolve().name, "sha256": digest.hexdigest()}
+        return found
+
+
+class PythonDocs:
+    """Paragraphs of the standard library's docstrings, each once; nothing is imported for it."""
+
+    name, tabular = PYTHON_DOCS, False
+
+    def rows(self) -> Iterator[Row]:
+        return (Row(text, number) for number, text in enumerate(self._paragraphs, 1))
+
+    def check(self) -> None:
+        """Nothing: its texts are all in memory."""
+
+    def met(self, kind: str) -> dict[str, str]:
+        return {}
+
+    def steps(self) -> dict[Step, str]:
+        return {}
+
+    @cached_property
+    def _paragraphs(self) -> list[str]:
+        docstrings = (text for path in _library_sources() for text in _docstrings(path))
+        split = (re.split(r"\n\s*\n", docstring) for docstring in docstrings)
+        folded = (" ".join(paragraph.split()) for paragraphs in split for paragraph in paragraphs)
+        return [text for text in dict.fromkeys(folded) if text]
+
+    def identity(self) -> dict[str, Any]:
+        joined = "\n".join(self._paragraphs).encode("utf-8", "surrogatepass")
+        return {
+            "kind": PYTHON_DOCS,
+            "name": PYTHON_DOCS,
+            "python": platform.python_version(),
+            "documents": len(self._paragraphs),
+            "sha256": hashlib.sha256(joined).hexdigest(),
+        }
+
+
+def _library_sources() -> Iterator[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(set(subfolders) - SKIPPED_FOLDERS)
+        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""

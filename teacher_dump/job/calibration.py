@@ -1,0 +1,48 @@
+"""Mean and deviation of every channel, relative to which hidden states are encoded."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from store import StoreWriter
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.teacher.forward import forward
+from teacher_dump.teacher.teacher import Teacher
+from teacher_dump.windows.length_batches import length_batches
+from teacher_dump.windows.window import Window
+
+CALIBRATION_TOKENS = 1 << 14
+
+
+def calibration(
+    options: DumpOptions, teacher: Teacher, windows: list[Window]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """That of the unfinished store, else a new one."""
+    if not teacher.hidden.groups:
+        return {}
+    if StoreWriter.peek(options.out):
+        return StoreWriter.calibration(options.out)
+    return _calibrate(teacher, windows, options.batch_tokens)
+
+
+def _calibrate(
+    teacher: Teacher, windows: list[Window], batch_tokens: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Mean and deviation of every channel over windows spread evenly through the first part."""
+    step = max(1, sum(len(w.ids) for w in windows) // CALIBRATION_TOKENS)
+    inputs = [w.ids for w in windows]
+    chosen = np.arange(0, len(windows), step)
+    batches = length_batches([len(inputs[i]) for i in chosen], batch_tokens)
+    states: dict[str, list[np.ndarray]] = {name: [] for name in teacher.hidden.groups}
+    for known in forward(teacher, windows, inputs, [chosen[b] for b in batches], 0, Counter()):
+        for name, values in known.hidden.items():
+            states[name].append(values)
+    statistics = {}
+    for name, parts in states.items():
+        joined = np.concatenate(parts).astype(np.float64)
+        deviation = joined.std(axis=0)
+        deviation[deviation == 0] = 1.0
+        statistics[name] = (joined.mean(axis=0).astype(np.float32), deviation.astype(np.float32))
+    return statistics

@@ -1,0 +1,82 @@
+"""What a dump is going to hold: what the options ask for, as far as the teacher has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from store import Features
+from support.console import counted
+from support.errors import UserError
+from teacher_dump.job.options import (
+    DEFAULT_LOGITS,
+    DEFAULT_MAX_LENGTH,
+    DumpOptions,
+    check_head,
+    parse_logits,
+)
+
+if TYPE_CHECKING:
+    from teacher_dump.teacher.teacher import Teacher
+
+
+def told(options: DumpOptions, features: Features) -> str:
+    """What the store is going to hold: which logits is only known once the teacher is loaded."""
+    logits = options.logits or DEFAULT_LOGITS
+    if task := features.task:
+        logits = f"of {counted(len(task.labels), 'label')} ({task.kind})"
+    elif logits != "none" and not features.logits:
+        reason = "--head none" if options.head == "none" else "no masked-LM head in the checkpoint"
+        logits = f"none ({reason})"
+    return (
+        f"features  logits {logits}, hidden {options.hidden}, attention {options.attention}, "
+        f"{counted(features.views, 'view')}, windows of at most {features.max_length} tokens"
+    )
+
+
+def window_length(asked: int | None, teacher: Teacher) -> int:
+    """Tokens of the longest window; UserError where the teacher reads no such."""
+    limit = teacher.max_length()
+    if asked is not None and limit is not None and asked > limit:
+        raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
+    return min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH) if asked is None else asked
+
+
+def features_of(options: DumpOptions, teacher: Teacher, max_length: int) -> Features:
+    """The features that the options ask for and the teacher has; UserError where they do not
+    fit."""
+    if options.views > 1 and teacher.tokenizer.mask_token_id is None:
+        raise UserError(
+            f"--views {options.views}: the teacher's tokenizer has no mask token; use --views 1"
+        )
+    check_head(options, teacher.head or "none")
+    logits = None
+    if teacher.decoder and not teacher.task:
+        logits = parse_logits(
+            options.logits or DEFAULT_LOGITS,
+            teacher.decoder.weight.shape[1],
+            teacher.vocabulary,
+            teacher.head == "causal",
+        )
+    elif not teacher.task and options.logits not in (None, "none"):
+        raise UserError(
+            f"--logits {options.logits}: no LM head was read from {teacher.name}; leave --logits"
+            " out for hidden states and attention maps only, or train a head first with `downstream"
+            " --task mlm`"
+        )
+    kept = logits or teacher.task or teacher.hidden.groups or teacher.attention.groups
+    if not (kept or options.text_only):
+        raise UserError(
+            "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"
+            " nothing to dump"
+        )
+    return Features(
+        views=options.views,
+        max_length=max_length,
+        width=teacher.width,
+        vocabulary=teacher.vocabulary,
+        codec=options.codec,
+        hidden=tuple(teacher.hidden.groups),
+        attention=tuple(teacher.attention.groups),
+        logits=logits,
+        task=teacher.task,
+    )

@@ -1,0 +1,263 @@
+"""The batch job: corpus -> windows -> teacher -> store, one sealed part after the other.
+
+What loads torch and transformers is imported by `_dump`, after everything that can be refused
+without them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from store import StoreWriter, open_store
+from store.extras.word_counts import WordCounts
+from support.background import Behind, prefetched
+from support.console import counted
+from support.errors import UserError
+from support.signals import Stop, stoppable
+from teacher_dump.corpus.documents import Corpus
+from teacher_dump.job.contents import features_of, told, window_length
+from teacher_dump.job.options import DumpOptions, check_options, describe
+from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+from teacher_dump.windows.gold_labels import Labels
+from teacher_dump.windows.rare_words import word_counts
+from teacher_dump.windows.window import Window, iter_windows
+from training.wordpiece import suggested_size
+
+if TYPE_CHECKING:
+    from teacher_dump.job.identity import StageOne
+    from teacher_dump.teacher.teacher import Teacher
+
+PARTS_AHEAD = 1  # cut into tokens while the teacher runs over the one before
+BATCHES_BEHIND = 2  # of the teacher's, that wait to be encoded and written
+
+
+@dataclass(frozen=True)
+class DumpSummary:
+    """What a finished dump reports."""
+
+    documents: int
+    empty_lines: int
+    without_tokens: int
+    surrogates: int
+    sequences: int
+    tokens: int
+    parts: int
+    resumed_parts: int
+    vocab: str  # a --vocab that the text is large enough for
+    halved: int  # batches of this run that were too large for the memory
+    widened: int  # times in this run that a sequence was run again in float32
+    task: str | None = None
+    gold: int = 0  # sequences with a gold label, or tokens with a gold tag
+    cut: int = 0  # documents of a classification that were longer than a sequence
+
+
+def dump(
+    options: DumpOptions,
+    say: Callable[[str], object] = lambda line: None,
+    stage_one: StageOne | None = None,
+) -> DumpSummary:
+    """Run the teacher once over the corpus and write the store; continues a dump that was stopped.
+
+    `say` is told, in a line each, what a user should know before the work starts. `stage_one` is
+    kept beside the teacher. Raises UserError for bad input; then nothing that existed before is
+    changed. Raises Stopped, with what is kept, after SIGINT or SIGTERM: between two batches once
+    the teacher runs.
+    """
+    with stoppable(lambda: kept(options.out)) as stop:
+        check_options(options)
+        StoreWriter.check(options.out)
+        model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
+        corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
+        resolved = options.resolved()
+        say(describe(resolved, bool(options.corpus)))
+        return _dump(resolved, model, corpus, say, stop, stage_one)
+
+
+def kept(out: Path) -> str:
+    """What a stopped dump has, and how to go on."""
+    if StoreWriter.peek(out) is None:
+        state = "is finished"
+        if not out.exists():
+            state = "nothing is written yet; the same command begins anew"
+        return f"{out}: {state}"
+    parts, tokens = StoreWriter.kept(out)
+    kept = f"{counted(parts, 'part')} with {counted(tokens, 'token')} kept"
+    return f"{out}: {kept}; the same command goes on there"
+
+
+def _dump(
+    options: DumpOptions,
+    model: ResolvedModel,
+    corpus: Corpus,
+    say: Callable[[str], object],
+    stop: Stop,
+    stage_one: StageOne | None,
+) -> DumpSummary:
+    from teacher_dump.job.calibration import calibration
+    from teacher_dump.job.identity import identity, software
+    from teacher_dump.teacher.teacher import load_teacher
+
+    corpus.check()  # a bad line far down is told now, not after hours
+    teacher = load_teacher(
+        model,
+        head="none" if options.logits == "none" and options.head == "auto" else options.head,
+        hidden=options.hidden,
+        attention=options.attention,
+        device=options.device,
+        precision=options.precision,
+    )
+    max_length = window_length(options.max_length, teacher)
+    counters: Counter[str] = Counter()
+    task = teacher.task
+    windows = iter_windows(
+        corpus,
+        teacher.tokenizer,
+        max_length,
+        options.stride,
+        counters,
+        one_each=bool(task and task.kind == "classification"),
+    )
+    features = features_of(options, teacher, max_length)
+    if task:
+        labels = Labels(task, teacher.name)
+        labels.check(corpus.met(task.kind), corpus.steps())
+        windows = labels.numbered(windows)
+    cut = gathered(_until(stop, windows), options.part_tokens, options.limit)
+    words = word_counts(options, corpus)
+    with closing(prefetched(cut, PARTS_AHEAD)) as parts:
+        first = next(parts, None)
+        if first is None:
+            raise UserError(
+                f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
+            )
+        say(told(options, features))
+        files = teacher.files()
+        head = bool(features.logits and features.logits.tier == "head")
+        writer = StoreWriter.create_or_resume(
+            options.out,
+            identity=identity(options, teacher, corpus, files, max_length, stage_one),
+            features=features,
+            calibration=calibration(options, teacher, first),
+            files=files,
+            weights=teacher.weights() if options.weights else {},
+            head=teacher.head_arrays() if head else None,
+            software=software(),
+            more=(stage_one.vocab if stage_one else None, words),
+        )
+        with closing(writer):
+            resumed = len(writer.published)
+            every = itertools.chain([first], parts)
+            done = _write(writer, every, teacher, options, say, stop, words)
+            writer.seal()
+    return DumpSummary(
+        documents=done["documents"],
+        empty_lines=corpus.empty_lines,
+        without_tokens=counters["no_tokens"],
+        surrogates=counters["surrogates"],
+        sequences=done["sequences"],
+        tokens=done["tokens"],
+        parts=done["parts"],
+        resumed_parts=resumed,
+        vocab=_vocab(options.out),
+        halved=done["halved"],
+        widened=done["widened"],
+        task=task.kind if task else None,
+        gold=done["gold"],
+        cut=counters["cut"],
+    )
+
+
+def _until(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
+    """The same; raises Stopped in the thread that cuts them, too, which else went on to the end of
+    its part."""
+    for window in windows:
+        stop.check()
+        yield window
+
+
+def _write(
+    writer: StoreWriter,
+    parts: Iterable[list[Window]],
+    teacher: Teacher,
+    options: DumpOptions,
+    say: Callable[[str], object],
+    stop: Stop,
+    words: WordCounts | None,
+) -> Counter[str]:
+    """Write those parts that are not published; what all of them hold, and what `forward`
+    tallies."""
+    from teacher_dump.job.parts import check_published, write_part
+
+    done: Counter[str] = Counter()
+    with (
+        Behind(BATCHES_BEHIND, say) as behind,
+        tqdm(
+            unit="tok", unit_scale=True, desc="dump", disable=None, total=options.limit
+        ) as progress,
+    ):
+
+        def advance(tokens: int) -> None:
+            stop.check()
+            progress.update(tokens)
+
+        for number, part in enumerate(parts):
+            begun, size = time.perf_counter(), sum(len(w.ids) for w in part)
+            if number in writer.published:
+                check_published(writer, number, part)
+                progress.update(size)
+            else:
+                with stop.held():
+                    write_part(
+                        *(writer, number, part, done["sequences"], teacher, options, done),
+                        advance,
+                        behind,
+                        words,
+                    )
+                if progress.disable:  # no terminal: a line now and then instead of a bar
+                    seconds = time.perf_counter() - begun
+                    say(
+                        f"part {number:<4} {counted(len(part), 'sequence')}, "
+                        f"{counted(size, 'token')}, {size / seconds:,.0f} tokens/s; "
+                        f"{done['tokens'] + size:,} tokens so far"
+                    )
+                stop.check()
+            done["parts"], done["documents"] = number + 1, part[-1].document + 1
+            done["sequences"] += len(part)
+            done["tokens"] += size
+            done["gold"] += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
+        behind.finish()
+    return done
+
+
+def _vocab(path: Path) -> str:
+    with closing(open_store(path)) as store:
+        size = suggested_size(store.texts(), store.tokenizer().normalizer)
+    return f"{size // 1000}k" if size % 1000 == 0 else str(size)
+
+
+def gathered(
+    windows: Iterator[Window], part_tokens: int, limit: int | None
+) -> Iterator[list[Window]]:
+    """Consecutive windows in groups of at least `part_tokens` tokens (the last may be smaller)."""
+    part: list[Window] = []
+    filled = total = 0
+    for window in windows:
+        if limit is not None and total + len(window.ids) > limit and total:
+            break
+        part.append(window)
+        filled += len(window.ids)
+        total += len(window.ids)
+        if filled >= part_tokens:
+            yield part
+            part, filled = [], 0
+    if part:
+        yield part

@@ -1,0 +1,81 @@
+"""What was dumped and by which software, as a store says it of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from store.extras.mixed_vocab import MixedVocab
+from teacher_dump.corpus.documents import Corpus
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.teacher.teacher import Teacher
+
+
+@dataclass(frozen=True)
+class StageOne:
+    """What a mixed-vocabulary training gave, and the arguments it was asked for, as JSON."""
+
+    vocab: MixedVocab
+    arguments: dict[str, Any]
+
+    def identity(self) -> dict[str, Any]:
+        """The arguments, and hashes of what they gave, which a GPU need not give twice."""
+        return {
+            **self.arguments,
+            "tokenizer_hash": hashlib.sha256(self.vocab.tokenizer).hexdigest(),
+            "embeddings_hash": hashlib.sha256(self.vocab.embeddings.tobytes()).hexdigest(),
+        }
+
+
+def software() -> dict[str, str]:
+    """Versions of everything that shapes the numbers in a store."""
+    names = ("teachonce", "torch", "transformers", "tokenizers", "numpy", "zarr", "h5py")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def identity(
+    options: DumpOptions,
+    teacher: Teacher,
+    corpus: Corpus,
+    files: dict[str, bytes],
+    max_length: int,
+    stage_one: StageOne | None = None,
+) -> dict[str, Any]:
+    """The attribute `identity`: stores with an equal one, and equal features, are equal."""
+    kept = (
+        "seed",
+        "views",
+        "mask_prob",
+        "stride",
+        "batch_tokens",
+        "part_tokens",
+        "precision",
+        "limit",
+        "weights",
+    )
+    arguments = {name: getattr(options, name) for name in kept}
+    student = {"mixed_vocab": stage_one.identity()} if stage_one else {}
+    return {
+        "teacher": {
+            "id": teacher.name,
+            "revision": teacher.revision,
+            "architecture": type(teacher.model).__name__,
+            "weights_hash": teacher.weights_hash(),
+            "config_hash": hashlib.sha256(files["config.json"]).hexdigest(),
+        },
+        "tokenizer_hash": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
+        "corpus": corpus.identity(),
+        "arguments": {
+            **arguments,
+            "max_length": max_length,
+            "device": torch.device(options.device).type,
+            **({"mask_words": options.mask_words} if options.mask_words != "uniform" else {}),
+            **({"remote_code": True} if options.trust_remote_code else {}),
+        },
+        **student,
+    }

@@ -1,0 +1,180 @@
+"""One part of the store: the teacher run over its windows, every view."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+
+from store import Features, PartWriter, StoreWriter
+from store.extras.word_counts import WordCounts
+from support.background import Behind
+from support.errors import UserError
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.teacher.forward import Known, Logits, forward
+from teacher_dump.teacher.heads import (
+    Decoder,
+    all_logits,
+    log_partitions,
+    sampled_logits,
+    top_logits,
+)
+from teacher_dump.teacher.teacher import Teacher
+from teacher_dump.windows.length_batches import length_batches
+from teacher_dump.windows.masked_views import mask_spans, masked_input
+from teacher_dump.windows.window import Window
+
+Keys = list[tuple[int, int, int]]  # of each window: seed, view, number of the sequence in the store
+
+VERSIONS = ("teachonce", "transformers", "tokenizers")  # which cut a corpus into sequences
+
+
+def write_part(
+    writer: StoreWriter,
+    number: int,
+    windows: list[Window],
+    first_sequence: int,
+    teacher: Teacher,
+    options: DumpOptions,
+    tally: Counter[str],
+    progress: Callable[[int], object],
+    behind: Behind,
+    words: WordCounts | None = None,
+) -> None:
+    """Run every view of `windows` through the teacher; `behind` encodes them and publishes them as
+    part `number`. With `words` rare ones are masked more often.
+
+    Masks and draws depend on (seed, view, number of the sequence in the store), never on the batch.
+    `tally` is that of `forward`; `progress` is told the tokens of every batch (0 in masked views).
+    """
+    features, lengths = writer.features, np.array([len(w.ids) for w in windows])
+    start = np.concatenate([[0], np.cumsum(lengths)])
+    part = writer.part(number, lengths)
+    part.set_sequences(**_sequences(windows, features))
+    batches = length_batches(lengths, options.batch_tokens)
+    for view in range(features.views):
+        keys = [(options.seed, view, first_sequence + i) for i in range(len(windows))]
+        inputs = (
+            _view_inputs(part, view, windows, keys, teacher, options, words)
+            if view
+            else [w.ids for w in windows]
+        )
+        if not (features.hidden or features.attention or features.logits or features.task):
+            progress(0 if view else int(lengths.sum()))
+            continue
+        read = _reader(teacher.decoder, features, keys, lengths)
+        for known in forward(teacher, windows, inputs, batches, first_sequence, tally, read):
+            rows = np.concatenate([np.arange(start[i], start[i + 1]) for i in known.sequences])
+            behind.call(_put, part, view, rows, known, features)
+            progress(len(rows) if view == 0 else 0)
+    behind.call(part.publish)
+
+
+def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> None:
+    """UserError unless the published part `number` was made of these windows: with other versions
+    of the libraries a store would hold some sequences twice and others not at all."""
+    lengths = np.array([len(w.ids) for w in windows])
+    differ = writer.differing(number, lengths, **_sequences(windows, writer.features))
+    if differ:
+        versions = [
+            f"{name} {then} then and {version(name)} now"
+            for name, then in writer.software.items()
+            if name in VERSIONS and then != version(name)
+        ]
+        raise UserError(
+            f"{writer.path}: part {number}, published before, is of other sequences than the corpus"
+            f" gives now ({differ[0]} differs; {', '.join(versions) or 'with the same libraries'});"
+            " install the versions that began it, or give another name"
+        )
+
+
+def _sequences(windows: list[Window], features: Features) -> dict[str, Any]:
+    return {
+        "texts": [w.text for w in windows],
+        "document": np.array([w.document for w in windows]),
+        "document_begin": np.array([w.document_begin for w in windows]),
+        "hard_cut": np.array([w.hard_cut for w in windows]),
+        "token_ids": np.concatenate([w.ids for w in windows]),
+        "offsets": np.concatenate([w.offsets for w in windows]),
+        "special": np.concatenate([w.special for w in windows]),
+        "gold": _gold(windows) if features.task else None,
+    }
+
+
+def _gold(windows: list[Window]) -> np.ndarray:
+    return np.concatenate([w.numbers for w in windows if w.numbers is not None])
+
+
+def _view_inputs(
+    part: PartWriter,
+    view: int,
+    windows: list[Window],
+    keys: Keys,
+    teacher: Teacher,
+    options: DumpOptions,
+    words: WordCounts | None,
+) -> list[np.ndarray]:
+    spans = [
+        mask_spans(w.text, *key, options.mask_prob, words)
+        for w, key in zip(windows, keys, strict=True)
+    ]
+    part.set_masks(view, spans)
+    specials = teacher.tokenizer.all_special_ids
+    return [
+        masked_input(
+            w.ids,
+            w.offsets,
+            w.special,
+            s,
+            teacher.tokenizer.mask_token_id,
+            len(teacher.tokenizer),  # some models pad their vocabulary with rows never trained
+            specials,
+            key,
+        )[0]
+        for w, s, key in zip(windows, spans, keys, strict=True)
+    ]
+
+
+def _reader(
+    decoder: Decoder | None, features: Features, keys: Keys, lengths: np.ndarray
+) -> Logits | None:
+    """What is kept of the logits, read from the decoder's input of a batch."""
+    spec = features.logits
+    if decoder is None or not (spec or features.task):
+        return None
+
+    @torch.inference_mode()
+    def read(values: torch.Tensor, batch: np.ndarray) -> tuple[np.ndarray, ...]:
+        if spec is None:
+            return (all_logits(decoder, values),)
+        if spec.tier == "topk":
+            return top_logits(decoder, values, spec.size)
+        if spec.tier == "head":
+            return values.float().cpu().numpy(), log_partitions(decoder, values)
+        chances = [
+            np.random.default_rng([*keys[i], 1]).random((lengths[i], spec.size)) for i in batch
+        ]
+        return sampled_logits(decoder, values, np.concatenate(chances))
+
+    return read
+
+
+def _put(part: PartWriter, view: int, rows: np.ndarray, known: Known, features: Features) -> None:
+    for name, states in known.hidden.items():
+        part.put_hidden(view, name, rows, states)
+    for name, maps in known.attention.items():
+        for sequence, probabilities in zip(known.sequences, maps, strict=True):
+            part.put_attention(view, name, int(sequence), probabilities)
+    if features.task:
+        part.put_task(view, known.sequences if known.of_sequences else rows, *known.logits)
+    if spec := features.logits:
+        puts: dict[str, Callable[..., None]] = {
+            "topk": part.put_topk,
+            "sample": part.put_samples,
+            "head": part.put_head,
+        }
+        puts[spec.tier](view, rows, *known.logits)

@@ -1,0 +1,78 @@
+"""The teacher with two vocabularies (Zhao et al. 2021, stage I)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from support.errors import UserError
+from teacher_dump.mixed_vocab.segmentation import Batch
+from teacher_dump.teacher.teacher import Teacher
+
+
+class MixedTeacher(nn.Module):
+    """A masked LM that reads and predicts pieces of its own vocabulary and of a student's.
+
+    Student pieces enter by x = W e + c (W [D, d], c [D]), D the width of the teacher's words. Both
+    vocabularies have a softmax over what the teacher's head gives, h [D]: the teacher's own, and
+    for the student's pieces h · (W e_i) + b_i by the same e and W. That c adds the same to all of
+    them, so it is the softmax over the projected embeddings as well as that of e over Wᵀh, the
+    state projected back.
+
+    Raises UserError for a student wider than the teacher's words, and for a head whose input has
+    another width than the words.
+    """
+
+    def __init__(self, teacher: Teacher, pieces: int, width: int, seed: int) -> None:
+        super().__init__()
+        assert teacher.decoder is not None  # loaded with --head mlm
+        self.network: Any = teacher.model
+        words: Any = self.network.get_input_embeddings()
+        wide = words.weight.shape[1]
+        if not 0 < width <= wide:
+            raise UserError(
+                f"--width {width}: the student's embeddings are projected up to the teacher's, and"
+                f" the words of {teacher.name} are {wide} wide; choose 1 to {wide}"
+            )
+        if teacher.decoder.weight.shape[1] != wide:
+            raise UserError(
+                f"{teacher.name}: its masked-LM head reads {teacher.decoder.weight.shape[1]}"
+                f" numbers and its words have {wide}, so one projection cannot serve both; choose a"
+                " teacher with tied embeddings, such as BERT"
+            )
+        tied = teacher.decoder.weight.data_ptr() == words.weight.data_ptr()
+        self.weight = words.weight if tied else nn.Parameter(teacher.decoder.weight.clone())
+        self.bias = nn.Parameter(teacher.decoder.bias.clone())
+        self.student, self.up = nn.Embedding(pieces, width), nn.Linear(width, wide)
+        self.student_bias = nn.Parameter(torch.zeros(pieces))
+        self._start(words.weight.detach(), seed)
+
+    @torch.no_grad()
+    def _start(self, words: torch.Tensor, seed: int) -> None:
+        """Random, so that projected embeddings have the mean and deviation of the teacher's."""
+        chance = torch.Generator().manual_seed(seed)
+        width = self.student.weight.shape[1]
+        mean = words.mean(0)
+        self.student.weight.normal_(0, float((words - mean).std()), generator=chance)
+        self.up.weight.normal_(0, width**-0.5, generator=chance)
+        self.up.bias.copy_(mean)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cross-entropies in nats, summed: of the masked teacher pieces and of the student's."""
+        words = self.network.get_input_embeddings()(batch.ids.masked_fill(batch.own, 0))
+        projected = self.up(self.student(batch.ids[batch.own])).to(words.dtype)
+        words = words.masked_scatter(batch.own[..., None], projected)
+        states = self.network(inputs_embeds=words, attention_mask=batch.present.long()).logits
+        states = states.flatten(0, 1)[batch.rows]
+        own = batch.labels_own
+        logits = functional.linear(states[~own], self.weight, self.bias)
+        narrow = functional.linear(states[own], self.up.weight.T)
+        own_logits = functional.linear(narrow, self.student.weight, self.student_bias)
+        return _summed(logits, batch.labels[~own]), _summed(own_logits, batch.labels[own])
+
+
+def _summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.float(), labels, reduction="sum")

@@ -1,0 +1,242 @@
+"""Text whose words are segmented at random by the teacher's or a student's vocabulary, and masked.
+
+Both tokenizers read the whole text, and each word takes its tokens from one of them. Offsets say
+which these are, so that any two tokenizers with offsets can be mixed, and every word has the pieces
+that its tokenizer gives it in its context. Everything here is a pure function of its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from support.errors import UserError
+from teacher_dump.windows.length_batches import length_batches, padded
+from teacher_dump.windows.masked_views import word_spans
+
+MASKED = 20  # at most of a sequence; Zhao et al. 2021, section 4.2
+MASKED_BY_TEACHER = 10  # of these at most: the student's pieces have all to learn
+POOL = 4096  # sequences among which those of like length are sought and shuffled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Tokens of one text by one or both vocabularies.
+
+    ids int64 [T]; own bool [T], true for the student's; offsets int64 [T, 2]; special bool [T];
+    word int64 [T], the word that each belongs to: -1 for special tokens before the text.
+    """
+
+    ids: np.ndarray
+    own: np.ndarray
+    offsets: np.ndarray
+    special: np.ndarray
+    word: np.ndarray
+
+    def __getitem__(self, rows: Any) -> Pieces:
+        columns = (self.ids, self.own, self.offsets, self.special, self.word)
+        return Pieces(*(column[rows] for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two vocabularies: what is needed of its tokenizer."""
+
+    backend: Any  # tokenizers.Tokenizer
+    mask: int
+    ordinary: np.ndarray  # int64: ids that are not special
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Side:
+        """Of a fast tokenizer of transformers with a mask token."""
+        backend = tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        special = set(tokenizer.all_special_ids)
+        ids = [number for number in sorted(tokenizer.get_vocab().values()) if number not in special]
+        return cls(backend, tokenizer.mask_token_id, np.array(ids, np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Masked:
+    """A sequence as the network reads it: ids and own [L]; what stood at `places` [M] before."""
+
+    ids: np.ndarray
+    own: np.ndarray
+    places: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Masked sequences, padded. `rows` are places in the flat [B*L] of the M masked pieces."""
+
+    ids: torch.Tensor  # int64 [B,L]
+    own: torch.Tensor  # bool [B,L]: the student's pieces
+    present: torch.Tensor  # bool [B,L]
+    rows: torch.Tensor  # int64 [M]
+    labels: torch.Tensor  # int64 [M], each of its own vocabulary
+    labels_own: torch.Tensor  # bool [M]
+
+    @classmethod
+    def of(cls, sequences: list[Masked]) -> Batch:
+        ids, present = padded([s.ids for s in sequences], 0)
+        own, _ = padded([s.own for s in sequences], 0)
+        rows = [i * ids.shape[1] + s.places for i, s in enumerate(sequences)]
+        columns = (
+            ids,
+            own.astype(bool),
+            present,
+            np.concatenate(rows),
+            np.concatenate([s.labels for s in sequences]),
+            np.concatenate([s.own[s.places] for s in sequences]),
+        )
+        return cls(*map(torch.from_numpy, columns))
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(*(column.to(device) for column in vars(self).values()))
+
+
+def word_numbers(text: str, *offsets: np.ndarray) -> np.ndarray:
+    """The word that each character of a text belongs to: int64 [characters], ascending from 0.
+
+    Words are those of `masking.word_spans`, joined where a token of one of the tokenizations
+    (offsets int [T, 2]) covers characters of several, and what lies between them.
+    """
+    spans = np.concatenate([word_spans(text), *offsets]).astype(np.int64)
+    spans = spans[spans[:, 0] < spans[:, 1]]
+    open_spans = np.zeros(len(text) + 1, np.int64)
+    np.add.at(open_spans, spans[:, 0] + 1, 1)
+    np.add.at(open_spans, spans[:, 1], -1)
+    return np.cumsum(np.cumsum(open_spans)[:-1] == 0) - 1
+
+
+def mixed(
+    text: str, teacher: Any, student: Any, share: float, chance: np.random.Generator
+) -> Pieces:
+    """`text` with each word in the student's pieces with probability `share`, else the teacher's.
+
+    `teacher` and `student` are its encodings by `tokenizers`. Special tokens before and after the
+    text are words, too: the student's must be learnt.
+    """
+    offsets = [np.array(e.offsets, np.int64).reshape(-1, 2) for e in (teacher, student)]
+    words = word_numbers(text, *offsets)
+    both = [
+        _pieces(encoding, spans, words, own)
+        for encoding, spans, own in zip((teacher, student), offsets, (False, True), strict=True)
+    ]
+    last = int(words[-1]) if len(words) else -1
+    by_student = chance.random(last + 3) < share  # of words -1 to last + 1
+    chosen = [
+        side[by_student[side.word + 1] == own] for side, own in zip(both, (0, 1), strict=True)
+    ]
+    columns = zip(*(_columns(side) for side in chosen), strict=True)
+    joined = Pieces(*(np.concatenate(pair) for pair in columns))
+    return joined[np.argsort(joined.word, kind="stable")]
+
+
+def _columns(pieces: Pieces) -> tuple[np.ndarray, ...]:
+    return pieces.ids, pieces.own, pieces.offsets, pieces.special, pieces.word
+
+
+def _pieces(encoding: Any, offsets: np.ndarray, words: np.ndarray, own: bool) -> Pieces:
+    special = np.array(encoding.special_tokens_mask, bool)
+    first = np.minimum(offsets[:, 0], max(0, len(words) - 1))
+    word = words[first] if len(words) else np.zeros(len(first), np.int64)
+    if special.any():
+        text = np.flatnonzero(~special)
+        middle = text[0] if len(text) else (len(special) + 1) // 2
+        before = np.arange(len(special)) < middle
+        word = np.where(special, np.where(before, -1, words[-1] + 1 if len(words) else 0), word)
+    ids = np.array(encoding.ids, np.int64)
+    return Pieces(ids, np.full(len(ids), own), offsets, special, word)
+
+
+def shortened(pieces: Pieces, longest: int) -> Pieces:
+    """At most `longest` tokens: whole words from the beginning, and the special tokens."""
+    excess = len(pieces.ids) - longest
+    if excess <= 0:
+        return pieces
+    text = np.flatnonzero(~pieces.special)
+    kept = text[: max(0, len(text) - excess)]
+    cut = pieces.word[text[len(kept)]] if len(kept) < len(text) else -1
+    whole = kept[pieces.word[kept] != cut]
+    kept = whole if len(whole) else kept  # a single word longer than all
+    return pieces[np.sort(np.concatenate([kept, np.flatnonzero(pieces.special)]))]
+
+
+def masked(
+    pieces: Pieces, sides: tuple[Side, Side], probability: float, chance: np.random.Generator
+) -> Masked:
+    """Mask whole pieces, `probability` of them, at least one and at most MASKED, of the teacher's
+    at most MASKED_BY_TEACHER; special tokens never.
+
+    Each becomes the mask token of its own vocabulary with 80 %, a random piece of it with 10 %,
+    and stays with 10 % (Devlin et al. 2019, section 3.1).
+    """
+    order = chance.permutation(np.flatnonzero(~pieces.special))
+    count = min(MASKED, max(1, int(probability * len(order) + chance.random())))
+    own = pieces.own[order]
+    allowed = own | (np.cumsum(~own) <= MASKED_BY_TEACHER)
+    places = np.sort(order[allowed][:count])
+    ids, action = pieces.ids.copy(), chance.random(len(places))
+    for side, is_own in zip(sides, (False, True), strict=True):
+        here = places[pieces.own[places] == is_own]
+        what = action[pieces.own[places] == is_own]
+        ids[here[what < 0.8]] = side.mask
+        drawn = here[(what >= 0.8) & (what < 0.9)]
+        ids[drawn] = chance.choice(side.ordinary, len(drawn))
+    return Masked(ids, pieces.own, places, pieces.ids[places])
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """Endless batches of a corpus: pure functions of seed, epoch and the number of the text.
+
+    `texts` gives the texts of one pass; `sides` are the teacher's vocabulary and the student's.
+    """
+
+    texts: Callable[[], Iterable[str]]
+    sides: tuple[Side, Side]
+    share: float
+    probability: float
+    longest: int
+    batch_tokens: int
+    seed: int
+
+    def batches(self, first: int = 0) -> Iterator[Batch]:
+        """From batch number `first` on; the texts come again when they are at an end."""
+        for sequences in islice(self._all(), first, None):
+            yield Batch.of(sequences)
+
+    def _all(self) -> Iterator[list[Masked]]:
+        epoch = 0
+        while True:
+            number, made, texts = 0, 0, iter(self.texts())
+            while pool := list(islice(texts, POOL)):
+                for batch in self._shuffled(pool, epoch, number):
+                    made += len(batch)
+                    yield batch
+                number += len(pool)
+            if made == 0:
+                raise UserError("no text in the whole corpus; nothing to learn from")
+            epoch += 1
+
+    def _shuffled(self, pool: list[str], epoch: int, number: int) -> Iterator[list[Masked]]:
+        encodings = zip(*(side.backend.encode_batch(pool) for side in self.sides), strict=True)
+        made = []
+        for place, (text, (teacher, student)) in enumerate(zip(pool, encodings, strict=True)):
+            chance = np.random.default_rng([self.seed, epoch, number + place])
+            pieces = mixed(text, teacher, student, self.share, chance)
+            if not pieces.special.all():
+                pieces = shortened(pieces, self.longest)
+                made.append(masked(pieces, self.sides, self.probability, chance))
+        batches = length_batches([len(sequence.ids) for sequence in made], self.batch_tokens)
+        chance = np.random.default_rng([self.seed, epoch, number, 1])
+        for which in chance.permutation(len(batches)):
+            yield [made[i] for i in batches[which]]

@@ -1,0 +1,216 @@
+"""Mixed-vocabulary training (Zhao et al. 2021, stage I).
+
+A teacher goes on training with a student's vocabulary beside its own, and the student's embeddings
+go into a store, from which stage II trains the student with no teacher. What loads torch and
+transformers is imported after everything that can be refused without them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from store import StoreWriter, open_store
+from store.extras.mixed_vocab import MixedVocab
+from support.differences import check_same, differences
+from support.errors import UserError
+from support.signals import Stop, stoppable
+from teacher_dump.corpus.documents import Corpus
+from teacher_dump.job.contents import window_length
+from teacher_dump.job.dump import DumpSummary, dump, gathered, kept
+from teacher_dump.job.options import DumpOptions, check_options
+from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+from teacher_dump.windows.window import iter_windows
+from training.optimizer import check_optimizer
+from training.wordpiece import SPECIALS, check_student_tokenizer, train_wordpiece, vocabulary_size
+
+if TYPE_CHECKING:
+    from teacher_dump.job.identity import StageOne
+    from teacher_dump.teacher.teacher import Teacher
+
+
+@dataclass(frozen=True)
+class MixedVocabOptions:
+    """What is asked of stage I; see `teacher-dump mixed-vocab --help` for each. `dump` says what
+    teacher and corpus are, and what else of the teacher the store keeps."""
+
+    dump: DumpOptions
+    vocab: str
+    width: int
+    steps: int = 2000
+    lr: float = 1e-4
+    student_share: float = 0.5
+    mask_prob: float = 0.15
+    optimizer: str = "adamw"
+    checkpoint_every: int = 500
+
+    def arguments(self) -> dict[str, Any]:
+        """What decides the embeddings, teacher and text aside, as JSON."""
+        own = {key: value for key, value in asdict(self).items() if key != "dump"}
+        del own["checkpoint_every"]
+        shared = {key: getattr(self.dump, key) for key in ("batch_tokens", "seed", "precision")}
+        return {**own, **shared}
+
+    def checkpoint(self) -> Path:
+        """Where a stopped training is kept, beside the store."""
+        return self.dump.out.with_name(f"{self.dump.out.name}.mixed-vocab")
+
+
+def mixed_vocab(
+    options: MixedVocabOptions, say: Callable[[str], object] = lambda line: None
+) -> DumpSummary:
+    """Train the teacher on both vocabularies, then write the store: the corpus in the teacher's
+    tokens, the student's tokenizer and embeddings, and what `options.dump` asks for of the teacher
+    as it was before.
+
+    Stopped or killed in the training it goes on from the last checkpoint, in the dump from the
+    parts that are there. Raises UserError for bad input before anything is written.
+    """
+    options = replace(options, dump=replace(options.dump, text_only=True))
+    with stoppable(lambda: _kept(options)) as stop:
+        _check(options)
+        model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
+        corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
+        options = replace(options, dump=options.dump.resolved())
+        stage_one = _from_store(options) or _trained(options, model, corpus, stop, say)
+    summary = dump(options.dump, say, stage_one)
+    options.checkpoint().unlink(missing_ok=True)
+    return summary
+
+
+def _check(options: MixedVocabOptions) -> None:
+    check_options(options.dump)
+    StoreWriter.check(options.dump.out)
+    counts = ("width", "steps", "checkpoint_every")
+    for name in counts:
+        if getattr(options, name) < 1:
+            raise UserError(
+                f"--{name.replace('_', '-')} {getattr(options, name)}: expected at least 1"
+            )
+    for name in ("student_share", "mask_prob"):
+        if not 0 < getattr(options, name) < 1:
+            raise UserError(
+                f"--{name.replace('_', '-')} {getattr(options, name)}: expected a share between 0"
+                " and 1"
+            )
+    if not 0 < options.lr < 1:
+        raise UserError(f"--lr {options.lr:g}: expected a rate between 0 and 1")
+    if options.dump.precision == "fp16":
+        raise UserError("--precision fp16: gradients vanish in it; train with bf16 or fp32")
+    check_optimizer(options.optimizer)
+
+
+def _kept(options: MixedVocabOptions) -> str:
+    path = options.checkpoint()
+    if path.exists():
+        return f"{path}: the training is saved there; the same command goes on"
+    return kept(options.dump.out)
+
+
+def _from_store(options: MixedVocabOptions) -> StageOne | None:
+    """What an unfinished store was begun with; UserError if by other arguments."""
+    from teacher_dump.job.identity import StageOne
+
+    out = options.dump.out
+    attributes = StoreWriter.peek(out)
+    if attributes is None:
+        return None
+    then, now = attributes["identity"].get("mixed_vocab", {}), options.arguments()
+    theirs = {key: then.get(key) for key in now}
+    check_same(out, differences(theirs, now))
+    store = open_store(out, allow_partial=True)
+    stage_one = StageOne(MixedVocab.of(store), now)
+    store.close()
+    return stage_one
+
+
+def _trained(
+    options: MixedVocabOptions,
+    model: ResolvedModel,
+    corpus: Corpus,
+    stop: Stop,
+    say: Callable[[str], object],
+) -> StageOne:
+    from teacher_dump.job.identity import StageOne
+    from teacher_dump.mixed_vocab.model import MixedTeacher
+    from teacher_dump.mixed_vocab.segmentation import Mixer, Side
+    from teacher_dump.mixed_vocab.training import Course, train
+    from teacher_dump.teacher.teacher import load_teacher, tokenizer_files
+
+    asked = options.dump
+    corpus.check()
+    teacher = load_teacher(model, head="mlm", hidden="none", attention="none")
+    if teacher.tokenizer.mask_token_id is None:
+        raise UserError(f"{teacher.name}: its tokenizer has no mask token; choose a masked LM")
+    longest = window_length(asked.max_length, teacher)
+
+    def texts() -> Iterator[str]:
+        windows = iter_windows(corpus, teacher.tokenizer, longest, asked.stride)
+        parts = gathered(windows, asked.part_tokens, asked.limit)
+        return (window.text for window in itertools.chain.from_iterable(parts))
+
+    tokenizer = student_tokenizer(options.vocab, texts(), teacher)
+    network = MixedTeacher(teacher, len(tokenizer), options.width, asked.seed)
+    say(
+        f"student   {len(tokenizer):,} pieces, {options.width} wide, beside"
+        f" {len(teacher.tokenizer):,} of the teacher, {network.weight.shape[1]} wide"
+    )
+    say(
+        f"training  {options.steps} steps of {asked.batch_tokens} tokens, {options.optimizer}, lr"
+        f" {options.lr:g}, seed {asked.seed}, {asked.device}, {asked.precision}"
+    )
+    files = tokenizer_files(tokenizer, longest)
+    mixer = Mixer(
+        texts,
+        (Side.of(teacher.tokenizer), Side.of(tokenizer)),
+        options.student_share,
+        options.mask_prob,
+        longest,
+        asked.batch_tokens,
+        asked.seed,
+    )
+    begun = {
+        **options.arguments(),
+        "teacher": teacher.weights_hash(),
+        "tokenizer": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
+        "corpus": corpus.identity(),
+        "max_length": longest,
+        "limit": asked.limit,
+    }
+    course = Course(
+        options.steps,
+        options.lr,
+        options.optimizer,
+        asked.seed,
+        asked.precision,
+        options.checkpoint_every,
+        begun,
+    )
+    embeddings = train(network, mixer, course, options.checkpoint(), asked.device, stop, say)
+    vocab = MixedVocab(embeddings, files["tokenizer.json"], files["tokenizer_config.json"])
+    return StageOne(vocab, options.arguments())
+
+
+def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
+    """The fast tokenizer that `--vocab` asks for: a size, or a folder.
+
+    Raises UserError if the texts cannot give that size, or the folder has none with a mask and a
+    padding token.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    from teacher_dump.teacher.loading import load_tokenizer
+
+    size = vocabulary_size(word)
+    if size is not None:
+        backend = train_wordpiece(texts, size, teacher.tokenizer.backend_tokenizer.normalizer)
+        return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=512, **SPECIALS)
+    if not Path(word).is_dir():
+        raise UserError(f"--vocab {word}: expected a size (5k, 8000) or a folder with a tokenizer")
+    tokenizer = load_tokenizer(ResolvedModel(word, f"--vocab {word}"))
+    check_student_tokenizer(tokenizer, word)
+    return tokenizer

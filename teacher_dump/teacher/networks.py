@@ -1,0 +1,129 @@
+"""The network of a checkpoint with the head that is in it, never with a random one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+
+from store import TaskSpec
+from support.errors import UserError
+from teacher_dump.teacher.checkpoint_names import ResolvedModel
+from teacher_dump.teacher.loading import load_network
+
+
+@dataclass(frozen=True)
+class Head:
+    """How a head is loaded. `architecture` ends the name of a class of transformers that has it:
+    two heads may have parameters of the same names. `remedy`: how to come by one."""
+
+    factory: Any
+    name: str
+    remedy: str
+    architecture: str | None = None
+
+
+WITHOUT = "use --head none for hidden states and attention maps only"
+HEADS = {
+    "mlm": Head(
+        AutoModelForMaskedLM, "masked-LM", f"{WITHOUT}, or train one with `downstream --task mlm`"
+    ),
+    "causal": Head(AutoModelForCausalLM, "causal-LM", WITHOUT),
+    "classification": Head(
+        AutoModelForSequenceClassification,
+        "classification",
+        "fine-tune it first with `downstream --task classify`",
+        "ForSequenceClassification",
+    ),
+    "tagging": Head(
+        AutoModelForTokenClassification,
+        "tagging",
+        "fine-tune it first with `downstream --task pos` or `ner`",
+        "ForTokenClassification",
+    ),
+}
+
+
+def load_with_head(
+    resolved: ResolvedModel, config: Any, head: str, options: dict[str, Any]
+) -> tuple[PreTrainedModel, str | None]:
+    """The network of a checkpoint, and which of HEADS it has.
+
+    `head` is one of these, `none`, or `auto`: the task that the checkpoint says it was fine-tuned
+    for, else a masked-LM head if there is one. Raises UserError where the head asked for is not in
+    the checkpoint.
+    """
+    kind = _declared(config) if head == "auto" else head
+    network, missing = None, ["asked for none"]
+    if kind != "none":
+        network, missing = _load(HEADS[kind], resolved, config, options)
+    if network is not None and not missing:
+        return network, kind
+    if head not in ("auto", "none"):
+        raise UserError(
+            f"{resolved.name}: the checkpoint has no {HEADS[kind].name} head (missing:"
+            f" {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}); {HEADS[kind].remedy}"
+        )
+    network, missing = load_network(AutoModel, resolved, **options)
+    if any("pooler" in key for key in missing):
+        network.pooler = None  # random, so the same checkpoint would be another each time
+    return network, None
+
+
+def _declared(config: Any) -> str:
+    for name in config.architectures or ():
+        for kind, head in HEADS.items():
+            if head.architecture and name.endswith(head.architecture):
+                return kind
+    return "mlm"
+
+
+def _load(
+    head: Head, resolved: ResolvedModel, config: Any, options: dict[str, Any]
+) -> tuple[PreTrainedModel | None, list[str]]:
+    """The model and what of it the checkpoint lacks; None for families without such a model."""
+    said = (config.architectures or ()) if head.architecture else ()
+    if head.architecture and said and not any(name.endswith(head.architecture) for name in said):
+        return None, [f"it is a {said[0]}"]
+    try:
+        return load_network(head.factory, resolved, **options)
+    except UserError as error:
+        if "Unrecognized configuration class" in str(error):
+            return None, ["this family has none"]
+        raise
+
+
+def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec | None:
+    """What a head that was fine-tuned for a task tells apart; None for LM heads.
+
+    Raises UserError for a head whose logits are not what its last layer gives, and for labels that
+    cannot be told apart.
+    """
+    config: Any = network.config
+    if head not in ("classification", "tagging"):
+        if head == "causal" and getattr(config, "final_logit_softcapping", None):
+            raise UserError(
+                f"{name}: caps its logits behind the LM head (final_logit_softcapping), which is"
+                " not stored; use --head none"
+            )
+        return None
+    if head == "classification" and config.pad_token_id is None:
+        raise UserError(f"{name}: its config.json has no pad_token_id; give it the tokenizer's")
+    names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
+    if len(set(names)) < len(names):
+        raise UserError(f"{name}: two labels have one name in id2label of its config.json")
+    later = getattr(config, "later_label", None) if head == "tagging" else None
+    if later is not None and later not in names:
+        raise UserError(
+            f"{name}: later_label of its config.json is {later!r}, which is none of its labels,"
+            f" {', '.join(names)[:200]}; take it out, or name the label of a word's later pieces"
+        )
+    return TaskSpec(head, tuple(names), later)

@@ -1,0 +1,128 @@
+"""Averages of layers, accumulated while the layers run: no list of all hidden states or attention
+maps is ever kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from support.console import counted
+from support.errors import UserError
+from teacher_dump.job.options import feature_words
+
+
+def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
+    """Names and layer numbers of a feature option such as `mean`, `groups:3`, `layer:4` or a comma
+    list of them.
+
+    Layers are counted from 1 (the first transformer layer) to `layers`; `layer:0` is the output of
+    the embeddings. `mean` averages layers 1..L, `groups:N` cuts them into N equal consecutive
+    groups.
+
+    Raises UserError for an unknown word, `none` beside others, a layer that does not exist or
+    groups that do not divide the layers.
+    """
+    groups: dict[str, list[int]] = {}
+    for kind, number in feature_words(spec):
+        if kind == "mean":
+            groups["mean"] = list(range(1, layers + 1))
+        elif kind == "groups":
+            if layers % number:
+                raise UserError(
+                    f"groups:{number}: {counted(layers, 'layer')} cannot be cut into {number} equal"
+                    f" groups; choose a divisor of {layers}"
+                )
+            size = layers // number
+            for i in range(number):
+                groups[f"groups{number}.{i}"] = list(range(1 + i * size, 1 + (i + 1) * size))
+        else:
+            if number > layers:
+                raise UserError(
+                    f"layer:{number}: the teacher has layers 0 (embeddings) to {layers}"
+                )
+            groups[f"layer{number}"] = [number]
+    return groups
+
+
+def find_layers(base: nn.Module, count: int) -> nn.ModuleList:
+    """The list of transformer layers of an encoder: its outermost module list of `count`
+    members."""
+    for module in base.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise UserError(
+        f"{type(base).__name__} has no list of its {count} layers (layers that share weights,"
+        " perhaps): choose a BERT-like encoder"
+    )
+
+
+class Accumulator:
+    """Running means of tensors over named groups of layers."""
+
+    def __init__(self, groups: Mapping[str, list[int]]) -> None:
+        self.groups = groups
+        self.sums: dict[str, torch.Tensor] = {}
+
+    def add(self, layer: int, value: torch.Tensor) -> None:
+        for name, members in self.groups.items():
+            if layer in members:
+                if name not in self.sums:
+                    self.sums[name] = torch.zeros_like(value, dtype=torch.float32)
+                self.sums[name].add_(value, alpha=1 / len(members))
+
+    def take(self) -> dict[str, torch.Tensor]:
+        sums, self.sums = self.sums, {}
+        return sums
+
+
+@contextmanager
+def tapped(
+    base: nn.Module, layers: int, hidden: Accumulator, attention: Accumulator
+) -> Iterator[None]:
+    """While open, every forward pass of `base` feeds its states [B,L,D] and attention maps [B,L,L]
+    to the accumulators.
+
+    State i is what layer i+1 reads, and the last one is what the encoder returns: so final norms
+    and convolutions between layers are part of it, as in transformers' own `hidden_states`.
+    Attention maps are probabilities, averaged over heads.
+    """
+    handles = []
+    modules = find_layers(base, layers)
+    for i, layer in enumerate(modules):
+        handles.append(layer.register_forward_pre_hook(_read_state(hidden, i), with_kwargs=True))
+        if attention.groups:
+            handles += _tap_attention(layer, attention, i + 1)
+
+    def read_last(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        hidden.add(layers, output[0])
+
+    handles.append(base.register_forward_hook(read_last))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _read_state(hidden: Accumulator, number: int) -> Callable[..., None]:
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden.add(number, args[0] if args else kwargs["hidden_states"])
+
+    return hook
+
+
+def _tap_attention(layer: nn.Module, attention: Accumulator, number: int) -> list[Any]:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        maps = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if not isinstance(maps, torch.Tensor) or maps.dim() != 4:
+            raise UserError(f"layer {number} gives no attention maps: use --attention none")
+        attention.add(number, maps.mean(dim=1, dtype=torch.float32))
+
+    named = [m for m in layer.modules() if "Attention" in type(m).__name__ and m is not layer]
+    # The wrapper of an attention module hands the same maps on: only the innermost one counts.
+    innermost = [m for m in named if not any(n in named for n in m.modules() if n is not m)]
+    return [module.register_forward_hook(hook) for module in innermost]

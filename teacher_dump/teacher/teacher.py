@@ -1,0 +1,235 @@
+"""The teacher: a checkpoint, loaded and checked, and one forward pass over a batch of windows."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from store import TaskSpec
+from support.errors import UserError
+from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+from teacher_dump.teacher.heads import Decoder, split_decoder
+from teacher_dump.teacher.loading import load_config, load_tokenizer
+from teacher_dump.teacher.networks import load_with_head, task_of
+from teacher_dump.teacher.taps import Accumulator, layer_groups, tapped
+from training.position_embeddings import first_position
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass
+class Activations:
+    """What one forward pass knew, still on the device; padding included."""
+
+    hidden: dict[str, torch.Tensor]  # [B,L,D] float32
+    attention: dict[str, torch.Tensor]  # [B,L,L] float32
+    head_input: torch.Tensor | None  # [B,L,D'] input of the decoder; [B,D'] for classes of texts
+
+
+class Teacher:
+    """A model in evaluation mode, with taps for averaged states and maps.
+
+    `name` is what the user typed, `revision` the commit on the hub, None for a folder. `head` and
+    `decoder`, its last step, are None where the checkpoint has no head (or `none` was asked for);
+    `task` is what the head was fine-tuned for, None for LM heads.
+    """
+
+    def __init__(
+        self,
+        resolved: ResolvedModel,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        decoder: Decoder | None,
+        hidden: str,
+        attention: str,
+        head: str | None = None,
+        task: TaskSpec | None = None,
+    ) -> None:
+        self.head, self.task = head, task
+        self.name, self.revision = resolved.name, resolved.revision
+        self.model, self.tokenizer, self.decoder = model, tokenizer, decoder
+        self.config = model.config
+        self.base: Any = model.base_model
+        self.layers = int(self.config.num_hidden_layers)
+        self.width = int(self.config.hidden_size)
+        self.vocabulary = int(self.config.vocab_size)
+        self.hidden = Accumulator(layer_groups(hidden, self.layers))
+        self.attention = Accumulator(layer_groups(attention, self.layers))
+        if "layer0" in self.attention.groups:
+            raise UserError("--attention layer:0: the embeddings attend to nothing; count from 1")
+        self.device = next(model.parameters()).device
+        # Some families return maps only when asked; the others would keep all of them if asked.
+        asks = "output_attentions" in inspect.signature(self.base.forward).parameters
+        self._arguments = {"output_attentions": True} if asks and self.attention.groups else {}
+        if head == "causal":
+            self._arguments["use_cache"] = False  # of keys and values, which nobody asks for again
+
+    @torch.inference_mode()
+    def run(self, ids: np.ndarray, present: np.ndarray) -> Activations:
+        """Forward pass over token ids [B,L] where `present` [B,L] is False on padding."""
+        self.hidden.take()  # what a pass left that ran out of memory
+        self.attention.take()
+        inputs = {
+            "input_ids": torch.from_numpy(ids).long().to(self.device),
+            "attention_mask": torch.from_numpy(present).long().to(self.device),
+        }
+        with tapped(self.base, self.layers, self.hidden, self.attention):
+            output = self.model(**inputs, **self._arguments)
+        head_input = output.logits if self.decoder else None
+        return Activations(self.hidden.take(), self.attention.take(), head_input)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it computes in fewer bits than float32."""
+        return bool(self._narrow())
+
+    def _narrow(self) -> list[torch.Tensor]:
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return [t for t in tensors if t.is_floating_point() and t.itemsize < 4]
+
+    @contextmanager
+    def widened(self) -> Iterator[None]:
+        """While open, the model computes in float32; its weights stay as rounded as they are."""
+        before = [(tensor, tensor.dtype) for tensor in self._narrow()]
+        try:
+            for tensor, _ in before:
+                tensor.data = tensor.data.float()
+            yield
+        finally:
+            for tensor, dtype in before:
+                tensor.data = tensor.data.to(dtype)
+
+    def unusable(self, where: str) -> str:
+        """What to tell, in a line, of NaN or infinity that it gave in float32, too."""
+        line = f"the teacher {self.name} gives NaN or infinity ({where}), in float32, too"
+        for name, value in self.model.state_dict().items():
+            if value.is_floating_point() and not value.isfinite().all():
+                cause = "the checkpoint is damaged"
+                if value.itemsize < 4:
+                    cause += ", or too large for it: try --precision fp32"
+                return f"{line}: its {name} holds NaN or infinity in {value.dtype}; {cause}"
+        return f"{line}; leave that document out, or take another checkpoint"
+
+    def max_length(self) -> int | None:
+        """Longest input in tokens, special ones included; None where the checkpoint does not
+        say."""
+        limit = self.tokenizer.model_max_length
+        positions = getattr(self.config, "max_position_embeddings", None)
+        if positions:
+            positions -= first_position(self.config.to_dict())
+        known = [int(n) for n in (limit, positions) if n and 0 < n < 1_000_000]
+        return min(known, default=None)
+
+    def weights(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Parameters of the encoder, and of a masked-LM head but for its output embeddings, as
+        float16, in a fixed order."""
+        found = self.base.state_dict()
+        if self.head == "mlm" and self.decoder:
+            encoder = f"{self.model.base_model_prefix}."
+            for name, value in self.model.state_dict().items():
+                if not name.startswith(encoder) and value.shape != self.decoder.bias.shape:
+                    found[name] = value
+            found["decoder.bias"] = self.decoder.bias
+        for name, value in sorted(found.items()):
+            if value.is_floating_point():
+                yield name, value.to(torch.float16).cpu().numpy()
+
+    def weights_hash(self) -> str:
+        """SHA-256 over names and values of all parameters: the same wherever the checkpoint
+        lies."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.float().cpu().contiguous().numpy().data)
+        if self.decoder:
+            for value in self.head_arrays():
+                digest.update(value.data)
+        return digest.hexdigest()
+
+    def head_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Weight [V,D] and bias [V] of the decoder, float32."""
+        assert self.decoder is not None
+        return self.decoder.weight.cpu().numpy(), self.decoder.bias.cpu().numpy()
+
+    def files(self) -> dict[str, bytes]:
+        """tokenizer.json, tokenizer_config.json and config.json as bytes."""
+        config = self.config.to_dict()
+        if Path(config.get("_name_or_path", "")).exists():
+            del config["_name_or_path"]  # where it lay on this machine is not what it is
+        return {
+            **tokenizer_files(self.tokenizer, self.max_length() or 512),
+            "config.json": json.dumps(config, sort_keys=True).encode(),
+        }
+
+
+def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
+    """tokenizer.json and tokenizer_config.json of a fast tokenizer as bytes."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    # left over from the last call, not part of the tokenizer
+    backend["truncation"] = backend["padding"] = None
+    settings = {
+        key: getattr(tokenizer, key)
+        for key in (
+            "cls_token",
+            "sep_token",
+            "mask_token",
+            "pad_token",
+            "unk_token",
+            "bos_token",
+            "eos_token",
+        )
+        if getattr(tokenizer, key, None)
+    }
+    settings["model_max_length"] = max_length
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return {
+        name: json.dumps(value, ensure_ascii=False, sort_keys=True).encode()
+        for name, value in (("tokenizer.json", backend), ("tokenizer_config.json", settings))
+    }
+
+
+def load_teacher(
+    model: str | ResolvedModel,
+    *,
+    head: str = "auto",
+    hidden: str = "mean",
+    attention: str = "mean",
+    device: str = "cpu",
+    precision: str = "fp32",
+) -> Teacher:
+    """Load a checkpoint (folder, model id or alias) with the head that is in it (`auto`), with the
+    one of `networks.HEADS` that is asked for, or with `none`.
+
+    Raises UserError if the model cannot be found, is an encoder-decoder, has a slow tokenizer or
+    none, or the checkpoint has not the head that is asked for: transformers would fill it with
+    random numbers.
+    """
+    resolved = model if isinstance(model, ResolvedModel) else resolve_model(model)
+    config = load_config(resolved)
+    options: dict[str, Any] = {"dtype": PRECISIONS[precision]}
+    if attention != "none":
+        options["attn_implementation"] = "eager"  # the others never hold the probabilities
+    tokenizer = load_tokenizer(resolved)
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{resolved.name}: {type(tokenizer).__name__} gives no character offsets, which key the"
+            " store; add a tokenizer.json (fast tokenizer) to the checkpoint"
+        )
+    network, found = load_with_head(resolved, config, head, options)
+    task = task_of(network, found, resolved.name)
+    decoder = None
+    if found:
+        outputs = len(task.labels) if task else int(network.config.vocab_size)
+        decoder = split_decoder(network, outputs).to(device)
+    network = network.eval().to(device)
+    return Teacher(resolved, network, tokenizer, decoder, hidden, attention, found, task)

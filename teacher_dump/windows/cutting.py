@@ -1,0 +1,201 @@
+"""One long document cut into windows: where the offsets of its tokens say, and between words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from support.errors import UserError
+from teacher_dump.corpus.labelled_text import Gold
+from teacher_dump.windows.masked_views import cjk_positions, joins, word_spans
+
+SEGMENT = 50_000  # characters of a long document that are tokenised at once to look for cuts
+LOOKAHEAD = 64  # windows of one document that are proposed at once
+
+Encode = Callable[[list[str]], list[Any]]
+Sizes = tuple[int, int, int]  # max_length, max_length less the special tokens, stride
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """One sequence of the store: a stretch of a document and its T tokens.
+
+    `document_begin` is the character where it begins in its document; `hard_cut` says that this is
+    inside a word. `offsets` are half-open spans of characters of `text`; special tokens have (0,
+    0). `gold` is what people say of the document; `numbers` int32 the same in numbers of the
+    teacher, its label [1] or the tags of the tokens [T], -1 where there is none.
+    """
+
+    text: str
+    document: int
+    document_begin: int
+    hard_cut: bool
+    ids: np.ndarray  # int32[T]
+    offsets: np.ndarray  # int32[T, 2]
+    special: np.ndarray  # bool[T]
+    gold: Gold | None = None
+    numbers: np.ndarray | None = None
+
+
+def make_window(text: str, document: int, begin: int, hard_cut: bool, encoding: Any) -> Window:
+    special = np.array(encoding.special_tokens_mask, bool)
+    offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+    offsets[special] = 0
+    ids = np.array(encoding.ids, np.int32)
+    return Window(text, document, begin, hard_cut, ids, offsets, special)
+
+
+class Cutter:
+    """Cuts one long document: proposes windows by the offsets of a segment, keeps those that fit
+    (`first_only`: the first of them).
+
+    Now and then a text gives more tokens alone than it had in its document; it is then proposed
+    again, shorter.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        number: int,
+        whole: Any,
+        encode: Encode,
+        sizes: Sizes,
+        first_only: bool = False,
+    ) -> None:
+        self.text = text
+        self.kept: list[Window] = []
+        self._number = number
+        self._encode = encode
+        self._max_length, self._budget, self._stride = sizes
+        # int64 and contiguous, or every search would copy the array
+        words = word_spans(text).astype(np.int64)
+        self._word_begin, self._word_end = words.T.copy()
+        blanks = [match.start() for match in re.finditer(r"(?<=\S)\s", text)]
+        first_choice = np.concatenate([np.array(blanks, np.int64), cjk_positions(text)])
+        # where to cut, in ascending order; the best first
+        self._cuts = (np.sort(first_choice), words.reshape(-1))
+        # of the next window, of the last one kept
+        self._begin = self._end = 0
+        self._first_only = first_only
+        self._lookahead = 1 if first_only else LOOKAHEAD
+        # by how much the last try was too long, and below which character this one must stay
+        self._surplus, self._ceiling = 0, len(text)
+        self._reach = SEGMENT
+        if whole is None:
+            self._load(0)
+        else:
+            self._set_segment(0, len(text), whole)
+
+    @property
+    def done(self) -> bool:
+        return not self.cut or bool(self._first_only and self.kept)
+
+    @property
+    def cut(self) -> bool:
+        """Whether there is text after the last window."""
+        return self._end < len(self.text)
+
+    def plan(self) -> list[tuple[int, int, int]]:
+        """The next windows, as far as it is wise to guess: (begin, end, begin of the one after)."""
+        spans: list[tuple[int, int, int]] = []
+        begin, last = self._begin, self._end
+        while len(spans) < self._lookahead and last < len(self.text):
+            surplus, ceiling = (0, len(self.text)) if spans else (self._surplus, self._ceiling)
+            begin, end = self._next(begin, last, surplus, ceiling)
+            following = self._overlapping(begin, end)
+            spans.append((begin, end, following))
+            begin, last = following, end
+        return spans
+
+    def keep(self, spans: list[tuple[int, int, int]], encodings: list[Any]) -> None:
+        """Keep the windows up to the first that is too long."""
+        for (begin, end, following), encoding in zip(spans, encodings, strict=True):
+            surplus = len(encoding) - self._max_length
+            if surplus > 0:
+                self._shorten(begin, end, surplus)
+                return
+            word = np.searchsorted(self._word_begin, begin) - 1
+            hard = bool(word >= 0 and begin < self._word_end[word])
+            self.kept.append(make_window(self.text[begin:end], self._number, begin, hard, encoding))
+            self._begin, self._end = following, end
+            self._surplus, self._ceiling = 0, len(self.text)
+        self._lookahead = min(LOOKAHEAD, 2 * self._lookahead)
+
+    def _shorten(self, begin: int, end: int, surplus: int) -> None:
+        """Have the window that begins at `begin` proposed again, shorter than `end`."""
+        self._lookahead = 1
+        if end - 1 > max(begin, self._end):
+            self._begin = begin
+            self._surplus, self._ceiling = self._surplus + surplus, end - 1
+        elif begin < self._end:
+            # nothing new fits beside the overlap
+            self._begin, self._surplus, self._ceiling = self._end, 0, len(self.text)
+        else:
+            raise UserError(
+                f"--max-length {self._max_length}: the character {self.text[begin]!a} alone gives "
+                f"{self._max_length + surplus} tokens; give at least that"
+            )
+
+    def _next(self, begin: int, last: int, surplus: int, ceiling: int) -> tuple[int, int]:
+        """The window from `begin`, or from `last` if nothing new would fit beside the overlap."""
+        # a tokenizer may put a mark of its own before a text that has no blank to begin with
+        budget = max(1, self._budget - surplus - (begin > 0 and not self.text[begin].isspace()))
+        first, high = self._limit(begin, budget)
+        high = min(high, ceiling)
+        if high == len(self.text):
+            return begin, high
+        low = max(begin, last)
+        for cuts in self._cuts:
+            cut = int(cuts[at]) if (at := np.searchsorted(cuts, high, "right") - 1) >= 0 else 0
+            if cut > low and cut > first:
+                return begin, cut
+        if begin < last:
+            return self._next(last, last, 0, len(self.text))
+        cut = high
+        while cut > begin and (joins(self.text[cut]) or self.text[cut - 1] == "\u200d"):
+            cut -= 1
+        return begin, cut if cut > begin else high
+
+    def _limit(self, begin: int, budget: int) -> tuple[int, int]:
+        """Where the first token of a window begins, and where the window must end at the latest."""
+        while True:
+            if begin < self._segment[0]:
+                self._load(begin)
+            first = int(np.searchsorted(self._token_end, begin, "right"))
+            if first + budget < len(self._token_begin):
+                start = int(self._token_begin[first])
+                return start, max(int(self._token_begin[first + budget]), begin + 1)
+            if self._segment[1] == len(self.text):
+                return begin, len(self.text)
+            if self._segment[0] == begin:
+                self._reach *= 4
+            self._load(begin)
+
+    def _overlapping(self, begin: int, end: int) -> int:
+        """Where the window after (begin, end) begins."""
+        if self._stride == 0 or end == len(self.text):
+            return end
+        after = int(np.searchsorted(self._token_begin, end))
+        low = int(self._token_end[after - self._stride - 1]) if after > self._stride else 0
+        low = max(low, begin + 1)
+        for cuts in self._cuts:
+            at = np.searchsorted(cuts, low)
+            if at < len(cuts) and cuts[at] < end:
+                return int(cuts[at])
+        return end
+
+    def _load(self, begin: int) -> None:
+        end = min(len(self.text), begin + self._reach)
+        self._set_segment(begin, end, self._encode([self.text[begin:end]])[0])
+
+    def _set_segment(self, begin: int, end: int, encoding: Any) -> None:
+        ordinary = ~np.array(encoding.special_tokens_mask, bool)
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)[ordinary] + begin
+        self._segment = (begin, end)
+        # a normaliser may swap characters: make the spans ascend
+        self._token_begin = np.maximum.accumulate(offsets[:, 0])
+        self._token_end = np.maximum.accumulate(offsets[:, 1])

@@ -1,0 +1,167 @@
+"""Masked views: which words are hidden in a view, and what the teacher reads instead.
+
+Everything here is a pure function of its arguments. The draws come straight from the Philox counter
+generator (Salmon et al. 2011), whose raw output numpy keeps the same in every version.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from functools import cache
+from itertools import chain
+
+import numpy as np
+
+from store.extras.word_counts import WordCounts
+from training.rare_masks import rare_weights, waits
+
+MASK, RANDOM, KEEP = 0, 1, 2
+"""Actions on a masked word: the mask token, a random token, the token itself."""
+
+Key = tuple[int, int, int]
+"""(seed, view, sequence)"""
+
+_CJK = "\u3005-\u3007\u3040-\u3098\u309b-\u30ff\u3100-\u312f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+_CJK += "\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af"
+_ZERO_WIDTH_SPACE = "\u200b"
+_SPANS, _TOKENS = 0, 1  # independent streams of draws for one key
+
+
+def joins(character: str) -> bool:
+    """Whether the character belongs to the one before it: a mark, a joiner, a skin tone."""
+    if character == _ZERO_WIDTH_SPACE:
+        return False
+    kind = unicodedata.category(character)
+    return kind in ("Mn", "Mc", "Me", "Cf") or "\U0001f3fb" <= character <= "\U0001f3ff"
+
+
+def _ranges(codes: Iterable[int]) -> str:
+    """The inside of a character class of a pattern; ranges match far faster than a list."""
+    first_last: list[list[int]] = []
+    for code in codes:
+        if first_last and first_last[-1][1] == code - 1:
+            first_last[-1][1] = code
+        else:
+            first_last.append([code, code])
+    return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in first_last)
+
+
+@cache
+def _word_pattern() -> re.Pattern[str]:
+    # every mark and format character of Unicode lies in these two ranges
+    codes = chain(range(0x20000), range(0xE0000, 0xE1000))
+    mark = _ranges(code for code in codes if joins(chr(code)))
+    letter = rf"[^\W{_CJK}]"
+    run = rf"{letter}+(?:[{mark}]+{letter}*)*"
+    symbol = rf"[^\s\w{mark}\x00-\x1f\x7f-\x9f{_ZERO_WIDTH_SPACE}]"
+    return re.compile(
+        rf"[{_CJK}][{mark}]*"
+        rf"|{run}(?:['’]{run})*"
+        r"|[\U0001f1e6-\U0001f1ff]{2}"  # a flag
+        rf"|{symbol}[{mark}]*(?:(?<=\u200d){symbol}[{mark}]*)*"
+    )
+
+
+def word_spans(text: str) -> np.ndarray:
+    """Whole words of a text, the same for every tokenizer: int32[W, 2] of (begin, end), ascending.
+
+    A word is one Chinese or Japanese character, a longest run of letters, digits and underscores
+    (with inner apostrophes: `don't`), or one other visible character; each with the marks and
+    joiners that follow. Blanks, control characters and zero-width spaces are in no word.
+    """
+    spans = (match.span() for match in _word_pattern().finditer(text))
+    return np.fromiter(chain.from_iterable(spans), np.int32).reshape(-1, 2)
+
+
+def words_of(text: str) -> list[str]:
+    """The words themselves."""
+    found: list[str] = _word_pattern().findall(text)
+    return found
+
+
+def cjk_positions(text: str) -> np.ndarray:
+    """Where the Chinese and Japanese characters of a text are: int64[n], ascending."""
+    return np.fromiter((match.start() for match in re.finditer(f"[{_CJK}]", text)), np.int64)
+
+
+def mask_spans(
+    text: str,
+    seed: int,
+    view: int,
+    sequence: int,
+    probability: float = 0.15,
+    counts: WordCounts | None = None,
+) -> np.ndarray:
+    """Words of `text` that are masked in a view: int32[M, 3] of (begin, end, action), ascending.
+
+    M = max(1, floor(probability * W + u)) of the W words with u uniform in [0, 1), so that
+    `probability` of the words is masked on average and a text with a word is never without a masked
+    one. All words are equally likely; with the `counts` of a corpus they are drawn one after the
+    other, each by its `rare_weights`. Each gets the action 0 (mask token) with 80 %, 1 (random
+    token) with 10 %, 2 (kept) with 10 % (Devlin et al. 2019, section 3.1). View 0 is plain.
+    """
+    words = word_spans(text)
+    if view == 0 or len(words) == 0:
+        return np.empty((0, 3), np.int32)
+    draws = _uniform(1 + 2 * len(words), (seed, view, sequence), _SPANS)
+    count = min(len(words), max(1, int(probability * len(words) + draws[0])))
+    order, chance = draws[1:].reshape(2, -1)
+    if counts is not None:
+        order = waits(order, rare_weights(counts.of(words_of(text))))
+    chosen = np.sort(np.argsort(order, kind="stable")[:count])
+    action = np.digitize(chance[chosen], (0.8, 0.9))
+    return np.column_stack((words[chosen], action)).astype(np.int32)
+
+
+def masked_input(
+    ids: np.ndarray,
+    offsets: np.ndarray,
+    special: np.ndarray,
+    spans: np.ndarray,
+    mask_id: int,
+    vocabulary_size: int,
+    special_ids: Iterable[int],
+    key: Key,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the teacher reads in a view: (ids [T], mask bool[T]).
+
+    `mask` marks the tokens that share a character with a span and are not special; a token over two
+    spans takes the action of the first. Action 0 gives `mask_id`, 1 a random id below
+    `vocabulary_size` that is not in `special_ids`, 2 the token itself. `key` is the (seed, view,
+    sequence) that drew the spans.
+    """
+    begin, end = offsets[:, 0], offsets[:, 1]
+    if len(spans) == 0:
+        return ids.copy(), np.zeros(len(ids), bool)
+    nearest = np.minimum(np.searchsorted(spans[:, 1], begin, side="right"), len(spans) - 1)
+    shared = np.minimum(end, spans[nearest, 1]) > np.maximum(begin, spans[nearest, 0])
+    mask = shared & ~special
+    action = spans[nearest, 2]
+    result = ids.copy()
+    result[mask & (action == MASK)] = mask_id
+    drawn = mask & (action == RANDOM)
+    result[drawn] = _random_ids(len(ids), vocabulary_size, special_ids, key)[drawn]
+    return result, mask
+
+
+def _random_ids(
+    count: int, vocabulary_size: int, special_ids: Iterable[int], key: Key
+) -> np.ndarray:
+    """int64[count], uniform over the ids below `vocabulary_size` that are not special."""
+    special = np.unique(np.fromiter(special_ids, np.int64))
+    special = special[special < vocabulary_size]
+    ordinary = vocabulary_size - len(special)
+    rank = (_uniform(count, key, _TOKENS) * ordinary).astype(np.int64)
+    # the special ids before the rank-th ordinary id push it up
+    return rank + np.searchsorted(special - np.arange(len(special)), rank, side="right")
+
+
+def _uniform(count: int, key: Key, stream: int) -> np.ndarray:
+    seed, view, sequence = key
+    generator = np.random.Philox(
+        key=np.array([seed % 2**64, view], np.uint64),
+        counter=np.array([0, 0, stream, sequence], np.uint64),
+    )
+    return np.asarray(generator.random_raw(count) >> np.uint64(11)) * 2.0**-53

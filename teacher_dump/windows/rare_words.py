@@ -1,0 +1,40 @@
+"""How often words occur, so that rare ones can be masked more often."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from store import StoreWriter
+from store.extras.word_counts import WordCounts
+from teacher_dump.corpus.documents import Corpus
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.windows.masked_views import words_of
+from teacher_dump.windows.window import storable
+
+COUNTED_WORDS = 1 << 23  # some ten seconds, and a gigabyte if no two of them were alike
+
+
+def word_counts(options: DumpOptions, corpus: Corpus) -> WordCounts | None:
+    """Those of the unfinished store, else new ones; None where all words are masked alike."""
+    if options.mask_words == "uniform":
+        return None
+    if StoreWriter.peek(options.out):
+        return WordCounts.unfinished(options.out)
+    return count_words(corpus)
+
+
+def count_words(corpus: Corpus) -> WordCounts:
+    """Of the first texts of every source, each as far as its share of `COUNTED_WORDS`.
+
+    Not of the tokens: teachers with other tokenizers shall mask the same words.
+    """
+    counts = Counter[str]()
+    for source in corpus.sources:
+        left = COUNTED_WORDS // len(corpus.sources)
+        for row in source.rows():
+            words = words_of(storable(row.text, Counter()))
+            counts.update(words)
+            left -= len(words)
+            if left <= 0:
+                break
+    return WordCounts(counts)

@@ -1,0 +1,245 @@
+"""Masked-LM training: transformers' own loss, falling, resumable, heads added on purpose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
+
+from downstream.mlm.scratch import random_encoder, start_from_frequencies, train_tokenizer
+from downstream.mlm.text_blocks import blocks, hold_out, read_lines
+from downstream.mlm.train import MlmSettings, load_with_head, train_mlm
+from downstream.mlm.trainer import BatchMasking, MlmTrainer
+from support.errors import UserError
+from support.signals import Stopped
+from teacher_dump.teacher.checkpoint_names import resolve_model
+from tests.conftest import TEACHER_KINDS
+from tests.texts import SENTENCES
+
+Teacher = Callable[[str], Path]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(SENTENCES * 5) + "\n\n", encoding="utf-8")
+    return path
+
+
+def settings(text: Path, out: Path, model: str, **more: Any) -> MlmSettings:
+    common: dict[str, Any] = {"steps": 12, "batch_size": 4, "max_length": 32, "evaluate_every": 6}
+    return MlmSettings(model=model, train=[text], out=out, **{**common, **more})
+
+
+@pytest.mark.parametrize("kind", TEACHER_KINDS)
+def test_loss_at_masked_positions_is_the_loss_of_transformers(
+    kind: str, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    folder = tiny_teacher(kind)
+    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = blocks(tokenizer, SENTENCES, 32, "text")[:4]
+    batch = BatchMasking(tokenizer, 0.3, 0)([{"input_ids": row.tolist()} for row in rows])
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    trainer = MlmTrainer(model=model, args=arguments, fixed_dev=[])
+    with torch.inference_mode():
+        ours = trainer.compute_loss(model, batch)
+        theirs = model(**batch).loss
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_training_lowers_the_held_out_loss_and_saves_a_plain_folder(
+    text: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    figures = train_mlm(settings(text, out, str(tiny_teacher("bert")), steps=40, lr=3e-3))
+    assert figures["held_out_loss"] < figures["held_out_loss_before"] - 0.3
+    assert json.loads((out / "metrics.json").read_text())["steps"] == 40
+    _, report = AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert AutoTokenizer.from_pretrained(out).tokenize("lighthouse") != ["[UNK]"]
+    assert not list(out.glob("checkpoint-*")) and not list(out.glob("*.bin"))
+
+
+def test_a_stopped_run_continues_to_the_same_model(
+    text: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = str(tiny_teacher("bert")), tmp_path / "stopped"
+    whole = train_mlm(settings(text, tmp_path / "whole", model))
+    step = MlmTrainer.training_step
+
+    def stop_at(number: int, resume: bool) -> None:
+        def taken(self: MlmTrainer, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == number:
+                raise Stopped
+            return step(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch, pytest.raises(Stopped, match="and --resume$"):
+            patch.setattr(MlmTrainer, "training_step", taken)
+            train_mlm(settings(text, out, model, resume=resume))
+
+    stop_at(1, resume=False)  # before the first checkpoint
+    stop_at(8, resume=True)
+    with pytest.raises(UserError, match="other settings: seed was 0 and is 1"):
+        train_mlm(settings(text, out, model, resume=True, seed=1))
+    (log,) = out.glob("checkpoint-*/trainer_state.json")
+    state = json.loads(log.read_text())
+    assert 0 < state["log_history"][-1]["minutes"] < 9
+    state["log_history"][-1]["minutes"] = 900
+    log.write_text(json.dumps(state))
+    resumed = train_mlm(settings(text, out, model, resume=True))
+    assert 900 < resumed["minutes"] < 909 and whole["minutes"] < 9
+    assert resumed["held_out_loss_before"] == whole["held_out_loss_before"]
+    assert resumed["held_out_loss"] == pytest.approx(whole["held_out_loss"], abs=1e-5)
+    with pytest.raises(UserError, match="is finished"):
+        train_mlm(settings(text, out, model, resume=True))
+
+
+@pytest.mark.parametrize("length", [{"steps": 3}, {"steps": None}])
+def test_less_text_than_a_batch_is_refused(
+    length: dict[str, Any], text: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    few = settings(text, out, str(tiny_teacher("bert")), batch_size=4000, **length)
+    message = r"^training text: \d+ blocks of 32 tokens, too few for one batch of 4000; add text"
+    with pytest.raises(UserError, match=message):
+        train_mlm(few)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("rate", [30, 1e30])  # a finite loss of which exp overflows, and NaN
+def test_a_training_that_explodes_saves_no_model(
+    rate: float, text: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=r"^the model's loss is .* after .*; lower --lr and"):
+        train_mlm(settings(text, out, str(tiny_teacher("bert")), lr=rate))
+    assert not list(out.glob("*.safetensors")) and not (out / "metrics.json").exists()
+
+
+def test_a_missing_head_is_added_and_said(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    source = AutoModel.from_pretrained(tiny_teacher("bert"), dtype=torch.float32)
+    source.save_pretrained(tmp_path)
+    said: list[str] = []
+    model = load_with_head(resolve_model(str(tmp_path)), said.append)
+    assert len(said) == 1 and "added: cls.predictions" in said[0]
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert torch.equal(
+        model.bert.encoder.layer[3].output.dense.weight,
+        source.encoder.layer[3].output.dense.weight,
+    )
+    said.clear()
+    load_with_head(resolve_model(str(tiny_teacher("bert"))), said.append)
+    assert not said
+
+
+def test_missing_encoder_weights_are_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_teacher("bert")
+    weights = load_file(folder / "model.safetensors")
+    cut = {name: value for name, value in weights.items() if "layer.2." not in name}
+    save_file(cut, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    lacking = r"lacks weights of its encoder, 16, first bert\.encoder\.layer\.2.*; copy the whole"
+    with pytest.raises(UserError, match=lacking):
+        load_with_head(resolve_model(str(tmp_path)))
+
+
+def test_from_scratch(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    figures = train_mlm(settings(text, out, "scratch:16x2x2", vocab="600", lr=3e-3))
+    assert figures["held_out_loss"] < figures["held_out_loss_before"]
+    model = AutoModelForMaskedLM.from_pretrained(out)
+    assert model.config.num_hidden_layers == 2 and model.config.vocab_size == 600
+
+
+def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
+    tokenizer = train_tokenizer(SENTENCES, "600", 64)
+    rows = blocks(tokenizer, SENTENCES, 64, "text")
+    model = random_encoder("16x2x2", tokenizer, 64).eval()
+    start_from_frequencies(model, rows)
+    share = (np.bincount(rows.ravel(), minlength=600) + 1) / (rows.size + 600)
+    ids = torch.from_numpy(rows.astype(np.int64))
+    with torch.inference_mode():
+        loss = model(input_ids=ids, labels=ids).loss
+    assert loss.item() == pytest.approx(-np.log(share[rows]).mean(), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        ("4x256", "expected tiny or HxLxA (width x layers x heads"),
+        ("", "expected tiny or HxLxA"),
+        ("0x2x2", "all at least 1"),
+        ("16x2x3", "the width 16 must be a multiple of the 3 heads"),
+        ("4x256x4", "256x4x4?"),
+    ],
+)
+def test_wrong_shapes_are_refused(size: str, told: str, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        train_mlm(settings(text, tmp_path / "out", f"scratch:{size}", vocab="600"))
+    assert str(caught.value).startswith(f"--model scratch:{size}: ") and told in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("size", ["3", "many", "900k"])
+def test_wrong_vocabulary_sizes_are_refused(size: str) -> None:
+    with pytest.raises(UserError, match="--vocab"):
+        train_tokenizer(SENTENCES, size, 64)
+
+
+def test_blocks_keep_every_token_in_order(make_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = make_tokenizer("bpe")
+    rows = blocks(tokenizer, SENTENCES, 16, "text")
+    flat = [
+        token
+        for line in SENTENCES
+        for token in [
+            *tokenizer(line, add_special_tokens=False)["input_ids"],
+            tokenizer.sep_token_id,
+        ]
+    ]
+    assert rows.shape == (len(flat) // 14, 16)
+    assert rows[:, 1:-1].ravel().tolist() == flat[: rows.shape[0] * 14]
+    assert set(rows[:, 0]) == {tokenizer.cls_token_id} and set(rows[:, -1]) == {
+        tokenizer.sep_token_id
+    }
+
+
+def test_held_out_lines_are_not_trained_on() -> None:
+    for count, expected in ((1234, 61), (12_345, 123), (201_999, 1999), (456_000, 2000)):
+        lines = [str(number) for number in range(count)]
+        train, held_out = hold_out(lines)
+        assert len(held_out) == expected and sorted(train + held_out, key=int) == lines
+    with pytest.raises(UserError, match="too few"):
+        hold_out(lines[:19])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"\n \n", "no text"), ("naïve".encode("latin-1"), "not UTF-8"), (None, "cannot be read")],
+)
+def test_wrong_text_files_are_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_lines(path)
+
+
+def test_masks_depend_on_seed_and_batch_only(make_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    rows = [{"input_ids": row.tolist()} for row in blocks(tokenizer, SENTENCES, 32, "text")]
+    masking = BatchMasking(tokenizer, 0.15, 1)
+    first, other, again = masking(rows[:8]), masking(rows[8:16]), masking(rows[:8])
+    assert torch.equal(first["labels"], again["labels"])
+    assert torch.equal(first["input_ids"], again["input_ids"])
+    assert not torch.equal(first["labels"], other["labels"])
+    assert not torch.equal(first["labels"], BatchMasking(tokenizer, 0.15, 2)(rows[:8])["labels"])

@@ -1,0 +1,224 @@
+"""Tagging: words and their first pieces, scores by hand, a tagger and a probe that learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
+
+from downstream.encoders import default_lr
+from downstream.tasks.fine_tune import FineTuneSettings, fine_tune
+from downstream.tasks.probe import linear_probe
+from downstream.tasks.tagging import LATER, Entities, PartsOfSpeech, encode, word_tags
+from downstream.tasks.task import IGNORED
+from downstream.tasks.word_tags import Sentence, first_pieces, read_tagged
+from support.errors import UserError
+from tests.conftest import TOKENIZER_KINDS
+from tests.texts import SENTENCES
+
+TAGS = {"the": "DET", "old": "ADJ", "lamp": "NOUN", "stairs": "NOUN", "light": "VERB"}
+
+
+def write_tagged(path: Path, sentences: int, seed: int) -> Path:
+    """Sentences of six words each, every word with the tag of TAGS."""
+    words = np.random.default_rng(seed).choice(list(TAGS), (sentences, 6))
+    rows = ("\n".join(f"{word}\t{TAGS[word]}" for word in row) for row in words)
+    path.write_text("\n\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_first_piece_covers_the_first_character(
+    kind: str, make_tokenizer: Callable[[str], Any]
+) -> None:
+    tokenizer = make_tokenizer(kind)
+    for text in SENTENCES:
+        words = text.split()
+        ids, first = first_pieces(tokenizer, words, 128)
+        joined = " ".join(words)
+        spans = tokenizer(joined, return_offsets_mapping=True)["offset_mapping"]
+        assert len(spans) == len(ids) and len(first) == len(words)
+        begin = 0
+        for word, position in zip(words, first, strict=True):
+            assert position > 0
+            assert spans[position][0] <= begin < spans[position][1]
+            begin += len(word) + 1
+
+
+def test_words_that_are_cut_off_have_no_piece(make_tokenizer: Callable[[str], Any]) -> None:
+    ids, first = first_pieces(make_tokenizer("wordpiece"), ["lamp"] * 20, 8)
+    assert len(ids) == 8
+    kept = [position for position in first if position >= 0]
+    assert 0 < len(kept) < 7 and set(first[len(kept) :]) == {-1}
+
+
+def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    sentence = Sentence(("Donaudampfschifffahrt", "lamp", "?"), ("X", "NOUN", "unseen"))
+    (row,) = encode(tokenizer, [sentence], ["NOUN", "X"], 64)
+    first = row["first"]
+    assert first[1] - first[0] > 1
+    assert [row["labels"][position] for position in first] == [1, 0, IGNORED]
+    assert sum(label != IGNORED for label in row["labels"]) == 2
+
+
+def test_the_other_pieces_of_a_word_may_have_a_label(make_tokenizer: Callable[[str], Any]) -> None:
+    """Also of a word whose own tag is unknown; never [CLS], [SEP], or what was cut off."""
+    sentence = Sentence(("Donaudampfschifffahrt", "lamp", "Wolkenkratzer"), ("B-X", "O", "unseen"))
+    task = Entities(pieces="all")
+    task.prepare({"train": [Sentence(("a", "b"), ("O", "B-X"))]})
+    assert task.labels == ["B-X", "O", LATER] and task.head()["later_label"] == LATER
+    for limit in (64, 8):
+        (row,) = task.encode(make_tokenizer("wordpiece"), [sentence], limit)
+        first, labels = row["first"], row["labels"]
+        expected = [2] * len(labels)
+        expected[0] = expected[-1] = IGNORED
+        for position, tag in zip(first, (0, 1, IGNORED), strict=True):
+            if position >= 0:
+                expected[position] = tag
+        assert labels == expected and labels.count(2) > 3
+    assert Entities().head()["later_label"] is None
+
+
+def test_a_word_taken_for_a_later_piece_goes_on_with_the_entity() -> None:
+    labels = ["B-PER", "I-PER", "O", LATER]
+    sentences = [Sentence(tuple("abcdef"), ("O",) * 6), Sentence(("g",), ("O",))]
+    rows = [{"first": [0, 1, 2, 3, 4, -1]}, {"first": [0]}]
+    logits = np.eye(4)[[[3, 0, 3, 3, 2], [3, 3, 3, 3, 3]]]
+    _, found = word_tags(sentences, rows, logits, labels, LATER)
+    assert found == [["O", "B-PER", "I-PER", "I-PER", "O", "O"], ["O"]]
+    _, found = word_tags(sentences, rows, logits, labels)  # here X is a tag like any other
+    assert found[1] == [LATER]
+
+
+def test_scores_by_hand() -> None:
+    sentences = [Sentence(("a", "b", "c"), ("N", "V", "N")), Sentence(("d",), ("N",))]
+    rows = [{"first": [1, 2, -1]}, {"first": [1]}]  # the third word was cut off
+    logits = np.zeros((2, 4, 2))
+    logits[0, 1, 0] = logits[0, 2, 1] = logits[1, 1, 1] = 1  # N, V; V
+    task = PartsOfSpeech()
+    task.prepare({"train": sentences})
+    score = task.score(sentences, rows, logits)
+    assert score["accuracy"] == pytest.approx(2 / 4)
+    # N: precision 1, recall 1/3, F1 1/2; V: precision 1/2, recall 1, F1 2/3
+    assert score["macro_f1"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+
+
+def test_entities_count_whole() -> None:
+    sentences = [Sentence(tuple("abcd"), ("B-PER", "I-PER", "O", "B-PER"))]
+    rows = [{"first": [0, 1, 2, 3]}]
+    logits = np.eye(3)[[[0, 2, 2, 0]]]  # the first entity is cut short, the second is right
+    task = Entities()
+    task.prepare({"train": sentences})
+    score = task.score(sentences, rows, logits)
+    assert score["accuracy"] == pytest.approx(3 / 4)
+    assert score["entity_f1"] == pytest.approx(1 / 2)
+
+
+def test_tags_that_training_lacks_are_refused_or_counted(tmp_path: Path) -> None:
+    files = {"train": "a\tN\nb\tV\n", "test": "\na\tN\nb\tV\n\n\nc\tN\nd\tX\n"}
+    splits = {}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+        splits[name] = read_tagged(tmp_path / name)
+    message = r"test, line 7: tag 'X' does not occur in training, which has N, V; train .* count$"
+    with pytest.raises(UserError, match=message):
+        PartsOfSpeech().prepare(splits)
+    task = PartsOfSpeech("count")
+    task.prepare(splits)
+    assert task.head()["id2label"] == {0: "N", 1: "V"} and task.options()
+    rows = [{"first": [0, 1]}, {"first": [0, 1]}]
+    score = task.score(splits["test"], rows, np.eye(2)[[[0, 1], [0, 1]]])
+    assert score["accuracy"] == pytest.approx(3 / 4)
+    # N: 1; V: precision 1/2, recall 1, F1 2/3; X: 0
+    assert score["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        ("O I-PER", "line 3: tag 'I-PER' stands after 'O', where no PER has begun; write B-PER"),
+        ("I-LOC O", "line 2: tag 'I-LOC' stands at the beginning of a sentence, where no LOC"),
+        ("B-PER I-LOC", "line 3: tag 'I-LOC' stands after 'B-PER'"),
+        ("B-PER I-PER I-LOC", "line 4: tag 'I-LOC' stands after 'I-PER'"),
+        ("O PER", "line 3: tag 'PER' is neither O nor B-... nor I-...; .* --task pos"),
+    ],
+)
+def test_tags_that_are_not_iob_are_refused(tags: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "dev"
+    path.write_text("\n" + "".join(f"a\t{tag}\n" for tag in tags.split()))
+    train = [Sentence(("a",) * 5, ("B-PER", "I-PER", "B-LOC", "I-LOC", "O"))]
+    with pytest.raises(UserError, match=message) as caught:
+        Entities().prepare({"train": train, "dev": read_tagged(path)})
+    assert str(caught.value).startswith(f"tags {path}, ")
+
+
+def test_fine_tuning_learns_and_reports_every_seed(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The test file is the shortest: each split is scored against its own words."""
+    sizes = {"train": 60, "dev": 50, "test": 40}
+    files = {
+        name: write_tagged(tmp_path / name, size, seed)
+        for seed, (name, size) in enumerate(sizes.items())
+    }
+    settings = FineTuneSettings(epochs=6, batch_size=4, lr=5e-3, seeds=2)
+    model = str(tiny_teacher("bert"))
+    result = fine_tune(PartsOfSpeech(), model, files, settings, say=lambda _: None)
+    assert [run["seed"] for run in result["seeds"]] == [0, 1] and result["examples"] == sizes
+    scores = [run["test"]["macro_f1"] for run in result["seeds"]]
+    assert min(scores) > 0.9
+    assert result["mean"]["test"]["primary"] == pytest.approx(np.mean(scores))
+    assert result["deviation"]["test"]["primary"] == pytest.approx(np.std(scores, ddof=1))
+
+
+def test_narrow_encoders_learn_at_a_higher_rate() -> None:
+    for width, rate in ((264, 5e-4), (383, 5e-4), (384, 5e-5), (768, 5e-5)):
+        config = BertConfig(
+            hidden_size=width, num_attention_heads=1, num_hidden_layers=0, vocab_size=9
+        )
+        assert default_lr(BertModel(config)) == rate
+    config = DistilBertConfig(dim=128, n_heads=1, n_layers=1, hidden_dim=8, vocab_size=9)
+    assert default_lr(DistilBertModel(config)) == 5e-4
+
+
+def test_probe_reads_off_what_the_words_say(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
+    train, dev = (write_tagged(tmp_path / name, 40, seed) for seed, name in enumerate("ab"))
+    result = linear_probe(str(tiny_teacher("roberta")), train, dev)
+    assert result["accuracy"] > 0.9 and result["lost"] == 0
+    shuffled = tmp_path / "shuffled"
+    lines = dev.read_text().split("\n")
+    tags = [line.split("\t")[1] for line in lines if line]
+    np.random.default_rng(0).shuffle(tags)
+    shuffled.write_text(
+        "\n".join(line and f"{line.split(chr(9))[0]}\t{tags.pop()}" for line in lines)
+    )
+    assert linear_probe(str(tiny_teacher("roberta")), train, shuffled)["accuracy"] < 0.6
+
+
+def test_tagged_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "tags.tsv"
+    path.write_bytes(b"a\tX\r\nb c\tY\r\n\r\n\n\nd\tX")
+    assert read_tagged(path) == [Sentence(("a", "b c"), ("X", "Y")), Sentence(("d",), ("X",))]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\tX\nb\n", "line 2"),
+        (b"a\tX\tY\n", "line 1"),
+        (b"\n\n", "no sentence"),
+        (b"\xfe\tX\n", "not UTF-8"),
+    ],
+)
+def test_wrong_tagged_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "tags.tsv"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_tagged(path)

@@ -1,0 +1,253 @@
+"""classify, pair and qa: tiny models learn them, scores by hand, and a line for each mistake."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from downstream.tasks.classify import Classify
+from downstream.tasks.fine_tune import FineTuneSettings, fine_tune
+from downstream.tasks.pair import Pair, PairScore
+from downstream.tasks.qa import QA, best_answer
+from downstream.tasks.questions import Answer, Question
+from downstream.tasks.squad import exact_match, word_f1
+from downstream.tasks.task import IGNORED, Task
+from support.errors import UserError
+from tests.conftest import TOKENIZER_KINDS
+from tests.downstream.learnable import asked, classified, paired
+from tests.downstream.test_bilstm import saved
+from tests.texts import SENTENCES
+
+Teacher = Callable[[str], Path]
+LEARNING = FineTuneSettings(epochs=5, batch_size=4, lr=3e-3, seeds=1, max_length=64)
+
+
+def tuned(task: Task, model: Path, files: dict[str, Path], settings: Any = LEARNING) -> Any:
+    return fine_tune(task, str(model), files, settings, say=lambda _: None)
+
+
+def test_classify_learns_and_repeats(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    files = {
+        name: classified(tmp_path / f"{name}.tsv", size, seed)
+        for seed, (name, size) in enumerate({"train": 120, "dev": 31, "test": 30}.items())
+    }
+    result = tuned(Classify(), tiny_teacher("bert"), files)
+    test = result["mean"]["test"]
+    assert test["accuracy"] > 0.9 and test["primary"] == test["macro_f1"] > 0.9
+    assert test["weighted_f1"] > 0.9 and test["matthews"] > 0.85
+    again = tuned(Classify(), tiny_teacher("bert"), files)
+    assert again["seeds"] == result["seeds"]
+
+
+def test_bfloat16_learns_as_well(
+    tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    files = {
+        name: classified(tmp_path / f"{name}.tsv", size, seed)
+        for seed, (name, size) in enumerate({"train": 120, "dev": 31}.items())
+    }
+    bilstm = saved(make_tokenizer("wordpiece"), tmp_path / "bilstm", None)
+    for number, model in enumerate((tiny_teacher("bert"), bilstm)):
+        weights = []
+        for precision in ("fp32", "bf16"):
+            settings = replace(LEARNING, precision=precision)
+            keep = tmp_path / f"{precision}-{number}"
+            found = fine_tune(Classify(), str(model), files, settings, lambda _: None, keep)
+            assert found["mean"]["dev"]["accuracy"] > 0.8
+            weights.append((keep / "model.safetensors").read_bytes())
+        assert len(weights[0]) == len(weights[1]) and weights[0] != weights[1]
+
+
+def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    files = {
+        name: paired(tmp_path / f"{name}.csv", size, seed)
+        for seed, (name, size) in enumerate({"train": 160, "dev": 40, "test": 30}.items())
+    }
+    result = tuned(PairScore(), tiny_teacher("roberta"), files)
+    assert result["mean"]["test"]["pearson"] > 0.7
+    assert result["mean"]["test"]["spearman"] > 0.7
+
+
+@pytest.mark.parametrize(("length", "unanswered"), [(8, 0.0), (30, 0.3)])
+def test_qa_learns(length: int, unanswered: float, tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """Contexts of 30 words are read in several windows of 40 tokens."""
+    files = {
+        name: asked(tmp_path / f"{name}.json", size, seed, length, unanswered)
+        for seed, (name, size) in enumerate({"train": 80, "dev": 24, "test": 30}.items())
+    }
+    settings = FineTuneSettings(epochs=6, batch_size=8, lr=3e-3, seeds=1, max_length=40)
+    result = tuned(QA(), tiny_teacher("bert"), files, settings)
+    assert result["mean"]["test"]["exact_match"] > 0.6
+    assert result["mean"]["test"]["f1"] >= result["mean"]["test"]["exact_match"]
+
+
+def test_per_class_takes_as_many_of_each_by_seed(tmp_path: Path) -> None:
+    task = Classify(per_class=4)
+    train = task.read(classified(tmp_path / "train.tsv", 60, 0))
+    task.prepare({"train": train})
+    chosen = [task.sample(train, seed) for seed in (0, 0, 1)]
+    assert chosen[0] == chosen[1] != chosen[2]
+    for examples in chosen:
+        assert set(Counter(example.label for example in examples).values()) == {4}
+        assert len({example.where for example in examples}) == 12
+
+
+def test_classes_are_scored_by_hand() -> None:
+    task = Classify()
+    task.labels = ["a", "b"]
+    examples = [type("Example", (), {"label": label}) for label in "aaab"]
+    score = task.score(examples, [], np.array([[1, 0], [1, 0], [0, 1], [0, 1]]))
+    # a: precision 1, recall 2/3, F1 4/5; b: precision 1/2, recall 1, F1 2/3
+    assert score["accuracy"] == pytest.approx(3 / 4)
+    assert score["macro_f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert score["weighted_f1"] == pytest.approx((3 * 4 / 5 + 2 / 3) / 4)
+    assert score["matthews"] == pytest.approx((2 * 1 - 1 * 0) / np.sqrt(2 * 2 * 3 * 1))
+
+
+def test_correlations_see_no_scale_and_survive_a_constant() -> None:
+    pairs = [Pair("a", "b", score) for score in (1, 2, 5)]
+    score = PairScore().score(pairs, [], np.array([[-2.0], [-1.0], [2.0]]))
+    assert score == {"pearson": pytest.approx(1), "spearman": pytest.approx(1)}
+    assert PairScore().score(pairs, [], np.ones((3, 1))) == {"pearson": 0, "spearman": 0}
+
+
+@pytest.mark.parametrize(
+    ("found", "gold", "exact", "overlap"),
+    [
+        ("The Tower!", "tower", 1, 1),
+        ("in the old tower", "a tower", 0, 2 * 1 / (3 + 1)),
+        ("tower tower", "tower", 0, 2 * 1 / (2 + 1)),
+        ("lamp", "tower", 0, 0),
+        ("", "", 1, 1),
+        ("", "tower", 0, 0),
+    ],
+)
+def test_answers_are_compared_as_squad_does(
+    found: str, gold: str, exact: float, overlap: float
+) -> None:
+    assert exact_match(found, gold) == exact
+    assert word_f1(found, gold) == pytest.approx(overlap)
+
+
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_the_gold_tokens_of_a_window_give_the_answer(
+    kind: str, make_tokenizer: Callable[[str], Any]
+) -> None:
+    """A model that knows labels would score 1: through windows, offsets and the choice of spans."""
+    context = " ".join(SENTENCES[:7])
+    places = (context.index("lighthouse"), context.index("1887"), context.index("clock in the"))
+    texts = ("lighthouse", "1887", "clock in the tower")
+    questions = [
+        Question("Where? " * repeated, context, (Answer(text, begin),))
+        for text, begin, repeated in zip(texts, places, (1, 2, 90), strict=True)
+    ]
+    task = QA()
+    task.prepare({"train": questions})
+    rows = task.encode(make_tokenizer(kind), questions, 64)
+    assert len(rows) > 3 and max(len(row["input_ids"]) for row in rows) == 64
+    longest = max(len(row["input_ids"]) for row in rows)
+    start, end = (np.zeros((len(rows), longest)) for _ in range(2))
+    held = set()
+    for number, row in enumerate(rows):
+        if row["start_positions"] != row["cls"]:
+            start[number, row["start_positions"]] = end[number, row["end_positions"]] = 9
+            held.add(row["example"])
+    assert held == {0, 1, 2}
+    assert task.score(questions, rows, (start, end)) == {"exact_match": 1, "f1": 1}
+
+
+def test_no_answer_is_said_where_training_has_some_and_cls_wins() -> None:
+    row = {"spans": np.array([[-1, -1], [0, 3], [4, 7]]), "cls": 0}
+    windows = [(row, np.array([2.0, 1.0, 0.0]), np.array([2.0, 0.0, 1.5]))]
+    assert best_answer("one two", windows, may_decline=True) == ""
+    assert best_answer("one two", windows, may_decline=False) == "one two"
+    windows.append((row, np.array([0.0, 1.0, 0.0]), np.array([0.0, 2.0, 0.0])))
+    assert best_answer("one two", windows, may_decline=True) == "one"
+
+
+MISTAKES: list[tuple[Task, str, bytes, str]] = [
+    (Classify(), "a.tsv", b"text\tclass\na\tx\n", r"no column 'label'.*'class'.*--label-column"),
+    (Classify({"text": "t"}), "a.tsv", b"text\tlabel\na\tx\n", r"no column 't'.*--text-column"),
+    (Classify(), "a.tsv", b"text\tlabel\na\t\n", r"line 2: the text has no label"),
+    (Classify(), "a.tsv", b"text\tlabel\n \tx\n", r"line 2: expected text in column 'text'"),
+    (Classify(), "a.tsv", b"text\tlabel\na\tx\ty\n", r"line 2: expected 2 columns.*got 3"),
+    (
+        Classify(),
+        "a.jsonl",
+        b'{"text": "a", "label": ["x", "y"]}\n',
+        r"line 1: 2 labels.*one label",
+    ),
+    (Classify(), "a.jsonl", b"text\n", r"line 1: not JSON"),
+    (Classify(), "a.csv", b"text,label\n", r"has no rows"),
+    (Classify(), "a.csv", b"text,text\na,b\n", r"two columns of the header have one name"),
+    (Classify(), "a.csv", b'text,label\n"a,b\n', r"line 2: unexpected end of data"),
+    (Classify(), "a.tsv", b"text\tlabel\n\xff\tx\n", r"line 2: not UTF-8"),
+    (Classify(), "a.txt", b"a\n", r"ends in \.tsv, \.csv, \.jsonl"),
+    (PairScore(), "a.tsv", b"text_a\ttext_b\tscore\na\tb\t3,5\n", r"line 2: expected a number"),
+    (PairScore(), "a.tsv", b"text_a\ttext_b\tscore\na\tb\tnan\n", r"line 2: expected a number"),
+    (PairScore(), "a.tsv", b"text_a\tb\tscore\na\tb\t1\n", r"no column 'text_b'.*--text-b-column"),
+    (QA(), "a.json", b"{}", r"not SQuAD's layout"),
+    (QA(), "a.json", b"[", r"not JSON"),
+    (QA({"answer": "x"}), "a.json", b"{}", r"leave their options out"),
+    (QA(), "a.tsv", b"question\tcontext\tanswer\nq\ta b\tc\n", r"line 2: answer 'c' is not in its"),
+    (QA(), "a.jsonl", b'{"question": "q", "context": "a b", "answer": 7}\n', r"expected a text"),
+    (
+        QA(),
+        "a.jsonl",
+        b'{"question": "q", "context": "a b", "answer": "b", "answer_start": 1}\n',
+        r"not at character 1 of its context, where ' ' stands",
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "name", "content", "message"), MISTAKES)
+def test_wrong_files_are_refused(
+    task: Task, name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        task.read(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_splits_that_do_not_fit_are_refused(
+    make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    rows = Classify().read(classified(tmp_path / "a.tsv", 9, 0))
+    with pytest.raises(UserError, match=r"line 4: label 'KEEPER' does not occur in training"):
+        Classify().prepare({"train": rows[:2], "dev": rows})
+    counting = Classify(unseen_labels="count")
+    counting.prepare({"train": rows[:2], "dev": rows})
+    tokenizer = make_tokenizer("bpe")
+    known = [row["labels"] for row in counting.encode(tokenizer, rows[:3], 64)]
+    assert counting.labels == ["STUDENT", "TEACHER"] and known == [1, 0, IGNORED]
+    score = counting.score(rows[:3], [], np.eye(2)[[1, 0, 0]])
+    assert score["accuracy"] == pytest.approx(2 / 3)
+    assert score["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+    with pytest.raises(UserError, match="every label is 'TEACHER'"):
+        Classify().prepare({"train": rows[:1]})
+    with pytest.raises(UserError, match="'KEEPER' has 3 training examples"):
+        Classify(per_class=4).prepare({"train": rows})
+    with pytest.raises(UserError, match="--dev: every score is 2"):
+        PairScore().prepare(
+            {"train": [Pair("a", "b", 1.0), Pair("a", "b", 2.0)], "dev": [Pair("a", "b", 2.0)]}
+        )
+    question = Question("who?", "a lamp", ())
+    with pytest.raises(UserError, match="no question has an answer"):
+        QA().prepare({"train": [question]})
+    for task, limit in ((QA(stride=32), 64), (QA(), 16)):
+        with pytest.raises(UserError, match="strides less than half"):
+            task.encode(make_tokenizer("bpe"), [question], limit)
+
+
+def test_a_training_that_explodes_says_so(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    path = classified(tmp_path / "a.tsv", 12, 0)
+    settings = FineTuneSettings(epochs=3, batch_size=2, lr=1e30, seeds=1)
+    with pytest.raises(UserError, match="NaN or infinity.*lower --lr"):
+        tuned(Classify(), tiny_teacher("electra"), {"train": path, "dev": path}, settings)

@@ -1,0 +1,79 @@
+"""Single arrays as Zarr shards, and what is needed to alter them with their checksums."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from store.containers.zarr.tree import ZarrSource
+
+
+def blosc(cname: str, shuffle: str, typesize: int = 4, blocksize: int = 0) -> BloscCodec:
+    return BloscCodec(
+        cname=cname, clevel=1, shuffle=shuffle, typesize=typesize, blocksize=blocksize
+    )
+
+
+def write(folder: Path, values: np.ndarray, rows: int, packing: list[Any]) -> Path:
+    """An array `a` in a group, as one shard of chunks of `rows` rows."""
+    shutil.rmtree(folder, ignore_errors=True)
+    root = zarr.create_group(folder)
+    shard = -(-max(1, len(values)) // rows) * rows
+    array = root.create_array(
+        "a",
+        shape=values.shape,
+        dtype=values.dtype,
+        chunks=(rows, *values.shape[1:]),
+        shards=(shard, *values.shape[1:]),
+        compressors=[*packing, Crc32cCodec()],
+        filters=None,
+        fill_value=0,
+        config={"write_empty_chunks": True},
+    )
+    if values.size:
+        array[...] = values
+    return folder
+
+
+def both(folder: Path) -> tuple[Any, Any]:
+    """The array by our reader and by zarr-python."""
+    ours, plain = ZarrSource(str(folder)), ZarrSource(str(folder))
+    plain.maps = None
+    return ours.array("a"), plain.array("a")
+
+
+def random_values(dtype: str, shape: tuple[int, ...], seed: int, levels: int) -> np.ndarray:
+    """The fewer the levels, the better it packs; with 256 Blosc gives up and copies."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    data = np.random.default_rng(seed).integers(0, levels, size, np.uint8)
+    return (
+        (data & 1).view(bool).reshape(shape) if dtype == "bool" else data.view(dtype).reshape(shape)
+    )
+
+
+def index_of(file: Path, chunks: int = 5) -> np.ndarray:
+    data = file.read_bytes()
+    return np.frombuffer(data[-4 - 16 * chunks : -4], "<u8").reshape(-1, 2).copy()
+
+
+def put_index(file: Path, index: np.ndarray) -> None:
+    data, table = file.read_bytes(), index.astype("<u8").tobytes()
+    crc = google_crc32c.value(table).to_bytes(4, "little")
+    file.write_bytes(data[: -4 - len(table)] + table + crc)
+
+
+def put_chunk(file: Path, number: int, change: Callable[[bytearray], None]) -> None:
+    """Alter a chunk in place, and its checksum with it."""
+    begin, size = (int(n) for n in index_of(file)[number])
+    data = bytearray(file.read_bytes())
+    chunk = data[begin : begin + size - 4]
+    change(chunk)
+    data[begin : begin + size] = chunk + google_crc32c.value(bytes(chunk)).to_bytes(4, "little")
+    file.write_bytes(data)

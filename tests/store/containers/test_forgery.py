@@ -1,0 +1,104 @@
+"""Stores from a stranger, forged at random: refused in one line, or read as they were."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from benchmarks.integrity.forgery import in_process, mutated, places
+from store import StoreError, open_store
+from store.tools.verify import verify
+
+Copy = Callable[..., Path]
+FORGERIES = 25  # of each format
+
+
+def test_forged_metadata(tmp_path: Path) -> None:
+    """In a process that may take 1 GB more than it has, write nothing and start nothing."""
+    found = in_process(tmp_path, seed=1, count=FORGERIES)
+    assert found["wrong"] == []
+    assert found["refused"] > FORGERIES and not found["wrong"]
+    assert sum(found[how] for how in ("refused", "unchanged", "verified")) == 2 * FORGERIES
+
+
+def test_the_forger_does_change_things() -> None:
+    value = {"a": [1, {"b": "c"}], "d": {}}
+    assert set(places(value)) == {("a",), ("a", 0), ("a", 1), ("a", 1, "b"), ("d",)}
+    chance = random.Random(0)
+    changed = [mutated(value, chance) for _ in range(50)]
+    assert sum(other != value for other in changed) > 40
+    assert value == {"a": [1, {"b": "c"}], "d": {}}
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_nothing_outside_a_zarr_store_is_read(tmp_path: Path, copy: Copy, kind: str) -> None:
+    path = copy("zarr")
+    secret = tmp_path / "secret"
+    shard = path / "parts/0/token/id/c/0"
+    if kind == "folder":
+        shutil.move(path / "parts/0", secret)
+        (path / "parts/0").symlink_to(secret)
+    else:
+        shutil.copy(shard, secret)
+        shard.unlink()
+        shard.symlink_to(secret) if kind == "link" else os.mkfifo(shard)
+    words = "not an ordinary file" if kind == "pipe" else "a link out of the store"
+    with pytest.raises(StoreError, match=words):
+        open_store(path)[0].token_ids  # noqa: B018
+    assert any(words in line for line in verify(path).problems)
+
+
+def test_a_store_may_itself_be_a_link(tmp_path: Path, made: Callable[..., Any]) -> None:
+    for ext in ("zarr", "h5"):
+        path = made(ext)[0]
+        (tmp_path / f"link.{ext}").symlink_to(path)
+        assert open_store(tmp_path / f"link.{ext}")[0].text == open_store(path)[0].text
+        assert verify(tmp_path / f"link.{ext}").problems == []
+
+
+def test_a_link_inside_the_store_is_followed(copy: Copy) -> None:
+    path = copy("zarr")
+    (path / "parts/0/token").rename(path / "moved")
+    (path / "parts/0/token").symlink_to("../../moved")
+    assert len(open_store(path)[0].token_ids)
+    assert any("extra file moved" in line for line in verify(path).problems)
+
+
+@pytest.mark.parametrize("kind", ["external", "soft", "raw", "virtual"])
+def test_nothing_outside_an_hdf5_store_is_read(tmp_path: Path, copy: Copy, kind: str) -> None:
+    path, secret, name = copy("h5"), tmp_path / "secret.h5", "parts/0/token/id"
+    with h5py.File(path, "r+") as file, h5py.File(secret, "w") as other:
+        ids = file[name][:]
+        other["ids"] = ids
+        del file[name]
+        if kind == "external":
+            file[name] = h5py.ExternalLink(str(secret), "ids")
+        elif kind == "soft":
+            file[name] = h5py.SoftLink("/parts/1/token/id")
+        elif kind == "raw":
+            (tmp_path / "raw").write_bytes(ids.tobytes())
+            where = [(str(tmp_path / "raw"), 0, ids.nbytes)]
+            file.create_dataset(name, ids.shape, ids.dtype, external=where)
+        else:
+            layout = h5py.VirtualLayout(ids.shape, ids.dtype)
+            layout[:] = h5py.VirtualSource(str(secret), "ids", ids.shape)
+            file.create_virtual_dataset(name, layout)
+    with pytest.raises(StoreError, match="not followed"):
+        open_store(path)[0].token_ids  # noqa: B018
+
+
+def test_declared_sizes_are_compared_with_what_is_stored(copy: Copy) -> None:
+    path, name = copy("h5"), "calibration/hidden/mean/mean"
+    with h5py.File(path, "r+") as file:
+        del file[name]
+        file.create_dataset(name, (2**40,), np.float32, chunks=(2**20,))
+    with pytest.raises(StoreError, match="declares 4,398,046,511,104 bytes .* 0 bytes are stored"):
+        open_store(path)

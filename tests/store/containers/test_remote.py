@@ -1,0 +1,160 @@
+"""Zarr stores are read where they lie: over s3:// from a real server, and from memory://."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from click.testing import CliRunner
+
+from store import StoreError, UserError, open_store
+from store.cli import main as feature_store
+from store.tools.upload import upload as upload_store
+from store.tools.verify import verify
+
+Made = Callable[..., Any]
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """An S3-speaking server on loopback."""
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+def upload(store: Path, fs: Any, target: str) -> None:
+    """Copy a store's files to another file system."""
+    for file in store.rglob("*"):
+        if file.is_file():
+            fs.pipe_file(f"{target}/{file.relative_to(store)}", file.read_bytes())
+
+
+def test_reading_over_s3(made: Made, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    boto3 = pytest.importorskip("boto3")
+    for key, value in KEYS.items():
+        monkeypatch.setenv(key, value)
+    for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+    options = {"endpoint_url": server, "client_kwargs": {"region_name": "us-east-1"}}
+    path, parts = made("zarr")
+    client = boto3.client("s3", endpoint_url=server, region_name="us-east-1")
+    client.create_bucket(Bucket="bucket")
+    upload_store(path, "s3://bucket/dumps/a.zarr", options)
+    fs = open_store("s3://bucket/dumps/a.zarr", storage_options=options)
+    local = open_store(path)
+    assert fs.meta == local.meta
+    assert fs[17].text == parts[1].texts[5]
+    hidden = fs[17].views[1].hidden["mean"]
+    assert (hidden == local[17].views[1].hidden["mean"]).all()
+    arguments: dict[str, Any] = {"batch_tokens": 500, "seed": 1, "features": ("logits",)}
+    batches = list(fs.stream(**arguments))
+    assert [b.index.tolist() for b in batches] == [
+        b.index.tolist() for b in local.stream(**arguments)
+    ]
+    with pytest.raises(StoreError, match="no Zarr store"):
+        open_store("s3://bucket/dumps/b.zarr", storage_options=options)
+
+
+def test_without_credentials_the_remedy_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs")
+    for key in (*KEYS, "AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(key, raising=False)
+    for key in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(key, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    options = {"endpoint_url": "http://127.0.0.1:9"}
+    told = r"s3://bucket/a.zarr: cannot be reached: .*credentials; .*AWS_ACCESS_KEY_ID"
+    with pytest.raises(StoreError, match=told) as caught:
+        open_store("s3://bucket/a.zarr", storage_options=options)
+    assert "\n" not in str(caught.value)
+
+
+def test_reading_and_verifying_from_memory(made: Made) -> None:
+    path, parts = made("zarr")
+    memory = fsspec.filesystem("memory")
+    upload(path, memory, "/held/a.zarr")
+    try:
+        fs = open_store("memory://held/a.zarr")
+        assert [text for part in parts for text in part.texts] == list(fs.texts())
+        assert verify("memory://held/a.zarr").problems == []
+        memory.rm("/held/a.zarr/parts/1/token/id/c/0")
+        found = "\n".join(verify("memory://held/a.zarr").problems)
+        assert "part 1: array token/id cannot be read" in found
+    finally:
+        memory.rm("/held", recursive=True)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_uploaded_it_is_sealed_only_when_it_is_whole(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = made("zarr")
+    memory, target = fsspec.filesystem("memory"), "memory://up/a.zarr"
+    files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()}
+    real, sent = type(memory).pipe_file, list[str]()
+
+    def stop_at(number: int) -> Any:
+        def pipe_file(self: Any, there: str, data: bytes, **settings: Any) -> None:
+            sent.append(there)
+            real(self, there, data[: len(data) // 2] if len(sent) == number else data, **settings)
+            if len(sent) == number:
+                raise Killed
+
+        return pipe_file
+
+    try:
+        for number in (1, len(files) // 2, len(files) - 1):
+            sent.clear()
+            with monkeypatch.context() as patch, pytest.raises(Killed):
+                patch.setattr(type(memory), "pipe_file", stop_at(number))
+                upload_store(path, target)
+            with pytest.raises(StoreError, match="no Zarr store"):
+                open_store(target)
+        said = CliRunner().invoke(feature_store, ["convert", str(path), target])
+        assert said.exit_code == 0, said.output
+        assert verify(target).problems == []
+        assert open_store(target).manifest.content() == open_store(path).manifest.content()
+        for again in (
+            ["convert", str(path), target],
+            ["convert", str(path), target, "--codec=small"],
+        ):
+            refused = CliRunner().invoke(feature_store, again)
+            assert refused.exit_code == 1 and len(refused.stderr.splitlines()) == 1
+    finally:
+        memory.rm("/up", recursive=True)
+    hdf5, _ = made("h5")
+    with pytest.raises(UserError, match="only a Zarr folder"):
+        upload_store(hdf5, target)
+
+
+def test_a_file_that_does_not_arrive_whole_is_told(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = made("zarr")
+    memory = type(fsspec.filesystem("memory"))
+    real = memory.pipe_file
+    monkeypatch.setattr(memory, "pipe_file", lambda self, there, data: real(self, there, data[:-1]))
+    with pytest.raises(StoreError, match="not arrived whole; type the command again"):
+        upload_store(path, "memory://torn/a.zarr")
+    with pytest.raises(StoreError, match="no Zarr store"):
+        open_store("memory://torn/a.zarr")
+    fsspec.filesystem("memory").rm("/torn", recursive=True)
+
+
+def test_unknown_addresses() -> None:
+    with pytest.raises(StoreError, match="cannot be opened"):
+        open_store("nowhere://a/b.zarr")

@@ -1,0 +1,235 @@
+"""Our reader of Zarr shards gives what zarr-python gives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
+
+from store import FeatureStore, open_store
+from store.containers.zarr.shards import OPEN_MAPS, Layout, ShardMaps, ShardSlices, layout_of
+from store.containers.zarr.slices import ZarrSlices
+from store.containers.zarr.tree import ZarrSource
+from tests.store.containers.shard_files import blosc, both, random_values, write
+
+Made = Callable[..., Any]
+DTYPES = ("bool", "int8", "uint8", "uint16", "int32", "uint32", "int64", "float16", "float32")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_rows_are_those_of_zarr_python(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    draw = data.draw
+    dtype, row = draw(st.sampled_from(DTYPES)), draw(st.sampled_from([(), (1,), (6,), (16, 2)]))
+    length, rows = draw(st.integers(0, 700)), draw(st.integers(1, 300))
+    packing: list[Any] = []
+    if draw(st.booleans()):
+        shuffle = draw(st.sampled_from(["bitshuffle", "shuffle", "noshuffle"]))
+        size, blocksize = np.dtype(dtype).itemsize, draw(st.sampled_from([0, 1024, 5000]))
+        packing = [blosc(draw(st.sampled_from(["lz4", "zstd"])), shuffle, size, blocksize)]
+    values = random_values(
+        dtype, (length, *row), draw(st.integers(0, 99)), draw(st.sampled_from([2, 9, 256]))
+    )
+    folder = write(tmp_path_factory.getbasetemp() / "any.zarr", values, rows, packing)
+    ours, plain = both(folder)
+    assert isinstance(ours, ShardSlices) and isinstance(plain, ZarrSlices)
+    assert (ours.shape, ours.dtype) == (plain.shape, plain.dtype) == (values.shape, values.dtype)
+    for _ in range(6):
+        begin, end = sorted(draw(st.tuples(st.integers(0, length), st.integers(0, length))))
+        for found in (ours.read(begin, end), plain.read(begin, end)):
+            assert found.dtype == values.dtype and found.tobytes() == values[begin:end].tobytes()
+        around = np.zeros((length + 2, *row), values.dtype)
+        ours.prefetch(begin, end)
+        ours.read_into(begin, end, around[1 : end - begin + 1])
+        assert around[1 : end - begin + 1].tobytes() == values[begin:end].tobytes()
+        assert not around[0].any() and not around[end - begin + 1 :].any()
+    assert ours.read(0, length + 9).tobytes() == values.tobytes()
+    assert len(ours.read(length, 0)) == 0
+
+
+def test_chunks_of_the_size_that_we_write(tmp_path: Path) -> None:
+    values = random_values("uint32", (9000, 16), 1, 3)
+    ours, _ = both(write(tmp_path / "a.zarr", values, 4096, [blosc("lz4", "bitshuffle")]))
+    chance = np.random.default_rng(0)
+    for begin, end in np.sort(chance.integers(0, 9001, (40, 2)), axis=1).tolist():
+        assert (ours.read(begin, end) == values[begin:end]).all()
+
+
+def test_read_into_takes_only_what_fits(tmp_path: Path) -> None:
+    ours, _ = both(write(tmp_path / "a.zarr", np.zeros((10, 4), "f4"), 4, []))
+    for begin, end, out in (
+        (0, 5, np.zeros((4, 4), "f4")),
+        (0, 5, np.zeros((5, 4), "f8")),
+        (0, 5, np.zeros((4, 5), "f4").T),
+        (8, 12, np.zeros((4, 4), "f4")),
+        (-1, 3, np.zeros((4, 4), "f4")),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            ours.read_into(begin, end, out)
+
+
+def create(folder: Path, shards: Any, codec: Any = None, **other: Any) -> None:
+    group = zarr.create_group(folder)
+    settings: dict[str, Any] = {"filters": None, "compressors": [Crc32cCodec()]} | other
+    if codec is not None:
+        settings = {"filters": None, "compressors": None, "serializer": codec}
+    array = group.create_array(
+        "a",
+        shape=(50,),
+        dtype="u4",
+        chunks=(10,) if codec is None else (60,),
+        shards=shards,
+        **settings,
+    )
+    array[...] = np.arange(50)
+
+
+SHARD: dict[str, Any] = {"chunk_shape": (10,), "codecs": [BytesCodec(), Crc32cCodec()]}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: create(folder, (20,)),  # several shards
+        lambda folder: create(folder, None),  # none
+        lambda folder: create(folder, (50,), compressors=None),
+        lambda folder: create(folder, (50,), serializer=BytesCodec(endian="big")),
+        lambda folder: create(folder, None, ShardingCodec(**SHARD, index_location="start")),
+        lambda folder: create(folder, None, ShardingCodec(**SHARD, index_codecs=[BytesCodec()])),
+    ],
+)
+def test_what_we_do_not_know_is_read_by_zarr_python(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "a.zarr")
+    array = ZarrSource(str(tmp_path / "a.zarr")).array("a")
+    assert isinstance(array, ZarrSlices)
+    assert (array.read(7, 33) == np.arange(7, 33)).all()
+    out = np.zeros(26, "u4")
+    array.read_into(7, 33, out)
+    assert (out == np.arange(7, 33)).all()
+
+
+def test_metadata_that_we_do_not_know(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a.zarr", np.zeros((10, 2), "u4"), 5, [])
+    text = (folder / "a/zarr.json").read_text()
+    assert layout_of(json.loads(text)) == Layout((10, 2), np.dtype("u4"), 5, 2, False)
+
+    def changed(*path: Any, value: Any) -> dict[str, Any]:
+        node = json.loads(text)
+        inner = node
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        return dict(node)
+
+    sharding = ("codecs", 0, "configuration")
+    for node in (
+        changed("zarr_format", value=2),
+        changed("node_type", value="group"),
+        changed("shape", value=[10]),
+        changed("shape", value=[-10, 2]),
+        changed("shape", value=[11, 2]),
+        changed("shape", value=[10.0, 2]),
+        changed("shape", value=7),
+        changed("data_type", value={"name": "uint32"}),
+        changed("data_type", value="complex64"),
+        changed("codecs", value=[]),
+        changed("chunk_grid", "name", value="rectilinear"),
+        changed("chunk_grid", "configuration", "chunk_shape", value=[12, 2]),
+        changed("chunk_key_encoding", "configuration", "separator", value="."),
+        changed("storage_transformers", value=[{"name": "new"}]),
+        changed(*sharding, "chunk_shape", value=[0, 2]),
+        changed(*sharding, "chunk_shape", value=[5, 1]),
+        changed(*sharding, "codecs", 0, "configuration", "endian", value="big"),
+        changed(*sharding, "index_codecs", 0, "configuration", "endian", value="big"),
+        changed(*sharding, "codecs", value=["bytes", "crc32c"]),
+        {},
+    ):
+        assert layout_of(node) is None, node
+
+
+def test_maps_are_few_and_keep_no_file_open(tmp_path: Path, made: Made) -> None:
+    assert ShardMaps()._limit == OPEN_MAPS == 512
+    folder = write(tmp_path / "a.zarr", np.arange(20, dtype="i8"), 5, [])
+    source, maps = ZarrSource(str(folder)), ShardMaps(3)
+    layout = source.array("a")._layout  # type: ignore[attr-defined]
+    files = []
+    for number in range(7):
+        files.append(tmp_path / f"{number}")
+        shutil.copy(folder / "a/c/0", files[-1])
+    arrays = [ShardSlices(maps, file, layout, "x") for file in files]
+    opened = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    for _ in range(2):
+        for array in arrays:
+            assert (array.read(3, 17) == np.arange(3, 17)).all()
+            assert len(maps) <= 3
+    if opened:
+        assert len(os.listdir("/proc/self/fd")) == opened
+    fs = open_store(made("zarr")[0])
+    text = fs[3].text
+    assert len(fs.source.maps)  # type: ignore[attr-defined]
+    fs.close()
+    assert not len(fs.source.maps) and fs[3].text == text  # type: ignore[attr-defined]
+
+
+def epoch(fs: FeatureStore, view: int) -> Iterator[tuple[str, str]]:
+    """A checksum of every feature of every batch."""
+    blocks = fs.blocks(90)
+    for number, batch in enumerate(fs.stream(5, 1, 300, view=view, blocks=blocks, pool_blocks=5)):
+        features: dict[str, Any] = {
+            name: getattr(batch, name)
+            for name in ("index", "start", "token_ids", "offsets", "special", "document", "mask",
+                         "spans_start", "spans")
+        }  # fmt: skip
+        features["texts"] = np.frombuffer("\n".join(batch.texts).encode(), np.uint8)
+        for name, hidden in batch.hidden.items():
+            features |= {f"{name} values": hidden.values, f"{name} states": hidden.states()}
+        features |= {f"map {name}": batch.attention[name] for name in batch.attention}
+        for name, values in vars(batch.logits).items():
+            if isinstance(values, np.ndarray):
+                features[f"logits {name}"] = values
+        features |= batch.stored
+        for name, values in features.items():
+            yield f"{number} {name}", hashlib.sha256(np.ascontiguousarray(values)).hexdigest()
+
+
+@pytest.mark.parametrize(("codec", "tier"), [("default", "sample"), ("small", "topk")])
+def test_an_epoch_is_the_same_with_and_without_our_reader(
+    made: Made, tmp_path: Path, codec: str, tier: str
+) -> None:
+    path = made("zarr", codec, tier)[0]
+    ours, plain, h5 = open_store(path), open_store(path), open_store(made("h5", codec, tier)[0])
+    plain.source.maps = None  # type: ignore[attr-defined]
+    for view in (0, 1):
+        found = list(epoch(ours, view))
+        assert len(found) > 100
+        assert found == list(epoch(plain, view)) == list(epoch(h5, view))
+    assert isinstance(ours.part(0).array("token/id"), ShardSlices)
+    assert isinstance(plain.part(0).array("token/id"), ZarrSlices)
+
+
+def test_every_array_of_a_store_is_read_by_us(made: Made) -> None:
+    """Otherwise the tests above would pass without our reader."""
+    path = made("zarr", "default", "sample")[0]
+    source = ZarrSource(str(path))
+    names = [
+        str(file.parent.relative_to(path))
+        for file in path.rglob("zarr.json")
+        if json.loads(file.read_text())["node_type"] == "array"
+    ]
+    assert len(names) > 80
+    assert all(isinstance(source.array(name), ShardSlices) for name in names)

@@ -1,0 +1,221 @@
+"""The lengths of sequences that the manifest tells: batches are planned by them, parts unopened."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import store.write.sealing
+from benchmarks.integrity.damage import flip
+from store import StoreError, open_store
+from store.containers.untrusted import Folder
+from store.format.layout import Counts, PartShapes, part_arrays
+from store.tools.repair import repair
+from store.tools.verify import verify
+from tests.store.containers.test_untrusted import edit_manifest
+from tests.store.making import begin, features_of, make_part, make_store, put_part
+from tests.store.tools.test_repair import EXT, contents
+
+Copy = Callable[..., Path]
+FORGED = ["altered file manifest/zarr.json"]  # by `edit_manifest`, whatever it edits
+Made = Callable[..., Any]
+
+
+def stored_lengths(path: Path) -> np.ndarray:
+    fs = open_store(path)
+    return np.concatenate([np.diff(fs.part(n).token_start) for n in range(3)])
+
+
+@pytest.mark.parametrize("ext", ["zarr", "h5"])
+def test_the_manifest_tells_the_lengths_that_parts_have(made: Made, ext: str) -> None:
+    path = made(ext)[0]
+    fs = open_store(path)
+    known = fs.manifest.lengths
+    assert (
+        known is not None
+        and known.dtype == np.uint8
+        and known.tolist()
+        == list(itertools.chain.from_iterable(part.token_counts for part in made(ext)[1]))
+    )
+    assert fs.lengths(13, 20).tolist() == stored_lengths(path)[13:20].tolist()
+
+
+@pytest.mark.parametrize(("longest", "size"), [(255, 1), (256, 2), (65536, 4)])
+def test_the_smallest_type_that_holds_them(tmp_path: Path, longest: int, size: int) -> None:
+    features = dataclasses.replace(
+        features_of(tier=None), max_length=longest, hidden=("mean",), attention=(), views=1
+    )
+    made = make_store(tmp_path / "a.zarr", features, parts=2)
+    known = open_store(tmp_path / "a.zarr").manifest.lengths
+    assert known is not None and known.itemsize == size and known.dtype.kind == "u"
+    assert known.tolist() == [n for part in made for n in part.token_counts]
+
+
+def test_a_store_without_lengths_reads_the_same(copy: Copy, made: Made) -> None:
+    """As stores were sealed before; and as they are where the manifest would grow too large."""
+    path, whole = copy("zarr"), open_store(made("zarr")[0])
+    edit_manifest(path, lambda m: m.pop("lengths"))
+    plain = open_store(path)
+    assert plain.manifest.lengths is None and verify(path).problems == FORGED
+    assert plain.blocks(50).tolist() == whole.blocks(50).tolist()
+    assert plain.batch_count(1, 2, 200) == whole.batch_count(1, 2, 200)
+    for one, other in zip(plain.stream(1, 2, 200), whole.stream(1, 2, 200), strict=True):
+        assert one.index.tolist() == other.index.tolist()
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+
+
+def test_a_manifest_that_would_be_too_large_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store.write.sealing, "MAX_BYTES", 1000)
+    make_store(tmp_path / "a.zarr", features_of(), parts=1)
+    fs = open_store(tmp_path / "a.zarr")
+    assert fs.manifest.lengths is None and len(fs.blocks(50)) > 1
+
+
+def packed(lengths: Any) -> str:
+    return base64.b64encode(np.asarray(lengths, np.uint8).tobytes()).decode()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (5, "not base64"),
+        ([7, 8], "not base64"),
+        ("*" * 48, "not base64"),
+        ("é", "not base64"),
+        ("", r"lengths are 0 bytes, expected 36 x 1"),
+        (packed(range(35)), r"lengths are 35 bytes, expected 36 x 1"),
+    ],
+)
+def test_lengths_of_another_form_are_refused(copy: Copy, value: Any, message: str) -> None:
+    path = copy("zarr")
+    edit_manifest(path, lambda m: m.update(lengths=value))
+    with pytest.raises(StoreError, match=message) as caught:
+        open_store(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("lie", ["swapped", "longest"])
+def test_lengths_that_a_part_does_not_have(copy: Copy, lie: str) -> None:
+    """A forger may say what he likes: where the part is used it is refused, and verify tells it."""
+    path = copy("zarr")
+    before, lengths = contents(path), stored_lengths(path)
+    other = 12 + int(np.flatnonzero(lengths[12:24] != lengths[12])[0])
+    if lie == "swapped":
+        lengths[[12, other]] = lengths[[other, 12]]
+    else:
+        lengths[12:24] = 255
+    edit_manifest(path, lambda m: m.update(lengths=packed(lengths)))
+    fs = open_store(path)
+    assert fs[11].text and fs[24].text
+    for read in (lambda: fs[12].token_ids, lambda: list(fs.stream(0, 0, 300))):
+        with pytest.raises(StoreError, match="part 1: .*other lengths than the manifest") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    report = verify(path)
+    assert report.damaged_parts() == {1} and "other lengths" in str(report.problems)
+    left, _ = repair(path)
+    assert left == 2
+    writer = begin(path, features_of())
+    put_part(writer, 1, make_part(features_of(), 1))
+    writer.seal()
+    assert verify(path).problems == [] and contents(path) == before
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
+def test_damage_that_planning_no_longer_meets(store: Path) -> None:
+    """What a part holds is not opened to plan an epoch; to read it, it is."""
+    whole = open_store(store).batch_count(0, 0, 200)
+    if store.is_dir():
+        flip(store / "parts/1/sequence/token_start/c/0", 5, 1)
+    else:
+        place = open_store(store).source.dataset("parts/1/sequence/token_start")  # type: ignore[attr-defined]
+        flip(store, place.id.get_chunk_info(0).byte_offset + 5, 1)
+    fs = open_store(store)
+    assert fs.batch_count(0, 0, 200) == whole
+    with pytest.raises(StoreError, match="token_start"):
+        list(fs.stream(0, 0, 200))
+    assert verify(store).damaged_parts() == {1}
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_a_part_that_lost_its_lengths_is_not_sealed(tmp_path: Path, ext: str) -> None:
+    """It is named, and made anew."""
+    features, path = features_of(tier=None), tmp_path / f"a.{ext}"
+    make_store(tmp_path / f"sound.{ext}", features)
+    writer = begin(path, features)
+    for number in range(3):
+        put_part(writer, number, make_part(features, number))
+    if ext == "zarr":
+        lost = path / "parts/1"
+        flip(lost / "sequence/token_start/c/0", 5, 1)
+    else:
+        lost = Path(f"{path}.parts/1.h5")
+        import h5py
+
+        with h5py.File(lost) as file:
+            place = file["parts/1/sequence/token_start"].id.get_chunk_info(0).byte_offset
+        flip(lost, place + 5, 1)
+    with pytest.raises(StoreError, match=f"token_start.*remove {lost} and type") as caught:
+        writer.seal()
+    assert "\n" not in str(caught.value)
+    writer.close()
+    assert open_store(path, allow_partial=True).meta["state"] == "writing"
+    if ext == "zarr":
+        lost.rename(tmp_path / "lost")
+    else:
+        lost.unlink()
+    writer = begin(path, features)
+    put_part(writer, 1, make_part(features, 1))
+    writer.seal()
+    one, other = (open_store(tmp_path / f"{name}.{ext}") for name in ("a", "sound"))
+    assert one.manifest.to_bytes() == other.manifest.to_bytes()
+
+
+NUMBER = st.integers(0, 10**6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["default", "small", "exact"]),
+    st.sampled_from(["topk", "sample", "head", "classification", "tagging", None]),
+    st.integers(1, 3),
+    st.tuples(NUMBER, NUMBER, NUMBER, NUMBER),
+    st.lists(NUMBER, min_size=6, max_size=6),
+)
+def test_shapes_of_parts_are_those_of_their_arrays(
+    codec: str, tier: str | None, views: int, sizes: tuple[int, ...], ragged: list[int]
+) -> None:
+    features = features_of(codec, tier, views)
+    counts = Counts(*sizes, tuple(ragged[:views]), tuple(ragged[3 : 3 + views]))
+    specs = part_arrays(features, counts).items()
+    expected = {name: (spec.shape, spec.dtype.name) for name, spec in specs}
+    found = PartShapes(features).of(counts)
+    assert found == expected and list(found) == list(expected)
+
+
+def test_no_path_leaves_the_folder(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "a", tmp_path / "b"
+    for folder in (inside / "x/y", outside / "y"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("text")
+    (inside / "out").symlink_to(outside)
+    (inside / "in").symlink_to(inside / "x")
+    folder = Folder(str(inside))
+    for name in ("x/y/file", "in/y/file", "x/none/file"):
+        folder.check(name)
+    climbing = ("../b/y/file", "x/../../b/y/file", "in/../../b/file", "/etc/hostname")
+    for name in ("out/y/file", "out/file", *climbing):
+        for _ in range(2):  # what was refused once is not believed later
+            with pytest.raises(StoreError, match="link out of the store"):
+                folder.check(name)

@@ -1,0 +1,69 @@
+"""An open store goes into other processes: forked ones, and spawned ones as its address."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from store import FeatureStore, open_store
+from tests.store.making import begin, make_part, put_part
+from tests.store.write.test_writing import SMALL
+
+Made = Callable[..., Any]
+
+
+def read_all(fs: FeatureStore, queue: Any) -> None:
+    queue.put([batch.hidden["mean"].states().sum() for batch in fs.stream(seed=1)])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+@pytest.mark.parametrize("method", ("fork", "spawn"))
+def test_other_processes_read_the_same(made: Made, ext: str, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    fs = open_store(made(ext)[0])
+    expected = [batch.hidden["mean"].states().sum() for batch in fs.stream(seed=1)]
+    queue = context.Queue()
+    process = context.Process(target=read_all, args=(fs, queue))
+    process.start()
+    assert queue.get(timeout=60) == expected
+    process.join(60)
+    assert process.exitcode == 0
+    assert [batch.hidden["mean"].states().sum() for batch in fs.stream(seed=1)] == expected
+
+
+def test_a_pickled_store_is_its_address(tmp_path: Path, made: Made) -> None:
+    fs = open_store(made("zarr")[0])
+    address = pickle.dumps(fs)
+    assert len(address) < 1000
+    again = pickle.loads(address)
+    assert again.meta == fs.meta and again[7].text == fs[7].text
+
+    writer = begin(tmp_path / "a.h5", SMALL)
+    put_part(writer, 0, make_part(SMALL, 0))
+    part = open_store(tmp_path / "a.h5", allow_partial=True)
+    assert len(pickle.loads(pickle.dumps(part))) == len(part) == 12
+    writer.close()
+
+    files, memory = made("zarr")[0], fsspec.filesystem("memory")
+    for file in files.rglob("*"):
+        if file.is_file():
+            memory.pipe_file(f"/kept/a.zarr/{file.relative_to(files)}", file.read_bytes())
+    far = open_store("memory://kept/a.zarr", storage_options={"skip_instance_cache": True})
+    again = pickle.loads(pickle.dumps(far))
+    memory.rm("/kept", recursive=True)
+    assert again.meta == fs.meta and again.source.options == {"skip_instance_cache": True}
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_a_closed_store_opens_again(made: Made, ext: str) -> None:
+    fs = open_store(made(ext)[0])
+    text, ids = fs[3].text, fs[3].token_ids
+    fs.close()
+    assert fs[3].text == text and (fs[3].token_ids == ids).all()

@@ -1,0 +1,305 @@
+"""What was put into a store comes out, by record and by stream, in both formats."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import store.read.part
+from store import StoreError, open_store
+from store.format import codecs
+from store.format.sequences import masked_tokens
+from tests.store.making import Part, calibration_of, channel_scale
+
+EXT = ("zarr", "h5")
+COMBINATIONS = [
+    ("exact", "topk"), ("default", "topk"), ("small", "topk"),
+    ("exact", "head"), ("small", "head"), ("default", "sample"),
+    ("default", "classification"), ("small", "tagging"),
+]  # fmt: skip
+
+
+def expected_hidden(part: Part, codec: str, key: tuple[int, str], rows: slice) -> np.ndarray:
+    states = part.hidden[key][rows]
+    if codec == "exact":
+        return states
+    mean, deviation = np.linspace(-1, 1, 37, dtype="f"), channel_scale(37).astype("f")
+    values, scale = codecs.encode_hidden(codec, states, mean, deviation)
+    return codecs.decode_scaled(values, scale, 37) * deviation + mean
+
+
+def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
+    fs = open_store(made("zarr")[0])
+    assert [record.index for record in fs[1:9:3]] == [1, 4, 7]
+    assert [record.index for record in fs[34:99]] == [34, 35] and fs[40:] == []
+    assert fs[-1].index == 35 and fs[np.int64(2)].index == 2
+    for wrong in (2.7, "2", None):
+        with pytest.raises(TypeError, match="integer"):
+            fs[wrong]
+
+
+@pytest.mark.parametrize("ext", EXT)
+@pytest.mark.parametrize(("codec", "tier"), COMBINATIONS)
+def test_records(made: Callable[..., Any], ext: str, codec: str, tier: str) -> None:
+    path, parts = made(ext, codec, tier)
+    fs = open_store(path)
+    assert len(fs) == 36 == len(list(fs.texts()))
+    for index in (0, 17, 35):
+        record, part, s = fs[index], parts[index // 12], index % 12
+        start = np.concatenate([[0], np.cumsum(part.token_counts)])
+        rows = slice(int(start[s]), int(start[s + 1]))
+        assert record.text == part.texts[s]
+        assert record.document == s // 2 and record.document_begin == 7 and not record.hard_cut
+        assert (record.token_ids == part.token_ids[rows]).all()
+        assert (record.offsets == part.offsets[rows]).all()
+        assert (record.special == part.special[rows]).all()
+        for number, view in enumerate(record.views):
+            assert not (view.mask & record.special).any()
+            if number:
+                assert (view.spans == part.spans[number][s]).all()
+            else:
+                assert not view.mask.any()
+            for name in ("mean", "groups2.1"):
+                wanted = expected_hidden(part, codec, (number, name), rows)
+                assert np.allclose(view.hidden[name], wanted, atol=1e-5)
+            attention = part.attention[number, "mean"][s]
+            step = {"exact": 0, "default": 1, "small": 5}[codec]
+            bound = step * np.sqrt(attention) / 255 + step**2 * 4e-6
+            assert (np.abs(view.attention["mean"] - attention) <= bound).all()
+            if fs.features.logits:
+                check_logits(view.logits, part.logits[number], rows, codec)
+            else:
+                check_task(record, view, part, number, s, rows)
+    assert fs[-1].index == 35
+    for wrong in (36, -37):
+        with pytest.raises(IndexError):
+            fs[wrong]
+
+
+def check_task(record: Any, view: Any, part: Part, number: int, sequence: int, rows: slice) -> None:
+    """What one kind of task has is there as it was put, what the other has is not."""
+    tagging = record.features.task.kind == "tagging"
+    here = rows if tagging else sequence
+    gold, logits = part.gold[here], part.task[number][here]
+    if tagging:
+        assert (record.tags == gold).all() and record.tags.dtype == np.int32
+        assert record.label is None and (view.tag_logits == logits).all()
+    else:
+        assert record.label == (None if gold < 0 else gold) and record.tags is None
+        assert (view.class_logits == logits).all() and view.class_logits.dtype == np.float32
+    for name in ("logits", "class_logits" if tagging else "tag_logits"):
+        with pytest.raises(StoreError, match="no .*logits"):
+            getattr(view, name)
+
+
+def check_logits(read: Any, put: dict[str, np.ndarray], rows: slice, codec: str) -> None:
+    assert (read.log_partition == put["log_partition"][rows]).all()
+    if read.tier == "topk":
+        assert (read.ids == put["ids"][rows]).all()
+        bound = {"exact": 0, "default": 2**-11, "small": 0.3}[codec]
+        assert np.abs(read.logprobs - put["logprobs"][rows]).max() <= bound
+        assert np.abs(read.rest - put["rest"][rows]).max() <= min(bound, 2**-11)
+    elif read.tier == "sample":
+        for token, draws in enumerate(put["draws"][rows]):
+            ids, counts = np.unique(draws, return_counts=True)
+            held = slice(read.start[token], read.start[token + 1])
+            assert (read.ids[held] == ids).all() and (read.counts[held] == counts).all()
+    else:
+        bound = {"exact": 0, "small": 0.03}[codec]
+        assert np.abs(read.values - put["values"][rows]).max() <= bound
+
+
+@pytest.mark.parametrize("ext", EXT)
+@pytest.mark.parametrize(("codec", "tier"), COMBINATIONS)
+def test_stream_gives_what_records_give(
+    made: Callable[..., Any], ext: str, codec: str, tier: str
+) -> None:
+    fs, seen = open_store(made(ext, codec, tier)[0]), []
+    blocks = fs.blocks(100)
+    for batch in fs.stream(3, 1, 150, view=1, blocks=blocks, pool_blocks=4):
+        seen += batch.index.tolist()
+        assert len(batch) == 1 or np.diff(batch.start).max() * len(batch) <= 150
+        squares = np.concatenate([[0], np.cumsum(np.diff(batch.start) ** 2)])
+        for place, index in enumerate(batch.index.tolist()):
+            record = fs[index]
+            view, rows = record.views[1], slice(*batch.start[place : place + 2])
+            assert batch.texts[place] == record.text and batch.document[place] == record.document
+            for name in ("token_ids", "offsets", "special"):
+                assert (getattr(batch, name)[rows] == getattr(record, name)).all()
+            assert (batch.mask[rows] == view.mask).all()
+            spans = slice(*batch.spans_start[place : place + 2])
+            assert (batch.spans[spans] == view.spans).all()
+            for name in fs.features.hidden:
+                states = batch.hidden[name].states()[rows]
+                assert np.allclose(states, view.hidden[name], atol=1e-5)
+                mean, deviation = fs.calibration[name]
+                normalised = batch.hidden[name].normalised()[rows]
+                assert np.allclose(normalised * deviation + mean, states, atol=1e-4)
+            held = batch.attention["mean"][squares[place] : squares[place + 1]]
+            assert (held == view.attention["mean"].reshape(-1)).all()
+            if fs.features.logits:
+                compare_logits(batch.logits, view.logits, rows)
+                assert batch.labels is batch.tags is batch.class_logits is batch.tag_logits is None
+            elif tier == "tagging":
+                assert (batch.tags[rows] == record.tags).all()
+                assert (batch.tag_logits[rows] == view.tag_logits).all()
+                assert batch.labels is batch.class_logits is None
+            else:
+                label = -1 if record.label is None else record.label
+                assert batch.labels[place] == label and len(batch.labels) == len(batch)
+                assert (batch.class_logits[place] == view.class_logits).all()
+                assert batch.tags is batch.tag_logits is None
+    assert sorted(seen) == list(range(len(fs)))
+
+
+def compare_logits(batch: Any, record: Any, rows: slice) -> None:
+    assert (batch.log_partition[rows] == record.log_partition).all()
+    if batch.tier == "sample":
+        edges = batch.start[rows.start : rows.stop + 1]
+        assert (edges - edges[0] == record.start).all() and batch.draws == record.draws
+        held = slice(edges[0], edges[-1])
+        assert (batch.ids[held] == record.ids).all() and (batch.counts[held] == record.counts).all()
+    for name in {"topk": ("ids", "logprobs", "rest"), "head": ("values",)}.get(batch.tier, ()):
+        assert (getattr(batch, name)[rows] == getattr(record, name)).all()
+
+
+def order_of(fs: Any, **arguments: Any) -> list[list[int]]:
+    return [batch.index.tolist() for batch in fs.stream(batch_tokens=120, **arguments)]
+
+
+def test_stream_order_skip_and_subset(made: Callable[..., Any]) -> None:
+    zarr, h5 = (open_store(made(ext)[0]) for ext in EXT)
+    assert (zarr.blocks(60) == h5.blocks(60)).all()
+    blocks = zarr.blocks(60)
+    whole = order_of(zarr, seed=1, blocks=blocks, pool_blocks=5)
+    assert whole == order_of(h5, seed=1, blocks=blocks, pool_blocks=5)
+    assert whole != order_of(h5, seed=2, blocks=blocks, pool_blocks=5)
+    assert whole != order_of(h5, seed=1, epoch=1, blocks=blocks, pool_blocks=5)
+    for skip in (1, 7, len(whole), len(whole) + 5):
+        assert order_of(h5, seed=1, blocks=blocks, pool_blocks=5, skip=skip) == whole[skip:]
+    for pool_blocks in (1, 5):
+        held = order_of(h5, seed=1, blocks=blocks, pool_blocks=pool_blocks)
+        count = h5.batch_count(1, 0, 120, blocks=blocks, pool_blocks=pool_blocks)
+        assert count == len(held)
+    plain = order_of(h5, shuffle=False)
+    assert sum(plain, []) == list(range(36))
+    some = order_of(h5, blocks=blocks[[2, 0]], shuffle=False)
+    assert sum(some, []) == [i for row in (2, 0) for i in range(*blocks[row])]
+    batch = next(h5.stream(features=("hidden",)))
+    assert batch.logits is None and not batch.attention and len(batch.hidden) == 2
+    task = open_store(made("h5", "default", "classification")[0])
+    batch = next(task.stream(features=("hidden",)))
+    assert batch.class_logits is None and len(batch.labels) == len(batch)
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_streams_do_not_disturb_one_another(made: Callable[..., Any], ext: str) -> None:
+    fs = open_store(made(ext)[0])
+
+    def content(batch: Any) -> bytes:
+        arrays = [batch.hidden["mean"].values, batch.logits.ids, batch.attention["mean"]]
+        return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+
+    def first() -> Any:
+        return next(fs.stream(seed=1, batch_tokens=300))
+
+    alone = [content(batch) for batch in fs.stream(seed=2, batch_tokens=150, pool_blocks=1)]
+    held = first()
+    expected = content(held)
+    one, other = (fs.stream(seed=2, batch_tokens=150, pool_blocks=1) for _ in range(2))
+    for a, b in zip(one, other, strict=True):
+        assert content(a) == content(b) == alone.pop(0)
+    assert content(held) == expected == content(first())
+    assert held.texts == first().texts and 1 <= len(fs.spare) <= 3
+    fs.close()
+    assert not fs.spare
+
+
+def test_damage_ahead_stops_no_batch_before_it(made: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    shutil.copytree(made("zarr")[0], path)
+    (path / "parts/2/token/id/c/0").unlink()
+    batches, seen = open_store(path).stream(shuffle=False, pool_blocks=1, batch_tokens=10**6), []
+    with pytest.raises(StoreError, match="part.*2.*token/id.* is missing"):
+        for batch in batches:
+            seen += batch.index.tolist()
+    assert seen == list(range(24))
+
+
+def test_skip_reads_no_features(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    fs, opened = open_store(made("h5")[0]), []
+    real = store.read.part.PartReader.array
+
+    def spy(self: Any, name: str) -> Any:
+        opened.append(name)
+        return real(self, name)
+
+    monkeypatch.setattr(store.read.part.PartReader, "array", spy)
+    assert list(fs.stream(skip=10**6)) == []
+    assert opened == []  # the manifest has the lengths
+    next(fs.stream(features=("hidden",)))
+    read = {name.split("/")[0] for name in opened}
+    assert read == {"sequence", "token", "view0"} and "view0/logits/ids" not in opened
+
+
+def test_a_record_reads_its_own_rows_only(
+    made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs, rows = open_store(made("zarr")[0]), []
+    real = store.read.part.PartReader.read
+
+    def spy(self: Any, name: str, begin: int, end: int) -> Any:
+        rows.append((name, end - begin))
+        return real(self, name, begin, end)
+
+    record = fs[5]
+    monkeypatch.setattr(store.read.part.PartReader, "read", spy)
+    record.views[0].hidden["mean"]
+    tokens = len(record.token_ids)
+    assert rows[:2] == [(f"view0/hidden/mean/{key}", tokens) for key in ("values", "scale")]
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_what_lies_outside_the_parts(made: Callable[..., Any], ext: str) -> None:
+    fs = open_store(made(ext, "exact", "head")[0])
+    assert fs.teacher_file("config.json") == b"{}"
+    assert (fs.teacher_weights()["embeddings.word_embeddings.weight"] == np.eye(8, 4)).all()
+    assert fs.teacher_weights()["pooler.bias"].dtype == np.float16
+    weight, bias = fs.head()
+    assert weight.shape == (1000, 20) and bias.shape == (1000,)
+    for name, pair in calibration_of(fs.features).items():
+        assert all((a == b).all() for a, b in zip(pair, fs.calibration[name], strict=True))
+    assert fs.meta["tokens"] == sum(int(part.token_counts.sum()) for part in made(ext)[1])
+    assert fs.meta["state"] == "sealed" and fs.identity["teacher"]["id"] == "tiny"
+    with pytest.raises(StoreError, match="it has: config.json, tokenizer.json"):
+        fs.teacher_file("../zarr.json")
+    with pytest.raises(StoreError, match=r"no hidden state 'layer9' .* it has: mean, groups2.1"):
+        fs[0].views[0].hidden["layer9"]
+    with pytest.raises(KeyError):
+        fs[0].views[0].attention["none"]
+
+
+def test_masked_tokens_are_those_that_overlap_a_span() -> None:
+    begin, end = np.array([0, 0, 3, 5, 9, 0]), np.array([0, 3, 5, 9, 12, 0])
+    mask = masked_tokens(begin, end, np.array([4, 11]), np.array([5, 12]))
+    assert mask.tolist() == [False, False, True, False, True, False]
+    assert not masked_tokens(begin, end, np.array([], int), np.array([], int)).any()
+
+
+def test_tokenizer_from_the_store(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    from tests.store.making import features_of, make_store
+
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
+    files = {"tokenizer.json": tokenizer.to_str().encode()}
+    make_store(tmp_path / "a.h5", features_of(tier=None), parts=1, files=files)
+    fs = open_store(tmp_path / "a.h5")
+    assert fs.tokenizer().encode("cat").ids == [1]
+    with pytest.raises(StoreError, match="no logits"):
+        fs[0].views[0].logits  # noqa: B018

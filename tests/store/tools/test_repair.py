@@ -1,0 +1,228 @@
+"""A damaged part is dropped, made again alone, and the store is what it was, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.integrity.damage import flip
+from store import StoreWriter, UserError, open_store
+from store.cli import main
+from store.tools.repair import repair
+from store.tools.verify import verify
+from support import files
+from support.lease import lease_path
+from tests.store.dying import Killed, dies_at
+from tests.store.making import begin, make_part, put_part
+from tests.store.write.test_writing import SMALL
+
+EXT = ("zarr", "h5")
+PARTS = 3
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Every file of a store and beside it, to the last byte."""
+    files = (file for file in path.parent.rglob("*") if file.is_file())
+    return {str(file.relative_to(path.parent)): file.read_bytes() for file in files}
+
+
+def made_again(path: Path) -> set[int]:
+    """What the command that made the store does when it is typed again; the parts it makes."""
+    writer = begin(path, SMALL)
+    missing = set(range(PARTS)) - writer.published
+    for number in missing:
+        put_part(writer, number, make_part(SMALL, number))
+    writer.seal()
+    return missing
+
+
+def flip_in(path: Path, part: int, array: str) -> None:
+    """One bit of the data of an array."""
+    if path.is_dir():
+        (file,) = (path / f"parts/{part}/{array}/c").rglob("0*")
+        flip(
+            next(f for f in (path / f"parts/{part}/{array}").rglob("*") if f.parent.name != array),
+            9,
+            1,
+        )
+        return
+    with h5py.File(path) as file:
+        place = file[f"parts/{part}/{array}"].id.get_chunk_info(0).byte_offset
+    flip(path, place + 9, 1)
+
+
+def drop_part(path: Path, part: int) -> None:
+    if path.is_dir():
+        shutil.rmtree(path / f"parts/{part}")
+    else:
+        with h5py.File(path, "r+") as file:
+            del file[f"parts/{part}"]
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], set[int]]] = {
+    "a flipped bit": (lambda path: flip_in(path, 1, "token/id"), {1}),
+    "two parts": (lambda path: [flip_in(path, part, "token/id") for part in (0, 2)], {0, 2}),
+    "a part is gone": (lambda path: drop_part(path, 2), {2}),
+    "all parts are gone": (lambda path: [drop_part(path, part) for part in range(3)], {0, 1, 2}),
+}
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_parts_are_made_again(store: Path, damage: str) -> None:
+    before, (spoil, lost) = contents(store), DAMAGE[damage]
+    spoil(store)
+    left, report = repair(store)
+    assert left == PARTS - len(lost) and report.damaged_parts() == lost
+    assert StoreWriter.peek(store) is not None
+    assert made_again(store) == lost
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
+def test_a_sound_store_is_left_alone(store: Path) -> None:
+    before = contents(store)
+    left, report = repair(store)
+    assert left == PARTS and report.problems == [] and contents(store) == before
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
+def test_damage_outside_the_parts_is_refused(store: Path) -> None:
+    if store.is_dir():
+        flip(store / "teacher/weights/pooler.bias/c/0", 3, 1)
+    else:
+        with h5py.File(store, "r+") as file:
+            file["teacher/weights/pooler.bias"][1] = 7
+    before = contents(store)
+    with pytest.raises(UserError, match="teacher/weights/pooler.bias .*outside the parts"):
+        repair(store)
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("store", ["zarr"], indirect=True)
+def test_what_sealing_writes_anew_is_no_obstacle(store: Path) -> None:
+    before = contents(store)
+    (store / "zarr.json").write_bytes(before["a.zarr/zarr.json"].replace(b"{", b'{"more": 1,', 1))
+    repair(store)
+    assert made_again(store) == set()
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("store", ["zarr"], indirect=True)
+def test_a_part_too_many_is_dropped(store: Path) -> None:
+    before = contents(store)
+    shutil.copytree(store / "parts/0", store / "parts/7")
+    left, report = repair(store)
+    assert left == PARTS and report.problems == ["extra part 7, which is not in the manifest"]
+    assert made_again(store) == set()
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("store", ["h5"], indirect=True)
+def test_bytes_between_the_objects_of_hdf5(store: Path) -> None:
+    before = contents(store)
+    with store.open("ab") as file:
+        file.write(b"more")
+    repair(store)
+    assert made_again(store) == set()
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_a_damaged_part_of_an_unfinished_store(tmp_path: Path, ext: str) -> None:
+    path = tmp_path / f"a.{ext}"
+    writer = begin(path, SMALL)
+    for number in range(PARTS):
+        put_part(writer, number, make_part(SMALL, number))
+    writer.close()
+    if ext == "zarr":
+        flip_in(path, 1, "token/id")
+    else:
+        with h5py.File(tmp_path / "a.h5.parts/1.h5", "r+") as file:
+            file["parts/1/token/id"][2] = 3
+    assert repair(path)[0] == PARTS - 1
+    assert made_again(path) == {1} and verify(path).problems == []
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
+def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is never sealed with what is damaged, and another call goes on."""
+    before = contents(store)
+    flip_in(store, 1, "token/id")
+    for step in range(20):
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "rename", dies_at(step // 2 + 1, done=bool(step % 2)))
+            try:
+                repair(store)
+                break
+            except Killed:
+                pass
+        damaged = StoreWriter.peek(store) is None and verify(store).problems
+        assert damaged or made_again(store) == {1}
+        if not damaged:
+            assert contents(store) == before
+            flip_in(store, 1, "token/id")
+    else:
+        raise AssertionError("never done")
+    assert made_again(store) == {1}
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("store", ["zarr"], indirect=True)
+def test_a_part_that_is_a_link_is_dropped(store: Path) -> None:
+    """The link goes; what it leads to stays."""
+    before, precious = contents(store), store.parent / "precious"
+    shutil.rmtree(store / "parts/1")
+    precious.mkdir()
+    (precious / "x").write_text("x")
+    (store / "parts/1").symlink_to(precious)
+    assert repair(store)[0] == PARTS - 1
+    assert (precious / "x").read_text() == "x"
+    shutil.rmtree(precious)
+    assert made_again(store) == {1}
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
+def test_a_repair_that_lost_its_lease_stops(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its last rename: who has it now may be writing the very same names."""
+    flip_in(store, 1, "token/id")
+    root = (store / "zarr.json" if store.is_dir() else store).read_bytes()
+    real, lease = files.rename, lease_path(store)
+
+    def rename(source: Path, target: Path) -> None:
+        real(source, target)
+        lease.write_text(json.dumps({**json.loads(lease.read_text()), "token": "another"}))
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="has taken over"):
+        patch.setattr(files, "rename", rename)
+        repair(store)
+    assert (store / "zarr.json" if store.is_dir() else store).read_bytes() == root
+    lease.unlink()
+    repair(store)
+    assert made_again(store) == {1}
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
+def test_the_commands_name_each_other(store: Path) -> None:
+    def run(*words: object) -> str:
+        return CliRunner().invoke(main, [str(word) for word in words]).output
+
+    assert "sound" in run("repair", store) and len(open_store(store)) == 36
+    flip_in(store, 0, "token/begin")
+    assert "`feature-store repair`" in run("verify", store)
+    with pytest.raises(UserError, match="exists already .* `feature-store repair`"):
+        begin(store, SMALL)
+    said = run("repair", store)
+    assert "part 0: array token/begin" in said and "2 sound parts kept" in said
+    said = run("verify", store)
+    assert "is not finished (2 parts there, 1 dropped or lost)" in said and "type it again" in said
+    assert "no such file or folder; check the name" in run("repair", store.parent / "none.zarr")
+    assert "local path" in run("repair", "memory://a.zarr")

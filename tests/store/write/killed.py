@@ -1,0 +1,30 @@
+"""Write a store in a process to be killed (python -m tests.store.write.killed PATH)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from store import UserError
+from tests.store.making import begin, make_part, put_part
+from tests.store.write.test_writing import SMALL
+
+PARTS = 4
+
+
+def main(path: Path) -> None:
+    try:
+        writer = begin(path, SMALL)
+    except UserError as error:
+        if "exists already" not in str(error):
+            raise
+        return
+    for number in range(PARTS):
+        if number not in writer.published:
+            put_part(writer, number, make_part(SMALL, number))
+    writer.seal()
+
+
+if __name__ == "__main__":
+    print("started", flush=True)
+    main(Path(sys.argv[1]))

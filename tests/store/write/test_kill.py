@@ -1,0 +1,94 @@
+"""A writer that is killed anywhere, any number of times, ends with the same bytes."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from store import open_store
+from support import files
+from tests.store.dying import Killed, dies_at
+from tests.store.write import killed
+from tests.store.write.test_writing import contents
+from tests.support.leased import Writer
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_killed_writers_lose_nothing(tmp_path: Path, ext: str) -> None:
+    whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
+    whole.parent.mkdir()
+    broken.parent.mkdir()
+    began = time.perf_counter()
+    killed.main(whole)
+    duration = time.perf_counter() - began
+    chance, kills = random.Random(ext), 0
+    for _ in range(5):
+        command = [sys.executable, "-m", "tests.store.write.killed", str(broken)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(chance.uniform(0, duration / 3))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        process.stdout.close()
+    killed.main(broken)
+    assert kills > 0
+    assert contents(whole) == contents(broken)
+    assert [file.name for file in broken.parent.iterdir()] == [broken.name]
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_killed_while_sealing(tmp_path: Path, ext: str) -> None:
+    """Whatever the moment, what has the store's name can be opened: begun, or finished."""
+    whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
+    whole.parent.mkdir()
+    broken.parent.mkdir()
+    killed.main(whole)
+    states: list[str] = []
+    for delay in (0, 0.003, 0.01, 0.03):
+        with Writer(broken) as writer:
+            if writer.answer() != "done":  # finished at last, and killed too late
+                break
+            for number in range(killed.PARTS if not states else 0):
+                assert writer.tell(number) == "done"
+            print("seal", file=writer.process.stdin, flush=True)
+            time.sleep(delay)
+            writer.process.kill()
+        fs = open_store(broken, allow_partial=True)
+        states.append(fs.meta["state"])
+        assert len(fs.manifest.parts) == killed.PARTS
+        fs.close()
+    killed.main(broken)
+    assert "writing" in states
+    assert contents(whole) == contents(broken)
+    assert [file.name for file in broken.parent.iterdir()] == [broken.name]
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_killed_at_every_rename(tmp_path: Path, ext: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop just before and just after each step that gives something its name."""
+    whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
+    whole.parent.mkdir()
+    broken.parent.mkdir()
+    killed.main(whole)
+    stops = 0
+    for step in range(100):
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "rename", dies_at(1 + step % 2, done=bool(step % 2)))
+            try:
+                killed.main(broken)
+                break
+            except Killed:
+                stops += 1
+    killed.main(broken)
+    assert stops > killed.PARTS // 2
+    assert contents(whole) == contents(broken)
+    assert [file.name for file in broken.parent.iterdir()] == [broken.name]

@@ -1,0 +1,172 @@
+"""A part refuses what it cannot keep, and names the sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from store import Features, LogitsSpec, PartWriter, StoreError, TaskSpec
+from tests.store.making import calibration_of, features_of, make_part
+from tests.store.write.test_writing import SMALL
+
+
+def put_one(features: Features = SMALL) -> tuple[Any, Any]:
+    part = make_part(features, 0)
+    written: list[Any] = []
+    writer = PartWriter(
+        features, calibration_of(features), part.token_counts,
+        lambda counts, arrays: written.append(arrays), "x.zarr: part 4",
+    )  # fmt: skip
+    return writer, part
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.nan, r"part 4, sequence 2, token 1: view0/hidden/mean is NaN or infinite"),
+        (np.inf, r"sequence 2, token 1: .* NaN or infinite"),
+        (3e38, r"sequence 2, token 1: .* deviations away"),
+    ],
+)
+def test_unusable_states_name_the_sequence(bad: float, message: str) -> None:
+    writer, part = put_one()
+    rows = np.arange(len(part.token_ids))
+    states = part.hidden[0, "mean"].copy()
+    states[writer.token_start[2] + 1, 5] = bad
+    with pytest.raises(StoreError, match=message):
+        writer.put_hidden(0, "mean", rows, states)
+
+
+def test_rows_are_put_exactly_once() -> None:
+    writer, part = put_one()
+    states = part.hidden[0, "mean"]
+    writer.put_hidden(0, "mean", [3, 1], states[[3, 1]])
+    for rows in ([1], [4, 4]):
+        with pytest.raises(StoreError, match="put twice"):
+            writer.put_hidden(0, "mean", rows, states[rows])
+    with pytest.raises(StoreError, match="must lie in 0"):
+        writer.put_hidden(0, "mean", [10**6], states[:1])
+    with pytest.raises(StoreError, match=r"has shape \[2, 37\], expected \[1, 37\]"):
+        writer.put_hidden(0, "mean", [9], states[:2])
+    with pytest.raises(StoreError, match="no view0/hidden/max; it has"):
+        writer.put_hidden(0, "max", [9], states[:1])
+    with pytest.raises(StoreError, match="not put: view0/hidden/mean, view0/logits, sequences"):
+        writer.publish()
+
+
+def test_unusable_logits_are_refused() -> None:
+    writer, part = put_one()
+    put = {name: array[:1].copy() for name, array in part.logits[0].items()}
+    for key, value, message in (
+        ("ids", 1000, "outside the vocabulary"),
+        ("ids", -1, "outside the vocabulary"),
+        ("logprobs", 0.5, "not a log-probability"),
+        ("rest", np.nan, "not a log-probability"),
+        ("log_partition", np.inf, "NaN or infinite"),
+    ):
+        fresh, bad = put_one()[0], {name: array.copy() for name, array in put.items()}
+        bad[key].reshape(-1)[0] = value
+        with pytest.raises(StoreError, match=f"sequence 0, token 0: .*{message}"):
+            fresh.put_topk(0, [0], **bad)
+    with pytest.raises(StoreError, match="are topk, not head"):
+        writer.put_head(0, [0], np.ones((1, 4)), [1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"texts": ["\ud800x"]}, "sequence 0: the text has half of a surrogate pair"),
+        ({"token_ids": [2, 5000, 3]}, "sequence 0, token 1: token id outside the vocabulary"),
+        ({"offsets": [(0, 0), (0, 9), (0, 0)]}, "token 1: offsets outside the text"),
+        ({"offsets": [(0, 0), (0, 2), (1, 2)]}, "token 2: special token with offsets"),
+        ({"document": [1, 2]}, r"document has shape \[2\], expected \[1\]"),
+    ],
+)
+def test_bad_sequences_are_refused(change: dict[str, Any], message: str) -> None:
+    features = Features(max_length=9, vocabulary=100)
+    writer = PartWriter(features, {}, [3], lambda c, a: None, "x: part 0")
+    good: dict[str, Any] = {
+        "texts": ["ab"], "document": [0], "document_begin": [0], "hard_cut": [False],
+        "token_ids": [2, 50, 3], "offsets": [(0, 0), (0, 2), (0, 0)], "special": [1, 0, 1],
+    }  # fmt: skip
+    writer.set_sequences(**good)
+    with pytest.raises(StoreError, match=message):
+        writer.set_sequences(**(good | change))
+
+
+def test_unusable_labels_and_logits_of_a_task_are_refused() -> None:
+    features = features_of(tier="classification")
+    part = make_part(features, 0)
+    arguments = (part.texts, part.document, part.document, part.document > 9)
+    tokens = (part.token_ids, part.offsets, part.special)
+    for kind, gold, message in (
+        ("classification", [4] * 12, r"sequence 0: gold label 4, expected -1 \(none\) or 0..3"),
+        ("classification", [0] * 11, r"shape \[11\], expected \[12\]"),
+        ("tagging", part.special.astype(int), "sequence 0: gold label 1, .* -1 for special tokens"),
+        (None, [0] * 12, "has no task"),
+    ):
+        writer = PartWriter(
+            features_of(tier=kind), calibration_of(features), part.token_counts, lambda c, a: None,
+            "x: part 4",
+        )  # fmt: skip
+        with pytest.raises(StoreError, match=message):
+            writer.set_sequences(*arguments, *tokens, gold)
+        if kind is None:
+            with pytest.raises(StoreError, match="has no task"):
+                writer.put_task(0, [0], np.zeros((1, 4)))
+        elif kind == "classification":
+            writer.set_sequences(*arguments, *tokens)  # without gold: -1
+            with pytest.raises(StoreError, match="sequence 2, token 0: view1/classes is NaN"):
+                writer.put_task(1, [2], np.full((1, 4), np.nan))
+            with pytest.raises(StoreError, match=r"shape \[1, 3\], expected \[1, 4\]"):
+                writer.put_task(0, [2], np.zeros((1, 3)))
+
+
+def test_features_of_a_task_in_json() -> None:
+    features = features_of(tier="tagging")
+    assert Features.from_json(features.to_json()) == features
+    plain = features_of().to_json()
+    assert "task" not in plain and set(plain["logits"]) == {"tier", "size"}
+    causal = Features(vocabulary=9, logits=LogitsSpec("topk", 3, next_token=True))
+    assert causal.to_json()["logits"] == {"tier": "topk", "size": 3, "next_token": True}
+    assert Features.from_json(causal.to_json()) == causal
+    good = {"kind": "tagging", "labels": ["a"]}
+    later = TaskSpec.from_json(good | {"later_label": "a"})
+    assert later.later_number == 0 and later.to_json() == good | {"later_label": "a"}
+    assert TaskSpec.from_json(good).to_json() == good
+    for bad in (
+        None, [], {}, {"kind": "tagging"}, good | {"kind": "parsing"}, good | {"kind": {}},
+        good | {"labels": []}, good | {"labels": "ab"}, good | {"labels": ["a", "a"]},
+        good | {"labels": ["a", 1]}, good | {"labels": {"a": 1}},
+        good | {"later_label": "b"}, good | {"later_label": 0},
+        good | {"kind": "classification", "later_label": "a"},
+    ):  # fmt: skip
+        with pytest.raises(StoreError, match="^features: "):
+            Features.from_json(plain | {"task": bad})
+    for bad in ({"next_token": False}, {"next_token": 1}, {"more": 1}):
+        with pytest.raises(StoreError, match="^features: "):
+            Features.from_json(plain | {"logits": {"tier": "topk", "size": 3} | bad})
+
+
+def test_bad_counts_masks_and_features() -> None:
+    features = Features(max_length=9, vocabulary=100, views=2)
+    for counts, message in (([], "at least one"), ([3, 10], "sequence 1: 10"), ([0], "0 tokens")):
+        with pytest.raises(StoreError, match=message):
+            PartWriter(features, {}, counts, lambda c, a: None, "x: part 0")
+    writer = PartWriter(features, {}, [3], lambda c, a: None, "x: part 0")
+    writer.set_sequences(["abcd"], [0], [0], [0], [1, 2, 3], [(0, 1), (1, 2), (2, 4)], [0, 0, 0])
+    for spans in ([(2, 3, 0), (0, 1, 0)], [(0, 2, 0), (1, 3, 0)], [(0, 9, 0)], [(0, 1, 3)]):
+        with pytest.raises(StoreError, match="sequence 0: masked words must be ascending"):
+            writer.set_masks(1, [spans])
+    with pytest.raises(StoreError, match="masks of view 1"):
+        writer.publish()
+    for bad in (
+        {"hidden": ("../x",)}, {"hidden": ("a", "a")}, {"codec": "zip"}, {"views": 0},
+        {"width": True}, {"vocabulary": 2, "logits": LogitsSpec("topk", 3)}, {"attention": ("/",)},
+    ):  # fmt: skip
+        with pytest.raises(StoreError, match="features|name in a store"):
+            Features(**bad)
+    with pytest.raises(StoreError, match="tier must be one of"):
+        LogitsSpec("all", 3)

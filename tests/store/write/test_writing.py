@@ -1,0 +1,223 @@
+"""Writing: what is refused, resuming, and equal bytes for equal input."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from store import Features, StoreError, StoreWriter, UserError, open_store
+from store.format.codecs import GROUPS
+from tests.store.making import IDENTITY, begin, features_of, make_part, make_store, put_part
+
+EXT = ("zarr", "h5")
+SMALL = dataclasses.replace(features_of(), hidden=("mean",), attention=(), views=1)
+
+
+def contents(path: Path) -> dict[str, str]:
+    """Digest of every file of a store, with `created` (and the checksums over it) blanked."""
+    fs = open_store(path)
+    fs.close()
+    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
+    digests = {}
+    for file in files:
+        data = file.read_bytes().replace(fs.meta["created"].encode(), b"-" * 20)
+        if file == path / "zarr.json":
+            data = data.replace(fs.source.attributes()["checksum"].encode(), b"-" * 64)
+        elif file == path:
+            data = _blanked(file)
+        digests[str(file.relative_to(path.parent))[len(path.name) :]] = digest(data)
+    fs.close()
+    return digests
+
+
+def _blanked(file: Path) -> bytes:
+    """HDF5 checksums the header that holds `created`, and the file ends with its SHA-256."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copy(file, folder))
+        with h5py.File(copy, "r+") as opened:
+            for key in ("created", "checksum"):
+                opened.attrs.modify(key, np.bytes_(b"-" * len(opened.attrs[key])))
+        return copy.read_bytes()[: file.stat().st_size - 32]
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_a_resumed_store_equals_an_undisturbed_one(tmp_path: Path, ext: str) -> None:
+    one, two = tmp_path / "1" / f"a.{ext}", tmp_path / "2" / f"a.{ext}"
+    one.parent.mkdir()
+    two.parent.mkdir()
+    make_store(one, SMALL)
+    parts = [make_part(SMALL, seed) for seed in range(3)]
+    writer = begin(two, SMALL)
+    put_part(writer, 2, parts[2], seed=5)
+    half = writer.part(0, parts[0].token_counts)
+    half.put_hidden(0, "mean", [0], parts[0].hidden[0, "mean"][:1])
+    assert StoreWriter.peek(two)["identity"] == IDENTITY  # type: ignore[index]
+    writer.close()
+    writer = begin(two, SMALL, calibration={}, weights=None, files={})
+    assert writer.published == {2}
+    put_part(writer, 1, parts[1])
+    put_part(writer, 0, parts[0], seed=9)
+    writer.seal()
+    assert contents(one) == contents(two)
+    assert sorted(f.name for f in two.parent.iterdir()) == [f"a.{ext}"]
+    assert StoreWriter.peek(two) is None
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_an_unfinished_store(tmp_path: Path, ext: str) -> None:
+    path = tmp_path / f"a.{ext}"
+    assert StoreWriter.peek(path) is None
+    writer = begin(path, SMALL)
+    part = make_part(SMALL, 0)
+    put_part(writer, 3, part)
+    with pytest.raises(StoreError, match="is not finished"):
+        open_store(path)
+    fs = open_store(path, allow_partial=True)
+    assert len(fs) == 12 and fs[3].text == part.texts[3] and fs.meta["state"] == "writing"
+    assert (StoreWriter.calibration(path)["mean"][1] == fs.calibration["mean"][1]).all()
+    with pytest.raises(StoreError, match="part 3 is published already"):
+        writer.part(3, [4])
+    fs.close()
+    writer.seal()
+    with pytest.raises(UserError, match="exists already"):
+        begin(path, SMALL)
+    assert len(open_store(path)) == 12
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_other_arguments_are_named(tmp_path: Path, ext: str) -> None:
+    path = tmp_path / f"a.{ext}"
+    begin(path, SMALL)
+    other = IDENTITY | {"teacher": IDENTITY["teacher"] | {"revision": "2"}}
+    with pytest.raises(UserError, match=r"identity.teacher.revision is '1' in the store and '2'"):
+        begin(path, SMALL, identity=other)
+    with pytest.raises(UserError, match=r"features.max_length is '64' .* '32' now"):
+        begin(path, dataclasses.replace(SMALL, max_length=32))
+
+
+def test_taken_names_are_refused_untouched(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_text("mine")
+    (tmp_path / "b.zarr").mkdir()
+    (tmp_path / "b.zarr" / "zarr.json").write_text("{}")
+    (tmp_path / "c.zarr").write_text("mine")
+    (tmp_path / "d.h5").mkdir()
+    for name in ("a.h5", "b.zarr", "c.zarr", "d.h5"):
+        with pytest.raises(UserError, match="not a feature store.*nothing was touched"):
+            begin(tmp_path / name, SMALL)
+    assert (tmp_path / "a.h5").read_text() == (tmp_path / "c.zarr").read_text() == "mine"
+    with pytest.raises(UserError, match=r"must end in .zarr .* or .h5"):
+        begin(tmp_path / "a.npz", SMALL)
+    with pytest.raises(UserError, match="local path"):
+        begin("s3://bucket/a.zarr", SMALL)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="does not exist; make it"):
+        begin(tmp_path / "no" / "a.zarr", SMALL)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_store_begun_with_an_earlier_form_of_the_codec(tmp_path: Path) -> None:
+    path, now = tmp_path / "a.zarr", features_of("small")
+    begin(path, dataclasses.replace(now, group=GROUPS[1])).close()
+    with pytest.raises(UserError, match="in another form of codec small.*anew: give another"):
+        begin(path, now)
+    for codec, views in (("default", 2), ("small", 3)):  # other arguments, too
+        with pytest.raises(UserError, match="with other arguments: .*in the store and .* now"):
+            begin(path, features_of(codec, views=views))
+    begin(path, dataclasses.replace(now, group=GROUPS[1])).close()
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_two_processes_never_write_one_store(tmp_path: Path, ext: str) -> None:
+    path = tmp_path / f"a.{ext}"
+    writer = begin(path, SMALL)
+    script = (
+        "import sys; from tests.store.write.test_writing import *\n"
+        "try: begin(Path(sys.argv[1]), SMALL)\n"
+        "except UserError as error: print(error)"
+    )
+    run = [sys.executable, "-c", script, str(path)]
+    root = Path(__file__).parents[3]
+    first = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True)
+    assert "another process is writing it" in first.stdout
+    writer.close()
+    second = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True)
+    assert second.stdout == ""
+
+
+def test_features_survive_json() -> None:
+    for tier in (None, "topk", "sample", "head"):
+        features = features_of("small", tier)
+        value = json.loads(json.dumps(features.to_json()))
+        assert Features.from_json(value) == features
+        with pytest.raises(StoreError, match="encodings"):
+            Features.from_json(value | {"encodings": {}})
+        with pytest.raises(StoreError, match="lack codec"):
+            Features.from_json({k: v for k, v in value.items() if k != "codec"})
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    tmp_path: Path, ext: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = begin(tmp_path / f"a.{ext}", SMALL)
+    put_part(writer, 0, make_part(SMALL, 0))
+    from support import files
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        for name in ("sync", "sync_tree"):
+            patch.setattr(files, name, full)
+        patch.setattr("store.containers.zarr.tree.sync_tree", full)
+        with pytest.raises(StoreError, match="cannot write part 1 of .*No space left.*start again"):
+            put_part(writer, 1, make_part(SMALL, 1))
+    put_part(writer, 1, make_part(SMALL, 1))
+    writer.seal()
+    assert len(open_store(tmp_path / f"a.{ext}")) == 24
+
+
+def test_more_parts_than_a_process_may_have_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.containers.hdf5.tree.OPEN_FILES", 3)
+    writer, part = begin(tmp_path / "a.h5", SMALL), make_part(SMALL, 0, sequences=1)
+    for number in range(9):
+        put_part(writer, number, part)
+    fs = open_store(tmp_path / "a.h5", allow_partial=True)
+    source: Any = fs.source
+    for _ in range(2):
+        assert [record.text for record in fs] == part.texts * 9
+        assert [len(fs.part(place).all("token/id")) for place in range(9)]
+        assert len(source._files) <= 3
+    fs.close()
+    writer.seal()
+    assert len(open_store(tmp_path / "a.h5")) == 9
+
+
+def test_nothing_to_seal(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no part was published"):
+        begin(tmp_path / "a.h5", SMALL).seal()
+
+
+@pytest.mark.parametrize("ext", EXT)
+def test_a_big_identity(tmp_path: Path, ext: str) -> None:
+    """HDF5 keeps small attributes only in its object headers (64 KiB)."""
+    identity = IDENTITY | {"labels": [f"étiquette {n}" for n in range(20_000)]}
+    make_store(tmp_path / f"a.{ext}", SMALL, parts=1, identity=identity)
+    assert open_store(tmp_path / f"a.{ext}").identity == identity

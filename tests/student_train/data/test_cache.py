@@ -1,0 +1,188 @@
+"""A store that stays in memory teaches as one that is read, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from store import FeatureStore, UserError, open_store
+from store.containers.zarr.shards import ShardSlices
+from store.format import codecs
+from store.format.layout import part_arrays
+from store.read.kept import KeptSlices
+from store.tools.convert import convert
+from student_train.cli import main
+from student_train.data import cache
+from student_train.data.encoded import decode_attention, decode_scaled
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.checks import check
+from student_train.train.loop import train
+from tests.end_to_end.support import refused, says
+
+CPU = torch.device("cpu")
+LOSSES = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "cosine": 1.0, "sentence": 1.0, "attention": 1.0}
+
+
+@pytest.fixture(scope="module")
+def small(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same features in four bits, in HDF5."""
+    out = tmp_path_factory.mktemp("cache") / "small.h5"
+    convert(store.path, out, codec="small")
+    return str(out)
+
+
+def options_of(store: str, **changes: Any) -> TrainOptions:
+    plain = {"vocab": "400", "student": "16x2x2", "batch_tokens": 1024, "steps": 10, "loss": LOSSES}
+    return TrainOptions(
+        store=store, device="cpu", precision="fp32", held_out=0.1, **plain | changes
+    ).resolved()
+
+
+def losses_of(
+    store: FeatureStore, options: TrainOptions, out: Path | None = None, resume: bool = False
+) -> list[dict[str, float]]:
+    student, collator, _ = prepare(options, store)
+    found: list[dict[str, float]] = []
+    done = train(store, student, collator, options, out, resume=resume,
+                 on_step=lambda _, each: found.append(each))  # fmt: skip
+    return [*found, done.validation]
+
+
+@pytest.mark.parametrize("codec", ["default", "small"])
+def test_every_cache_gives_the_same_losses(
+    store: FeatureStore, small: str, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One training after another on an open store: each keeps what it was asked to, and no table
+    stays on the device, where the next one needs the room."""
+    stored = small if codec == "small" else store.path
+    source, tables = open_store(stored), list[weakref.ref[torch.Tensor]]()
+    real = cache.Resident._loaded
+
+    def watched(self: cache.Resident, path: str) -> torch.Tensor:
+        table = real(self, path)
+        tables.append(weakref.ref(table))
+        return table
+
+    monkeypatch.setattr(cache.Resident, "_loaded", watched)
+    found = []
+    for kind in ("device", "ram", "none"):
+        gc.disable()
+        try:
+            found.append(losses_of(source, options_of(stored, cache=kind)))
+            assert tables and not any(table() is not None for table in tables)
+        finally:
+            gc.enable()
+        kept = isinstance(source.part(0).array("text/utf8"), KeptSlices)
+        assert kept == (kind != "none")
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("kind", ["ram", "device"])
+def test_resumed_with_a_cache(store: FeatureStore, tmp_path: Path, kind: str) -> None:
+    options = options_of(store.path, checkpoint_every=5, eval_every=6)
+    wanted = losses_of(store, options)
+    options = replace(options, cache=kind)
+
+    def stop(step: int, _: dict[str, float]) -> None:
+        if step == 7:
+            raise InterruptedError
+
+    student, collator, _ = prepare(options, store)
+    tmp_path.joinpath("student").mkdir()
+    with pytest.raises(InterruptedError):
+        train(store, student, collator, options, tmp_path / "student", on_step=stop)
+    again = losses_of(open_store(store.path), options, tmp_path / "student", resume=True)
+    assert again == wanted[5:]
+
+
+def test_nothing_is_read_twice(store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two epochs of a view the second asks the disk for nothing."""
+    store, read = open_store(store.path), list[Any]()
+    real = ShardSlices.read_into
+
+    def watched(self: ShardSlices, begin: int, end: int, out: Any) -> None:
+        read.append((self, begin, end))
+        real(self, begin, end, out)
+
+    monkeypatch.setattr(ShardSlices, "read_into", watched)
+    _, collator, _ = prepare(options_of(store.path), store)
+    for kind, resident in (("ram", False), ("device", True)):
+        collator = collator.reading(cache.source_of(store, kind, CPU))
+        assert ("hidden" not in collator.features()) == resident
+        for epoch in range(2):
+            read.clear()
+            batches = store.stream(0, epoch, 512, view=1, features=collator.features())
+            for number, batch in enumerate(batches):
+                collator(batch, 1, (0, epoch, number)).to(CPU)
+            assert bool(read) == (epoch == 0)
+
+
+@pytest.mark.parametrize("width", [1, 63, 64, 200])
+def test_what_is_decoded_is_what_the_store_decodes(width: int) -> None:
+    states = np.random.default_rng(width).normal(size=(9, width)).astype(np.float32) * 50
+    for values, scale in (
+        codecs.encode_int8(states),
+        *(codecs.encode_int4(states, group) for group in codecs.GROUPS),
+    ):
+        found = decode_scaled(torch.from_numpy(values), torch.from_numpy(scale), width)
+        np.testing.assert_array_equal(found, codecs.decode_scaled(values, scale, width))
+    codes = np.arange(256, dtype=np.uint8)
+    found = decode_attention(torch.from_numpy(codes))
+    np.testing.assert_array_equal(found, codecs.decode_attention(codes))
+
+
+def test_what_does_not_fit(
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stored = store.path
+    check(options_of(stored, cache="ram"), store)
+    size = 0
+    for part in store.manifest.parts:  # the plain view is not read where there is a masked one
+        for name, spec in part_arrays(store.features, part.counts).items():
+            size += 0 if name.startswith("view0") else spec.dtype.itemsize * np.prod(spec.shape)
+    for kind in ("ram", "device"):
+        enough = int(size / cache.SHARE) + 1
+        monkeypatch.setattr(cache, "free_memory", lambda enough=enough: enough)
+        check(options_of(stored, cache=kind), store)
+        monkeypatch.setattr(cache, "free_memory", lambda enough=enough: enough - 3)
+        check(options_of(stored), store)
+        check(options_of(stored, cache=kind, loss={"mlm": 1.0}), store)
+        with pytest.raises(UserError, match=f"^--cache {kind}: .* GiB of .* give --cache .*$"):
+            check(options_of(stored, cache=kind), store)
+    monkeypatch.setattr(cache, "free_memory", lambda: 1000)
+    out = tmp_path / "out"
+    words = ("--store", stored, "--out", out, "--cache", "ram", "--vocab", "400")
+    says(refused(main, *words), "--cache ram", "the main memory", "--cache none")
+    says(refused(main, *words, "--workers", 2), "--cache ram and --workers 2", "a copy of its own")
+    assert not out.exists()
+
+
+def test_what_torch_kept_of_a_training_before_is_free(
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that a first student of a sweep has filled has room for the second."""
+    device, needs = torch.device("cuda"), [(store, {"hidden"}, {0})]
+    for name, told in {
+        "mem_get_info": (1000, 2**34), "memory_reserved": 2**30 + 500, "memory_allocated": 500,
+        "get_device_name": "H100",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda _, told=told: told)
+    assert cache.free_memory_of(device) == 2**30 + 1000
+    cache.check_cache("device", device, needs)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 2**30 + 500)
+    with pytest.raises(UserError, match="^--cache device: .* GiB of the memory of H100, "):
+        cache.check_cache("device", device, needs)
+
+
+def test_free_memory_is_some_of_what_there_is() -> None:
+    everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 2**20 < cache.free_memory() <= everything

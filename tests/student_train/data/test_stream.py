@@ -1,0 +1,132 @@
+"""Masks, held-out blocks and the stream of student batches."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+
+from align import Tokens
+from store import Features, TaskSpec
+from student_train.data.batch import Inputs
+from student_train.data.masking import IGNORED, Masker, covering_spans
+from student_train.data.stream import loaded, split_blocks, student_batches, view_of
+from student_train.data.token_cache import tokenize
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from training.schedule import PATIENCE, Schedule
+
+
+@pytest.fixture(scope="module")
+def collator(store):
+    options = TrainOptions(
+        store=store.path, vocab="400", student="16x1x2", loss={"mlm": 1.0, "hidden": 1.0}
+    )
+    return prepare(options.resolved(), store)[1]
+
+
+def test_dynamic_masks(store, collator):
+    tokens = tokenize(collator.tokenizer, list(store.texts()) * 20)
+    masker = Masker(4, 400, {0, 1, 2, 3, 4}, 0.15)
+    read = masker.dynamic(tokens, (7, 0, 0))
+    chosen = read.labels != IGNORED
+    assert not (chosen & tokens.special).any()
+    assert chosen.sum() / (~tokens.special).sum() == pytest.approx(0.15, abs=0.01)
+    np.testing.assert_array_equal(read.labels[chosen], tokens.ids[chosen])
+    np.testing.assert_array_equal(read.ids[~chosen], tokens.ids[~chosen])
+    masked, kept = read.ids[chosen] == 4, read.ids[chosen] == tokens.ids[chosen]
+    assert masked.mean() == pytest.approx(0.8, abs=0.03)
+    assert kept.mean() == pytest.approx(0.1, abs=0.03)
+    assert np.isin(read.ids[chosen & ~np.isin(read.ids, [4])], masker.ordinary).all()
+    again = masker.dynamic(tokens, (7, 0, 0))
+    np.testing.assert_array_equal(again.ids, read.ids)
+    assert (masker.dynamic(tokens, (7, 1, 0)).ids != read.ids).any()
+
+
+def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(store, collator):
+    for batch in store.stream(0, 0, 512, view=1, features=()):
+        tokens = tokenize(collator.tokenizer, batch.texts)
+        read = collator.masker.stored(tokens, batch.spans, batch.spans_start, (0,))
+        for b in range(len(batch)):
+            spans = batch.spans[batch.spans_start[b] : batch.spans_start[b + 1]]
+            for t in range(tokens.start[b], tokens.start[b + 1]):
+                begin, end = tokens.offsets[t]
+                over = [s for s in spans if s[0] < end and begin < s[1]]
+                assert (read.labels[t] != IGNORED) == (bool(over) and not tokens.special[t])
+                if over and not tokens.special[t] and over[0][2] == 0:
+                    assert read.ids[t] == collator.masker.mask_id
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_any_number_of_workers_makes_the_same_batches(store, collator, workers):
+    blocks, _ = split_blocks(store, 0.1)
+    order = {"seed": 3, "batch_tokens": 512, "view": None, "first": 5}
+    wanted = student_batches(store, collator, blocks, **order)
+    with closing(loaded(store, collator, blocks, workers, **order)) as found:
+        for want, got, _ in zip(wanted, found, range(2 * len(blocks)), strict=False):
+            torch.testing.assert_close(vars(got.inputs), vars(want.inputs), rtol=0, atol=0)
+            torch.testing.assert_close(got.labels, want.labels, rtol=0, atol=0)
+            for name, states in want.distillation.normalised.items():
+                torch.testing.assert_close(
+                    got.distillation.normalised[name], states, rtol=0, atol=0
+                )
+
+
+def test_spans_of_one_sequence_do_not_reach_into_the_next():
+    tokens = Tokens.of([[1, 2], [3, 4]], [[(0, 3), (4, 9)], [(0, 3), (4, 9)]], [[0, 0], [0, 0]])
+    spans, start = np.array([[4, 9, 0]], np.int32), np.array([0, 0, 1])
+    assert covering_spans(tokens, spans, start).tolist() == [-1, -1, -1, 0]
+    assert covering_spans(tokens, spans[:0], np.array([0, 0, 0])).tolist() == [-1] * 4
+
+
+def test_held_out_blocks_are_apart_and_the_same_for_all(store):
+    train, held_out = split_blocks(store, 0.2)
+    assert len(train) and len(held_out)
+    rows = [i for begin, end in np.concatenate([train, held_out]) for i in range(begin, end)]
+    assert sorted(rows) == list(range(len(store)))
+    np.testing.assert_array_equal(split_blocks(store, 0.2)[1], held_out)
+    assert len(split_blocks(store, 0.0)[1]) == 0
+
+
+def test_views():
+    assert [view_of(e, Features(views=1), None) for e in range(3)] == [0, 0, 0]
+    assert [view_of(e, Features(views=3), None) for e in range(4)] == [1, 2, 1, 2]
+    assert view_of(5, Features(views=3), 0) == 0
+    task = TaskSpec("tagging", ("O",))
+    assert view_of(5, Features(views=3, task=task), None) == 0
+
+
+def test_the_stream_can_be_entered_anywhere(store, collator):
+    blocks, _ = split_blocks(store, 0.1)
+    settings = {"seed": 3, "batch_tokens": 400, "view": None}
+    batches = student_batches(store, collator, blocks, **settings)
+    some = [next(batches) for _ in range(3 + store.batch_count(3, 0, 400, blocks=blocks))]
+    for first in (1, len(some) - 2):
+        entered = next(student_batches(store, collator, blocks, **settings, first=first))
+        torch.testing.assert_close(entered.inputs.ids, some[first].inputs.ids)
+        torch.testing.assert_close(entered.labels, some[first].labels)
+        name = "mean"
+        torch.testing.assert_close(
+            entered.distillation.normalised[name], some[first].distillation.normalised[name]
+        )
+
+
+def test_padding():
+    inputs = Inputs.of(np.array([5, 6, 7]), np.array([0, 1, 3]), 9)
+    assert inputs.ids.tolist() == [[5, 9], [6, 7]]
+    assert inputs.present.tolist() == [[True, False], [True, True]]
+
+
+def test_learning_rates():
+    linear = Schedule("linear", 100, 10)
+    assert [linear.factor(s) for s in (0, 9, 10, 55, 100)] == [0.1, 1.0, 1.0, 0.5, 0.0]
+    plateau = Schedule("plateau", 100, 0)
+    plateau.validated(2.0)
+    for _ in range(PATIENCE):
+        assert plateau.factor(50) == 1.0
+        plateau.validated(2.5)
+    assert plateau.factor(50) == 0.5
+    plateau.validated(1.0)
+    assert plateau.factor(99) == 0.5 and plateau.best == 1.0

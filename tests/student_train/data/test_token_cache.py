@@ -1,0 +1,118 @@
+"""A store's text in the student's tokens, kept between students."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from store import open_store
+from student_train.data import token_cache
+from student_train.data.token_cache import token_table, tokenize
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("TEACHONCE_CACHE", str(tmp_path))
+    return tmp_path / "tokens"
+
+
+def fresh(kind: str, make_tokenizer, length: int = 16) -> Tokenizer:
+    tokenizer = make_tokenizer(kind).backend_tokenizer
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(length)
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_the_table_holds_what_the_tokenizer_gives(store, make_tokenizer, cache, kind):
+    tokenizer = fresh(kind, make_tokenizer)
+    table = token_table(store, tokenizer)
+    for index in (np.arange(len(store)), np.array([5, 0, 5, len(store) - 1]), np.array([3])):
+        got = table.of(index)
+        want = tokenize(tokenizer, [store[int(i)].text for i in index])
+        for name in ("ids", "offsets", "special", "start"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+
+
+def test_made_once_for_a_text_a_vocabulary_and_a_length(store, make_tokenizer, cache, monkeypatch):
+    token_table(store, fresh("wordpiece", make_tokenizer))
+    (first,) = cache.iterdir()
+    monkeypatch.setattr(token_cache, "_write", None)  # nothing more is made
+    token_table(open_store(store.path), fresh("wordpiece", make_tokenizer))
+    monkeypatch.undo()
+    monkeypatch.setenv("TEACHONCE_CACHE", str(cache.parent))
+    token_table(store, fresh("wordpiece", make_tokenizer, 12))
+    token_table(store, fresh("unigram", make_tokenizer))
+    assert len(list(cache.iterdir())) == 3 and first.exists()
+
+
+def shorten(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [shorten, flip, Path.unlink])
+@pytest.mark.parametrize("name", ["ids", "lengths", "sha256"])
+def test_a_damaged_table_is_made_anew(store, make_tokenizer, cache, damage, name):
+    tokenizer, index = fresh("wordpiece", make_tokenizer), np.arange(len(store))
+    want = token_table(store, tokenizer).of(index)
+    (folder,) = cache.iterdir()
+    sound = {file.name: file.read_bytes() for file in folder.iterdir()}
+    damage(folder / name)
+    got = token_table(store, tokenizer).of(index)
+    np.testing.assert_array_equal(got.ids, want.ids)
+    np.testing.assert_array_equal(got.offsets, want.offsets)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == sound
+
+
+def test_another_text_has_another_table(store, make_tokenizer, cache, tmp_path, tiny_teacher):
+    from teacher_dump.job.dump import dump
+    from teacher_dump.job.options import DumpOptions
+
+    text, out = tmp_path / "other.txt", tmp_path / "other.zarr"
+    text.write_text("Quite another text.\n", encoding="utf-8")
+    teacher = str(tiny_teacher("bert"))
+    dump(DumpOptions(model=teacher, corpus=(str(text),), out=out))
+    tokenizer = fresh("wordpiece", make_tokenizer)
+    token_table(store, tokenizer)
+    table = token_table(open_store(out), tokenizer)
+    assert len(table.start) == 2 and len(list(cache.iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    store, make_tokenizer, tmp_path, monkeypatch
+):
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("TEACHONCE_CACHE", str(blocked))
+    tokenizer = fresh("wordpiece", make_tokenizer)
+    got = token_table(store, tokenizer).of(np.array([1]))
+    np.testing.assert_array_equal(got.ids, tokenize(tokenizer, [store[1].text]).ids)
+
+
+def _make(path: str, kind: str, gate, make_tokenizer) -> None:
+    gate.wait()
+    token_table(open_store(path), fresh(kind, make_tokenizer))
+
+
+def test_several_at_once(store, make_tokenizer, cache):
+    context = multiprocessing.get_context("fork")
+    gate = context.Barrier(3)
+    arguments = (str(store.path), "wordpiece", gate, make_tokenizer)
+    makers = [context.Process(target=_make, args=arguments) for _ in range(3)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join(60)
+    assert [maker.exitcode for maker in makers] == [0, 0, 0]
+    assert len(list(cache.iterdir())) == 1

@@ -1,0 +1,256 @@
+"""BiLSTMs: padding changes nothing, heads and losses by hand, starts from SVD and word vectors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
+
+from align import Vocabulary, VocabularyMap
+from store import FeatureStore
+from store.format.features import TaskSpec
+from student_train.bilstm import (
+    BiLstmConfig,
+    BiLstmForMaskedLM,
+    BiLstmForSequenceClassification,
+    BiLstmForTokenClassification,
+    BiLstmModel,
+)
+from student_train.model.kinds import make_student
+from student_train.model.start import initialise
+from student_train.model.vocabulary import student_tokenizer
+from student_train.model.word_vectors import set_word_vectors
+from support.errors import UserError
+from tests.conftest import TOKENIZER_KINDS
+
+WITH_HEADS = (BiLstmForMaskedLM, BiLstmForSequenceClassification, BiLstmForTokenClassification)
+LENGTHS = (7, 4, 1)
+
+
+def model_of(own: Any, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    config = BiLstmConfig(
+        vocab_size=40, embedding_size=6, lstm_size=5, num_hidden_layers=2, num_labels=3, **settings
+    )
+    return own(config).eval()
+
+
+def padded(side: str) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Three rows of ids, and the same as a batch with its mask; where the padding stands there are
+    ids as well."""
+    draws = torch.Generator().manual_seed(1)
+    rows = [torch.randint(1, 40, (length,), generator=draws) for length in LENGTHS]
+    ids = torch.randint(1, 40, (len(rows), max(LENGTHS)), generator=draws)
+    mask = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        place: Any = slice(0, len(row)) if side == "right" else slice(-len(row), None)
+        if side == "between":
+            place = torch.randperm(max(LENGTHS), generator=draws)[: len(row)].sort().values
+        ids[number, place], mask[number, place] = row, 1
+    return rows, ids, mask
+
+
+@pytest.mark.parametrize("side", ["right", "left", "between"])
+@pytest.mark.parametrize("own", WITH_HEADS)
+def test_padding_changes_nothing(own: Any, side: str) -> None:
+    model = model_of(own)
+    rows, ids, mask = padded(side)
+    batch = model(ids, attention_mask=mask, output_hidden_states=True)
+    for number, row in enumerate(rows):
+        alone, present = model(row[None], output_hidden_states=True), mask[number].bool()
+        for together, apart in zip(batch.hidden_states, alone.hidden_states, strict=True):
+            torch.testing.assert_close(together[number][present], apart[0])
+        found = batch.logits[number]
+        torch.testing.assert_close(found if found.dim() == 1 else found[present], alone.logits[0])
+
+
+def test_states_are_embeddings_and_layers() -> None:
+    model = model_of(BiLstmModel)
+    _, ids, mask = padded("right")
+    found = model(ids, attention_mask=mask, output_hidden_states=True)
+    assert [state.shape[-1] for state in found.hidden_states] == [6, 10, 10]
+    torch.testing.assert_close(found.hidden_states[0], model.embeddings.weight[ids])
+    assert torch.equal(found.last_hidden_state, found.hidden_states[-1])
+    assert not found.last_hidden_state[~mask.bool()].any()
+    assert model(ids).hidden_states is None
+    first, *_ = model(ids, attention_mask=mask, return_dict=False)
+    assert torch.equal(first, found.last_hidden_state)
+
+
+def test_a_layer_is_a_bidirectional_lstm_over_packed_rows() -> None:
+    model = model_of(BiLstmModel)
+    rows, ids, mask = padded("left")
+    found = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[1]
+    layer, plain = model.layers[0], torch.nn.LSTM(6, 5, bidirectional=True)
+    plain.load_state_dict(
+        dict(layer.left_to_right.state_dict())
+        | {f"{name}_reverse": each for name, each in layer.right_to_left.state_dict().items()}
+    )
+    packed, _ = plain(pack_sequence([model.embeddings(row) for row in rows]))
+    for number, row in enumerate(unpack_sequence(packed)):
+        torch.testing.assert_close(found[number][mask[number].bool()], row)
+
+
+def test_a_text_is_the_largest_value_of_each_channel() -> None:
+    model = model_of(BiLstmForSequenceClassification)
+    _, ids, mask = padded("right")
+    states = model.bilstm(ids, attention_mask=mask).last_hidden_state
+    for number, length in enumerate(LENGTHS):
+        largest = states[number, :length].max(dim=0).values
+        torch.testing.assert_close(
+            model(ids, attention_mask=mask).logits[number], model.classifier(largest)
+        )
+
+
+@pytest.mark.parametrize("own", WITH_HEADS)
+def test_losses_are_cross_entropies(own: Any) -> None:
+    model = model_of(own)
+    _, ids, mask = padded("right")
+    labels = torch.tensor([0, 2, 1])
+    if own is not BiLstmForSequenceClassification:
+        labels = torch.where(mask.bool(), ids % 3, -100)
+    found = model(ids, attention_mask=mask, labels=labels)
+    wanted = functional.cross_entropy(found.logits.flatten(0, -2), labels.flatten())
+    torch.testing.assert_close(found.loss, wanted)
+    found.loss.backward()
+    assert all(each.grad is not None for each in model.parameters())
+
+
+def test_dropout_is_for_training_alone() -> None:
+    model = model_of(BiLstmForTokenClassification, dropout=0.5)
+    _, ids, mask = padded("right")
+    calm = [model(ids, attention_mask=mask).logits for _ in range(2)]
+    assert torch.equal(*calm)
+    assert not torch.equal(model.train()(ids, attention_mask=mask).logits, calm[0])
+
+
+def test_what_a_bilstm_cannot_give_is_refused() -> None:
+    model = model_of(BiLstmForMaskedLM)
+    with pytest.raises(UserError, match="a BiLSTM has no attention maps; leave --loss attention"):
+        model(torch.ones(1, 3, dtype=torch.long), output_attentions=True)
+    mask = torch.tensor([[1, 1], [0, 0]])
+    with pytest.raises(ValueError, match="row 1 of the batch has no token"):
+        model(torch.ones(2, 2, dtype=torch.long), attention_mask=mask)
+
+
+LOAD = """
+import sys
+import student_train.bilstm
+from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+model = AutoModelForTokenClassification.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+print([word["entity"] for word in pipeline("token-classification", sys.argv[1])("The old lamp.")])
+print([model.config.id2label[n] for n in model(**tokenizer("The old lamp.", return_tensors="pt"))
+       .logits[0, 1:-1].argmax(-1).tolist()])
+"""
+
+
+def test_the_auto_classes_load_it_in_a_new_process(
+    make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    task = TaskSpec("tagging", ("NOUN", "VERB", "X"))
+    made = make_student("bilstm:8,8", tokenizer, 64, task=task)
+    torch.nn.init.normal_(made.classifier.weight)
+    made.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    piped, own = done.stdout.splitlines()
+    assert piped == own and set(eval(own)) <= set(task.labels) and len(eval(own)) > 2
+
+
+def test_svd_reaches_the_width_of_the_embeddings(store: FeatureStore) -> None:
+    tokenizer = student_tokenizer("400", store)
+    vocabulary = VocabularyMap.between(
+        Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
+        Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
+    )
+    said = {}
+    for how in ("auto", "svd"):
+        torch.manual_seed(0)
+        student = make_student("bilstm:12,20", tokenizer, 64)
+        before = student.get_input_embeddings().weight.clone()
+        (said[how],) = initialise(student, how, store, vocabulary)
+        changed = (student.get_input_embeddings().weight != before).any(dim=1)
+        known = changed.sum() + 1  # the padding's is zero before and after
+        assert known > 200
+        assert said[how] == f"word embeddings from {known} of 400 pieces (SVD to 12)"
+    with pytest.raises(UserError, match="a bilstm cannot be cut out of a teacher's layers"):
+        initialise(student, "teacher", store, vocabulary)
+
+
+def vectors(path: Path, lines: list[str]) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_word_vectors_go_to_whole_words(
+    kind: str, header: bool, make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer(kind)
+    student = make_student("bilstm:3,4", tokenizer, 64)
+    before = student.get_input_embeddings().weight.detach().clone()
+    lines = ["the 1 2 3", "ing 4 5 6", ". . . 7 8 9", "[UNK] 1 1 1 ", "the 0 0 0", "a -2e0 0 .5"]
+    path = vectors(tmp_path / "words.vec", [f"{len(lines)} 3", *lines] if header else lines)
+    said = set_word_vectors(student, tokenizer, path)
+    after = student.get_input_embeddings().weight.detach()
+    changed = (after != before).any(dim=1).nonzero().flatten().tolist()
+    encoded = tokenizer(" the a", add_special_tokens=False)["input_ids"]
+    assert sorted(changed) == sorted(encoded)
+    assert said == f"word embeddings of 2 of {len(before):,} pieces from words.vec"
+    the, a = after[encoded]
+    factor = the[0]
+    torch.testing.assert_close(the, factor * torch.tensor([1.0, 2.0, 3.0]))
+    torch.testing.assert_close(a, factor * torch.tensor([-2.0, 0.0, 0.5]))
+    spread = np.sqrt(np.square([1, 2, 3, -2, 0, 0.5]).mean())
+    assert factor * spread == pytest.approx(before.square().mean().sqrt().item())
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["2 50", "the 1 2 3"], "line 1: expected a word and 3 numbers.*got 50"),
+        (["of 1 2 3", "the 1 2"], "line 2: expected a word and 3 numbers.*got 2"),
+        (["of 1 2 3", "the 1 2 3 4"], "line 2: expected a word and 3 numbers.*got 4"),
+        (["the"], "line 1: expected a word and 3 numbers.*got 0"),
+        (["", "the 1 x 3"], "line 2: expected finite numbers after the word, got 'x'"),
+        (["the 1 nan 3"], "line 1: expected finite numbers after the word, got 'nan'"),
+        (["xyzzy 1 2 3"], "none of the student's [0-9]+ pieces is a word there"),
+        ([""], "none of the student's"),
+    ],
+)
+def test_wrong_word_vectors_are_refused(
+    lines: list[str], told: str, make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer("wordpiece-lower")
+    student = make_student("bilstm:3,4", tokenizer, 64)
+    before = student.get_input_embeddings().weight.detach().clone()
+    with pytest.raises(UserError, match=told) as caught:
+        set_word_vectors(student, tokenizer, vectors(tmp_path / "a.txt", lines))
+    assert "\n" not in str(caught.value) and str(tmp_path / "a.txt") in str(caught.value)
+    assert torch.equal(student.get_input_embeddings().weight, before)
+
+
+def test_word_vectors_that_are_not_there_are_refused(
+    make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    student = make_student("bilstm:3,4", tokenizer, 64)
+    with pytest.raises(UserError, match=r"nowhere\.txt: cannot be read"):
+        set_word_vectors(student, tokenizer, tmp_path / "nowhere.txt")
+    (tmp_path / "binary.bin").write_bytes(b"3 3\nthe \x00\x01\xff\x80\n")
+    with pytest.raises(UserError, match="line 2: expected a word and 3 numbers"):
+        set_word_vectors(student, tokenizer, tmp_path / "binary.bin")

@@ -1,0 +1,176 @@
+"""Every kind of student, with every head, is an ordinary model of transformers and learns under
+every loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+
+from store import FeatureStore
+from store.format.features import TaskSpec
+from student_train.losses import formulas
+from student_train.model.kinds import (
+    KINDS,
+    Shape,
+    class_logits,
+    has_attention,
+    lm_logits,
+    make_student,
+    parse_student,
+    sentence_states,
+    tag_logits,
+)
+from student_train.output.run import run
+from student_train.settings.options import ALIGNMENTS, TrainOptions
+from student_train.train.loop import METRICS
+from support.errors import UserError
+from tests.texts import SENTENCES
+
+SIZES = {"bert": "32x2x4", "modernbert": "32x2x4", "bilstm": "24,16"}
+LABELS = ("yes", "no", "may be")
+AUTO: dict[str | None, Any] = {
+    None: AutoModelForMaskedLM,
+    "classification": AutoModelForSequenceClassification,
+    "tagging": AutoModelForTokenClassification,
+}
+
+
+def named(kind: str) -> str:
+    return f"{kind}:{SIZES[kind]}"
+
+
+@pytest.fixture
+def student(make_tokenizer: Callable[[str], Any]) -> Callable[..., PreTrainedModel]:
+    """`student(kind, task)`: in evaluation mode, with weights spread so wide that all count."""
+
+    def made(kind: str, task: str | None = None) -> PreTrainedModel:
+        torch.manual_seed(0)
+        spec = TaskSpec(task, LABELS) if task else None
+        model = make_student(named(kind), make_tokenizer("wordpiece"), 64, task=spec).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.2)
+        return model
+
+    return made
+
+
+def read(model: PreTrainedModel, tokenizer: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Flat last states [N,D] of texts of different lengths, which tokens are present [B,S], and
+    the logits that the class itself gives."""
+    batch = tokenizer(SENTENCES[:4], padding=True, truncation=True, return_tensors="pt")
+    asked = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    present = asked["attention_mask"].bool()
+    assert not present.all()
+    with torch.no_grad():
+        states = model.base_model(**asked, output_hidden_states=True).hidden_states
+        return states[-1][present], present, model(**asked).logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("align", ALIGNMENTS)
+def test_trained_under_every_loss(
+    kind: str, align: str, store: FeatureStore, tmp_path: Path
+) -> None:
+    names = ["mlm", *formulas.OF_LOGITS, *formulas.OF_RUNS]
+    names += ["attention"] if parse_student(named(kind)).heads else []
+    options = TrainOptions(
+        store=str(store.path),
+        vocab="400",
+        out=tmp_path / "student",
+        student=named(kind),
+        align=align,
+        loss=dict.fromkeys(names, 1.0),
+        steps=30,
+        eval_every=1000,
+        batch_tokens=512,
+        lr=5e-3,
+        view=0,
+        device="cpu",
+        precision="fp32",
+    )
+    result = run(options.resolved())["result"]
+    records = [json.loads(line) for line in (options.out / METRICS).read_text().splitlines()]
+    steps = [record for record in records if "loss" in record]
+    assert len(steps) == 30 and set(names) <= set(steps[0])
+    assert sum(r["loss"] for r in steps[-5:]) < sum(r["loss"] for r in steps[:5])
+    student = AutoModelForMaskedLM.from_pretrained(options.out)
+    assert student.config.model_type == kind
+    assert student.num_parameters() == result["parameters"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_of_flat_states_are_the_models_own(
+    kind: str,
+    student: Callable[..., PreTrainedModel],
+    make_tokenizer: Callable[[str], Any],
+) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    for task, logits in ((None, lm_logits), ("tagging", tag_logits)):
+        model = student(kind, task)
+        states, present, own = read(model, tokenizer)
+        torch.testing.assert_close(logits(model, states), own[present])
+        assert own.std() > 0.1
+    model = student(kind, "classification")
+    for pooling in ("cls", "mean") if kind == "modernbert" else (None,):
+        model.config.classifier_pooling = pooling
+        states, present, own = read(model, tokenizer)
+        torch.testing.assert_close(class_logits(model, states, present), own)
+        assert own.std() > 0.1 and own.shape == (4, len(LABELS))
+    assert sentence_states(model, states, present).shape == (4, model.config.hidden_size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("task", AUTO)
+def test_a_saved_student_is_loaded_whole(
+    kind: str, task: str | None, student: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    made = student(kind, task)
+    made.save_pretrained(tmp_path)
+    found, report = AUTO[task].from_pretrained(tmp_path, output_loading_info=True)
+    assert type(found) is type(made) and not any(report.values())
+    for name, value in made.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value)
+    assert has_attention(found) == (kind != "bilstm")
+    if task:
+        assert tuple(found.config.id2label.values()) == LABELS
+        assert found.config.label2id == {label: n for n, label in enumerate(LABELS)}
+        assert found.config.num_labels == len(LABELS)
+
+
+def test_sizes() -> None:
+    assert parse_student("tiny") == Shape("bert", 264, 3, 12, 264, positions=True)
+    assert parse_student("modernbert:tiny") == Shape("modernbert", 264, 3, 12, 264)
+    assert parse_student("64x2x4", default="modernbert") == Shape("modernbert", 64, 2, 4, 64)
+    assert parse_student("bilstm:300,600") == Shape("bilstm", 1200, 1, 0, 300)
+
+
+@pytest.mark.parametrize(
+    ("student", "told"),
+    [
+        ("llama:64x2x4", "no kind of student is called llama; there are bert, modernbert, bilstm"),
+        ("modernbert:64x2", "expected tiny or HxLxA"),
+        ("300,600", r"expected tiny or HxLxA \(.*\), or bilstm:E,H"),
+        ("65x2x4", "the width 65 must be a multiple of the 4 heads"),
+        ("3x264x1", r"264 layers of width 3; .*: 264x3x1\?"),
+        ("modernbert:12x2x4", "3 dimensions a head; rotary positions need an even number"),
+        ("bilstm:tiny", "expected E,H, both at least 1"),
+        ("bilstm:300,0", "expected E,H, both at least 1"),
+        ("bilstm:300x600", "expected E,H"),
+    ],
+)
+def test_wrong_students_are_refused(student: str, told: str) -> None:
+    with pytest.raises(UserError, match=f"^--student {student}: {told}"):
+        parse_student(student)

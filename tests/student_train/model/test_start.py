@@ -1,0 +1,264 @@
+"""Where a student starts."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from align import Vocabulary, VocabularyMap
+from store import open_store
+from student_train.model.kinds import make_student
+from student_train.model.start import embedding_means, initialise
+from student_train.model.teacher_layers import layer_groups
+from student_train.model.vocabulary import student_tokenizer
+from student_train.settings.options import TrainOptions
+from student_train.train.checks import check
+from support.errors import UserError
+from tests.end_to_end.support import dumped, write_corpus
+
+
+def vocabulary_map(store, tokenizer):
+    return VocabularyMap.between(
+        Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
+        Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
+    )
+
+
+@pytest.fixture(scope="module")
+def started(store):
+    tokenizer = student_tokenizer("400", store)
+    found = vocabulary_map(store, tokenizer)
+
+    def start(how, size="16x2x2"):
+        torch.manual_seed(0)
+        student = make_student(size, tokenizer, 64)
+        return student, initialise(student, how, store, found), found
+
+    return start
+
+
+def test_a_piece_is_the_mean_of_the_teacher_rows_whose_split_holds_it(started, store):
+    _, _, found = started("random")
+    teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
+    rows, known = embedding_means(teacher, found, 400)
+    assert known.mean() > 0.5
+    for piece in np.flatnonzero(known)[::37]:
+        owners = [
+            t for t in range(len(teacher)) if piece in found.split(t) and not found.unknown[t]
+        ]
+        times = [(found.split(t) == piece).sum() for t in owners]
+        np.testing.assert_allclose(
+            rows[piece], np.average(teacher[owners], axis=0, weights=times), atol=1e-5
+        )
+
+
+def test_cut_start_takes_leading_blocks_of_averaged_layers(started, store):
+    student, said, found = started("teacher")
+    weights = store.teacher_weights()
+    name = "attention.self.query.weight"
+    mean = np.mean(
+        [np.asarray(weights[f"encoder.layer.{i}.{name}"], np.float32) for i in (0, 1)], axis=0
+    )
+    own = student.bert.encoder.layer[0].get_parameter(name).detach().numpy()
+    np.testing.assert_allclose(own, mean[:16, :16], atol=1e-6)
+    positions = np.asarray(weights["embeddings.position_embeddings.weight"], np.float32)
+    np.testing.assert_allclose(
+        student.bert.embeddings.position_embeddings.weight.detach(), positions[:64, :16], atol=1e-6
+    )
+    assert "1+2, 3+4 of 4" in said[-1]
+
+
+def test_chosen_layers(started, store):
+    student, _, _ = started("layers:2,4")
+    name = "attention.output.dense.weight"
+    whole = np.asarray(store.teacher_weights()[f"encoder.layer.3.{name}"], np.float32)
+    wanted = whole[:16, :16]
+    own = student.bert.encoder.layer[1].get_parameter(name).detach().numpy()
+    np.testing.assert_allclose(own, wanted, atol=1e-6)
+
+
+def test_a_student_as_wide_as_the_teacher_has_its_head(started, store, tiny_teacher):
+    student, said, found = started("layers:2,4", "32x2x4")
+    teacher = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
+    theirs = dict(teacher.cls.predictions.transform.named_parameters())
+    for name, own in student.cls.predictions.transform.named_parameters():
+        np.testing.assert_allclose(own.detach(), theirs[name].detach(), atol=1e-3)
+    bias = teacher.cls.predictions.bias.detach().numpy()
+    means, known = embedding_means(bias[:, None], found, 400)
+    np.testing.assert_allclose(
+        student.cls.predictions.bias.detach()[known], means[known, 0], atol=1e-3
+    )
+    assert said[-1] == "masked-LM head"
+    narrow, said, _ = started("layers:2,4")
+    assert not narrow.cls.predictions.bias.any() and "head" not in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dense"), [("distilbert", "vocab_transform"), ("roberta", "lm_head.dense")]
+)
+def test_heads_of_other_families(kind, dense, tiny_teacher, tmp_path):
+    teacher = tiny_teacher(kind)
+    store = open_store(dumped(teacher, write_corpus(tmp_path / "a.txt"), tmp_path / "a.zarr"))
+    tokenizer = student_tokenizer("400", store)
+    student = make_student("32x2x4", tokenizer, 64)
+    said = initialise(student, "teacher", store, vocabulary_map(store, tokenizer))
+    theirs = AutoModelForMaskedLM.from_pretrained(teacher).get_submodule(dense).weight
+    own = student.cls.predictions.transform.dense.weight
+    np.testing.assert_allclose(own.detach(), theirs.detach(), atol=1e-3)
+    assert said[-1] == "masked-LM head"
+
+
+def test_svd_of_another_teacher_with_the_same_pieces(started, store, tiny_teacher, tmp_path):
+    """As of a teacher before it was fine-tuned into that of the store."""
+    text = write_corpus(tmp_path / "text.txt", 2)
+    other, foreign = (
+        dumped(tiny_teacher(kind), text, tmp_path / f"{kind}.zarr")
+        for kind in ("distilbert", "xlmr")
+    )
+    student, (said,), found = started(f"svd:{other}")
+    assert open_store(other).manifest.content()[:12] in said and str(other) in said
+    expected, own = started("random")[0], started("svd")[0]
+    initialise(expected, "svd", open_store(other), found)
+    words, same, others = (each.get_input_embeddings().weight for each in (student, expected, own))
+    assert torch.equal(words, same) and not torch.equal(words, others)
+    with pytest.raises(UserError, match=r"svd:.*other ones than the .* the same vocabulary"):
+        started(f"svd:{foreign}")
+    for wrong, line in ((f"svd:{foreign}", "same vocabulary"), ("svd:gone.zarr", "gone.zarr")):
+        with pytest.raises(UserError, match=line):
+            check(TrainOptions(store=store.path, init=wrong).resolved(), store)
+    with pytest.raises(UserError, match="svd:: expected auto"):
+        started("svd:")
+
+
+def test_svd_keeps_the_angles_between_pieces(started, store):
+    student, _, found = started("svd", "32x1x2")  # as wide as the teacher: nothing is lost
+    teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
+    rows, known = embedding_means(teacher, found, 400)
+    known &= np.linalg.norm(rows, axis=1) > 0  # the row of the padding is zero
+    own = student.bert.embeddings.word_embeddings.weight.detach().numpy()[known]
+    cosines = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in (rows[known], own)]
+    np.testing.assert_allclose(cosines[0] @ cosines[0].T, cosines[1] @ cosines[1].T, atol=1e-4)
+
+
+def test_random_changes_nothing(started):
+    torch.manual_seed(0)
+    student, said, _ = started("random")
+    assert said == ["random weights"]
+    assert student.bert.embeddings.word_embeddings.weight.std().item() == pytest.approx(
+        0.02, rel=0.1
+    )
+
+
+def test_layer_groups():
+    assert layer_groups("", 6, 3) == [[1, 2], [3, 4], [5, 6]]
+    assert layer_groups("", 4, 3) == [[1], [2, 3], [4]]
+    assert layer_groups("1,5,12", 12, 3) == [[1], [5], [12]]
+    for chosen, teacher, student in [("1,2", 4, 3), ("1,9", 4, 2), ("a,b", 4, 2), ("", 2, 3)]:
+        with pytest.raises(UserError, match="--init"):
+            layer_groups(chosen, teacher, student)
+
+
+def test_unknown_words_are_refused(started):
+    with pytest.raises(UserError, match="--init sideways"):
+        started("sideways")
+
+
+def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(started, store):
+    student, said, found = started("svd", "modernbert:16x2x2")
+    other, _, _ = started("svd", "16x2x2")
+    teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
+    known = torch.from_numpy(embedding_means(teacher, found, 400)[1])
+    known[0] = False  # the padding's is zero
+    own, of_bert = (s.get_input_embeddings().weight.detach()[known] for s in (student, other))
+    assert len(said) == 1 and "SVD to 16" in said[0]
+    assert torch.nn.functional.cosine_similarity(own, of_bert).min() > 0.999
+    with pytest.raises(UserError, match="layers:1,2: no layers can be cut: the teacher's are not"):
+        started("layers:1,2", "modernbert:16x2x2")
+    with pytest.raises(UserError, match="--init teacher: a bilstm cannot be cut out of a teacher"):
+        started("teacher", "bilstm:16,8")
+    _, said, _ = started("teacher", "modernbert:16x2x2")
+    assert said[1] == "layers at random: the teacher's are not such as a modernbert has"
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_teacher, tmp_path_factory):
+    """A ModernBERT whose norms and biases are not those of a new one."""
+    folder = shutil.copytree(tiny_teacher("modernbert"), tmp_path_factory.mktemp("m") / "teacher")
+    teacher = AutoModelForMaskedLM.from_pretrained(folder)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+    teacher.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def modern(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modern")
+    return open_store(dumped(trained, write_corpus(folder / "a.txt"), folder / "a.zarr"))
+
+
+def start_of_modernbert(store, how, size):
+    tokenizer = student_tokenizer("teacher", store)
+    student = make_student(size, tokenizer, 64)
+    return student, initialise(student, how, store, vocabulary_map(store, tokenizer))
+
+
+def test_a_modernbert_is_cut_out_of_a_modernbert(modern):
+    student, said = start_of_modernbert(modern, "auto", "modernbert:16x2x2")
+    assert "1+2, 3+4 of 4, cut to 16" in said[-1]
+    weights = modern.teacher_weights()
+
+    def mean(name):
+        return np.mean([np.asarray(weights[f"layers.{n}.{name}"], np.float32) for n in (0, 1)], 0)
+
+    layer = student.model.layers[0]
+    for own, theirs in (  # 48 rows of 96, of queries, keys and values; 64 of 128, of two halves
+        (layer.attn.Wqkv.weight, mean("attn.Wqkv.weight").reshape(3, 32, 32)[:, :16, :16]),
+        (layer.mlp.Wi.weight, mean("mlp.Wi.weight").reshape(2, 64, 32)[:, :32, :16]),
+        (layer.mlp.Wo.weight, mean("mlp.Wo.weight")[:16, :32]),
+    ):
+        np.testing.assert_allclose(own.detach(), theirs.reshape(own.shape), atol=1e-6)
+
+
+def test_a_modernbert_of_all_layers_says_what_its_teacher_says_with_full_attention(modern, trained):
+    student, said = start_of_modernbert(modern, "layers:1,2,3,4", "modernbert:32x4x4")
+    teacher = AutoModelForMaskedLM.from_pretrained(trained)
+    teacher.config.layer_types[:] = student.config.layer_types
+    for own, layer in zip(student.model.layers, teacher.model.layers, strict=True):
+        layer.attention_type, layer.attn.sliding_window = own.attention_type, None
+    ids = torch.tensor([[1, 17, 30, 44, 9, 2]])
+    with torch.no_grad():
+        np.testing.assert_allclose(student(ids).logits, teacher(ids).logits, atol=2e-2)
+    assert said[-1] == "masked-LM head"
+
+
+def test_a_bert_takes_the_words_alone_of_a_modernbert(modern):
+    _, said = start_of_modernbert(modern, "auto", "16x2x2")
+    assert len(said) == 1 and "SVD to 16" in said[0]
+    _, said = start_of_modernbert(modern, "teacher", "16x2x2")
+    assert said[1] == "layers at random: the teacher's are not such as a bert has"
+
+
+def test_rotary_heads_of_another_width_are_not_cut(modern):
+    _, said = start_of_modernbert(modern, "auto", "modernbert:16x2x4")
+    assert len(said) == 1 and "SVD to 16" in said[0]
+    with pytest.raises(UserError, match="teacher's heads are 8 wide and the student's 4"):
+        start_of_modernbert(modern, "layers:1,2", "modernbert:16x2x4")
+
+
+def test_what_a_layer_has_beyond_the_teachers_is_silent(store):
+    """A student of other proportions, as those of published ModernBERTs are."""
+    tokenizer = student_tokenizer("teacher", store)
+    student = make_student("32x4x4", tokenizer, 64)
+    theirs = store.teacher_weights()["encoder.layer.0.output.dense.weight"].shape[1]
+    initialise(student, "teacher", store, vocabulary_map(store, tokenizer))
+    own = student.bert.encoder.layer[0].output.dense.weight
+    assert own.shape[1] > theirs
+    assert not own[:, theirs:].any() and own[:, :theirs].any()

@@ -1,0 +1,182 @@
+"""The student's vocabulary, trained on the text of a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tokenizers import normalizers
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from align import Vocabulary, VocabularyMap
+from store import open_store
+from student_train.model.vocabulary import (
+    SPECIALS,
+    student_tokenizer,
+    train_wordpiece,
+    vocabulary_size,
+)
+from support.errors import UserError
+from tests.end_to_end.support import dumped, write_corpus
+from tests.texts import ENGLISH, RUSSIAN, SENTENCES, SLOVAK
+from training.wordpiece import suggested_size
+
+
+def test_size_words():
+    assert vocabulary_size("5k") == 5000
+    assert vocabulary_size("30K") == 30_000
+    assert vocabulary_size("812") == 812
+    assert vocabulary_size("teacher") is vocabulary_size("./folder") is None
+
+
+def test_every_character_of_the_corpus_is_known(store):
+    tokenizer = student_tokenizer("500", store)
+    assert len(tokenizer) == 500
+    for text in store.texts():
+        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"], text
+
+
+def test_training_does_not_depend_on_the_order_of_the_text():
+    texts = ENGLISH + RUSSIAN + SLOVAK
+    one = train_wordpiece(texts, 350, None).get_vocab()
+    assert train_wordpiece(reversed(texts), 350, None).get_vocab() == one
+
+
+def test_the_most_frequent_words_become_whole_pieces():
+    words = sorted({w for text in ENGLISH for w in text.split() if w.isalpha() and len(w) > 1})
+    often, seldom = words[::2], words[1::2]
+    texts = [" ".join(often * 50), " ".join(seldom * 2), *SENTENCES]
+    pieces = set(train_wordpiece(texts, 600, None).get_vocab())
+    assert set(often) <= pieces and len(set(seldom) - pieces) > len(seldom) / 2
+
+
+def test_frequencies_count_in_full():
+    texts = ["zebra " * 30_000, "apple " * 10_500]
+    letters = len(SPECIALS) + len(set("zebraapple")) + len(set("ebrapple"))
+    pieces = train_wordpiece(texts, letters + 4, None).get_vocab()  # room for one word of five
+    assert "zebra" in pieces and not {"apple", "##ple", "##pp", "ap"} & set(pieces)
+
+
+HAN = ["".join(map(chr, range(begin, begin + 50))) for begin in range(0x4E00, 0x6000, 50)]
+SUGGESTED: dict[str, tuple[list[str], int]] = {
+    "a word": (["hi"], 8),
+    "a word twice": (["hi hi"], 9),
+    "a few sentences": (SENTENCES, 0),
+    "one line over and over": (ENGLISH[:1] * 3000, 0),
+    "large": ([f"{n} tokens{n}" for n in range(6000)] * 2, 5000),
+    "many letters": (HAN, 5 + 50 * 93),
+    "many letters and words": (HAN * 2 + [f"word{n}" for n in range(9000)] * 2, 10_000),
+}
+
+
+@pytest.mark.parametrize("case", SUGGESTED)
+@pytest.mark.parametrize("normalizer", [None, normalizers.BertNormalizer(lowercase=True)])
+def test_a_suggested_size_can_be_had(case, normalizer):
+    texts, expected = SUGGESTED[case]
+    size = suggested_size(texts, normalizer)
+    assert len(train_wordpiece(texts, size, normalizer)) == size
+    assert size == expected or not expected
+
+
+@pytest.mark.parametrize("size", [3, 60, 100_000])
+def test_impossible_sizes_are_refused(size):
+    with pytest.raises(UserError, match=f"--vocab {size}"):
+        train_wordpiece(SENTENCES, size, None)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "same", "different"),
+    [
+        (None, [], ["Aa", "éе"]),
+        (normalizers.BertNormalizer(lowercase=True), ["Éé", "Ee", "éE"], []),
+        (normalizers.BertNormalizer(lowercase=True, strip_accents=False), ["Éé"], ["ée"]),
+        (normalizers.NFKC(), [], ["Ee", "ée"]),
+    ],
+)
+def test_case_and_accents_are_folded_as_the_teacher_does(normalizer, same, different):
+    texts = [*ENGLISH, *SLOVAK, "A a E e É é е " * 3]
+    tokenizer = train_wordpiece(texts, 200, normalizer)
+    for pair, equal in [(p, True) for p in same] + [(p, False) for p in different]:
+        first, second = (tokenizer(c)["input_ids"] for c in pair)
+        assert (first == second) == equal, pair
+
+
+def test_the_teachers_own_tokenizer_comes_from_the_store(store):
+    tokenizer = student_tokenizer("teacher", store)
+    record = store[3]
+    assert tokenizer(record.text)["input_ids"] == record.token_ids.tolist()
+
+
+def test_a_folder_without_a_tokenizer_is_refused(store, tmp_path):
+    with pytest.raises(UserError, match="no tokenizer can be loaded"):
+        student_tokenizer(str(tmp_path), store)
+    with pytest.raises(UserError, match="expected a size"):
+        student_tokenizer(str(tmp_path / "nowhere"), store)
+
+
+def test_a_tokenizer_without_pieces_is_refused(store, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # transformers makes one of it
+    with pytest.raises(UserError, match="special tokens only.*give a size such as 5k"):
+        student_tokenizer(str(tmp_path), store)
+
+
+def test_a_pruned_vocabulary_is_the_teachers_most_frequent_pieces(store):
+    teacher, pruned = student_tokenizer("teacher", store), student_tokenizer("pruned:350", store)
+    ids, own = teacher.get_vocab(), pruned.get_vocab()
+    assert len(own) == 350 and set(own) < set(ids) and sorted(own.values()) == list(range(350))
+    assert sorted(own, key=own.get) == sorted(own, key=ids.get)
+    counts = Counter(piece for r in store for piece in teacher.convert_ids_to_tokens(r.token_ids))
+    joined = {
+        p for p in ids if len(p.removeprefix("##")) > 1 and p not in teacher.all_special_tokens
+    }
+    least = min(counts[piece] for piece in joined & set(own))
+    assert least > 0 and least >= max(counts[piece] for piece in joined - set(own))
+    for text in store.texts():
+        found = pruned(text)["input_ids"]
+        assert pruned.unk_token_id not in found, text
+        assert (found[0], found[-1]) == (pruned.cls_token_id, pruned.sep_token_id)
+    again = {piece: own[piece] for piece in pruned.all_special_tokens}
+    assert again == {piece: pruned.convert_tokens_to_ids(piece) for piece in again}
+
+
+def test_a_token_that_was_added_beside_the_vocabulary_is_kept(tiny_teacher, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_teacher("bert"))
+    model = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
+    tokenizer.add_tokens(["<new>", "<newer>"])
+    model.resize_token_embeddings(len(tokenizer))
+    for each in (tokenizer, model):
+        each.save_pretrained(tmp_path / "model")
+    corpus = write_corpus(tmp_path / "corpus.txt", 60, [f"<new> {text}" for text in ENGLISH])
+    store = open_store(dumped(tmp_path / "model", corpus, tmp_path / "store.zarr"))
+    pruned = student_tokenizer("pruned:150", store)
+    own = pruned.get_vocab()
+    assert len(pruned) == 150 and sorted(own.values()) == list(range(150))
+    assert (own["<new>"], own["<newer>"]) == (148, 149)
+    for text in store.texts():
+        assert text.count("<new>") == pruned.tokenize(text).count("<new>")
+        assert pruned.unk_token not in pruned.tokenize(text)
+    theirs, ours = (
+        Vocabulary.from_tokenizer_json(each.backend_tokenizer.to_str())
+        for each in (tokenizer, pruned)
+    )
+    assert VocabularyMap.between(theirs, ours).match[theirs.tokens.index("<new>")] == 148
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("pruned:20", "the characters of the text need"),
+        ("pruned:5000", "has only .* of the teacher's pieces; ask for at most"),
+        ("pruned:many", "expected a size"),
+    ],
+)
+def test_what_cannot_be_pruned_is_refused(store, word, message):
+    with pytest.raises(UserError, match=f"--vocab {word}: .*{message}"):
+        student_tokenizer(word, store)
+
+
+def test_only_a_wordpiece_can_be_pruned(tiny_teacher, tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt", 5)
+    unlike = open_store(dumped(tiny_teacher("roberta"), corpus, tmp_path / "store.zarr"))
+    with pytest.raises(UserError, match="pruned:500: .* the teacher's is a BPE"):
+        student_tokenizer("pruned:500", unlike)

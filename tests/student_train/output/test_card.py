@@ -1,0 +1,93 @@
+"""The model card tells a stranger where the student comes from, and nothing of this machine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from store import open_store
+from store.format.features import TaskSpec
+from student_train.cli import main as student_train
+from student_train.model.kinds import make_student
+from student_train.output.card import how_to_load
+from tests.end_to_end.support import STUDENT, dumped, ok, write_corpus
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The id of a model in the hub's cache."""
+    repository = tmp_path / "hub" / "models--acme--mini"
+    shutil.copytree(tiny_teacher("bert"), repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return "acme/mini"
+
+
+def card(teacher: str, folder: Path) -> str:
+    store = dumped(Path(teacher), write_corpus(folder / "corpus.txt"), folder / "store.zarr")
+    words = ("--store", store, "--vocab", "450", "--steps", "2", "--out", folder / "student")
+    ok(student_train, *words, *STUDENT)
+    return (folder / "student" / "README.md").read_text()
+
+
+def test_a_teacher_of_the_hub_is_the_base_model(hub: str, tmp_path: Path) -> None:
+    text = card(hub, tmp_path)
+    assert "base_model: acme/mini\n" in text and "# Student of acme/mini\n" in text
+    assert open_store(tmp_path / "store.zarr").identity["teacher"]["revision"] == COMMIT
+
+
+def test_a_teacher_of_this_machine_is_not(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
+    teacher = tiny_teacher("bert")
+    text = card(str(teacher), tmp_path)
+    assert "base_model" not in text and "# Student of bert\n" in text
+    assert "| store | store.zarr |" in text
+    assert str(teacher.parent) not in text and str(tmp_path) not in text
+    assert "pipeline_tag: fill-mask\n" in text and "A masked language model of " in text
+    assert "`AutoModelForMaskedLM` loads it, too." in text
+
+
+@pytest.mark.parametrize("task", [None, "classification", "tagging"])
+@pytest.mark.parametrize("size", ["32x1x4", "modernbert:32x1x4", "bilstm:8,8"])
+def test_the_code_of_the_card_loads_the_student_and_predicts(
+    size: str,
+    task: str | None,
+    make_tokenizer: Callable[[str], Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    spec = TaskSpec(task, ("NOUN", "VERB", "X")) if task else None
+    student = make_student(size, tokenizer, 64, task=spec)
+    student.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    text = how_to_load(student)
+    code = re.search(r"```python\n(.*?)```", text, re.S)[1].replace("this folder", str(tmp_path))
+    made = {None: "MaskedLM", "classification": "SequenceClassification"}
+    name = f"For{made.get(task, 'TokenClassification')}"
+    if size.startswith("bilstm"):
+        assert "import student_train.bilstm\n" in code and f"Its class, `BiLstm{name}`" in text
+    else:
+        assert "student_train" not in text and f"`AutoModel{name}` loads it" in text
+    capsys.readouterr()
+    exec(code, {})
+    said = eval(capsys.readouterr().out, {"np": np})
+    if task is None:
+        assert len(said) > 1 and {found["token_str"] for found in said} <= {*tokenizer.get_vocab()}
+    elif task == "classification":
+        assert [found["label"] in spec.labels for found in said] == [True]
+    else:
+        assert {found["word"] for found in said} <= {*tokenizer.get_vocab()}
+        assert len(said) > 1 and {found["entity"] for found in said} <= {*spec.labels}

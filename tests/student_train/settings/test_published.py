@@ -1,0 +1,185 @@
+"""Recipes of the package against their sources: numbers, what they need, and that they train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from store import open_store
+from student_train.cli import main as student_train
+from student_train.data.stream import student_batches
+from student_train.losses import formulas
+from student_train.losses.distiller import Distiller
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.settings.recipe import all_recipes
+from teacher_dump.cli import main as teacher_dump
+from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+
+KOLESNIKOVA = {
+    "temperature": 2.0, "lr": 5e-4, "warmup": 0.05, "schedule": "plateau", "view": 0, "clip": 5.0,
+    "weight_decay": 0.0,
+}  # fmt: skip
+THESIS = {
+    "loss": {"kl": 5.0, "mlm": 2.0, "cosine": 1.0}, "temperature": 2.0, "lr": 5e-4, "warmup": 0.05,
+    "clip": 5.0, "weight_decay": 0.0, "min_length": 11, "freeze": ("positions",),
+    "vocab": "teacher",
+}  # fmt: skip
+LAYERS = {1: "1,3,5,8,10,12", 2: "1,2,4,6,9,11", 3: "1,5,8,11", 4: "1,2,3,4", 5: "1,3,5,7"}
+SIZE = ("--batch-tokens", "256", "--steps", "2", "--device", "cpu")
+
+
+def options_of(name: str) -> dict[str, Any]:
+    return dict(all_recipes()[name].options)
+
+
+@pytest.mark.parametrize("align", ["match", "reduce"])
+@pytest.mark.parametrize("projection", ["frozen", "trainable"])
+def test_weights_of_reduced_vocabularies(align: str, projection: str) -> None:
+    with_kl = options_of(f"kolesnikova-kl-mse-{align}-{projection}")
+    assert with_kl["loss"] == {"mlm": 0.5, "kl": 2.0, "hidden-sum": 0.1}
+    alone = options_of(f"kolesnikova-mse-{align}-{projection}")
+    assert alone["loss"] == {"mlm": 0.5, "hidden-sum": 0.1}
+    for options in (with_kl, alone):
+        assert (options["align"], options["projection"]) == (align, projection)
+        assert options.items() >= KOLESNIKOVA.items()
+
+
+def test_layers_and_weights_of_the_thesis() -> None:
+    for number, chosen in LAYERS.items():
+        options = options_of(f"slovakbert-{number}")
+        assert options.items() >= THESIS.items()
+        count = chosen.count(",") + 1
+        assert (options["init"], options["student"]) == (f"layers:{chosen}", f"teacher:{count}")
+
+
+def test_strategies_of_massive_multilingual_tagging() -> None:
+    recipes = all_recipes()
+    told = {
+        "d0": [{"ce"}], "d1": [{"ce", "logit"}], "d2": [{"ce", "logit", "hidden-kld"}],
+        "d3-1": [{"hidden-kld"}, {"ce", "logit"}], "d3-2": [{"hidden-kld"}, {"ce", "logit"}],
+        "d4-1": [{"hidden-kld"}, {"logit"}, {"ce"}], "d4-2": [{"hidden-kld"}, {"logit"}, {"ce"}],
+    }  # fmt: skip
+    for name, expected in told.items():
+        recipe = recipes[f"tinymbert-{name}"]
+        assert recipe.options["best"]  # restored at each step
+        stages = recipe.stages or (recipe.options,)
+        assert [set(stage["loss"]) for stage in stages] == expected
+        for stage in recipe.stages[1:]:
+            assert ("unfreeze" in stage) == name.endswith("-2")
+            assert ("freeze" in stage) == name.endswith("-1")
+
+
+@pytest.fixture(scope="module")
+def stores(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
+) -> dict[str, Path]:
+    """Of one text: plain, in two groups of layers, with masked views, and mixed-vocabulary."""
+    folder = tmp_path_factory.mktemp("published")
+    corpus, teacher = write_corpus(folder / "a.txt", 60), tiny_teacher("bert")
+    kept = {
+        "plain": {"hidden": "mean", "attention": "none"},
+        "groups": {"hidden": "groups:2", "attention": "groups:2"},
+        "views": {"hidden": "layer:4", "attention": "none", "views": 2},
+    }
+    found = {
+        name: dumped(teacher, corpus, folder / f"{name}.zarr", **settings)
+        for name, settings in kept.items()
+    }
+    found["mixed"] = folder / "mixed.zarr"
+    words = ("--width", 16, "--steps", 2, "--batch-tokens", 256, "--max-length", 32, "--weights")
+    ok(
+        teacher_dump, "mixed-vocab", "--model", teacher, "--corpus", corpus, "--vocab", 300,
+        *words, "--device", "cpu", "--out", found["mixed"],
+    )  # fmt: skip
+    return found
+
+
+CUT = ("--student", "teacher:2", "--init", "layers:1,4")
+TRAINED = {
+    "kolesnikova-random": ("plain", ()),
+    "kolesnikova-mlm": ("plain", ()),
+    "kolesnikova-kl-match": ("plain", ()),
+    "kolesnikova-mse-match-trainable": ("plain", ()),
+    "kolesnikova-kl-mse-reduce-frozen": ("plain", ()),
+    "kolesnikova-same-2": ("groups", ()),
+    "slovakbert-3": ("views", CUT),
+    "slovakbert-6": ("views", CUT),
+    "zhao-mixed-vocab": ("mixed", ()),
+    "zhao-no-distillation": ("mixed", ()),
+    "zhao-pruned": ("mixed", ("--vocab", "pruned:300")),
+    "zhao-tied": ("mixed", ()),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_recipes_train(name: str, stores: dict[str, Path], tmp_path: Path) -> None:
+    store, words = TRAINED[name]
+    given = ["--store", stores[store]] * (2 if name == "slovakbert-6" else 1)
+    options = options_of(name)
+    if "vocab" not in (*options, *words) or options.get("vocab") == "5k":
+        given += [] if store == "mixed" else ["--vocab", 300]
+    if "student" not in options:
+        given += ["--student", "16x2x2"]
+    said = ok(student_train, *given, "--recipe", name, *words, *SIZE, "--out", tmp_path / "a")
+    assert "student in" in said and (tmp_path / "a/model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "store", "words"),
+    [
+        ("slovakbert-6", "views", ["learns from 2 teachers", "--store 2 times"]),
+        ("slovakbert-3", "plain", ["masked views", "plain.zarr has none", "--views 2"]),
+        ("slovakbert-3", "mixed", ["masked views", "mixed.zarr has none"]),
+        ("kolesnikova-same-2", "plain", ["hidden groups:2", "has mean", "--hidden groups:2"]),
+        ("kolesnikova-kl-mse-match-frozen", "views", ["hidden mean", "has layer4"]),
+        ("tinymbert-d2", "plain", ["hidden layer:I", "has mean"]),
+    ],
+)
+def test_stores_without_what_a_recipe_needs_are_refused(
+    name: str, store: str, words: list[str], stores: dict[str, Path], tmp_path: Path
+) -> None:
+    given = ("--store", stores[store], "--recipe", name, "--vocab", 300, "--student", "16x2x2")
+    says(refused(student_train, *given, *SIZE, "--out", tmp_path / "a"), name, *words)
+
+
+def test_an_option_beside_a_recipe_makes_up_for_what_it_needs(
+    stores: dict[str, Path], tmp_path: Path
+) -> None:
+    given = ("--store", stores["plain"], "--recipe", "slovakbert-3", *CUT, *SIZE)
+    ok(student_train, *given, "--view", 0, "--loss", "mlm=1", "--out", tmp_path / "a")
+    given = ("--store", stores["mixed"], "--recipe", "zhao-tied", "--student", "16x2x2", *SIZE)
+    ok(student_train, *given, "--best", "--no-best", "--out", tmp_path / "b")
+
+
+@pytest.mark.parametrize("pool", ["sum", "mean"])
+def test_under_reduce_outputs_of_pieces_are_summed(stores: dict[str, Path], pool: str) -> None:
+    store = open_store(stores["plain"])
+    options = TrainOptions(
+        store=store.path, vocab="300", student="16x2x2", align="reduce", pool=pool,
+        loss={"kl": 1.0, "hidden-sum": 0.1}, device="cpu", precision="fp32", steps=1,
+    ).resolved()  # fmt: skip
+    torch.manual_seed(0)
+    model, collator, _ = prepare(options, store)
+    distiller = Distiller(model, options, store.features.hidden, store.features.width).eval()
+    batch = next(student_batches(store, collator, store.blocks(), seed=0, batch_tokens=256, view=0))
+    wanted = batch.distillation
+    assert wanted is not None and wanted.inputs and wanted.logits and wanted.logit_runs
+    read = distiller.encode(wanted.inputs)
+    member, begin = wanted.logit_runs.member, [*wanted.logit_runs.begin.tolist(), None]
+    runs = [member[i:j] for i, j in zip(begin[:-1], [*begin[1:-1], len(member)], strict=True)]
+    assert max(map(len, runs)) > 1
+    logits = distiller.logits(read.last)
+    pooled = torch.stack([getattr(logits[run], pool)(dim=0) for run in runs])
+    found = distiller(batch)
+    want = formulas.kl(pooled, wanted.logits, options.temperature)
+    torch.testing.assert_close(found["kl"], want)
+    own = wanted.runs.pool(torch.stack(read.states[1:]).mean(0), pool)
+    (projection,) = distiller.projections.values()
+    gap = (projection(own) - wanted.normalised["mean"]).detach().numpy().astype(np.float64)
+    assert found["hidden-sum"].item() == pytest.approx((gap**2).sum() / len(gap), rel=1e-4)

@@ -1,0 +1,141 @@
+"""Recipes: those of the package can all be begun; those of users are read with the same care."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from student_train.cli import main
+from student_train.model.kinds import parse_student
+from student_train.settings.arguments import options_of
+from student_train.settings.options import TrainOptions
+from student_train.settings.recipe import all_recipes, find_recipe, listed, read_recipes
+from student_train.settings.stages import check_frozen, stages_of
+from student_train.sweep import main as sweep
+from support.errors import UserError
+from tests.end_to_end.support import ROOT, dumped, ok, refused, says, write_corpus
+
+OWN = """
+source = "ours"
+[options]
+vocab = "400"
+loss = "mlm=1"
+[recipes.two]
+about = "a start without the layers"
+options = { lr = 1e-3 }
+stages = [
+  { freeze = ["embeddings", "positions"], steps = 3 },
+  { loss = "hidden=2, mlm=1", epochs = 0.5, lr = 5e-4 },
+]
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.toml"
+    path.write_text(OWN, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", all_recipes())
+def test_every_recipe_of_the_package_can_be_begun(name: str) -> None:
+    recipe = find_recipe(name)
+    settings = dict(recipe.options)
+    settings["student"] = re.sub("^teacher:(.*)", r"768x\1x12", settings.get("student", "tiny"))
+    options = TrainOptions(store="a.zarr", **settings, stages=recipe.stages).resolved()
+    options.check()
+    stages = stages_of(options, parse_student(options.student).layers)
+    for stage in stages:
+        stage.check()
+    assert recipe.about and len(stages) >= len(recipe.stages)
+    assert len({stage.seed for stage in stages}) == len(stages)
+
+
+def test_the_list_tells_each_recipe_under_its_source() -> None:
+    said = ok(main, "--recipe", "list")
+    assert said.strip() == listed() == ok(sweep, "--recipe", "list").strip()
+    for name, recipe in all_recipes().items():
+        line = next(line for line in said.splitlines() if line.split()[:1] == [name])
+        assert line.endswith(recipe.about) and recipe.source in said.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("kind", "its"),
+    [("bert", ""), ("distilbert", ""), ("gpt2", ""), ("modernbert", "modernbert:")],
+)
+def test_a_student_as_wide_as_its_teacher(
+    kind: str, its: str, tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    corpus, settings = write_corpus(tmp_path / "a.txt", 3), {"logits": None, "text_only": True}
+    store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.zarr", **settings)
+    given = {"store": (str(store),), "recipe": "slovakbert-6"}
+    assert options_of(given).student == f"{its}32x6x4"
+    options = options_of({**given, "student": "teacher:2"})
+    assert options.student == f"{its}32x2x4"
+    check_frozen(options, parse_student(options.student))  # its positions, learnt or rotary
+
+
+def test_options_given_win_in_every_stage(own: Path) -> None:
+    plain = options_of({"store": ("a.zarr",), "recipe": str(own)})
+    assert (plain.vocab, plain.lr, dict(plain.loss)) == ("400", 1e-3, {"mlm": 1.0})
+    first, second = stages_of(plain, 2)
+    assert (first.steps, first.epochs, first.lr) == (3, None, 1e-3)
+    assert first.freeze == ("embeddings", "positions") and second.freeze == ()
+    assert (second.steps, second.epochs, second.lr) == (None, 0.5, 5e-4)
+    assert dict(second.loss) == {"hidden": 2.0, "mlm": 1.0}
+    given = {"store": ("a.zarr",), "recipe": f"{own}:two", "lr": 2e-3, "steps": 7, "freeze": "head"}
+    for stage in stages_of(options_of(given), 2):
+        assert (stage.lr, stage.steps, stage.freeze) == (2e-3, 7, ("head",))
+    assert plain.name() != options_of(given).name()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[options]", "[option]", ["unknown key 'option'", "options"]),
+        ("about =", "abuot =", ["recipe two", "'abuot'"]),
+        ("vocab =", "vocabulary =", ["vocabulary is no option"]),
+        ("lr = 1e-3", 'lr = "fast"', ["recipe two: lr", "fast"]),
+        ("lr = 1e-3", "lr = { a = 1 }", ["lr: expected a text, a number"]),
+        ("lr = 1e-3", 'store = "b"', ["store is no option"]),
+        ("lr = 1e-3", 'align = "sideways"', ["align", "span"]),
+        ("steps = 3", "student = 3", ["stage 1", "student is no setting of a stage"]),
+        ("steps = 3", 'unfreeze = "sideways"', ["stage 1", "unfreeze", "'top-down'"]),
+        ('"mlm=1"', '"mlm=much"', ["expected NAME=WEIGHT"]),
+        ("[recipes.two]", "[recipes]", ["recipe about"]),
+        ('"ours"', "ours", ["not TOML"]),
+        ("[options]", "[needs]\nteachers = 2\n[options]", ["needs", "'teachers'", "stores"]),
+        ("[options]", '[needs]\nstores = "2"\n[options]', ["needs: stores: expected int"]),
+        ("about =", "needs = 2\nabout =", ["recipe two: needs: expected a table"]),
+    ],
+)
+def test_what_is_no_recipe(own: Path, old: str, new: str, words: list[str]) -> None:
+    own.write_text(OWN.replace(old, new), "utf-8")
+    with pytest.raises(UserError) as told:
+        read_recipes(own)
+    says(str(told.value), str(own), *words)
+
+
+def test_recipes_that_are_not_there(own: Path, tmp_path: Path) -> None:
+    says(refused(main, "--store", "a.zarr", "--recipe", "nonsense"), "nonsense", "--recipe list")
+    near = refused(main, "--store", "a.zarr", "--recipe", "kolesnikova-mlms")
+    says(near, "did you mean kolesnikova-mlm?", "--recipe list")
+    says(refused(main, "--store", "a.zarr", "--recipe", f"{own}:three"), str(own), "two")
+    says(refused(main, "--store", "a.zarr", "--recipe", tmp_path / "no.toml"), "cannot be read")
+    own.write_bytes(b"#" * 2**21)
+    says(refused(main, "--store", "a.zarr", "--recipe", own), "no recipe")
+    own.write_bytes(b'source = "\xff"')
+    says(refused(main, "--store", "a.zarr", "--recipe", own), "not TOML")
+
+
+def test_the_readme_shows_a_recipe_that_can_be_begun(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    path = tmp_path / "my.toml"
+    path.write_text(shown, "utf-8")
+    recipe = find_recipe(str(path))
+    options = TrainOptions(store="a.zarr", **recipe.options, stages=recipe.stages)
+    stages = stages_of(options.resolved(), parse_student(options.student).layers)
+    assert len(stages) == 6 and stages[0].freeze == ("head",) and stages[-1].freeze == ()

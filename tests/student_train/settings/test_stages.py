@@ -1,0 +1,205 @@
+"""Stages: which weights move, from which sequences, which weights stay; the same after a stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from store import FeatureStore, open_store
+from student_train.data.stream import split_blocks
+from student_train.losses.distiller import Distiller
+from student_train.output.run import prepare, run
+from student_train.settings.options import TrainOptions
+from student_train.settings.stages import chosen_blocks, group_of, stages_of
+from student_train.train.checks import check
+from student_train.train.loop import train
+from support.errors import UserError
+
+SMALL: dict[str, Any] = {"vocab": "400", "batch_tokens": 512, "device": "cpu", "precision": "fp32"}
+KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:8,8")
+
+
+def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
+    plain = {"student": "16x2x2", "steps": 6, "loss": {"mlm": 1.0}, **SMALL, **changes}
+    return TrainOptions(store=store.path, **plain).resolved()
+
+
+@pytest.mark.parametrize("student", KINDS)
+def test_every_weight_has_a_place(store: FeatureStore, student: str) -> None:
+    options = options_for(store, student=student, loss={"hidden": 1.0})
+    model, _, _ = prepare(options, store)
+    distiller = Distiller(model, options, store.features.hidden, store.features.width)
+    groups = {name: group_of(name) for name, _ in distiller.named_parameters()}
+    layers = {f"layers.{n}" for n in range(1, distiller.layers + 1)}
+    assert layers | {"words", "head", "projection"} <= set(groups.values())
+    parts = {g for n, g in groups.items() if "embedding" in n}
+    assert parts <= {"embeddings", "words", "positions"}
+    assert list(groups.values()).count("words") == 1
+    assert {g for n, g in groups.items() if n.startswith("projections")} == {"projection"}
+
+
+@pytest.mark.parametrize("student", KINDS)
+@pytest.mark.parametrize(
+    "freeze", [("embeddings", "layers.1"), ("layers", "projection"), ("head",), ("words",)]
+)
+def test_what_is_frozen_does_not_move_and_the_rest_does(
+    store: FeatureStore, student: str, freeze: tuple[str, ...]
+) -> None:
+    loss = {"mlm": 1.0, "hidden": 1.0}
+    options = options_for(store, student=student, loss=loss, freeze=freeze, lr=1e-2)
+    model, collator, _ = prepare(options, store)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    train(store, model, collator, options)
+    moved = {name for name, value in model.state_dict().items() if (value != before[name]).any()}
+    for name, _ in model.named_parameters():
+        group = group_of(f"student.{name}")
+        with_it = "embeddings" if group in ("words", "positions") else group.split(".")[0]
+        assert (name in moved) != (group in freeze or with_it in freeze), name
+
+
+def test_what_cannot_be_frozen(store: FeatureStore) -> None:
+    everything: dict[str, Any] = {"freeze": ("embeddings", "layers", "head", "projection")}
+    for changes, words in (
+        ({"freeze": ("layers.3",)}, "--freeze layers.3: a student 16x2x2 has no such part"),
+        ({"freeze": ("positions",), "student": "bilstm:8,8"}, "has no such part"),
+        (everything, "nothing is left to train"),
+        ({"stages": ({"steps": 1}, everything)}, "stage 2: .*nothing is left to train"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check(options_for(store, **changes), store)
+    stuck = options_for(store, loss={"hidden": 1.0}, freeze=("embeddings", "positions", "layers"),
+                        projection="frozen", out=None)  # fmt: skip
+    model, collator, _ = prepare(stuck, store)
+    with pytest.raises(UserError, match="nothing moves that the losses hidden depend on"):
+        train(store, model, collator, stuck)
+    with pytest.raises(UserError, match="--freeze nose: expected"):
+        options_for(store, freeze=("nose",)).check()
+
+
+def test_gradual_unfreezing_goes_from_the_top(store: FeatureStore) -> None:
+    stages = (
+        {"loss": {"mlm": 1.0}},
+        {"unfreeze": "top-down", "freeze": ("positions",), "steps": 2},
+    )
+    found = stages_of(options_for(store, stages=stages), 2)
+    assert [stage.freeze for stage in found] == [
+        (),
+        ("positions", "embeddings", "layers.1", "layers.2"),
+        ("positions", "embeddings", "layers.1"),
+        ("positions", "embeddings"),
+        ("positions",),
+    ]
+    assert [stage.steps for stage in found] == [6, 2, 2, 2, 2]
+    given = options_for(store, stages=({"unfreeze": "top-down"},), freeze=("head",))
+    assert all("head" in stage.freeze for stage in stages_of(given, 2))
+
+
+def test_when_it_is_judged_counts_where_that_decides(store: FeatureStore) -> None:
+    names = {options_for(store, eval_every=n).name() for n in (2, 3)}
+    assert len(names) == 1
+    for changes in ({"best": True}, {"stages": ({"best": True},)}):
+        assert len({options_for(store, eval_every=n, **changes).name() for n in (2, 3)}) == 2
+
+
+STAGES: tuple[dict[str, Any], ...] = (
+    {"loss": {"hidden": 1.0}, "steps": 7, "freeze": ("head",)},
+    {"loss": {"mlm": 1.0, "kl": 1.0}, "steps": 5, "best": True, "eval_every": 2, "lr": 2e-3},
+)
+
+
+@pytest.mark.parametrize("stop_at", [3, 7, 10])
+def test_a_stopped_training_goes_on_in_its_stage(
+    store: FeatureStore, tmp_path: Path, stop_at: int
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(step: int, found: dict[str, float]) -> None:
+        if step > stop_at:
+            raise Killed
+
+    options = options_for(store, stages=STAGES, checkpoint_every=1)
+    whole, collator, _ = prepare(options, store)
+    straight = train(store, whole, collator, options)
+    out = tmp_path / "student"
+    out.mkdir()
+    torn, _, _ = prepare(options, store)
+    with pytest.raises(Killed):
+        train(store, torn, collator, options, out, on_step=killed)
+    again, _, _ = prepare(options, store)
+    said: list[str] = []
+    resumed = train(store, again, collator, options, out, resume=True, say=said.append)
+    assert said[0] == f"resume    after step {stop_at}"
+    assert resumed.validation == straight.validation and resumed.steps == straight.steps == 12
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_the_best_weights_are_those_that_stay(store: FeatureStore, tmp_path: Path) -> None:
+    """With a rate that drives it away, validation gets worse and the early weights come back."""
+    options = options_for(
+        store, steps=30, eval_every=3, lr=0.3, warmup=0.0, best=True, out=tmp_path / "s", clip=50.0
+    )
+    report = run(options)
+    rows = (tmp_path / "s" / "metrics.jsonl").read_text().splitlines()
+    losses = [float(row.split('"valid_loss": ')[1].split(",")[0].rstrip("}")) for row in rows
+              if "valid_loss" in row]  # fmt: skip
+    assert report["result"]["valid_loss"] == min(losses) < losses[-1]
+
+
+def test_a_finished_staged_student_tells_its_stages(store: FeatureStore, tmp_path: Path) -> None:
+    said: list[str] = []
+    options = options_for(store, stages=STAGES, out=tmp_path / "student")
+    report = run(options, say=said.append)
+    assert report["result"]["steps"] == 12
+    ends = [line for line in said if line.startswith("stage")]
+    assert [line.split(":")[0] for line in ends] == [
+        "stage     1 of 2 ends at step 7",
+        "stage     2 of 2 ends at step 12",
+    ]
+    assert len(report["settings"]["stages"]) == 2
+
+
+def test_short_sequences_are_not_learnt_from(store: FeatureStore) -> None:
+    blocks, _ = split_blocks(store, 0.1)
+    options = options_for(store, min_length=30)
+    chosen = chosen_blocks(store, blocks, options)
+    kept = {n for begin, end in chosen.tolist() for n in range(begin, end)}
+    for begin, end in blocks.tolist():
+        for number in range(begin, end):
+            assert (number in kept) == (len(store[number].token_ids) >= 30)
+    seen = [n for batch in store.stream(0, 0, 512, blocks=chosen) for n in batch.index.tolist()]
+    assert sorted(seen) == sorted(kept) and 0 < len(kept) < len(store)
+    with pytest.raises(UserError, match="no sequence of at least 5000 tokens"):
+        chosen_blocks(store, blocks, options_for(store, min_length=5000))
+
+
+def test_rare_pieces_are_masked_more_often(store: FeatureStore) -> None:
+    options = options_for(store, mask_words="rare")
+    _, collator, _ = prepare(options, store)
+    assert collator.table is not None
+    tokens = collator.table.of(np.arange(len(store)))
+    counts = collator.table.counts(400)
+    times = np.zeros(400)
+    for epoch in range(40):
+        labels = collator.masker.dynamic(tokens, (0, epoch)).labels
+        assert not (labels >= 0)[tokens.special].any()
+        assert (labels >= 0).sum() == round(0.15 * (~tokens.special).sum())
+        times += np.bincount(labels[labels >= 0], minlength=400)
+    ordinary = np.setdiff1d(np.unique(tokens.ids), tokens.ids[tokens.special])
+    share = times[ordinary] / (40 * counts[ordinary])
+    rare, common = counts[ordinary] <= 3, counts[ordinary] >= np.quantile(counts[ordinary], 0.95)
+    assert share[rare].mean() > 1.5 * share[common].mean() > 0
+
+
+def test_masked_epochs_of_stages_differ(store: FeatureStore) -> None:
+    first, second = stages_of(options_for(store, stages=({}, {})), 2)
+    orders = [
+        [n for b in open_store(store.path).stream(stage.seed, 0, 512) for n in b.index.tolist()]
+        for stage in (first, second)
+    ]
+    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]

@@ -1,0 +1,106 @@
+"""Torn checkpoints are passed over for the one before; what is whole is loaded without pickle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from store import UserError
+from student_train.output.report import SETTINGS, check_out
+from student_train.train.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from support import files
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def half_written(path: Path) -> None:
+    """The length is there, the last blocks are not: what a power cut leaves."""
+    size = path.stat().st_size
+    os.truncate(path, size // 2)
+    os.truncate(path, size)
+
+
+def flipped(path: Path) -> None:
+    """One bit of the weights, which no format check would see."""
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.full((64,), 3.0).numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(data)
+
+
+def state(step: int) -> dict[str, object]:
+    return {"weights": torch.full((64,), float(step)), "metrics": 10 * step}
+
+
+@pytest.mark.parametrize("spoil", [truncated, empty, half_written, flipped])
+def test_torn(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, step, state(step))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "step-000000002.pt",
+        "step-000000003.pt",
+    ]
+    spoil(tmp_path / "step-000000003.pt")
+    found, torn = load_checkpoint(tmp_path)
+    assert found is not None and found["step"] == 2 and found["weights"].tolist() == [2.0] * 64
+    assert [path.name for path in torn] == ["step-000000003.pt"]
+    save_checkpoint(tmp_path, 4, state(4))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "step-000000002.pt",
+        "step-000000004.pt",
+    ]
+    assert newest_checkpoint(tmp_path).startswith("saved at step 4 ")
+
+
+def test_none_is_left(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path / "nowhere") == (None, [])
+    save_checkpoint(tmp_path, 1, state(1))
+    truncated(tmp_path / "step-000000001.pt")
+    found, torn = load_checkpoint(tmp_path)
+    assert found is None and len(torn) == 1
+
+
+def test_no_code_is_run_by_loading(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, {"code": print})
+    with pytest.raises(Exception, match="weights_only|Unsupported"):
+        load_checkpoint(tmp_path)
+
+
+@contextmanager
+def killed() -> Iterator[None]:
+    """Dead before a file has its name."""
+
+    def die(*_: object) -> None:
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(files, "rename", die)
+        yield
+
+
+def test_what_a_killed_save_leaves_goes_with_the_next(tmp_path: Path) -> None:
+    with killed():
+        save_checkpoint(tmp_path, 1, state(1))
+    assert len(list(tmp_path.iterdir())) == 1 and load_checkpoint(tmp_path) == (None, [])
+    save_checkpoint(tmp_path, 2, state(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000002.pt"]
+
+
+def test_a_training_that_was_killed_as_it_began_begins_again(tmp_path: Path) -> None:
+    with killed():
+        files.write(tmp_path / SETTINGS, b"{}")
+    assert len(list(tmp_path.iterdir())) == 1
+    assert check_out(tmp_path, {}, resume=False) is None
+    (tmp_path / "mine").touch()
+    with pytest.raises(UserError, match="exists already"):
+        check_out(tmp_path, {}, resume=False)

@@ -1,0 +1,133 @@
+"""LAMB: the paper's step, the same training after a stop, and what is told without its package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from store import FeatureStore
+from student_train.cli import main
+from student_train.output.report import check_out
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.loop import BETAS, train
+from support.errors import UserError
+from tests.end_to_end.support import ok, refused, says
+from tests.training.lamb import LONGEST, check_steps
+from training.optimizer import optimizer_of
+
+WORDS = ("--vocab", 400, "--student", "16x2x2", "--batch-tokens", 512, "--steps", 2)
+
+
+def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
+    plain: dict[str, Any] = {"vocab": "400", "student": "16x2x2", "batch_tokens": 512, "steps": 6}
+    plain |= {"loss": {"mlm": 1.0, "hidden": 1.0}, "device": "cpu", "optimizer": "lamb"}
+    return TrainOptions(store=store.path, **plain | {"lr": 1e-2} | changes).resolved()
+
+
+def test_steps_are_those_of_the_paper() -> None:
+    torch.manual_seed(3)
+    model = nn.ModuleDict(
+        {
+            "a": nn.Linear(3, 4),
+            "long": nn.Linear(8, 6),
+            "frozen": nn.Linear(3, 3),
+            "n": nn.LayerNorm(4),
+        }
+    )
+    with torch.no_grad():
+        model["long"].weight *= 40
+    assert model["a"].weight.norm() < LONGEST < model["long"].weight.norm()
+    model["frozen"].requires_grad_(False)
+    made = optimizer_of(model, "lamb", lr=0.004, weight_decay=0.3, betas=BETAS)
+    check_steps(made, model, BETAS, 0.3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_stopped_training_goes_on_as_if_it_had_not_been(
+    store: FeatureStore, tmp_path: Path, precision: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(step: int, found: dict[str, float]) -> None:
+        if step > 3:
+            raise Killed
+
+    options = options_for(store, checkpoint_every=1, precision=precision)
+    straight, collator, _ = prepare(options, store)
+    before = {name: value.clone() for name, value in straight.state_dict().items()}
+    losses: list[float] = []
+    train(store, straight, collator, options, on_step=lambda _, found: losses.append(found["loss"]))
+    assert losses[-1] < losses[0]
+    out = tmp_path / "student"
+    out.mkdir()
+    with pytest.raises(Killed):
+        train(store, prepare(options, store)[0], collator, options, out, on_step=killed)
+    again, _, _ = prepare(options, store)
+    said: list[str] = []
+    train(store, again, collator, options, out, resume=True, say=said.append)
+    assert said == ["resume    after step 3"]
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    assert any((value != before[name]).any() for name, value in straight.state_dict().items())
+
+
+def test_it_is_told_and_recorded(store: FeatureStore, tmp_path: Path) -> None:
+    own, out = tmp_path / "own.toml", tmp_path / "student"
+    own.write_text('[recipes.large]\noptions = { optimizer = "lamb", lr = 0.01 }\n', "utf-8")
+    words = ("--store", store.path, *WORDS, "--device", "cpu", "--recipe", own)
+    assert "lamb, lr 0.01" in ok(main, *words, "--out", out)
+    assert json.loads((out / "training.json").read_text())["settings"]["optimizer"] == "lamb"
+    assert "| optimizer | lamb |" in (out / "README.md").read_text()
+    assert "adamw, lr 0.01" in ok(main, *words, "--optimizer", "adamw", "--out", tmp_path / "a")
+
+
+def test_folders_of_students_keep_their_names() -> None:
+    """As the first version named them: a sweep finds what it has trained."""
+    plain = TrainOptions(store="data/a.zarr", lr=1e-3, precision="fp32")
+    cut = replace(plain, init="layers:1,3", loss={"mlm": 1.0})
+    assert plain.name() == "5k-tiny-span-mlm1+hidden30-auto-seed0-ebbb26"
+    assert cut.name() == "5k-tiny-span-mlm1-layers1.3-seed0-48505f"
+    assert replace(plain, optimizer="lamb").name() != plain.name()
+    names = {replace(plain, init=f"svd:{path}").name() for path in ("a/b.zarr", "../b.zarr")}
+    assert len(names) == 1 and "-svdb.zarr-" in names.pop()
+
+
+def test_a_training_goes_on_with_its_own_optimizer(store: FeatureStore, tmp_path: Path) -> None:
+    def begun(**changes: Any) -> dict[str, Any]:
+        settings = options_for(store, **changes).describing()
+        return {
+            "settings": settings,
+            "store": {},
+            "others": [],
+            "environments": [],
+            "tokenizer": "",
+        }
+
+    before = begun()
+    (tmp_path / "training.json").write_text(json.dumps(before))
+    assert check_out(tmp_path, begun(), resume=True) == before
+    with pytest.raises(UserError, match="settings: optimizer was lamb and is adamw$"):
+        check_out(tmp_path, begun(optimizer="adamw"), resume=True)
+    del before["settings"]["optimizer"]  # of a version that had no other than AdamW
+    (tmp_path / "training.json").write_text(json.dumps(before))
+    assert check_out(tmp_path, begun(optimizer="adamw"), resume=True) == before
+    with pytest.raises(UserError, match="settings: optimizer was adamw and is lamb$"):
+        check_out(tmp_path, begun(), resume=True)
+
+
+def test_without_the_package_nothing_is_begun(
+    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    words = ("--store", store.path, *WORDS, "--optimizer", "lamb", "--out", tmp_path / "student")
+    says(refused(main, *words), "--optimizer lamb", "`pip install pytorch-optimizer`", "adamw")
+    assert list(tmp_path.iterdir()) == []

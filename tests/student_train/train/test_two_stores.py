@@ -1,0 +1,174 @@
+"""One student of two teachers: of one vocabulary or of two, each through its own tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from store import FeatureStore, open_store
+from student_train.cli import main
+from student_train.data.targets import LogitTargets
+from student_train.losses import formulas
+from student_train.output.run import make_collator, prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.lesson import Lesson
+from student_train.train.loop import train
+from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+from tests.teacher_dump.windows.test_gold_labels import MOODS
+
+Teachers = Callable[..., Path]
+SMALL = ("--vocab", "400", "--student", "16x2x2", "--batch-tokens", "512", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
+    """Other weights over the windows of the folder's store, with the same tokenizer."""
+    folder = tmp_path_factory.mktemp("second")
+    model = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
+    for parameter in model.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    (folder / "teacher").mkdir()
+    for file in tiny_teacher("bert").iterdir():
+        (folder / "teacher" / file.name).write_bytes(file.read_bytes())
+    model.save_pretrained(folder / "teacher")
+    corpus = write_corpus(folder / "corpus.txt", 60)
+    return open_store(dumped(folder / "teacher", corpus, folder / "second.h5", views=2))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
+    """Byte-level tokens, other texts, another width of the states or not: all is its own."""
+    folder = tmp_path_factory.mktemp("foreign")
+    corpus = write_corpus(folder / "corpus.txt", 45)
+    return open_store(dumped(tiny_teacher("roberta"), corpus, folder / "foreign.zarr"))
+
+
+def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
+    plain: dict[str, Any] = {"vocab": "400", "student": "16x2x2", "batch_tokens": 512, "steps": 3}
+    plain |= {"device": "cpu", "precision": "fp32", "loss": {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}}
+    return TrainOptions(store=store.path, **plain | changes).resolved()
+
+
+def lessons_of(*stores: FeatureStore, **changes: Any) -> tuple[list[Lesson], TrainOptions]:
+    options = options_for(stores[0], **changes)
+    student, collator, _ = prepare(options, stores[0])
+    collators = [collator]
+    for other in stores[1:]:
+        collators.append(make_collator(options, other, collator.student_tokenizer))
+    cpu = torch.device("cpu")
+    found = [Lesson(*each, student, options, cpu) for each in zip(stores, collators, strict=True)]
+    for lesson in found:
+        lesson.enter(0)
+    return found, options
+
+
+def test_of_the_same_windows_they_teach_the_same_texts(
+    store: FeatureStore, second: FeatureStore
+) -> None:
+    lessons, _ = lessons_of(store, second)
+    batches = [lesson.batches(0) for lesson in lessons]
+    for _ in range(6):
+        one, other = (next(some) for some in batches)
+        assert torch.equal(one.inputs.ids, other.inputs.ids)
+        assert torch.equal(one.labels, other.labels)
+        assert one.distillation and other.distillation
+        assert not torch.equal(
+            one.distillation.normalised["mean"], other.distillation.normalised["mean"]
+        )
+    for some in batches:
+        some.close()
+
+
+def test_the_mean_of_two_divergences_teaches_the_mean_distribution() -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(6, 9, requires_grad=True)
+    one, other = (torch.randn(6, 10).softmax(1) for _ in range(2))
+    ids = torch.arange(9).expand(6, 9)
+
+    def slope(teacher: torch.Tensor) -> torch.Tensor:
+        logprobs, rest = teacher[:, :9].log(), teacher[:, 9].log()
+        kept = torch.ones(6, 9, dtype=torch.bool)
+        targets = LogitTargets(ids, logprobs, kept, rest, torch.zeros(6))
+        outcomes = torch.cat([logits, torch.zeros(6, 1)], dim=1)  # one piece more than is kept
+        (found,) = torch.autograd.grad(formulas.kl(outcomes, targets, 1.0), logits)
+        return found
+
+    torch.testing.assert_close((slope(one) + slope(other)) / 2, slope((one + other) / 2))
+
+
+def test_a_step_has_the_mean_of_both_losses(store: FeatureStore, foreign: FeatureStore) -> None:
+    lessons, options = lessons_of(store, foreign)
+    batches = [lesson.batches(0) for lesson in lessons]
+    wanted = [
+        float(lesson.loss(next(some))[0].detach())
+        for lesson, some in zip(lessons, batches, strict=True)
+    ]
+    for some in batches:
+        some.close()
+    student, collator, _ = prepare(options, store)
+    other = make_collator(options, foreign, collator.student_tokenizer)
+    found: list[dict[str, float]] = []
+    torch.manual_seed(options.seed)
+    train(
+        store, student, collator, options, others=[(foreign, other)],
+        on_step=lambda _, each: found.append(each),
+    )  # fmt: skip
+    assert found[0]["loss"] == pytest.approx(sum(wanted) / 2, rel=0.2)  # projections are random
+    assert found[0]["tokens"] > 0 and len(found) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_two_vocabularies_teach_one_student(
+    store: FeatureStore, foreign: FeatureStore, tmp_path: Path, workers: int
+) -> None:
+    out = tmp_path / "student"
+    words = ("--store", store.path, "--store", foreign.path, "--out", out, *SMALL)
+    words = (*words, "--steps", "6", "--loss", "mlm=1,kl=1,hidden=1", "--workers", workers)
+    said = ok(main, *words)
+    assert f"{store.path}, {foreign.path}" in said
+    report = json.loads((out / "training.json").read_text())
+    assert report["settings"]["others"] == [foreign.path]
+    assert report["others"][0]["content"] == foreign.manifest.content()
+    result = report["result"]
+    names = [
+        f"{store}valid_{loss}" for store in ("", "store2_") for loss in ("mlm", "kl", "hidden")
+    ]
+    assert result["valid_loss"] == pytest.approx(sum(result[name] for name in names) / 2)
+    AutoModelForMaskedLM.from_pretrained(out)
+    card = (out / "README.md").read_text()
+    assert "# Student of bert and roberta\n" in card and foreign.path not in card
+
+
+def test_stores_that_do_not_fit_together(
+    store: FeatureStore, foreign: FeatureStore, tmp_path: Path, tiny_teacher: Teachers
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 20)
+    model = tiny_teacher("bert", "classification", MOODS)
+    task = dumped(model, corpus, tmp_path / "t.zarr", head="classification", logits=None)
+    out = tmp_path / "out"
+    line = refused(main, "--store", store.path, "--store", task, "--out", out, *SMALL)
+    says(line, str(task), "another task, classification", "is of masked LM", "of each store")
+    for labels, told in (
+        (MOODS[::-1], "the labels in another order than"),
+        ((*MOODS[:2], "bored"), "other labels than"),
+    ):
+        teacher, other = (
+            tiny_teacher("bert", "classification", labels),
+            tmp_path / f"{labels[2]}.zarr",
+        )
+        dumped(teacher, corpus, other, head="classification", logits=None, limit=100)
+        line = refused(main, "--store", task, "--store", other, "--out", out, *SMALL)
+        number = next(n for n in range(3) if labels[n] != MOODS[n])
+        says(line, f"{told} that of {task}: number {number} is {labels[number]}, there")
+        says(line, str(other), MOODS[number], "in the same order", "of each store")
+    narrow = dumped(tiny_teacher("roberta"), corpus, tmp_path / "n.zarr", hidden="none")
+    line = refused(main, "--store", store.path, "--store", narrow, "--out", out, *SMALL,
+                   "--loss", "hidden=1")  # fmt: skip
+    says(line, str(narrow), "no hidden states")
+    assert not out.exists()

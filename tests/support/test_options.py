@@ -1,0 +1,146 @@
+"""Options as data: the command line, TOML and Python take and refuse the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.errors import UserError
+from support.options import (
+    INNER_SHARE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    at_least,
+    check_values,
+    click_options,
+    default_of,
+    option,
+    options_of,
+    read_values,
+    read_words,
+    scoped,
+)
+
+
+def _pairs(words: str | tuple[str, ...]) -> dict[str, float]:
+    every = (words,) if isinstance(words, str) else words
+    found = (word.partition("=") for each in every for word in each.split(","))
+    return {name: float(weight) for name, _, weight in found}
+
+
+@dataclass(frozen=True)
+class Settings:
+    store: str = option(help="Where.", required=True)
+    kind: str = option("span", "Which.", choices=("span", "match"), scope={"stage"})
+    rate: float | None = option(None, "How fast.", within=POSITIVE, told_default="by the width")
+    share: float = option(0.5, "How much.", within=SHARE)
+    steps: int = option(3, "How long.", within=at_least(1), scope={"stage", "length"})
+    best: bool = option(False, "Keep the best.")
+    parts: bool = option(False, "Take parts.", flag="--parts")
+    out: Path | None = option(None, "Where to.")
+    loss: Mapping[str, float] = option(
+        factory=lambda: {"mlm": 1.0}, help="What.", repeated=True, read=_pairs
+    )
+    inner: tuple[str, ...] = field(default=())  # no option
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+def _command() -> click.Command:
+    @click.command()
+    @click_options(Settings)
+    def command(**arguments: Any) -> None:
+        given = {name: value for name, value in arguments.items() if value not in (None, ())}
+        click.echo(repr(Settings(**read_words(Settings, given))))
+
+    return command
+
+
+def test_the_command_line_gives_what_python_gives() -> None:
+    words = "--store s --kind match --rate 0.1 --steps 7 --best --out o --loss kl=2 --loss mlm=1"
+    made = CliRunner().invoke(_command(), words.split())
+    expected = Settings(
+        "s", "match", 0.1, steps=7, best=True, out=Path("o"), loss={"kl": 2.0, "mlm": 1.0}
+    )
+    assert made.output.strip() == repr(expected)
+    plain = CliRunner().invoke(_command(), ["--store", "s", "--parts"])
+    assert plain.output.strip() == repr(Settings("s", parts=True))
+
+
+def test_help_tells_choices_and_defaults() -> None:
+    told = " ".join(CliRunner().invoke(_command(), ["--help"]).output.split())
+    assert "[span|match]" in told and "[default: by the width]" in told
+    assert "--best / --no-best" in told and "--parts" in told and "--no-parts" not in told
+    assert CliRunner().invoke(_command(), []).exit_code == 2  # --store is required
+
+
+def test_toml_gives_what_python_gives() -> None:
+    table = {"kind": "match", "rate": 1e-3, "steps": 2, "best": True, "loss": ["kl=1", "mlm=2"]}
+    found = read_values(Settings, table, "a.toml", options_of(Settings))
+    assert found == {**table, "loss": {"kl": 1.0, "mlm": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("kind", "other", "--kind other: expected one of span, match"),
+        ("rate", 0, "--rate 0: expected a finite number above 0"),
+        ("rate", math.inf, "--rate inf: expected a finite number above 0"),
+        ("rate", math.nan, "--rate nan: expected a finite number above 0"),
+        ("share", 1.0, "--share 1: expected a share from 0 to below 1"),
+        ("steps", 0, "--steps 0: expected at least 1"),
+        ("steps", 1.5, "--steps 1.5: expected a whole number"),
+        ("steps", True, "--steps True: expected a whole number"),
+        ("steps", None, "--steps None: expected a whole number"),
+        ("best", 1, "--best 1: expected true or false"),
+        ("kind", 3, "--kind 3: expected a text"),
+    ],
+)
+def test_python_refuses_what_no_option_takes(name: str, value: Any, expected: str) -> None:
+    with pytest.raises(UserError) as told:
+        Settings("s", **{name: value})
+    assert str(told.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"kind": "other"}, "'other' is not one of 'span', 'match'"),
+        ({"rate": 0}, "--rate 0: expected a finite number above 0"),
+        ({"steps": "many"}, "'many' is not a valid integer"),
+        ({"best": "perhaps"}, "'perhaps' is not a valid boolean"),
+        ({"loss": {"mlm": 1}}, "loss: expected a text, a number or a list of texts"),
+        ({"inner": "x"}, "unknown key 'inner'; there are best, kind"),
+    ],
+)
+def test_toml_is_refused_with_its_place(table: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError) as told:
+        read_values(Settings, table, "a.toml, recipe x", options_of(Settings))
+    assert str(told.value).startswith("a.toml, recipe x: ") and expected in str(told.value)
+
+
+def test_scopes_and_defaults() -> None:
+    assert scoped(Settings, "stage") == {"kind", "steps"}
+    assert scoped(Settings, "length") == {"steps"}
+    assert default_of(Settings, "loss") == {"mlm": 1.0} and default_of(Settings, "store") is None
+    assert "inner" not in options_of(Settings)
+
+
+@given(st.floats())
+def test_ranges_are_what_they_say(number: float) -> None:
+    finite = math.isfinite(number)
+    assert (number in POSITIVE) == (finite and number > 0)
+    assert (number in NOT_NEGATIVE) == (finite and number >= 0)
+    assert (number in SHARE) == (0 <= number < 1)
+    assert (number in INNER_SHARE) == (0 < number < 1)

@@ -1,0 +1,291 @@
+"""A sample run through the teacher again: sound stores are as promised, five wrong ones are not."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForMaskedLM
+
+from store import StoreWriter, UserError, open_store
+from store.cli import main
+from store.tools.convert import convert
+from store.tools.live import LiveReport, checker
+from store.tools.merge import merge
+from teacher_dump.comparison import rerun
+from teacher_dump.job import dump as dumping
+from teacher_dump.job import parts
+from teacher_dump.teacher import teacher
+from teacher_dump.windows.window import Window
+from tests.end_to_end.support import dumped, write_corpus
+
+Teachers = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("live") / "corpus.txt", 24)
+
+
+def report(store: Path, model: Path, sample: int = 999, **options: Any) -> LiveReport:
+    return rerun.check(open_store(store, **options), str(model), sample, 0, "cpu")
+
+
+SOUND: dict[str, tuple[str, dict[str, Any]]] = {
+    "exact": ("bert", {"codec": "exact", "views": 2, "hidden": "mean,layer:0,groups:2"}),
+    "default": ("roberta", {"views": 3, "attention": "mean,groups:2", "batch_tokens": 128}),
+    "rare": ("bert", {"views": 2, "mask_words": "rare", "logits": "none", "attention": "none"}),
+    "small": ("deberta", {"codec": "small", "views": 2}),
+    "sample": ("electra", {"logits": "sample:20", "views": 2}),
+    "head": ("distilbert", {"logits": "head"}),
+    "small head": ("xlmr", {"logits": "head", "codec": "small", "max_length": 32}),
+    "no head": ("modernbert", {"logits": "none", "hidden": "layer:4"}),
+    "bf16": ("bert", {"precision": "bf16", "views": 2}),
+    "bf16 draws": ("roberta", {"precision": "bf16", "logits": "sample:9", "hidden": "groups:4"}),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_sound_stores(tmp_path: Path, tiny_teacher: Teachers, corpus: Path, case: str) -> None:
+    kind, options = SOUND[case]
+    store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.zarr", **options)
+    found = report(store, tiny_teacher(kind))
+    assert found.problems == [] and found.notes == []
+    names = {row.feature.split("/")[1] for row in found.rows if "/" in row.feature}
+    features = open_store(store).features
+    kept = {"hidden": features.hidden, "attention": features.attention, "logits": features.logits}
+    assert names == {name for name, there in kept.items() if there}
+    assert ("draws" in {row.feature for row in found.rows}) == ("draws" in case or case == "sample")
+    for row in found.rows:
+        assert 0 <= row.mean <= row.largest and row.share <= 1
+        if case == "default" and "values" in row.feature or "hidden/" in row.feature:
+            assert row.largest <= 1.2 * row.promised + 0.01 or "bf16" in case
+
+
+def test_stores_that_were_recoded_merged_or_not_finished(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, other = tiny_teacher("bert"), write_corpus(tmp_path / "other.txt", 12)
+    masked = {"views": 2, "mask_words": "rare"}
+    one = dumped(model, corpus, tmp_path / "one.zarr", **masked)
+    two = dumped(model, other, tmp_path / "two.zarr", **masked)
+    convert(one, tmp_path / "small.h5", "small")
+    assert report(tmp_path / "small.h5", model).problems == []
+    merge([one, two], tmp_path / "both.zarr", recode=True)
+    found = report(tmp_path / "both.zarr", model)
+    assert found.problems == [] and "masked sequences left out" in found.notes[0]
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="killed"):
+        patch.setattr(StoreWriter, "seal", lambda _: killed())
+        dumped(model, corpus, tmp_path / "half.h5", **masked)
+    assert report(tmp_path / "half.h5", model, allow_partial=True).problems == []
+
+
+def killed() -> None:
+    raise UserError("killed")
+
+
+# stores that are wrong
+
+
+def other_weights(patch: pytest.MonkeyPatch, model: Path) -> None:
+    """One matrix of one layer, a tenth larger: the files of the teacher, not those of the check."""
+    network = AutoModelForMaskedLM.from_pretrained(model)
+    with torch.no_grad():
+        network.bert.encoder.layer[2].output.dense.weight.mul_(1.1)
+    network.save_pretrained(model)
+
+
+def dropout(patch: pytest.MonkeyPatch, model: Path) -> None:
+    real = teacher.load_teacher
+
+    def load(*words: Any, **options: Any) -> teacher.Teacher:
+        loaded = real(*words, **options)
+        loaded.model.train()
+        return loaded
+
+    patch.setattr(teacher, "load_teacher", load)
+
+
+def wrong_layer(patch: pytest.MonkeyPatch, model: Path) -> None:
+    real = teacher.layer_groups
+
+    def shifted(spec: str, layers: int) -> dict[str, list[int]]:
+        groups = real(spec, layers)
+        return groups | ({"layer3": [2]} if "layer3" in groups else {})
+
+    patch.setattr(teacher, "layer_groups", shifted)
+
+
+def changed_windows(patch: pytest.MonkeyPatch, change: Callable[[Window], Window]) -> None:
+    real = dumping.iter_windows
+
+    def windows(*words: Any, **named: Any) -> Iterator[Window]:
+        return map(change, real(*words, **named))
+
+    patch.setattr(dumping, "iter_windows", windows)
+
+
+def shifted_tokens(patch: pytest.MonkeyPatch, model: Path) -> None:
+    """Every id one place further on: the teacher read them so, too, and its numbers fit them."""
+
+    def change(window: Window) -> Window:
+        ids = window.ids.copy()
+        ids[~window.special] = np.roll(ids[~window.special], 1)
+        return dataclasses.replace(window, ids=ids)
+
+    changed_windows(patch, change)
+
+
+def shifted_offsets(patch: pytest.MonkeyPatch, model: Path) -> None:
+    def change(window: Window) -> Window:
+        moved = np.maximum(window.offsets - ~window.special[:, None], 0)
+        return dataclasses.replace(window, offsets=moved)
+
+    changed_windows(patch, change)
+
+
+def swapped_texts(patch: pytest.MonkeyPatch, model: Path) -> None:
+    """Two sequences of one length have each the features of the other."""
+    real = parts.forward
+
+    def forward(teacher: Any, windows: Any, inputs: list[np.ndarray], *words: Any) -> Any:
+        swapped = list(inputs)
+        for i, j in combinations(range(len(inputs)), 2):
+            if len(inputs[i]) == len(inputs[j]) and (windows[i].ids != windows[j].ids).any():
+                swapped[i], swapped[j] = inputs[j], inputs[i]
+                return real(teacher, windows, swapped, *words)
+        return real(teacher, windows, inputs, *words)
+
+    patch.setattr(parts, "forward", forward)
+
+
+WRONG: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], None], str]] = {
+    "other weights": (other_weights, "view0/hidden/mean: "),
+    "dropout": (dropout, "view0/attention/mean: "),
+    "wrong layer": (wrong_layer, "view0/hidden/layer3: "),
+    "shifted tokens": (shifted_tokens, "tokens: "),
+    "shifted offsets": (shifted_offsets, "tokens: "),
+    "swapped texts": (swapped_texts, "view0/logits/logprobs: "),
+}
+
+
+NARROW = [(case, "bf16") for case in ("other weights", "dropout", "wrong layer")]
+
+
+@pytest.mark.parametrize(("case", "precision"), [*((case, "fp32") for case in WRONG), *NARROW])
+def test_wrong_stores(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, case: str, precision: str
+) -> None:
+    (spoil, words), model = WRONG[case], tmp_path / "model"
+    shutil.copytree(tiny_teacher("bert"), model)
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch, model)
+        options = {"hidden": "mean,layer:3", "precision": precision, "views": 2}
+        store = dumped(model, corpus, tmp_path / "a.h5", **options)
+    found = report(store, tiny_teacher("bert"))
+    assert any(line.startswith(words) for line in found.problems), found.problems
+    assert bool(found.notes) == (case == "other weights")
+    command = ["verify", str(store), "--model", str(tiny_teacher("bert")), "--sample", "99"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    last = result.output.strip().splitlines()[-1]
+    assert last.startswith(f"Error: {store}: ")
+
+
+@pytest.mark.parametrize("case", ["dropout", "swapped texts", "other weights"])
+def test_wrong_draws(tmp_path: Path, tiny_teacher: Teachers, corpus: Path, case: str) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_teacher("bert"), model)
+    with pytest.MonkeyPatch.context() as patch:
+        WRONG[case][0](patch, model)
+        only = {"logits": "sample:20", "hidden": "none", "attention": "none"}
+        store = dumped(model, corpus, tmp_path / "a.zarr", **only)
+    assert report(store, tiny_teacher("bert")).problems != []
+
+
+def test_draws_of_another_distribution(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a log-partition that is right, as if the temperature were another."""
+    real = parts.sampled_logits
+
+    def warm(decoder: Any, values: torch.Tensor, uniform: np.ndarray) -> Any:
+        return real(decoder, 0.9 * values, uniform)[0], real(decoder, values, uniform)[1]
+
+    monkeypatch.setattr(parts, "sampled_logits", warm)
+    only = {"logits": "sample:50", "hidden": "none", "attention": "none"}
+    store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **only)
+    (problem,) = report(store, tiny_teacher("bert")).problems
+    assert problem.startswith("draws: ")
+
+
+@pytest.mark.parametrize("wrong", ["seed", "counts"])
+def test_another_mask_is_found(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, wrong: str
+) -> None:
+    real, masked = parts.mask_spans, {"views": 2, "mask_words": "rare"}
+
+    def mask_spans(text: str, seed: int, view: int, number: int, *drawn_by: Any) -> np.ndarray:
+        if wrong == "seed":
+            return real(text, 9, view, number, *drawn_by)
+        return real(text, seed, view, number, drawn_by[0])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "mask_spans", mask_spans)
+        store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **masked)
+    assert any(
+        line.startswith("view1/mask: ") for line in report(store, tiny_teacher("bert")).problems
+    )
+
+
+def test_command(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
+    store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr")
+
+    def run(*words: object) -> str:
+        return CliRunner().invoke(main, ["verify", str(store), *map(str, words)]).output
+
+    said = run("--model", tiny_teacher("bert"), "--sample", 3, "--seed", 7)
+    assert "3 sequences" in said and "tolerance beside the codec's error: 0.0003" in said
+    assert "every error is within" in said
+    line = run("--model", tiny_teacher("roberta")).strip().splitlines()[-1]
+    assert line.startswith("Error: ") and ("give the model" in line or "width" in line)
+    for option, wrong, told in (
+        ("--sample", 0, "x>=1"),
+        ("--seed", -1, "x>=0"),
+        ("--device", "toaster", "cuda:N"),
+        ("--device", "cpu:", "cuda:N"),
+    ):
+        said = run("--model", tiny_teacher("bert"), option, wrong).splitlines()[-1]
+        assert said.startswith("Error: ") and option in said and told in said
+    assert "no such folder" in run("--model", "./nowhere")
+
+
+def test_arguments_that_no_dump_has(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
+    store = open_store(dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr"))
+    wrong: dict[str, list[Any]] = {
+        "precision": ["int8", "auto", None, ["fp32"]],
+        "seed": ["x", None, -1, 1.5],
+        "mask_prob": ["x", None, float("nan"), 7],
+        "batch_tokens": ["x", None, 0],
+    }
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
+        store.identity["arguments"] = {name: value}
+        with pytest.raises(UserError, match=rf"identity.arguments.{name} is .* without --model"):
+            rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu")
+    store.identity["arguments"] = "not told"
+    assert rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu").problems == []
+
+
+def test_without_a_package_that_runs_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checker() is rerun.check
+    monkeypatch.setattr("store.tools.live.distributions", list)
+    with pytest.raises(UserError, match="pip install"):
+        checker()

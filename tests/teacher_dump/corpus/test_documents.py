@@ -1,0 +1,298 @@
+"""The corpus: every kind of source, and one clear line for what cannot be read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from teacher_dump.corpus.documents import Corpus, CorpusError, Document, utf8_lines
+from tests.teacher_dump.corpus.corpora import TEXTS, refusal, texts, write_table
+
+TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_lines(tmp_path: Path, ending: str, mark: str) -> None:
+    path = tmp_path / "a.txt"
+    lines = [TEXTS[0], "", *TEXTS[1:3], "   ", *TEXTS[3:]]
+    path.write_bytes((mark + ending.join(lines)).encode())
+    corpus = Corpus.open([str(path)])
+    assert list(corpus) == [Document(text, "a.txt", i) for i, text in enumerate(TEXTS)]
+    assert (corpus.documents, corpus.empty_lines) == (5, 2)
+    assert [document.text for document in corpus] == TEXTS
+    assert (corpus.documents, corpus.empty_lines) == (5, 2)
+
+
+def test_only_line_feeds_end_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("a\u2028b\x0bc\u0085d\ne".encode())
+    assert texts(path) == ["a\u2028b\x0bc\u0085d", "e"]
+
+
+@pytest.mark.parametrize("suffix", TABLES)
+def test_tables(tmp_path: Path, suffix: str) -> None:
+    rows = [{"id": i, "text": text, "title": "x"} for i, text in enumerate(TEXTS)]
+    path = write_table(tmp_path / f"a{suffix}", rows)
+    assert texts(path) == TEXTS
+    assert texts(path, "title") == ["x"] * 5
+    assert "no column 'body'; its columns are 'id', 'text', 'title'" in refusal(path, "body")
+
+
+@pytest.mark.parametrize("suffix", TABLES)
+def test_only_column_of_text_is_found(tmp_path: Path, suffix: str) -> None:
+    one = write_table(tmp_path / f"one{suffix}", [{"n": 1.5, "s": t} for t in TEXTS])
+    assert texts(one) == TEXTS
+    two = write_table(tmp_path / f"two{suffix}", [{"s": t, "label": "b"} for t in TEXTS])
+    assert "no column 'text'; its columns are 's', 'label'; name the one" in refusal(two)
+    assert texts(two, "s") == TEXTS
+
+
+def test_quotes_in_csv_and_in_tsv(tmp_path: Path) -> None:
+    comma = tmp_path / "a.csv"
+    comma.write_text('text,n\n"one, ""two""\nthree",1\n\n', encoding="utf-8")
+    assert texts(comma) == ['one, "two"\nthree']
+    tab = tmp_path / "a.tsv"
+    tab.write_text('text\tlabel\n" Маркетинг " удивляет\tx\n"open\ty\n', encoding="utf-8")
+    assert texts(tab) == ['" Маркетинг " удивляет', '"open']
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_two_columns_of_one_name(tmp_path: Path, suffix: str) -> None:
+    """Of which one would be taken for the other; those that are not read may be called the same."""
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        columns = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
+        pq.write_table(pa.Table.from_arrays(columns, ["text", "x", "x"]), path)
+    else:
+        separator = "," if suffix == ".csv" else "\t"
+        path.write_text("text,x,x\na,b,c\n".replace(",", separator))
+    message = refusal(path, "x")
+    assert "2 columns are named 'x'; rename all but one" in message and str(path) in message
+    assert texts(path) == ["a"]
+    with pytest.raises(CorpusError, match="2 columns are named 'x'"):
+        Corpus.open([str(path)], label_column="x")
+
+
+@pytest.mark.parametrize("option", ["text_column", "label_column"])
+@pytest.mark.parametrize("name", ["a.txt", "a.tsv"])
+def test_a_column_of_no_table(tmp_path: Path, name: str, option: str) -> None:
+    path = tmp_path / name
+    path.write_text("words\tNN\n\nmore\tJJ\nwords\tNN\n")
+    with pytest.raises(
+        CorpusError, match=rf"--\w+-column nope: {name} has no columns; leave it out"
+    ):
+        Corpus.open([str(path)], **{option: "nope"})
+    table = write_table(tmp_path / "b.csv", [{"nope": "1", "text": "more"}])
+    Corpus.open([str(path), str(table)], **{option: "nope"})
+
+
+def test_tokens_and_tags(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text('# id = 1\n"\tO\nČo\tB-PER\n.\tO\n\n\n# id = 2\nno\tO\n', encoding="utf-8")
+    assert texts(path) == ['" Čo .', "no"]
+    path.write_text("a\tO\n\nb\tO\n" * 600 + "c O\n")
+    message = refusal(path)
+    assert f"{path}, line 1801: expected token<TAB>tag" in message and message.endswith(
+        "got 1 column"
+    )
+
+
+def test_null_is_an_empty_text(tmp_path: Path) -> None:
+    for suffix in (".jsonl", ".parquet"):
+        path = write_table(tmp_path / f"a{suffix}", [{"text": "a"}, {"text": None}, {"text": "b"}])
+        corpus = Corpus.open([str(path)])
+        assert [document.text for document in corpus] == ["a", "b"]
+        assert corpus.empty_lines == 1
+
+
+def test_folders_and_patterns(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name in ("b.txt", "a.txt", "sub/c.txt", ".git/d.txt", "README.md"):
+        (tmp_path / name).write_text(name)
+    write_table(tmp_path / "z.jsonl", [{"text": "row"}])
+    (tmp_path / "empty.txt").touch()
+    assert texts(tmp_path) == ["a.txt", "b.txt", "sub/c.txt", "row"]
+    assert texts(tmp_path / "*.txt") == ["a.txt", "b.txt"]
+    assert texts(tmp_path / "**" / "*.txt") == ["a.txt", "b.txt", "sub/c.txt"]
+    both = Corpus.open([str(tmp_path / "b.txt"), str(tmp_path / "a.txt")])
+    assert [(d.text, d.source, d.number) for d in both] == [
+        ("b.txt", "b.txt", 0),
+        ("a.txt", "a.txt", 1),
+    ]
+
+
+def test_identity(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "abc"}\n')
+    corpus = Corpus.open([str(path)], "body")
+    assert corpus.identity() == {
+        "text_column": "body",
+        "sources": [
+            {
+                "kind": "file",
+                "name": "a.jsonl",
+                "bytes": 16,
+                "sha256": hashlib.sha256(b'{"body": "abc"}\n').hexdigest(),
+            }
+        ],
+    }
+    before = corpus.identity()
+    assert json.loads(json.dumps(before)) == before
+    path.write_text('{"body": "abd"}\n')
+    assert corpus.identity()["sources"] != before["sources"]
+
+
+def test_checking_hashes_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
+    paths = [write_table(tmp_path / f"a{suffix}", rows) for suffix in TABLES]
+    paths += [tmp_path / "b.txt", tmp_path / "tagged.tsv"]
+    paths[-2].write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo")
+    paths[-1].write_text("a\tX\nb\tY\n\nc\tX\n\n")
+    hashed: list[str] = []
+
+    def whole(path: Path) -> str:
+        hashed.append(path.name)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    monkeypatch.setattr("teacher_dump.corpus.sources._sha256", whole)
+    unchecked, checked = (Corpus.open([str(path) for path in paths]) for _ in range(2))
+    before = unchecked.identity()
+    assert len(hashed) == len(paths)
+    checked.check()
+    hashed.clear()
+    assert checked.identity() == before
+    assert hashed == ["a.parquet"]  # whose reader skips what it does not need
+
+
+def test_refused_at_once(tmp_path: Path) -> None:
+    missing = tmp_path / "nothing.txt"
+    assert f"{missing}: no such file or folder" in refusal(missing)
+    assert "hf:wikimedia/wikipedia" in refusal("wikimedia/wikipedia")
+    assert "no file with text in it, expected some of .txt" in refusal(tmp_path)
+    assert "no file with text in it" in refusal(tmp_path / "*.csv")
+    (tmp_path / "a.pdf").write_bytes(b"%PDF")
+    assert "unknown suffix '.pdf', expected one of .txt, .jsonl" in refusal(tmp_path / "a.pdf")
+    (tmp_path / "empty.txt").touch()
+    assert "empty.txt: the file is empty" in refusal(tmp_path / "empty.txt")
+    (tmp_path / "blank.txt").write_text("\n  \n\n")
+    assert "no text in the whole corpus (3 empty lines)" in refusal(tmp_path / "blank.txt")
+    with pytest.raises(CorpusError, match="no corpus given"):
+        Corpus.open([])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "label", "remedy"),
+    [
+        ("latin-1", "ok\nUn café très agréable\n", "Latin-1", "LATIN1"),
+        ("cp1251", "ok\nСтарый смотритель маяка\n", "cp1251", "CP1251"),
+        ("koi8-r", "ok\nСтарый смотритель маяка\n", "KOI8-R", "KOI8-R"),
+    ],
+)
+def test_not_utf8(tmp_path: Path, encoding: str, text: str, label: str, remedy: str) -> None:
+    raw = text.encode(encoding)
+    position = next(i for i, byte in enumerate(raw) if byte >= 0x80)
+    for suffix in (".txt", ".jsonl", ".csv", ".tsv"):
+        path = tmp_path / f"a{suffix}"
+        path.write_bytes(raw)
+        if suffix == ".jsonl":
+            path.write_bytes(raw.replace(b"ok", b"  "))
+        message = refusal(path)
+        assert (
+            f"line 2: not UTF-8 at byte {position} (0x{raw[position]:02x}): looks like {label}"
+            in message
+        )
+        assert f"iconv -f {remedy} -t UTF-8 '{path}'" in message
+
+
+def test_byte_positions_behind_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfab\xff\n")
+    assert "line 1: not UTF-8 at byte 5 (0xff)" in refusal(path)
+
+
+def test_cut_off_file_and_utf16(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("ok\nконец".encode()[:-1])
+    assert "line 2: not UTF-8 at byte 11 (0xd1): the file ends inside a character" in refusal(path)
+    path.write_text("text", encoding="utf-16")
+    assert "looks like UTF-16, expected UTF-8; convert it: iconv -f UTF-16" in refusal(path)
+
+
+def test_binary(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"ok\nab\x00\xff\xd8")
+    assert f"{path}, line 2: a NUL byte at byte 5: this is a binary file" in refusal(path)
+
+
+def test_huge_line_is_refused_without_being_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with path.open("wb") as file:
+        file.write(b"ok\n")
+        file.write(b"x")
+        file.truncate(200_000_000)
+        file.seek(3)
+        for _ in range(12):
+            file.write(b"\xd0\xb9" * 500_000)
+    tracemalloc.start()
+    message = refusal(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert message == f"{path}, line 2: longer than 10,000,000 bytes; put one document on a line"
+    assert peak < 80_000_000
+
+
+def test_bad_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for line, told in [
+        ('{"text": "b"', "not JSON (Expecting"),
+        ('["b"]', 'expected an object like {"text": "..."}, got list'),
+        ('{"txt": "b"}', "no column 'text'; its columns are 'txt'"),
+        ('{"text": 5}', "expected text in column 'text', got int 5"),
+        ("[" * 100_000, "not JSON ("),
+    ]:
+        path.write_text('{"text": "a"}\n\n' + line + "\n")
+        message = refusal(path)
+        assert message.startswith(f"{path}, line 3: ") and told in message
+    path = tmp_path / "a.csv"
+    for line, told in [
+        ("b,c,2", "line 3: expected 2 columns as in the header, got 3; quote texts"),
+        ('"b,2', "line 3: unexpected end of data; close every quote"),
+        ('"b"x,2', "line 3: ',' expected after '\"'; close every quote"),
+    ]:
+        path.write_text("text,n\na,1\n" + line + "\n")
+        assert told in refusal(path)
+    path = tmp_path / "a.tsv"
+    path.write_text("text\tn\na\t1\nb\n")
+    assert "line 3: expected 2 columns as in the header, got 1" in refusal(path)
+
+
+def test_quote_that_is_never_closed_in_a_long_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(utf8_lines, "MAX_LINE", 10_000)
+    path = tmp_path / "a.csv"
+    path.write_text('text,n\n"a,1\n' + "row,1\n" * 5000)
+    assert "line 2: field larger than field limit (10000)" in refusal(path)
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "a.parquet", [{"text": 1, "s": "a"}])
+    assert "expected text in column 'text', got int64" in refusal(path)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert f"{path}: not a readable parquet file (" in refusal(path)
+
+
+def test_bad_line_far_down_is_told_by_check(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"line\n" * 5000 + b"\xff\n")
+    corpus = Corpus.open([str(path)])
+    with pytest.raises(CorpusError, match=r"line 5001: not UTF-8"):
+        corpus.check()

@@ -1,0 +1,242 @@
+"""Too little memory, and numbers out of range: what is done about them, and what is told."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.common.processes import finish, fork
+from store import open_store
+from store.write.writer import StoreWriter
+from support.errors import UserError
+from teacher_dump.job import parts
+from teacher_dump.job.dump import dump
+from teacher_dump.job.parts import write_part
+from teacher_dump.teacher.teacher import Teacher, load_teacher
+from tests.end_to_end.support import dump_options, write_corpus
+
+FIRST = "bert.encoder.layer.0.intermediate.dense.weight"
+HALF_MAX = float(torch.finfo(torch.half).max)
+SHORTAGES = {
+    "cuda": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "cpu": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    "numpy": MemoryError("Unable to allocate 2.00 GiB for an array"),
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.txt", 40)
+
+
+def short_of_memory(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, most: Callable[[], int]
+) -> None:
+    """A teacher whose third layer fails for more than `most` tokens, padding included."""
+
+    def load(*names: Any, **options: Any) -> Teacher:
+        teacher = load_teacher(*names, **options)
+
+        def fail(_layer: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            if inputs[0].shape[0] * inputs[0].shape[1] > most():
+                raise error
+
+        teacher.base.encoder.layer[2].register_forward_pre_hook(fail)
+        return teacher
+
+    monkeypatch.setattr("teacher_dump.teacher.teacher.load_teacher", load)
+
+
+@pytest.mark.parametrize("kind", SHORTAGES)
+def test_batches_are_halved(
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    model = tiny_teacher("bert")
+    exact = {"codec": "exact", "views": 2, "weights": False}
+    whole = dump(dump_options(model, corpus, tmp_path / "whole.h5", **exact))
+    short_of_memory(monkeypatch, SHORTAGES[kind], lambda: 200)
+    halved = dump(dump_options(model, corpus, tmp_path / "halved.h5", **exact))
+    assert whole.halved == 0 < halved.halved
+    assert halved.sequences == whole.sequences and halved.parts == whole.parts
+    one, two = open_store(tmp_path / "whole.h5"), open_store(tmp_path / "halved.h5")
+    for got, want in zip(two, one, strict=True):
+        assert got.text == want.text and (got.token_ids == want.token_ids).all()
+        for mine, theirs in zip(got.views, want.views, strict=True):
+            close = {"atol": 2e-5, "rtol": 1e-5}  # rounding depends on the batch
+            np.testing.assert_allclose(mine.hidden["mean"], theirs.hidden["mean"], **close)
+            np.testing.assert_allclose(mine.attention["mean"], theirs.attention["mean"], **close)
+            np.testing.assert_allclose(mine.logits.logprobs, theirs.logits.logprobs, atol=1e-4)
+
+
+def test_one_sequence_alone_is_too_large(
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", part_tokens=400)
+    memory = 10_000
+    short_of_memory(monkeypatch, SHORTAGES["cpu"], lambda: memory)
+    written: list[int] = []
+
+    def write(writer: StoreWriter, number: int, *rest: Any) -> None:
+        nonlocal memory
+        memory = 100 if number == 2 else memory
+        write_part(writer, number, *rest)
+        written.append(number)
+
+    monkeypatch.setattr(parts, "write_part", write)
+    line = r"sequence \d+ \(document \d+, '.{40}…'\): its 1\d\d tokens alone do not fit .*--device"
+    with pytest.raises(UserError, match=line):
+        dump(options)
+    assert written == [0, 1]
+    monkeypatch.setattr(parts, "write_part", write_part)
+    memory = 10_000
+    assert dump(options).resumed_parts == 2
+
+
+def with_little_memory(model: Path, corpus: Path, out: Path, spare: int) -> None:
+    """A dump in one part and one batch, that gets but `spare` bytes of address space for it.
+
+    One thread and one heap: each more takes up to 128 MiB of addresses, when chance will have it.
+    """
+    m_arena_max = -8  # of malloc.h
+    ctypes.CDLL(None).mallopt(m_arena_max, 1)
+    torch.set_num_threads(1)
+
+    def write(*arguments: Any) -> None:
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + spare, -1))
+        write_part(*arguments)
+
+    parts.write_part = write
+    done = dump(dump_options(model, corpus, out, part_tokens=10**6, batch_tokens=10**6))
+    print(f"halved {done.halved} of {done.tokens}")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_real_shortage(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
+    corpus, out, log = (
+        write_corpus(tmp_path / "corpus.txt", 400),
+        tmp_path / "a.h5",
+        tmp_path / "log",
+    )
+    spare = 130 << 20  # from half to twice as much would do
+    code = finish(fork(with_little_memory, tiny_teacher("bert"), corpus, out, spare, log=log))
+    assert code == 0, log.read_text()
+    assert "halved " in log.read_text() and "halved 0 " not in log.read_text()
+    assert len(open_store(out)) > 400
+
+
+def overflowing(model: Path, folder: Path, most: float, corpus: Path) -> Path:
+    """The teacher with the first feed-forward layer scaled: its largest value over the corpus, at
+    the sequence in the middle of the order by that, is `most`. All weights fit into float16."""
+    teacher = load_teacher(str(model), attention="none")
+    largest: list[float] = []
+    layer = teacher.base.encoder.layer[0].intermediate.dense
+    layer.register_forward_hook(lambda _l, _i, output: largest.append(float(output.abs().max())))
+    for text in corpus.read_text(encoding="utf-8").splitlines():
+        ids = np.array([teacher.tokenizer(text, truncation=True)["input_ids"]])
+        teacher.run(ids, np.ones_like(ids, bool))
+    folder.mkdir()
+    for file in model.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    scale = most / float(np.median(largest))
+    weights = {name: value.half().float() for name, value in weights.items()}
+    for name in (FIRST, FIRST.replace("weight", "bias")):
+        weights[name] = (weights[name] * scale).half().float()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_overflow_is_run_again_in_float32(
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = overflowing(tiny_teacher("bert"), tmp_path / "model", HALF_MAX, corpus)
+
+    def options(name: str, precision: str) -> Any:
+        exact = {"codec": "exact", "precision": precision, "part_tokens": 800}
+        return dump_options(model, corpus, tmp_path / name, **exact)
+
+    wide = dump(options("wide.h5", "fp32"))
+    half = dump(options("half.h5", "fp16"))
+    assert wide.widened == 0 < half.widened < half.sequences == wide.sequences
+    want, got = open_store(tmp_path / "wide.h5"), open_store(tmp_path / "half.h5")
+    differ = [
+        np.abs(a.views[0].hidden["mean"] - b.views[0].hidden["mean"]).max()
+        for a, b in zip(want, got, strict=True)
+    ]
+    assert sum(value < 1e-4 for value in differ) == half.widened
+    assert max(differ) < 0.5  # what float16 costs the others
+
+    seal = StoreWriter.seal
+    monkeypatch.setattr(StoreWriter, "seal", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        dump(options("again.h5", "fp16"))
+    (tmp_path / "again.h5.parts" / "1.h5").unlink()
+    monkeypatch.setattr(StoreWriter, "seal", seal)
+    dump(options("again.h5", "fp16"))
+    assert open_store(tmp_path / "again.h5").manifest.parts == got.manifest.parts
+
+
+def test_overflow_in_float32_is_named(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in tiny_teacher("bert").iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    weights = load_file(model / "model.safetensors")
+    weights[FIRST] *= 1e38
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError) as refused:
+        dump(dump_options(model, corpus, tmp_path / "a.zarr"))
+    line = str(refused.value)
+    assert "sequence " in line and "(document " in line and "\n" not in line
+    assert "NaN or infinity (hidden mean, attention mean), in float32, too; leave that" in line
+    assert not (tmp_path / "a.zarr").exists()
+
+
+def test_a_weight_that_is_nan_is_named(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path
+) -> None:
+    """In the embedding of one piece: the texts without it are fine."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in tiny_teacher("bert").iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    text = corpus.read_text(encoding="utf-8").splitlines()
+    teacher = load_teacher(str(model), attention="none")
+    used = [set(teacher.tokenizer(line)["input_ids"]) for line in text]
+    piece = min(used[-1] - set().union(*used[:5]))
+    name = "bert.embeddings.word_embeddings.weight"
+    weights = load_file(model / "model.safetensors")
+    weights[name][piece, 3] = torch.nan
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    bad = next(i for i, pieces in enumerate(used) if piece in pieces)
+    line = (
+        rf"sequence \d+ \(document \d+, .*\): the teacher .* gives NaN or infinity \(.*hidden"
+        rf".*its {name} holds NaN or infinity in torch.float32; the checkpoint is damaged"
+    )
+    for weights_kept in (True, False):
+        with pytest.raises(UserError, match=line) as refused:
+            dump(dump_options(model, corpus, tmp_path / "a.h5", weights=weights_kept))
+        document = int(str(refused.value).split("(document ")[1].split(",")[0])
+        assert document >= bad and piece in used[document]
+        assert repr(text[document][:40])[1:-1] in str(refused.value)

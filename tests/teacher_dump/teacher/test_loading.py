@@ -1,0 +1,241 @@
+"""Damaged and foreign checkpoints: one line each, whoever loads them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    dynamic_module_utils,
+)
+
+from downstream.mlm.train import MlmSettings, train_mlm
+from downstream.tasks.probe import linear_probe
+from store import open_store
+from support.errors import UserError
+from teacher_dump.cli import main as teacher_dump
+from teacher_dump.job.dump import dump
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.teacher.checkpoint_names import resolve_model
+from teacher_dump.teacher.loading import load, load_network
+from teacher_dump.teacher.teacher import load_teacher
+from tests.end_to_end.support import ok, refused
+from tests.texts import SENTENCES
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
+    """A copy of a teacher, to be spoiled."""
+    return Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "teacher"))
+
+
+def without_tokenizer(folder: Path) -> None:
+    for name in TOKENIZER_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def pieceless(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    specials = {token["content"]: token["id"] for token in settings["added_tokens"]}
+    settings["model"]["vocab"] = specials
+    path.write_text(json.dumps(settings))
+
+
+def bad_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+
+
+def truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def shapeless(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if "layer.2.output.dense.weight" in name)
+    weights[name] = weights[name][:, :5].contiguous()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def layerless(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if "layer.2." not in name}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+def configured(**changes: object) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return spoil
+
+
+SMALL = {"vocab_size": 600, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+
+
+def t5(folder: Path) -> None:
+    sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 2, "num_heads": 2}
+    T5ForConditionalGeneration(T5Config(**SMALL, **sizes)).save_pretrained(folder)
+
+
+def bart(folder: Path) -> None:
+    half = {"layers": 2, "attention_heads": 2, "ffn_dim": 16}
+    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in half.items()}
+    BartForConditionalGeneration(BartConfig(**SMALL, **sizes, d_model=16)).save_pretrained(folder)
+
+
+SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no tokenizer": (without_tokenizer, "special tokens only.*copy the whole checkpoint"),
+    "no pieces": (pieceless, "special tokens only.*tokenizer.json"),
+    "bad tokenizer": (bad_tokenizer, "cannot be loaded"),
+    "truncated weights": (truncated, "cannot be loaded"),
+    "another size": (shapeless, "cannot be loaded"),
+    "a layer lost": (layerless, "lacks weights of its encoder.*layer.2.*copy the whole"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "cannot be loaded"),
+    "width is a word": (configured(hidden_size="wide"), "cannot be loaded"),
+    "no heads": (configured(num_attention_heads=0), "cannot be loaded"),
+    "T5": (t5, r"encoder-decoder \(t5\).*choose an encoder"),
+    "BART": (bart, r"encoder-decoder \(bart\).*choose an encoder"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_spoiled_checkpoint_is_refused_in_one_line_everywhere(
+    folder: Path, tmp_path: Path, case: str
+) -> None:
+    spoil, words = SPOILED[case]
+    spoil(folder)
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(SENTENCES * 3))
+    mlm = MlmSettings(model=str(folder), train=[text], out=tmp_path / "out", steps=1)
+    for use in (
+        lambda: load_teacher(str(folder)),
+        lambda: linear_probe(str(folder), text, text),
+        lambda: train_mlm(mlm),
+    ):
+        with pytest.raises(UserError, match=rf"model {folder}: .*{words}") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sound_checkpoint_is_the_one_of_transformers(folder: Path) -> None:
+    network, missing = load_network(AutoModelForMaskedLM, resolve_model(str(folder)))
+    plain = AutoModelForMaskedLM.from_pretrained(folder).state_dict()
+    assert not missing and all(map(torch.equal, network.state_dict().values(), plain.values()))
+
+
+def test_encoder_weights_of_another_size_are_refused_beside_a_new_head(folder: Path) -> None:
+    resolved, options = resolve_model(str(folder)), {"ignore_mismatched_sizes": True}
+    factory = AutoModelForTokenClassification
+    _, missing = load_network(factory, resolved, num_labels=3, **options)
+    assert missing == ["classifier.bias", "classifier.weight"]
+    shapeless(folder)
+    with pytest.raises(UserError, match=r"lacks weights of its encoder, 1, first bert.*layer\.2"):
+        load_network(factory, resolved, num_labels=3, **options)
+
+
+def cached(repository: Path, commit: str, folder: Path) -> None:
+    """The folder as the hub's cache has it, `main` at that commit."""
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+
+
+def test_a_store_names_the_commit_that_its_teacher_was_loaded_from(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository, old, new = tmp_path / "hub" / "models--acme--mini", "a" * 40, "b" * 40
+    cached(repository, old, folder)
+    text, out = tmp_path / "text.txt", tmp_path / "out.zarr"
+    text.write_text("\n".join(SENTENCES[:9]))
+
+    def say(line: str) -> None:
+        if line.startswith("features"):  # the teacher is loaded, the store is not yet begun
+            cached(repository, new, folder)
+
+    dump(DumpOptions("acme/mini", out, (str(text),), device="cpu"), say)
+    assert resolve_model("acme/mini").revision == new
+    assert open_store(out).identity["teacher"]["revision"] == old
+
+
+def test_what_is_loaded_is_the_commit_that_was_resolved(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository, old, new = tmp_path / "hub" / "models--acme--mini", "a" * 40, "b" * 40
+    cached(repository, old, folder)
+    resolved = resolve_model("acme/mini")
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.zero_()
+    model.save_pretrained(folder)
+    cached(repository, new, folder)  # somebody pushes, and the client fetches it meanwhile
+    assert resolved.revision == old and resolve_model("acme/mini").revision == new
+    assert load(AutoModel, resolved).get_input_embeddings().weight.any()
+    assert not load(AutoModel, resolve_model("acme/mini")).get_input_embeddings().weight.any()
+    teacher = load_teacher(resolved)
+    assert teacher.revision == old and teacher.base.get_input_embeddings().weight.any()
+    assert load(AutoTokenizer, resolved).tokenize("lighthouse")
+
+
+OWN_CODE = """
+from pathlib import Path
+from transformers import BertConfig, BertForMaskedLM
+
+Path({ran!r}).touch()
+
+
+class MiniConfig(BertConfig):
+    model_type = "mini"
+
+
+class MiniForMaskedLM(BertForMaskedLM):
+    config_class = MiniConfig
+"""
+
+
+def test_code_of_a_checkpoint_runs_only_if_asked_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    ran = tmp_path / "ran"
+    (folder / "own.py").write_text(OWN_CODE.format(ran=str(ran)))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "mini",
+        "architectures": ["MiniForMaskedLM"],
+        "auto_map": {
+            "AutoConfig": "own.MiniConfig",
+            "AutoModelForMaskedLM": "own.MiniForMaskedLM",
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    corpus, out = tmp_path / "corpus.txt", tmp_path / "store.zarr"
+    corpus.write_text("\n".join(SENTENCES[:5]), encoding="utf-8")
+    words = ("--model", folder, "--corpus", corpus, "--out", out, "--logits", "topk:5")
+    line = refused(teacher_dump, *words)
+    assert "brings Python code of its own" in line and "--trust-remote-code" in line
+    assert not ran.exists() and not out.exists()
+    said = ok(teacher_dump, *words, "--trust-remote-code")
+    assert f"the Python code that comes with {folder} runs on this machine" in said
+    assert ran.exists() and open_store(out).identity["arguments"]["remote_code"] is True

@@ -1,0 +1,134 @@
+"""The taps and heads against plain transformers, for every family of teachers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForMaskedLM
+
+from support.errors import UserError
+from teacher_dump.teacher.heads import sampled_logits, top_logits
+from teacher_dump.teacher.taps import layer_groups
+from teacher_dump.teacher.teacher import load_teacher
+from teacher_dump.windows.length_batches import length_batches, padded
+from tests.conftest import TEACHER_KINDS
+from tests.texts import SENTENCES
+
+
+def tokens(teacher, count=5):
+    encoded = teacher.tokenizer(SENTENCES[:count])["input_ids"]
+    return padded([np.array(row) for row in encoded], teacher.tokenizer.pad_token_id)
+
+
+@pytest.mark.parametrize("kind", TEACHER_KINDS)
+def test_averages_maps_and_logits_are_those_of_transformers(tiny_teacher, kind):
+    folder = tiny_teacher(kind)
+    teacher = load_teacher(
+        str(folder), hidden="mean,groups:2,layer:0,layer:4", attention="mean,groups:2"
+    )
+    ids, present = tokens(teacher)
+    got = teacher.run(ids, present)
+
+    plain = AutoModelForMaskedLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    with torch.no_grad():
+        want = plain(
+            input_ids=torch.from_numpy(ids),
+            attention_mask=torch.from_numpy(present).long(),
+            output_hidden_states=True,
+            output_attentions=True,
+        )
+    here = torch.from_numpy(present)
+    states = [state[here] for state in want.hidden_states]
+    close = {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(got.hidden["mean"][here], torch.stack(states[1:]).mean(0), **close)
+    torch.testing.assert_close(
+        got.hidden["groups2.1"][here], torch.stack(states[3:]).mean(0), **close
+    )
+    torch.testing.assert_close(got.hidden["layer0"][here], states[0], **close)
+    torch.testing.assert_close(got.hidden["layer4"][here], states[4], **close)
+    maps = torch.stack([m.mean(1) for m in want.attentions])
+    pairs = here[:, :, None] & here[:, None, :]
+    torch.testing.assert_close(got.attention["mean"][pairs], maps.mean(0)[pairs], **close)
+    torch.testing.assert_close(got.attention["groups2.0"][pairs], maps[:2].mean(0)[pairs], **close)
+
+    logits = want.logits[here]
+    best, where, rest, partition = top_logits(teacher.decoder, got.head_input[here], 7)
+    logprobs = logits.log_softmax(-1)
+    np.testing.assert_allclose(partition, logits.logsumexp(-1), atol=1e-3)
+    np.testing.assert_array_equal(best, logprobs.topk(7).indices)
+    np.testing.assert_allclose(where, logprobs.topk(7).values, atol=1e-3)
+    np.testing.assert_allclose(np.exp(where).sum(1) + np.exp(rest), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "modernbert"])
+def test_a_checkpoint_without_a_head_is_refused_not_given_a_random_one(
+    tiny_teacher, tmp_path, kind
+):
+    AutoModel.from_pretrained(tiny_teacher(kind)).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_teacher(kind) / name).read_bytes())
+    with pytest.raises(UserError, match="no masked-LM head"):
+        load_teacher(str(tmp_path), head="mlm")
+    assert load_teacher(str(tmp_path), head="auto").decoder is None
+
+
+def test_a_checkpoint_that_lacks_a_layer_is_refused(tiny_teacher, tmp_path):
+    source = tiny_teacher("bert")
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = next(name for name in weights if "layer.2.output.dense.weight" in name)
+    del weights[lost]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="lacks weights"):
+        load_teacher(str(tmp_path))
+
+
+def test_draws_are_unbiased(tiny_teacher):
+    teacher = load_teacher(str(tiny_teacher("bert")), attention="none")
+    ids, present = tokens(teacher, 1)
+    values = teacher.run(ids, present).head_input[torch.from_numpy(present)][:3].repeat(2000, 1)
+    uniform = np.random.default_rng(0).random((len(values), 10))
+    draws, _ = sampled_logits(teacher.decoder, values, uniform)
+    want = (
+        torch.nn.functional.linear(values[:3], teacher.decoder.weight, teacher.decoder.bias)
+        .softmax(-1)
+        .detach()
+    )
+    for row in range(3):
+        share = np.bincount(draws[row::3].ravel(), minlength=teacher.vocabulary) / 20_000
+        np.testing.assert_allclose(share, want[row], atol=0.02)
+
+
+def test_layer_words():
+    assert layer_groups("mean", 3) == {"mean": [1, 2, 3]}
+    assert layer_groups("groups:2,layer:0", 4) == {
+        "groups2.0": [1, 2],
+        "groups2.1": [3, 4],
+        "layer0": [0],
+    }
+    assert layer_groups("none", 4) == {}
+    for wrong in ("groups:3", "layer:5", "middle", "groups:0"):
+        with pytest.raises(UserError, match=wrong):
+            layer_groups(wrong, 4)
+
+
+def test_batches_hold_every_row_once_and_keep_to_the_budget():
+    lengths = np.random.default_rng(0).integers(3, 200, 500)
+    batches = length_batches(lengths, 1000)
+    assert sorted(np.concatenate(batches)) == list(range(500))
+    assert all(len(b) == 1 or len(b) * lengths[b].max() <= 1000 for b in batches)
+    assert [len(b) for b in length_batches([5000, 3], 1000)] == [1, 1]
+
+
+def test_stored_tokenizer_has_no_leftovers_of_a_call(tiny_teacher):
+    teacher = load_teacher(str(tiny_teacher("bert")), attention="none")
+    teacher.tokenizer(["a b c"], truncation=True, max_length=4, padding=True)
+    stored = json.loads(teacher.files()["tokenizer.json"])
+    assert stored["truncation"] is None and stored["padding"] is None

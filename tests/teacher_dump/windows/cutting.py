@@ -1,0 +1,12 @@
+"""The windows of one text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from teacher_dump.corpus.documents import Document
+from teacher_dump.windows.window import Window, iter_windows
+
+
+def cut_windows(text: str, tokenizer: Any, max_length: int, stride: int = 0) -> list[Window]:
+    return list(iter_windows([Document(text, "", 0)], tokenizer, max_length, stride))

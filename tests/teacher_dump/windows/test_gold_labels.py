@@ -1,0 +1,176 @@
+"""Gold labels and tags: read from every kind of corpus, and put into the teacher's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import TaskSpec, UserError
+from teacher_dump.corpus.documents import Corpus, CorpusError
+from teacher_dump.corpus.iob import BEGINNING, is_iob
+from teacher_dump.corpus.labelled_text import Gold
+from teacher_dump.windows.gold_labels import Labels
+from teacher_dump.windows.window import Document, iter_windows
+from tests.teacher_dump.corpus.corpora import TEXTS, write_table
+
+TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
+MOODS = ("negative", "positive", "neither")
+TAGS = ("O", "B-PER", "I-PER")
+
+
+@pytest.mark.parametrize("suffix", TABLES)
+def test_labels(tmp_path: Path, suffix: str) -> None:
+    """By name or number; with the labels named, the other column of text is the text."""
+    cells = ["good", "bad", "", "good", "1"]
+    rows = [{"s": text, "mood": cell} for text, cell in zip(TEXTS, cells, strict=True)]
+    path = write_table(tmp_path / f"a{suffix}", rows)
+    lines = tmp_path / "b.txt"
+    lines.write_text("one more\n")
+    corpus = Corpus.open([str(path), str(lines)], label_column="mood")
+    golds = [document.gold and document.gold.label for document in corpus]
+    assert golds == ["good", "bad", None, "good", "1", None]
+    assert [document.text for document in corpus] == [*TEXTS, "one more"]
+    corpus.check()
+    assert set(corpus.met("classification")) == {"good", "bad", "1"}
+    assert str(path) in corpus.met("classification")["bad"] and corpus.met("tagging") == {}
+    assert corpus.identity()["label_column"] == "mood"
+    with pytest.raises(CorpusError, match=r"no column 'x' of labels; its columns are 's', 'mood'"):
+        list(Corpus.open([str(path)], "s", "x"))
+    with pytest.raises(CorpusError, match="holds the text"):
+        Corpus.open([str(path)], "s", "s")
+
+
+def test_labels_of_numbers(tmp_path: Path) -> None:
+    for suffix in (".jsonl", ".parquet"):
+        rows = [{"text": "a", "y": y} for y in (1.0, None, 0.0, float("nan"))]
+        path = write_table(tmp_path / f"a{suffix}", rows)
+        corpus = Corpus.open([str(path)], label_column="y")
+        assert [d.gold and d.gold.label for d in corpus] == ["1", None, "0", None]
+        bad = write_table(tmp_path / f"b{suffix}", [{"text": "a", "y": 1}, {"text": "b", "y": 2}])
+        assert [d.gold and d.gold.label for d in Corpus.open([str(bad)], None, "y")] == ["1", "2"]
+    half = write_table(tmp_path / "c.parquet", [{"text": "a", "y": 0.5}])
+    with pytest.raises(CorpusError, match="row 1: expected a label in column 'y', .* float 0.5"):
+        list(Corpus.open([str(half)], None, "y"))
+
+
+def test_tags_of_words(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text('# id = 1\n"\tO\nČo\tB-PER\n.\t\n\nno\tO\n', encoding="utf-8")
+    corpus = Corpus.open([str(path)])
+    one, two = corpus
+    assert one.gold and two.gold and one.gold.tags == ((0, 1, "O"), (2, 4, "B-PER"))
+    assert two.gold.tags == ((0, 2, "O"),)
+    corpus.check()
+    assert corpus.met("tagging") == {"O": f"{path}, line 2", "B-PER": f"{path}, line 3"}
+
+
+def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
+    """A step from a word without a tag is not known; labels that are not IOB have no order."""
+    path = tmp_path / "a.tsv"
+    path.write_text("a\tI-PER\nb\tB-PER\nc\t\nd\tI-PER\n\ne\tO\nf\t2\n", encoding="utf-8")
+    corpus = Corpus.open([str(path)])
+    corpus.check()
+    steps = corpus.steps()
+    assert steps == {
+        (BEGINNING, "I-PER"): f"{path}, line 1",
+        ("I-PER", "B-PER"): f"{path}, line 2",
+        (None, "I-PER"): f"{path}, line 4",
+        (BEGINNING, "O"): f"{path}, line 6",
+        ("O", "2"): f"{path}, line 7",
+    }
+    labels = Labels(TaskSpec("tagging", TAGS), "t")
+    with pytest.raises(UserError, match="line 1: tag 'I-PER' stands at the beginning of a sent"):
+        labels.check({}, steps)
+    del steps[BEGINNING, "I-PER"]
+    with pytest.raises(UserError, match="line 7: tag 'I-PER' stands after 'O', .* write B-PER"):
+        labels.check({}, steps)  # by its number
+    labels.check({}, {step: where for step, where in steps.items() if "O" not in step})
+    for others in (("O", "I-PER", "2"), ("O", "I-PER"), (*TAGS, "NOUN")):
+        assert not is_iob(others)
+    Labels(TaskSpec("tagging", ("O", "I-PER", "B-PER", "2")), "t").check({}, steps)
+    later = Labels(TaskSpec("tagging", ("X", *TAGS), "X"), "t")
+    with pytest.raises(UserError, match="tag 'I-PER' stands after 'O'"):
+        later.check({}, {("O", "I-PER"): "a"})
+    for word in ("X", "0"):  # no word's tag
+        with pytest.raises(UserError, match=f"a: .* no tag '{word}'; it has O, B-PER, I-PER;"):
+            later.check({word: "a"}, {})
+
+
+def spans_of(words: list[str]) -> list[tuple[int, int]]:
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    return [(int(end) - len(word), int(end)) for word, end in zip(words, ends, strict=True)]
+
+
+ALPHABET = st.text(st.sampled_from("abcdo 'x-é東京🙂\u0301\u200b"), min_size=1, max_size=12)
+TAGGED = st.lists(st.tuples(ALPHABET, st.sampled_from(("", "-1", *TAGS))), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@given(sentence=TAGGED, size=st.integers(8, 24))
+def test_laws_of_tags(make_tokenizer: Any, kind: str, sentence: list[Any], size: int) -> None:
+    """Each tag is that of a word whose first piece the token is; no word has two."""
+    spans = spans_of([word for word, _ in sentence])
+    gold = Gold(tags=tuple((*s, tag) for s, (_, tag) in zip(spans, sentence, strict=True) if tag))
+    document = Document(" ".join(word for word, _ in sentence), "x", 0, gold)
+    labels = Labels(TaskSpec("tagging", TAGS), "t")
+    words: set[int] = set()
+    for window in labels.numbered(iter_windows([document], make_tokenizer(kind), size)):
+        assert window.numbers is not None and len(window.numbers) == len(window.ids)
+        covered = window.document_begin
+        for (begin, end), special, tag in zip(
+            window.offsets + window.document_begin, window.special, window.numbers, strict=True
+        ):
+            if tag >= 0:
+                assert not special
+                touched = [i for i, (b, e) in enumerate(spans) if b < end and begin < e]
+                first = [i for i in touched if sentence[i][1] == TAGS[tag] and i not in words]
+                assert first and covered <= spans[first[0]][0]
+                words.add(first[0])
+            if end > begin:
+                covered = max(covered, end)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@given(sentence=TAGGED, size=st.integers(8, 24))
+def test_laws_of_later_pieces(
+    make_tokenizer: Any, kind: str, sentence: list[Any], size: int
+) -> None:
+    """Tags stand where they stood; every other piece that begins within a word whose tag is here,
+    and no other one, has the label of later pieces."""
+    spans = spans_of([word for word, _ in sentence])
+    gold = Gold(tags=tuple((*s, tag) for s, (_, tag) in zip(spans, sentence, strict=True) if tag))
+    document = Document(" ".join(word for word, _ in sentence), "x", 0, gold)
+    both = (TaskSpec("tagging", TAGS), TaskSpec("tagging", ("X", *TAGS), "X"))
+    plain, later = (
+        list(Labels(task, "t").numbered(iter_windows([document], make_tokenizer(kind), size)))
+        for task in both
+    )
+    for before, window in zip(plain, later, strict=True):
+        assert before.numbers is not None and window.numbers is not None
+        kept = before.numbers >= 0
+        np.testing.assert_array_equal(window.numbers[kept], before.numbers[kept] + 1)
+        assert not window.special[window.numbers == 0].any()
+        offsets = window.offsets + window.document_begin
+        here = [s for s, (_, tag) in zip(spans, sentence, strict=True)
+                if tag in TAGS and s[0] >= window.document_begin]  # fmt: skip
+        for (begin, end), special, number in zip(
+            offsets[~kept], window.special[~kept], window.numbers[~kept], strict=True
+        ):
+            inside = any(b <= begin < e for b, e in here)
+            assert number == (0 if inside and end > begin and not special else -1)
+
+
+def test_numbers_are_not_taken_for_names() -> None:
+    named = Labels(TaskSpec("classification", MOODS), "t")
+    assert [named.number(word, "x") for word in ("positive", "2", "-1")] == [1, 2, -1]
+    stars = Labels(TaskSpec("classification", ("1", "2", "3")), "t")
+    assert [stars.number(word, "x") for word in ("1", "3", "-1")] == [0, 2, -1]
+    with pytest.raises(UserError, match="x: the teacher t has no label '0'; it has 1, 2, 3"):
+        stars.number("0", "x")
+    signs = Labels(TaskSpec("classification", ("-1", "0", "1")), "t")
+    assert [signs.number(word, "x") for word in ("-1", "0", "1")] == [0, 1, 2]
