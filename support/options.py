@@ -16,6 +16,7 @@ Python. A field that was made without `option` is no option.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -48,7 +49,7 @@ class Range:
     def __contains__(self, number: float) -> bool:
         above = number > self.low if self.open_low else number >= self.low
         below = number < self.high if self.open_high else number <= self.high
-        return above and below and math.isfinite(number)
+        return above and below and -math.inf < number < math.inf
 
 
 POSITIVE = Range("a finite number above 0", low=0, open_low=True)
@@ -72,6 +73,7 @@ class Option:
     told_default: what --help says of a default that other things decide.
     repeated: it may be given several times; its field is a tuple.
     read: from a word (or a tuple of words, if repeated) to the value; raises UserError.
+    check: raises UserError for a value that choices and range cannot tell from a good one.
     flag: how the command line spells it, where that does not follow from the name.
     required: a command cannot do without it.
     """
@@ -83,6 +85,7 @@ class Option:
     told_default: str = ""
     repeated: bool = False
     read: Callable[[Any], Any] | None = None
+    check: Callable[[Any], None] | None = None
     flag: str = ""
     required: bool = False
 
@@ -127,9 +130,15 @@ def default_of(settings: type[Any], name: str) -> Any:
     return None if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+@functools.cache
+def _hints(settings: type[Any]) -> dict[str, Any]:
+    """Type hints of a dataclass, which are text that `typing` would evaluate each time."""
+    return typing.get_type_hints(settings)
+
+
 def _type_of(settings: type[Any], name: str) -> tuple[type[Any], bool]:
     """The plain type of an option, and whether it may be None."""
-    hint = typing.get_type_hints(settings)[name]
+    hint = _hints(settings)[name]  # type: ignore[arg-type]  # a class is hashable
     union = typing.get_origin(hint) in (typing.Union, UnionType)
     kinds = typing.get_args(hint) if union else (hint,)
     plain = next(kind for kind in kinds if kind is not NoneType)
@@ -157,6 +166,8 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
         problem = f"expected {about.within.expected}"
     if problem:
         raise UserError(f"{flag_of(name)} {_told(value)}: {problem}")
+    if about.check is not None:
+        about.check(value)
 
 
 EXPECTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
@@ -172,38 +183,46 @@ def _told(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def click_type(settings: type[Any], name: str) -> click.ParamType:
+def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     """How click reads a word of an option."""
     about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
     if about.choices:
         return click.Choice(about.choices)
     if kind is Path:
         return click.Path(path_type=Path)
-    numbers: dict[type[Any], click.ParamType] = {int: click.INT, float: click.FLOAT}
+    numbers: dict[type[Any], click.ParamType[Any]] = {int: click.INT, float: click.FLOAT}
     return numbers.get(kind, click.STRING)
 
 
-def click_option(settings: type[Any], name: str, **changes: Any) -> click.Option:
+def click_option(
+    settings: type[Any], name: str, *, varied: bool = False, **changes: Any
+) -> click.Option:
     """One option for click, with the default of its field; `changes` go over its arguments.
 
-    Its value for a command is as click reads it: `read_words` gives what the field takes.
+    Its value for a command is as click reads it: `read_words` gives what the field takes. A
+    `varied` option may be given several times, each time with another setting; it has no default,
+    and its help tells that of the field.
     """
     about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
     default = default_of(settings, name)
-    help = about.help + (f"  [default: {about.told_default}]" if about.told_default else "")
+    told = about.told_default
+    if varied and not told and not about.read and isinstance(default, (str, int, float)):
+        told = str(default)
+    help = about.help + (f"  [default: {told}]" if told else "")
     arguments: dict[str, Any] = {
         "type": click_type(settings, name),
         "help": help,
         "required": about.required,
-        "multiple": about.repeated,
+        "multiple": about.repeated or varied,
         "default": default,
-        "show_default": not about.told_default,
+        "show_default": not told,
     }
     spelt = about.flag or flag_of(name)
     if kind is bool:
         spelt = about.flag or f"{flag_of(name)}/--no-{flag_of(name)[2:]}"
-        arguments |= {"type": click.BOOL, "is_flag": True, "show_default": "/" in spelt}
-    if about.repeated or about.read or about.required:
+        shown = "/" in spelt and not told
+        arguments |= {"type": click.BOOL, "is_flag": True, "show_default": shown}
+    if about.repeated or about.read or about.required or varied:
         del arguments["default"]  # None would be a value that was given
     return click.Option([spelt, name], **arguments | changes)
 

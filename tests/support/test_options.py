@@ -22,6 +22,7 @@ from support.options import (
     SHARE,
     at_least,
     check_values,
+    click_option,
     click_options,
     default_of,
     option,
@@ -85,6 +86,50 @@ def test_help_tells_choices_and_defaults() -> None:
     assert CliRunner().invoke(_command(), []).exit_code == 2  # --store is required
 
 
+def test_a_varied_option_is_given_once_for_each_setting() -> None:
+    varied = [click_option(Settings, name, varied=True) for name in ("kind", "best", "loss")]
+
+    @click.command()
+    def command(**arguments: Any) -> None:
+        click.echo(repr(arguments))
+
+    command.params = [*varied]
+    words = "--kind match --kind span --no-best --best --loss kl=1,mlm=1 --loss mlm=1"
+    told = CliRunner().invoke(command, words.split()).output
+    assert told.strip() == repr(
+        {
+            "kind": ("match", "span"),
+            "best": (False, True),
+            "loss": ("kl=1,mlm=1", "mlm=1"),
+        }
+    )
+    assert set(eval(CliRunner().invoke(command, []).output).values()) == {()}
+    help = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    assert "Which. [default: span]" in help and "Keep the best. [default: False]" in help
+
+
+def _no_nose(parts: tuple[str, ...]) -> None:
+    if "nose" in parts:
+        raise UserError("--freeze nose: expected a part")
+
+
+@dataclass(frozen=True)
+class Checked:
+    freeze: tuple[str, ...] = option((), "Parts.", read=lambda w: tuple(w.split(",")),
+                                     check=_no_nose)  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+def test_an_option_with_a_check_of_its_own_is_refused_alike() -> None:
+    assert Checked(("head", "words")).freeze == ("head", "words")
+    with pytest.raises(UserError, match="^--freeze nose: expected a part$"):
+        Checked(("nose",))
+    with pytest.raises(UserError, match="^a.toml: --freeze nose: expected a part$"):
+        read_values(Checked, {"freeze": ["head", "nose"]}, "a.toml", {"freeze"})
+
+
 def test_toml_gives_what_python_gives() -> None:
     table = {"kind": "match", "rate": 1e-3, "steps": 2, "best": True, "loss": ["kl=1", "mlm=2"]}
     found = read_values(Settings, table, "a.toml", options_of(Settings))
@@ -100,6 +145,7 @@ def test_toml_gives_what_python_gives() -> None:
         ("rate", math.nan, "--rate nan: expected a finite number above 0"),
         ("share", 1.0, "--share 1: expected a share from 0 to below 1"),
         ("steps", 0, "--steps 0: expected at least 1"),
+        ("steps", -(10**400), f"--steps {-(10**400)}: expected at least 1"),
         ("steps", 1.5, "--steps 1.5: expected a whole number"),
         ("steps", True, "--steps True: expected a whole number"),
         ("steps", None, "--steps None: expected a whole number"),
