@@ -22,7 +22,7 @@ venv: .venv/dev.stamp
 
 .venv/base.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo 'installing into .venv: a few minutes the first time'
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -c constraints.txt -e '.[demo]'
 	touch $@
 
 .venv/dev.stamp: .venv/base.stamp

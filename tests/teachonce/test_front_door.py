@@ -1,0 +1,70 @@
+"""What `teachonce` exports is there, documented, and what the packages themselves have."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import align
+import store
+import teachonce
+
+NAMES = [name for name in dir(teachonce) if name != "__version__"]
+PROMISED = {
+    *("open_store", "FeatureStore", "Record", "Batch", "StoreError", "UserError"),
+    *("Features", "StoreWriter", "Vocabulary", "VocabularyMap", "Alignment"),
+    *("align_match", "align_span", "align_reduce", "FlatText", "Tokens"),
+    *("TrainOptions", "train", "run", "DumpOptions", "dump", "__version__"),
+}
+
+
+def test_all_that_is_promised_is_there() -> None:
+    assert set(dir(teachonce)) >= PROMISED | set(store.__all__) | set(align.__all__)
+    assert teachonce.__all__ == dir(teachonce)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_documented_and_the_object_of_its_package(name: str) -> None:
+    found = getattr(teachonce, name)
+    assert found is getattr(import_module(inspect.getmodule(found).__name__), name)  # type: ignore[union-attr]
+    assert found.__module__.split(".")[0] in ("align", "store", "support", "student_train",
+                                              "teacher_dump")  # fmt: skip
+    told = inspect.getdoc(found)
+    # A dataclass without a docstring is given its own signature as one.
+    assert told and not told.startswith(f"{name}(")
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert teachonce.__version__ == version("teachonce")
+
+
+def test_names_are_imported_when_they_are_used() -> None:
+    program = """
+import sys
+import teachonce
+heavy = ("torch", "transformers", "zarr", "store", "student_train", "teacher_dump")
+assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)
+from teachonce import align_span, open_store
+assert not {"torch", "transformers"} & set(sys.modules)
+from teachonce import TrainOptions, train
+from student_train.train.loop import train as theirs
+assert train is theirs and "torch" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'teachonce' has no attribute 'trian'"):
+        teachonce.trian  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_the_front_door_holds_nothing_of_its_own() -> None:
+    stub = ast.parse(Path(teachonce.__file__).with_suffix(".pyi").read_text("utf-8"))
+    assert {type(statement) for statement in stub.body} == {ast.ImportFrom, ast.AnnAssign}
