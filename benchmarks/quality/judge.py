@@ -13,9 +13,9 @@ from downstream.tasks.probe import linear_probe
 from downstream.tasks.tagging import PartsOfSpeech
 from store import FeatureStore
 from student_train.data.stream import split_blocks
-from student_train.losses.distiller import Distiller
 from student_train.output.run import make_collator
 from student_train.settings.options import TrainOptions
+from student_train.train.distiller import Distiller
 from student_train.train.evaluate import evaluate
 
 Tags = tuple[Path, Path]  # word<TAB>tag files to train and to score on

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from student_train.data.encoded import Encoded
 from student_train.data.pooling import MapPooling, Runs
-from student_train.data.targets import LogitTargets, TaskTargets
+from student_train.data.targets import TaskTargets
+from student_train.losses.logits import LogitTargets
 
 
 @dataclass(frozen=True)

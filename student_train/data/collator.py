@@ -28,9 +28,10 @@ from student_train.data.cache import Resident, Streamed
 from student_train.data.encoded import Encoded, TeacherMaps, TeacherStates
 from student_train.data.masking import IGNORED, MaskedTokens, Masker
 from student_train.data.pooling import MapPooling, Runs
-from student_train.data.targets import LogitTargets, TargetReader, TaskTargets, first_pieces
+from student_train.data.targets import TargetReader, TaskTargets, first_pieces
 from student_train.data.token_cache import token_table, tokenize
-from student_train.losses import formulas
+from student_train.losses.logits import LogitTargets
+from student_train.losses.registry import features_of, losses_for
 from student_train.settings.options import TrainOptions
 from support.errors import UserError
 
@@ -81,7 +82,7 @@ class Collator:
         return other
 
     def _serve(self, options: TrainOptions) -> None:
-        names = set(options.loss)
+        losses = losses_for(self.task is not None, options.loss)
         self.masker = Masker(
             self.student_tokenizer.mask_token_id,
             len(self.student_tokenizer),
@@ -91,11 +92,8 @@ class Collator:
             if options.mask_words == "rare" and self.table
             else None,
         )
-        self.wanted = formulas.features_of(names, self.task is not None)
-        self.wants_normalised = bool(names & set(formulas.OF_NORMALISED))
-        self.wants_states = bool(names & set(formulas.OF_RAW))
-        self.wants_sentences = bool(names & set(formulas.OF_SENTENCE))
-        self.wants_teacher = bool(names - {"mlm"})
+        self.wanted = features_of(losses)
+        self.read_of_teacher = {loss.teacher for loss in losses} - {"nothing"}
         self.masked_only = options.targets == "masked"
 
     def features(self) -> list[str]:
@@ -113,7 +111,7 @@ class Collator:
         masked = np.flatnonzero(read.labels != IGNORED)
         try:
             taught = (
-                self._distillation(batch, native, read, view, key) if self.wants_teacher else None
+                self._distillation(batch, native, read, view, key) if self.read_of_teacher else None
             )
         except AlignmentError as error:  # tokens that are not those of the store's texts
             raise StoreError(f"the store cannot be learnt from: {error}; {VERIFY}") from error
@@ -170,10 +168,11 @@ class Collator:
     def _encoded(self, batch: Batch, view: int, runs: np.ndarray) -> Encoded:
         """What is decoded on the device, of half-open runs [G,2] of the teacher's tokens."""
         pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
-        if self.wants_normalised or self.wants_states:
+        read = self.read_of_teacher
+        if {"normalised", "raw"} & read:
             tokens = Runs.of(runs)
             pooled = self.source.states(batch, view, tokens.member.numpy(), tokens.begin)
-        if self.wants_sentences:
+        if "sentence" in read:
             first = batch.start[:-1]
             sentences = self.source.states(batch, view, first, torch.arange(len(first)))
         maps = None
@@ -187,8 +186,8 @@ class Collator:
                 MapPooling.of(runs, batch.start),
             )
         return Encoded(
-            pooled if self.wants_normalised else {},
-            pooled if self.wants_states else {},
+            pooled if "normalised" in read else {},
+            pooled if "raw" in read else {},
             sentences,
             maps,
         )

@@ -10,22 +10,9 @@ from torch import Tensor
 
 from align import VocabularyMap
 from store import Logits
+from student_train.losses.logits import LogitTargets
 
 HEAD_KEPT = 256  # logits kept of the slice that the head tier gives; the others join the rest
-
-
-@dataclass(frozen=True)
-class LogitTargets:
-    """What G aligned runs should predict.
-
-    Slots that are not `valid` hold a valid piece's id and -inf.
-    """
-
-    ids: Tensor  # int64 [G,K] student pieces, each at most once among the valid ones of a row
-    logprobs: Tensor  # float32 [G,K]
-    valid: Tensor  # bool [G,K]
-    rest: Tensor  # float32 [G] log of the probability of everything else
-    log_partition: Tensor  # float32 [G] of the teacher's logits
 
 
 @dataclass(frozen=True)

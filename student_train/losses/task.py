@@ -1,6 +1,7 @@
-"""Losses over the classes of a task: pure functions of student logits and what the teacher gave.
+"""Losses of logits over the classes of a task, against the teacher's or gold labels.
 
-Shape letters: G texts of a classification, or tagged tokens; C classes or tags.
+Shape letters: G texts of a classification, or tagged tokens; C classes or tags. Each is zero, with
+a gradient, where there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 NO_LABEL = -1
-LEAST = 1e-6  # probability: log odds of 0 and 1 are infinite
+LEAST = 1e-6  # the least probability, and 1 less this the greatest: log odds of 0 are infinite
 
 
 def ce(logits: Tensor, gold: Tensor) -> Tensor:
-    """Cross-entropy of logits [G,C] against gold labels [G], mean over those that are not -1.
-
-    Zero, with a gradient, where there is none.
-    """
+    """Cross-entropy in nats of logits [G,C] against gold labels int64 [G], mean over those that are
+    not -1."""
     labelled = gold != NO_LABEL
     if not labelled.any():
         return logits.sum() * 0.0
@@ -25,7 +24,10 @@ def ce(logits: Tensor, gold: Tensor) -> Tensor:
 
 
 def kl(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student) of logits [G,C], mean over G (Hinton et al. 2015, eq. 1-4)."""
+    """T^2 KL(teacher || student) in nats of logits [G,C], mean over G.
+
+    (Hinton et al. 2015, eq. 1-4.)
+    """
     if len(logits) == 0:
         return logits.sum() * 0.0
     log_q = functional.log_softmax(logits.float() / temperature, dim=1)
@@ -52,7 +54,7 @@ def log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def hard(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Cross-entropy of logits [G,C] against the teacher's best class, mean over G."""
+    """Cross-entropy in nats of logits [G,C] against the teacher's best class, mean over G."""
     if len(logits) == 0:
         return logits.sum() * 0.0
     return functional.cross_entropy(logits.float(), teacher.argmax(dim=1))

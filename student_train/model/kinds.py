@@ -266,6 +266,12 @@ def has_attention(student: PreTrainedModel) -> bool:
     return bool(getattr(student.config, "num_attention_heads", 0))
 
 
+def head_of(student: PreTrainedModel) -> str:
+    """`mlm` of a masked LM, or the kind of the task that a student is for."""
+    models = _kind(student).models
+    return next(head for head, model in models.items() if isinstance(student, model))
+
+
 def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
     """LM-head logits [M,V] of flat last states [M,D] of a masked LM."""
     return _kind(student).lm(student, states)

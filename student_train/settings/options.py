@@ -108,15 +108,15 @@ class TrainOptions:
         """Refuse, in one line, what cannot work whatever the store is. For resolved options."""
         import torch
 
-        from student_train.losses import formulas
+        from student_train.losses.registry import loss_names
 
         if self.steps is not None and self.epochs is not None:
             raise UserError("--steps and --epochs contradict each other: give one")
         if not self.loss or not all(0 < weight < math.inf for weight in self.loss.values()):
             raise UserError("--loss: at least one loss, each with a weight above 0")
         for name in self.loss:
-            if name not in formulas.NAMES:
-                raise UserError(f"--loss {name}: unknown; there are {', '.join(formulas.NAMES)}")
+            if name not in loss_names():
+                raise UserError(f"--loss {name}: unknown; there are {', '.join(loss_names())}")
         for name, wanted in (("--schedule plateau", self.schedule == "plateau"),
                              ("--best", self.best)):  # fmt: skip
             if wanted and not self.held_out:

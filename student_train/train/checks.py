@@ -11,7 +11,7 @@ from store import FeatureStore
 from student_train.data.cache import check_cache
 from student_train.data.gold_labels import has_gold
 from student_train.data.stream import split_blocks, view_of
-from student_train.losses import formulas
+from student_train.losses.registry import LOSSES, features_of, losses_for
 from student_train.model.kinds import Shape, parse_student
 from student_train.model.start import other_teacher
 from student_train.settings.options import TrainOptions
@@ -29,7 +29,7 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
     for each in (store, *others):
         _check_labels(store, each)
         _check_store(options, each, shape)
-    kinds = set(formulas.features_of(options.losses(), store.features.task is not None))
+    kinds = set(features_of(losses_for(store.features.task is not None, options.losses())))
     needs = [(each, kinds, _views(options, each)) for each in (store, *others)]
     check_cache(options.cache, torch.device(options.device), needs)
 
@@ -53,14 +53,15 @@ def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
                 f"--recipe {needs['recipe']} reads masked views, and {store.path} has none; dump"
                 " with --views 2 or more, or let the teacher be unmasked (--view 0)"
             )
-        for kind, there, names in (
-            ("hidden", store.features.hidden, formulas.OF_HIDDEN),
-            ("attention", store.features.attention, ("attention",)),
+        read = features_of(losses_for(store.features.task is not None, used))
+        for kind, there in (
+            ("hidden", store.features.hidden),
+            ("attention", store.features.attention),
         ):
             wanted = needs.get(kind, "")
             sort, _, number = wanted.partition(":")
             first = f"groups{number}." if sort == "groups" else sort
-            if wanted and used & set(names) and not any(name.startswith(first) for name in there):
+            if wanted and kind in read and not any(name.startswith(first) for name in there):
                 raise UserError(
                     f"--recipe {needs['recipe']} needs {kind} {wanted}, and {store.path} has"
                     f" {', '.join(there) or 'none'}; dump with --{kind} {wanted}, or give another"
@@ -111,11 +112,13 @@ def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> No
 
 def _check_task(options: TrainOptions, store: FeatureStore, held_out: np.ndarray) -> None:
     task, name = store.features.task, store.path
-    wrong = sorted(options.loss.keys() & ({"mlm"} if task else {"ce", "log-odds"}))
+    able = {loss.name for loss in losses_for(task is not None)}
+    wrong = sorted(options.loss.keys() - able)
     if wrong and task:
+        of_task = [loss.name for loss in LOSSES if loss.head == "task"]
         raise UserError(
-            f"--loss mlm: the teacher of {name} does {task.kind}, and so does its student, which"
-            f" has no masked-LM head; use {', '.join(formulas.OF_TASK)} or losses of hidden states"
+            f"--loss {wrong[0]}: the teacher of {name} does {task.kind}, and so does its student,"
+            f" which has no masked-LM head; use {', '.join(of_task)} or losses of hidden states"
         )
     if wrong:
         raise UserError(
@@ -138,31 +141,28 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: np.ndarray
 
 
 def _check_features(options: TrainOptions, store: FeatureStore) -> None:
-    has = {
-        "logits": (
-            bool(store.features.logits or store.features.task),
-            formulas.OF_LOGITS,
-            "them (--logits) with a teacher that has a head",
-        ),
-        "hidden states": (bool(store.features.hidden), formulas.OF_HIDDEN, "them (--hidden)"),
-        "attention maps": (bool(store.features.attention), ("attention",), "them (--attention)"),
+    features, where = store.features, store.path
+    has = {  # "task" is there wherever a loss reads it
+        "logits": (features.logits, "logits", "them (--logits) with a teacher that has a head"),
+        "hidden": (features.hidden, "hidden states", "them (--hidden)"),
+        "attention": (features.attention, "attention maps", "them (--attention)"),
     }
-    for feature, (there, names, how) in has.items():
-        for name in set(names) & set(options.loss):
-            if not there:
-                raise UserError(
-                    f"--loss {name}: {store.path} holds no {feature}; dump {how}, or choose"
-                    " another loss"
-                )
-    spec = store.features.logits
-    for name in set(formulas.OF_LOGITS) & set(options.loss):
-        if spec and spec.next_token:
+    spec = features.logits
+    for loss in losses_for(features.task is not None, options.loss):
+        there, what, how = has.get(loss.feature or "", (True, "", ""))
+        if not there:
             raise UserError(
-                f"--loss {name}: the logits of {store.path} are of the token after each, as a"
+                f"--loss {loss.name}: {where} holds no {what}; dump {how}, or choose another loss"
+            )
+        if spec and spec.next_token and loss.feature == "logits":
+            raise UserError(
+                f"--loss {loss.name}: the logits of {where} are of the token after each, as a"
                 " causal teacher gives them, and students are masked LMs; use mlm and hidden"
             )
-    if spec and spec.tier == "sample" and "logit" in options.loss:
-        raise UserError("--loss logit: the store keeps random draws, which have no logits; use kl")
+        if spec and spec.tier == "sample" and loss.teacher == "logits":
+            raise UserError(
+                f"--loss {loss.name}: the store keeps random draws, which have no logits; use kl"
+            )
     plain = view_of(0, store.features, options.view) == 0
     if options.mask_words == "rare" and not plain:
         raise UserError(
@@ -181,13 +181,18 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
 
 
 def _check_groups(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:
-    if "attention" in options.loss and not shape.heads:
+    losses = losses_for(store.features.task is not None, options.loss)
+    mapped = [loss.name for loss in losses if loss.student == "maps"]
+    if mapped and not shape.heads:
         raise UserError(
-            f"--loss attention: --student {options.student} has no attention maps; choose HxLxA, or"
-            " another loss"
+            f"--loss {mapped[0]}: --student {options.student} has no attention maps; choose HxLxA,"
+            " or another loss"
         )
-    compared = [*(store.features.hidden if set(formulas.OF_RUNS) & set(options.loss) else ())]
-    compared += store.features.attention if "attention" in options.loss else ()
+    compared: list[str] = []
+    if any(loss.student == "runs" for loss in losses):
+        compared += store.features.hidden
+    if mapped:
+        compared += store.features.attention
     for name in compared:
         if name.startswith("groups") and shape.layers % int(name[6:].split(".")[0]):
             raise UserError(

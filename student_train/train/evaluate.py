@@ -12,9 +12,10 @@ from student_train.data.batch import StudentBatch
 from student_train.data.collator import Collator
 from student_train.data.stream import view_of
 from student_train.data.targets import TaskTargets
-from student_train.losses.distiller import Distiller
+from student_train.losses.registry import losses_for
 from student_train.losses.task import NO_LABEL
 from student_train.settings.options import TrainOptions
+from student_train.train.distiller import Distiller
 
 Measured = tuple[dict[str, torch.Tensor], torch.Tensor | None]
 """Losses by name, and the logits of a task; see `Distiller.measured`."""
@@ -43,6 +44,8 @@ def evaluate(
     was_training = distiller.training
     distiller.eval()
     device = next(distiller.parameters()).device
+    losses = losses_for(distiller.for_task, options.loss)
+    of_gold = {loss.name for loss in losses if loss.teacher == "gold"}
     sums: dict[str, float] = {}
     nats = masked = characters = count = labels = 0.0
     judged: list[tuple[torch.Tensor, TaskTargets]] = []
@@ -64,7 +67,7 @@ def evaluate(
         labelled = int((taught.gold != NO_LABEL).sum()) if taught else 0
         labels += labelled
         for name, value in found.items():
-            share = labelled if name == "ce" else 1
+            share = labelled if name in of_gold else 1
             sums[name] = sums.get(name, 0.0) + float(value) * share
         if "mlm" in found:
             nats += float(found["mlm"]) * len(batch.labels)
@@ -73,9 +76,9 @@ def evaluate(
         if taught and logits is not None:
             judged.append((logits, taught))
     distiller.train(was_training)
-    means = {name: value / count for name, value in sums.items() if name != "ce"}
-    if labels and "ce" in sums:
-        means["ce"] = sums["ce"] / labels
+    means = {name: value / count for name, value in sums.items() if name not in of_gold}
+    if labels:
+        means |= {name: value / labels for name, value in sums.items() if name in of_gold}
     if masked:
         means["mlm"] = nats / masked
     result = {f"valid_{name}": value for name, value in means.items()}

@@ -24,10 +24,10 @@ from student_train.data.collator import word_begins
 from student_train.data.gold_labels import has_gold
 from student_train.data.stream import split_blocks
 from student_train.losses import task
-from student_train.losses.distiller import Distiller
 from student_train.output.run import prepare, run
 from student_train.settings.options import TrainOptions
 from student_train.sweep import main as sweep
+from student_train.train.distiller import Distiller
 from tests.end_to_end.support import dumped, ok, refused, says
 from tests.teacher_dump.windows.test_gold_labels import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from student_train.data.pooling import MapPooling, Runs
 from student_train.data.targets import fold
-from student_train.losses import formulas
+from student_train.losses import logits as of_logits
+from student_train.losses import states
 
 G, V_TEACHER, V_STUDENT = 6, 40, 12
 
@@ -60,7 +61,7 @@ def test_kl_is_that_of_the_grouped_distributions(temperature):
         p, outcome = (x ** (1 / temperature) for x in (p, outcome))
         p, outcome = p / p.sum(), outcome / outcome.sum()
         want.append((p * (p / outcome).log()).sum() * temperature**2)
-    assert formulas.kl(logits, targets, temperature).item() == pytest.approx(
+    assert of_logits.kl(logits, targets, temperature).item() == pytest.approx(
         torch.stack(want).mean().item(), rel=1e-4
     )
 
@@ -72,9 +73,9 @@ def test_kl_is_zero_for_the_same_distribution_and_has_finite_gradients():
     same = torch.zeros(G, V_TEACHER)
     rng = np.random.default_rng(1)
     same += torch.from_numpy(rng.normal(0, 3, (G, V_TEACHER))).float()
-    assert formulas.kl(same, targets, 2.0).item() == pytest.approx(0, abs=1e-5)
+    assert of_logits.kl(same, targets, 2.0).item() == pytest.approx(0, abs=1e-5)
     sure = (same * 100).requires_grad_()
-    formulas.kl(sure, targets, 2.0).backward()
+    of_logits.kl(sure, targets, 2.0).backward()
     assert torch.isfinite(sure.grad).all()
 
 
@@ -83,7 +84,7 @@ def test_draws_without_a_rest_give_finite_losses():
     shares = np.exp(logprobs) / np.exp(logprobs).sum(1, keepdims=True)
     targets, _ = fold(ids, np.log(shares), np.full(G, -np.inf), log_partition, np.arange(V_TEACHER))
     logits = torch.randn(G, V_TEACHER, requires_grad=True)
-    loss = formulas.kl(logits, targets, 1.0)
+    loss = of_logits.kl(logits, targets, 1.0)
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(logits.grad).all()
 
@@ -94,14 +95,14 @@ def test_logit_and_hard_losses():
     targets, some = fold(ids, logprobs, rest, log_partition, vocabulary)
     teacher_logits = np.random.default_rng(3).normal(0, 3, (G, V_TEACHER))[some][:, :V_STUDENT]
     same = torch.from_numpy(teacher_logits).float()
-    assert formulas.logit(same, targets).item() == pytest.approx(0, abs=1e-4)
-    assert formulas.logit(same + 1, targets).item() == pytest.approx(1, abs=1e-3)
+    assert of_logits.logit(same, targets).item() == pytest.approx(0, abs=1e-4)
+    assert of_logits.logit(same + 1, targets).item() == pytest.approx(1, abs=1e-3)
     best = targets.ids[:, :1].clone()
     for row in range(len(best)):
         valid = targets.valid[row]
         best[row] = targets.ids[row][valid][targets.logprobs[row][valid].argmax()]
     want = torch.nn.functional.cross_entropy(same, best[:, 0])
-    assert formulas.hard(same, targets).item() == pytest.approx(want.item(), rel=1e-5)
+    assert of_logits.hard(same, targets).item() == pytest.approx(want.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("how", ["sum", "mean"])
@@ -128,7 +129,7 @@ def test_pooling_maps_adds_up_what_is_attended_and_averages_who_asks():
 
 def test_a_batch_without_masked_tokens_or_runs_has_a_zero_loss_with_a_gradient():
     logits = torch.zeros(0, 5, requires_grad=True)
-    loss = formulas.mlm(logits, torch.zeros(0, dtype=torch.long)) + formulas.hidden(
+    loss = of_logits.mlm(logits, torch.zeros(0, dtype=torch.long)) + states.hidden(
         torch.zeros(0, 4), torch.zeros(0, 4)
     )
     loss.backward()
@@ -138,15 +139,15 @@ def test_a_batch_without_masked_tokens_or_runs_has_a_zero_loss_with_a_gradient()
 def test_losses_of_states_are_their_formulas():
     student, teacher = torch.randn(2, G, 5, generator=torch.Generator().manual_seed(3)).unbind()
     gap = (student - teacher).numpy()
-    assert formulas.hidden(student, teacher).item() == pytest.approx((gap**2).mean(), rel=1e-5)
+    assert states.hidden(student, teacher).item() == pytest.approx((gap**2).mean(), rel=1e-5)
     summed = (gap**2).sum(1).mean()
-    assert formulas.hidden_sum(student, teacher).item() == pytest.approx(summed, rel=1e-5)
+    assert states.hidden_sum(student, teacher).item() == pytest.approx(summed, rel=1e-5)
     angle = (student * teacher).sum(1) / (student.norm(dim=1) * teacher.norm(dim=1))
-    assert formulas.cosine(student, teacher).item() == pytest.approx(
+    assert states.cosine(student, teacher).item() == pytest.approx(
         1 - angle.mean().item(), rel=1e-5
     )
     p, gelu = teacher.softmax(1), torch.nn.functional.gelu(student)
     squared = ((gelu - teacher) ** 2).mean().item()
-    assert formulas.hidden_gelu(student, teacher).item() == pytest.approx(squared, rel=1e-5)
+    assert states.hidden_gelu(student, teacher).item() == pytest.approx(squared, rel=1e-5)
     divergence = (p * (p.log() - gelu.log_softmax(1))).sum(1).mean().item()
-    assert formulas.hidden_kld(student, teacher).item() == pytest.approx(divergence, rel=1e-4)
+    assert states.hidden_kld(student, teacher).item() == pytest.approx(divergence, rel=1e-4)

@@ -20,7 +20,7 @@ from transformers import (
 
 from store import FeatureStore
 from store.format.features import TaskSpec
-from student_train.losses import formulas
+from student_train.losses.registry import losses_for
 from student_train.model.kinds import (
     KINDS,
     Shape,
@@ -84,7 +84,9 @@ def read(model: PreTrainedModel, tokenizer: Any) -> tuple[Tensor, Tensor, Tensor
 def test_trained_under_every_loss(
     kind: str, align: str, store: FeatureStore, tmp_path: Path
 ) -> None:
-    names = ["mlm", *formulas.OF_LOGITS, *formulas.OF_RUNS]
+    names = [
+        loss.name for loss in losses_for(task=False) if loss.student in ("masked", "pieces", "runs")
+    ]
     names += ["attention"] if parse_student(named(kind)).heads else []
     options = TrainOptions(
         store=str(store.path),

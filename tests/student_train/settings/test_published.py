@@ -13,11 +13,11 @@ import torch
 from store import open_store
 from student_train.cli import main as student_train
 from student_train.data.stream import student_batches
-from student_train.losses import formulas
-from student_train.losses.distiller import Distiller
+from student_train.losses.logits import kl
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.settings.recipe import all_recipes
+from student_train.train.distiller import Distiller
 from teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 
@@ -177,7 +177,7 @@ def test_under_reduce_outputs_of_pieces_are_summed(stores: dict[str, Path], pool
     logits = distiller.logits(read.last)
     pooled = torch.stack([getattr(logits[run], pool)(dim=0) for run in runs])
     found = distiller(batch)
-    want = formulas.kl(pooled, wanted.logits, options.temperature)
+    want = kl(pooled, wanted.logits, options.temperature)
     torch.testing.assert_close(found["kl"], want)
     own = wanted.runs.pool(torch.stack(read.states[1:]).mean(0), pool)
     (projection,) = distiller.projections.values()

@@ -11,11 +11,11 @@ import torch
 
 from store import FeatureStore, open_store
 from student_train.data.stream import split_blocks
-from student_train.losses.distiller import Distiller
 from student_train.output.run import prepare, run
 from student_train.settings.options import TrainOptions
 from student_train.settings.stages import chosen_blocks, group_of, stages_of
 from student_train.train.checks import check
+from student_train.train.distiller import Distiller
 from student_train.train.loop import train
 from support.errors import UserError
 

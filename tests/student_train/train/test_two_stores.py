@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM
 from store import FeatureStore, open_store
 from student_train.cli import main
 from student_train.data.targets import LogitTargets
-from student_train.losses import formulas
+from student_train.losses.logits import kl
 from student_train.output.run import make_collator, prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.lesson import Lesson
@@ -96,7 +96,7 @@ def test_the_mean_of_two_divergences_teaches_the_mean_distribution() -> None:
         kept = torch.ones(6, 9, dtype=torch.bool)
         targets = LogitTargets(ids, logprobs, kept, rest, torch.zeros(6))
         outcomes = torch.cat([logits, torch.zeros(6, 1)], dim=1)  # one piece more than is kept
-        (found,) = torch.autograd.grad(formulas.kl(outcomes, targets, 1.0), logits)
+        (found,) = torch.autograd.grad(kl(outcomes, targets, 1.0), logits)
         return found
 
     torch.testing.assert_close((slope(one) + slope(other)) / 2, slope((one + other) / 2))

@@ -1,0 +1,93 @@
+"""Losses of logits over a vocabulary, and the teacher's side of them.
+
+Shape letters: M masked tokens, G aligned runs, K kept logits, V student vocabulary. All losses are
+in nats but `logit`. Each is zero, with a gradient, where there is nothing to compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class LogitTargets:
+    """The teacher's distribution over student pieces, for each of G aligned runs.
+
+    Slots that are not `valid` hold a valid piece's id and -inf.
+    """
+
+    ids: Tensor  # int64 [G,K] student pieces, each at most once among the valid ones of a row
+    logprobs: Tensor  # float32 [G,K]
+    valid: Tensor  # bool [G,K]
+    rest: Tensor  # float32 [G] log of the probability of everything else
+    log_partition: Tensor  # float32 [G] of the teacher's logits
+
+
+def mlm(logits: Tensor, labels: Tensor) -> Tensor:
+    """Masked-LM cross-entropy of logits [M,V] against labels int64 [M], mean over M.
+
+    (BERT: Devlin et al. 2019, section 3.1.)
+    """
+    if len(labels) == 0:
+        return logits.sum() * 0.0
+    return functional.cross_entropy(logits.float(), labels)
+
+
+def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
+    """T^2 KL(teacher || student), mean over G, of logits [G,V] against kept log-probabilities [G,K]
+    and their rest [G].
+
+    Both sides are distributions over the same outcomes: the kept pieces, and one more for
+    everything else. Nothing is renormalised. The temperature softens these outcomes, p^(1/T), not
+    the single logits of the rest, which no store keeps (Hinton et al. 2015, eq. 1-4; the outcome
+    for everything else is the "ghost token" of sparse distillation).
+    """
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    student = _outcomes(logits.float(), targets)
+    teacher = torch.cat([targets.logprobs, targets.rest[:, None]], dim=1)
+    log_p = functional.log_softmax(teacher / temperature, dim=1)
+    log_q = functional.log_softmax(student / temperature, dim=1)
+    p = log_p.exp()
+    # Outcomes of probability zero add nothing; -inf - -inf must not become NaN.
+    terms = torch.where(p > 0, p * (log_p - log_q), torch.zeros_like(p))
+    return terms.sum(dim=1).mean() * temperature**2
+
+
+def _outcomes(logits: Tensor, targets: LogitTargets) -> Tensor:
+    """Student log-probabilities [G,K+1] of the kept pieces and of everything else."""
+    log_partition = logits.logsumexp(dim=1, keepdim=True)
+    kept = logits.gather(1, targets.ids) - log_partition
+    kept = kept.masked_fill(~targets.valid, -torch.inf)
+    rest = logits.scatter(1, targets.ids, -torch.inf).logsumexp(dim=1, keepdim=True) - log_partition
+    return torch.cat([kept, rest], dim=1)
+
+
+def logit(logits: Tensor, targets: LogitTargets) -> Tensor:
+    """Squared difference of student logits [G,V] and the teacher's, mean over all kept shared
+    pieces.
+
+    The teacher's logit is its log-probability plus its log-partition (Ba & Caruana 2014, eq. 1).
+    """
+    if not targets.valid.any():
+        return logits.sum() * 0.0
+    wanted = targets.logprobs + targets.log_partition[:, None]
+    return functional.mse_loss(
+        logits.float().gather(1, targets.ids)[targets.valid], wanted[targets.valid]
+    )
+
+
+def hard(logits: Tensor, targets: LogitTargets) -> Tensor:
+    """Cross-entropy of logits [G,V] against the teacher's best shared piece, mean over the runs
+    that have one."""
+    best = targets.logprobs.masked_fill(~targets.valid, -torch.inf).argmax(dim=1, keepdim=True)
+    has_one = targets.valid.any(dim=1)
+    if not has_one.any():
+        return logits.sum() * 0.0
+    return functional.cross_entropy(
+        logits.float()[has_one], targets.ids.gather(1, best)[has_one, 0]
+    )

@@ -1,0 +1,141 @@
+"""The losses that a student can learn by: one entry for each says all that other code asks of it.
+
+Losses are computed, and their projections drawn, in the order of the entries. That order decides
+the last bits of a student: insert a new entry beside its relatives, and move none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # `student-train --help` lists the losses and must not wait for torch
+    from torch import Tensor
+
+Teacher = Literal[
+    "nothing",  # the text alone
+    "gold",  # gold labels or tags
+    "classes",  # logits of the classes of a task
+    "distribution",  # probabilities of the vocabulary's pieces, kept or drawn
+    "logits",  # their logits, which random draws do not give
+    "normalised",  # states of aligned runs, normalised per channel with the store's calibration
+    "raw",  # states of aligned runs as they are
+    "sentence",  # the state of the first token, normalised per channel
+    "maps",  # attention between aligned runs
+]
+"""What a loss reads of a store."""
+
+Student = Literal[
+    "masked",  # vocabulary logits of the masked tokens
+    "pieces",  # vocabulary logits of aligned runs
+    "classes",  # logits of the classes of a task
+    "runs",  # pooled states of aligned runs
+    "sentence",  # the state that a text is classified by
+    "maps",  # attention between aligned runs
+]
+"""What a loss reads of the student."""
+
+FEATURES = ("hidden", "logits", "task", "attention")
+_FEATURE_OF: dict[Teacher, str] = {
+    "gold": "task",
+    "classes": "task",
+    "distribution": "logits",
+    "logits": "logits",
+    "normalised": "hidden",
+    "raw": "hidden",
+    "sentence": "hidden",
+    "maps": "attention",
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss.
+
+    name: as `--loss` calls it. A loss of a task and one of a vocabulary may share a name.
+    formula: module and function of this package. The function takes the student's side, the
+        teacher's side, of maps also which pairs of runs are present, and the temperature if
+        `tempered`. It gives a scalar with its own normaliser.
+    teacher, student: what it compares.
+    projection: when the student's states pass through a linear map to the teacher's width: never,
+        always, or only where the widths differ.
+    """
+
+    name: str
+    formula: str
+    teacher: Teacher
+    student: Student
+    projection: Literal["none", "always", "widths differ"] = "none"
+    tempered: bool = False
+
+    @property
+    def feature(self) -> str | None:
+        """The group of a store's features that it reads, one of `FEATURES`; None for no group."""
+        return _FEATURE_OF.get(self.teacher)
+
+    @property
+    def head(self) -> Literal["vocabulary", "task"] | None:
+        """The head that a student needs for it; None where any student has what it reads."""
+        if self.student in ("masked", "pieces"):
+            return "vocabulary"
+        return "task" if self.student == "classes" else None
+
+    @property
+    def measure(self) -> Callable[..., Tensor]:
+        """The formula as a function."""
+        module, _, function = self.formula.partition(".")
+        found: Callable[..., Tensor] = getattr(import_module(f"{__package__}.{module}"), function)
+        return found
+
+
+LOSSES = (
+    Loss("mlm", "logits.mlm", "nothing", "masked"),
+    Loss("hidden", "states.hidden", "normalised", "runs", "always"),
+    Loss("hidden-sum", "states.hidden_sum", "normalised", "runs", "always"),
+    Loss("hidden-gelu", "states.hidden_gelu", "normalised", "runs", "always"),
+    Loss("hidden-kld", "states.hidden_kld", "normalised", "runs", "always"),
+    Loss("cosine", "states.cosine", "raw", "runs", "widths differ"),  # Sanh et al. 2019
+    Loss("contrastive", "states.contrastive", "raw", "runs", "always"),
+    Loss("sentence", "states.hidden", "sentence", "sentence", "always"),
+    Loss("sentence-kld", "states.hidden_kld", "sentence", "sentence", "always"),
+    Loss("attention", "maps.attention", "maps", "maps"),
+    Loss("kl", "logits.kl", "distribution", "pieces", tempered=True),
+    Loss("logit", "logits.logit", "logits", "pieces"),
+    Loss("hard", "logits.hard", "distribution", "pieces"),
+    Loss("ce", "task.ce", "gold", "classes"),
+    Loss("kl", "task.kl", "classes", "classes", tempered=True),
+    Loss("logit", "task.logit", "classes", "classes"),
+    Loss("hard", "task.hard", "classes", "classes"),
+    Loss("log-odds", "task.log_odds", "classes", "classes"),
+)
+
+
+def loss_names() -> list[str]:
+    """Every name that `--loss` takes, each once."""
+    return list(dict.fromkeys(loss.name for loss in LOSSES))
+
+
+def losses_for(task: bool, names: Iterable[str] | None = None) -> list[Loss]:
+    """The losses of a student of a `task`, or else of a vocabulary, in their order: of `names`, or
+    all. Names that such a student cannot learn by are left out."""
+    other = "vocabulary" if task else "task"
+    wanted = None if names is None else set(names)
+    fit = (loss for loss in LOSSES if loss.head != other)
+    return [loss for loss in fit if wanted is None or loss.name in wanted]
+
+
+def features_of(losses: Iterable[Loss]) -> list[str]:
+    """The groups of a store's features that losses read, in the order of `FEATURES`."""
+    found = {loss.feature for loss in losses}
+    return [feature for feature in FEATURES if feature in found]
+
+
+def help_text() -> str:
+    """The names as `--help` lists them: of any student, of a vocabulary, of a task."""
+    of_any, of_vocabulary, of_task = (
+        ", ".join(loss.name for loss in LOSSES if loss.head == head)
+        for head in (None, "vocabulary", "task")
+    )
+    return f"{of_any}; of a vocabulary {of_vocabulary}; of a task {of_task}"

@@ -1,0 +1,207 @@
+"""The student in training: an ordinary transformers model, the projections that exist only while it
+is trained, and both sides of each loss."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from student_train.data.batch import Distillation, Inputs, StudentBatch
+from student_train.losses.registry import Loss, losses_for
+from student_train.model.kinds import (
+    class_logits,
+    head_of,
+    lm_logits,
+    sentence_states,
+    tag_logits,
+)
+from student_train.settings.options import TrainOptions
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What one forward pass gives: flat states [N,D] by layer (0 is the embeddings) and attention
+    maps [B,S,S] by layer, averaged over heads."""
+
+    states: list[Tensor]
+    maps: list[Tensor]
+    present: Tensor  # bool [B,S]
+
+    @property
+    def last(self) -> Tensor:
+        """States [N,D] of the last layer."""
+        return self.states[-1]
+
+
+class Distiller(nn.Module):
+    """A student, and a projection for each loss that needs one and each hidden state of a teacher.
+
+    `hidden` are the names of the teacher's states in the store, `width` is that of each.
+    """
+
+    def __init__(
+        self, student: PreTrainedModel, options: TrainOptions, hidden: tuple[str, ...], width: int
+    ) -> None:
+        super().__init__()
+        self.student, self.options = student, options
+        self.layers = student.config.num_hidden_layers
+        self.for_task: bool = head_of(student) != "mlm"
+        self.projections = nn.ModuleDict()
+        own = student.config.hidden_size
+        for loss in losses_for(self.for_task, options.losses()):
+            if loss.projection == "none" or (loss.projection == "widths differ" and own == width):
+                continue
+            for name in hidden:
+                self.projections[_key(loss, name)] = self._projection(own, width)
+
+    def _projection(self, own: int, width: int) -> nn.Linear:
+        linear = nn.Linear(own, width)
+        if self.options.projection == "frozen":
+            nn.init.kaiming_normal_(linear.weight)  # He et al. 2015, as in the published code
+            nn.init.zeros_(linear.bias)
+        return linear
+
+    def forward(self, batch: StudentBatch) -> dict[str, Tensor]:
+        """Unweighted losses by name, each a scalar with its own normaliser.
+
+        A loss is absent where the batch holds nothing to compare the student with.
+        """
+        return self.measured(batch)[0]
+
+    def measured(self, batch: StudentBatch) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The losses as `forward` gives them, and the logits [G,C] of a task; None without one."""
+        wanted = batch.distillation
+        assert wanted is None or wanted.encoded is None  # `StudentBatch.to` has decoded it
+        losses = losses_for(self.for_task, self.options.loss)
+        maps = any(loss.student == "maps" for loss in losses)
+        own = [loss for loss in losses if loss.student == "masked"]
+        found = dict[str, Tensor]()
+        second = None if wanted is None else wanted.inputs
+        if own or second is None:
+            read = self.encode(batch.inputs, maps)
+        for loss in own:
+            found[loss.name] = loss.measure(self.logits(read.last[batch.masked]), batch.labels)
+        if wanted is None:
+            return found, None
+        if second is not None:
+            read = self.encode(second, maps)
+        sides = _Sides(self, wanted, read)
+        for loss in losses:
+            pairs = sides.of(loss)
+            if loss.tempered:
+                pairs = [(*pair, self.options.temperature) for pair in pairs]
+            if pairs:  # the mean over the teacher's features
+                found[loss.name] = reduce(add, (loss.measure(*p) / len(pairs) for p in pairs))
+        return found, None if wanted.task is None else sides.classes
+
+    def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
+        """Student states [G,Ds] in the teacher's width [G,D] for the feature `name`; as they are
+        where the loss needs no projection."""
+        key = _key(loss, name)
+        return self.projections[key](states) if key in self.projections else states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """LM-head logits [M,V] of flat states [M,D]."""
+        return lm_logits(self.student, states)
+
+    def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
+        """One forward pass of the student; attention maps only where asked for."""
+        output = self.student.base_model(
+            input_ids=inputs.ids,
+            attention_mask=inputs.present.long(),
+            output_hidden_states=True,
+            output_attentions=maps,
+        )
+        states = [state[inputs.present] for state in output.hidden_states]
+        averaged = [m.mean(dim=1) for m in output.attentions] if maps else []
+        return Outputs(states, averaged, inputs.present)
+
+    def counterpart(self, values: list[Tensor], name: str) -> Tensor:
+        """The student's counterpart of a teacher feature, of values by layer: the mean of all
+        layers, of group i of N, or the last layer."""
+        if name == "mean":
+            return torch.stack(values).mean(dim=0)
+        group = re.fullmatch(r"groups(\d+)\.(\d+)", name)
+        if group is None:
+            return values[-1]
+        count, i = int(group[1]), int(group[2])
+        size = self.layers // count
+        return torch.stack(values[i * size : (i + 1) * size]).mean(dim=0)
+
+
+class _Sides:
+    """The student's and the teacher's side of each loss, for one batch."""
+
+    def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
+        self._distiller, self._wanted, self._read = distiller, wanted, read
+        self._pool = distiller.options.resolved_pool
+
+    def of(self, loss: Loss) -> list[tuple[Any, ...]]:
+        """What the formula of a loss compares, once for each of the teacher's features; nothing
+        where the batch has no such targets."""
+        match loss.student:
+            case "runs" | "sentence":
+                return self._of_states(loss)
+            case "maps":
+                return self._of_maps()
+            case "pieces" if self._wanted.logits is not None:
+                return [(self._pieces, self._wanted.logits)]
+            case "classes" if self._wanted.task is not None:
+                task = self._wanted.task
+                target = task.gold if loss.teacher == "gold" else task.logits
+                return [] if target is None else [(self.classes, target)]
+        return []
+
+    def _of_states(self, loss: Loss) -> list[tuple[Any, ...]]:
+        wanted, distiller, found = self._wanted, self._distiller, []
+        targets = {
+            "normalised": wanted.normalised,
+            "raw": wanted.states,
+            "sentence": wanted.sentences,
+        }[loss.teacher]
+        for name, target in targets.items():
+            if loss.student == "runs":
+                layers = distiller.counterpart(self._read.states[1:], name)
+                own = wanted.runs.pool(layers, self._pool)
+            else:
+                own = sentence_states(distiller.student, self._read.last, self._read.present)
+            found.append((distiller.projected(loss, name, own), target))
+        return found
+
+    def _of_maps(self) -> list[tuple[Any, ...]]:
+        pooling, found = self._wanted.map_pooling, []
+        for name, target in self._wanted.maps.items():
+            assert pooling is not None
+            here = pooling.present
+            maps = pooling.pool(self._distiller.counterpart(self._read.maps, name))
+            found.append((maps, target, here[:, :, None] & here[:, None, :]))
+        return found
+
+    @cached_property
+    def _pieces(self) -> Tensor:
+        """Vocabulary logits [G,V] of the runs that have logit targets."""
+        runs, distiller, last = self._wanted.logit_runs, self._distiller, self._read.last
+        assert runs is not None
+        if distiller.options.align == "reduce":  # logits are summed, not the states under them
+            return runs.pool_members(distiller.logits(last[runs.member]).float(), self._pool)
+        return distiller.logits(runs.pool(last, self._pool))
+
+    @cached_property
+    def classes(self) -> Tensor:
+        """Logits [G,C] of a task, of texts or of tokens."""
+        student, read, task = self._distiller.student, self._read, self._wanted.task
+        assert task is not None
+        if task.tokens is None:
+            return class_logits(student, read.last, read.present)
+        return tag_logits(student, read.last[task.tokens])
+
+
+def _key(loss: Loss, name: str) -> str:
+    return f"{loss.name}_{name.replace('.', '_')}"
