@@ -1,17 +1,23 @@
-"""`downstream`: use a checkpoint for something, and say how well and how fast it does it."""
+"""The `downstream` command: uses a checkpoint for a task and tells how well and how fast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from downstream.options import COLUMNS, TAKES, refuse
+from downstream.options import (
+    Asked,
+    FineTuneSettings,
+    MlmSettings,
+    SpeedSettings,
+    command_options,
+)
 from support.console import CONTEXT, command_errors
 from support.errors import UserError
+from support.options import read_words
 
 HELP = """Use a checkpoint for something.
 
@@ -41,166 +47,80 @@ speed measures parameters, size on disk, time and peak memory of MODEL, on a GPU
 is one. scores.json in --out holds everything. table joins finished RUNs (--out folders) of any
 tasks into one table, the speed of a model beside its scores.
 """
-FILE = click.Path(path_type=Path)
-
-
-def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for role in reversed(list(dict.fromkeys(role for roles in COLUMNS.values() for role in roles))):
-        tasks = ", ".join(task for task, roles in COLUMNS.items() if role in roles)
-        flag = f"--{role.replace('_', '-')}-column"
-        command = click.option(flag, help=f"{tasks}: its name, where it is not {role}.")(command)
-    return command
 
 
 @click.command(help=HELP, context_settings=CONTEXT)
-@click.option("--task", type=click.Choice(list(TAKES)), required=True)
-@click.argument("runs", nargs=-1, type=FILE, metavar="[RUN]...")
-@click.option(
-    "--model",
-    multiple=True,
-    help="Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA. Repeatable for speed and"
-    " --as-is.",
-)
-@click.option("--train", type=FILE, multiple=True, help="Repeatable for mlm.")
-@click.option("--dev", type=FILE, help="mlm: default a hundredth of the lines of --train.")
-@click.option(
-    "--test",
-    type=FILE,
-    multiple=True,
-    help="Report this as well. Repeatable, e.g. a file for each language: each of them and their"
-    " mean. speed: single texts, default random tokens.",
-)
-@click.option("--out", type=FILE, help="A new folder. speed, table: not needed.")
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    help="Number of runs; several of mlm are saved in OUT/seed-N. [mlm 1; fine-tuning 3]",
-)
-@click.option("--seed", type=int, help="The (first) seed. [0]")
-@click.option("--steps", type=click.IntRange(min=1), help="mlm: optimiser steps.")
-@click.option("--epochs", type=click.IntRange(min=1), help="[mlm 1; fine-tuning 3]")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Sequences. [mlm 32; others 16]")
-@click.option("--batch-tokens", type=click.IntRange(min=1), help="mlm: instead of --batch-size.")
-@click.option(
-    "--lr",
-    type=click.FloatRange(min=0, min_open=True),
-    help="[mlm 2e-4, from scratch 1e-3; others 5e-5, less than 384 wide 5e-4, BiLSTMs 3e-3]",
-)
-@click.option(
-    "--max-length",
-    type=click.IntRange(min=8),
-    help="Tokens; all but mlm cut it to what the model takes. [128; qa 384, speed 512]",
-)
-@click.option("--vocab", help="mlm from scratch: pieces of its WordPiece, e.g. 30k. [30k]")
-@click.option(
-    "--mask-prob",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="mlm: share of tokens masked in training; validation always masks 0.15. [0.15]",
-)
-@click.option("--evaluate-every", type=click.IntRange(min=1), help="mlm: steps. [500]")
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="mlm, fine-tuning. [fp32]")
-@click.option(
-    "--group-by-length",
-    is_flag=True,
-    help="Fine-tuning: batches of inputs of about equal length; faster, may cost some quality.",
-)
-@click.option("--resume", is_flag=True, help="mlm: continue a run that was stopped, in --out.")
-@click.option(
-    "--save", is_flag=True, help="Fine-tuning: keep the first seed's model in OUT/model, a teacher."
-)
-@click.option("--as-is", is_flag=True, help="All but qa: score MODEL on --test, untrained.")
-@click.option("--limit", type=click.IntRange(min=1), help="Fine-tuning: first N training examples.")
-@click.option(
-    "--per-class",
-    type=click.IntRange(min=1),
-    help="classify: N training examples of each class, other ones for each seed.",
-)
-@click.option(
-    "--unseen-labels",
-    type=click.Choice(["refuse", "count"]),
-    help="pos, ner, classify: labels of --dev or --test that training (--as-is: the model) does not"
-    " have; count: the model has each of them wrong. [refuse]",
-)
-@click.option(
-    "--pieces",
-    type=click.Choice(["first", "all"]),
-    help="ner: what of a word is taught, its first word piece or all: those after it the label X,"
-    " which the model, its store and its students keep (TinyMBERT). [first]",
-)
-@click.option(
-    "--stride",
-    type=click.IntRange(min=0),
-    help="qa: tokens that two windows of a long context share. [a third of --max-length]",
-)
-@_column_options
-@click.option("--teacher", help="speed: the model that the others are compared with.")
-@click.option("--repeat", type=click.IntRange(min=1), help="speed: runs to take medians of. [5]")
+@command_options
 @command_errors
-def main(task: str, **options: Any) -> None:
-    """Parse, refuse what does not fit the task, run."""
+def main(**words: Any) -> None:
+    """Read what was asked, refuse what does not fit the task, run."""
+    given = {name: value for name, value in words.items() if value not in (None, ())}
+    asked = Asked(**read_words(Asked, given))
+    _check_out(asked)
+    {"mlm": _mlm, "speed": _speed, "table": _table}.get(asked.task, _fine_tune)(asked)
+
+
+def _check_out(asked: Asked) -> None:
+    """UserError for an output that exists; a masked-LM training looks itself, for --resume."""
+    goes_on = asked.task == "mlm" and not asked.as_is
+    out = asked.out
+    if not goes_on and out and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"--out {out}: exists already; choose another")
+
+
+def _quiet_transformers() -> None:
+    """Silence warnings of heads that are new on purpose, and bars of reading weights."""
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # heads that are new on purpose are ours to tell
-    logging.disable_progress_bar()  # bars of reading and writing weights, terminal or not
-    given = {  # 0 is False for Python, but not here: --stride 0 is said
-        name: value
-        for name, value in options.items()
-        if value not in (None, ()) and value is not False
-    }
-    refuse(task, given)
-    {"mlm": _mlm, "speed": _speed, "table": _table}.get(task, _fine_tune)(task, given)
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _mlm(task: str, given: dict[str, Any]) -> None:
+def _mlm(asked: Asked) -> None:
+    _quiet_transformers()
     from downstream import report
     from downstream.mlm.scores import score_as_is, train_seeds
     from downstream.mlm.scratch import PREFIX
-    from downstream.mlm.train import MlmSettings
 
-    if "steps" in given and "epochs" in given:
-        raise UserError("--steps and --epochs contradict each other; give one")
-    if "batch_size" in given and "batch_tokens" in given:
-        raise UserError("--batch-size and --batch-tokens contradict each other; give one")
-    models, seeds = given.pop("model"), given.pop("seeds", 1)
-    if "vocab" in given and not models[0].startswith(PREFIX):
+    assert asked.out is not None  # the task needs it
+    if asked.vocab and not asked.model[0].startswith(PREFIX):
         raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
-    length = given.get("max_length", MlmSettings.max_length)
-    if "batch_tokens" in given:
-        given["batch_size"] = max(1, given.pop("batch_tokens") // length)
-    as_is, tests = given.pop("as_is", False), report.splits_to_test(given.pop("test", ()))
-    if as_is:
-        result = report.of_models([score_as_is(m, tests, length, click.echo) for m in models])
+    length, more = asked.max_length or MlmSettings.max_length, {}
+    if asked.batch_tokens:
+        more["batch_size"] = max(1, asked.batch_tokens // length)
+    tests = report.splits_to_test(asked.test)
+    if asked.as_is:
+        each = [score_as_is(model, tests, length, click.echo) for model in asked.model]
+        result = report.of_models(each)
     else:
-        result = train_seeds(MlmSettings(model=models[0], **given), seeds, tests, click.echo)
-    report.save(result, given["out"])
+        settings = asked.settings(MlmSettings, model=asked.model[0], **more)
+        result = train_seeds(settings, asked.seeds or 1, tests, click.echo)
+    report.save(result, asked.out)
     report.show(report.seed_table(result))
 
 
-def _fine_tune(task: str, given: dict[str, Any]) -> None:
+def _fine_tune(asked: Asked) -> None:
+    if not asked.as_is and asked.dev is None:
+        raise UserError(f"--task {asked.task} needs --dev: the best epoch is chosen on it")
+    _quiet_transformers()
     from downstream import report
-    from downstream.tasks.fine_tune import FineTuneSettings, fine_tune, score_as_is
+    from downstream.tasks.fine_tune import fine_tune, score_as_is
 
-    as_is = given.pop("as_is", False)
-    if not as_is and "dev" not in given:
-        raise UserError(f"--task {task} needs --dev: the best epoch is chosen on it")
-    if "limit" in given and "per_class" in given:
-        raise UserError("--limit and --per-class contradict each other; give one")
-    models, out, columns = given.pop("model"), given.pop("out"), _columns(task, given)
-    files = _taken(given, "train", "dev") | report.splits_to_test(given.pop("test", ()))
-    if not as_is:
-        (files["train"],) = files["train"]
-    own = _taken(given, "per_class", "stride", "unseen_labels", "pieces")
-    subject = _task(task, columns, own)
-    keep = out / "model" if given.pop("save", False) else None
-    settings = FineTuneSettings(**given)
+    assert asked.out is not None  # the task needs it
+    files = report.splits_to_test(asked.test)
+    if not asked.as_is:
+        assert asked.dev is not None
+        files = {"train": asked.train[0], "dev": asked.dev, **files}
+    task, out = _task(asked), asked.out
     out.mkdir(parents=True, exist_ok=True)  # told now, not after hours, if it cannot be made
     try:
-        if as_is:
-            length = settings.max_length
-            each = [score_as_is(subject, m, files, length, click.echo) for m in models]
+        if asked.as_is:
+            length = asked.max_length
+            each = [score_as_is(task, model, files, length, click.echo) for model in asked.model]
             result = report.of_models(each)
         else:
-            result = fine_tune(subject, models[0], files, settings, click.echo, keep)
+            settings, keep = asked.settings(FineTuneSettings), out / "model" if asked.save else None
+            result = fine_tune(task, asked.model[0], files, settings, click.echo, keep)
         report.save(result, out)
     finally:
         with suppress(OSError):
@@ -208,41 +128,33 @@ def _fine_tune(task: str, given: dict[str, Any]) -> None:
     report.show(report.seed_table(result))
 
 
-def _taken(given: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: given.pop(name) for name in names if name in given}
-
-
-def _columns(task: str, given: dict[str, Any]) -> dict[str, str]:
-    names = {role: given.pop(f"{role}_column", None) for role in COLUMNS.get(task, ())}
-    return {role: name for role, name in names.items() if name}
-
-
-def _task(name: str, columns: dict[str, str], own: dict[str, Any]) -> Any:
+def _task(asked: Asked) -> Any:
+    """The task, with the options that belong to it alone."""
     from downstream.tasks.classify import Classify
     from downstream.tasks.pair import PairScore
     from downstream.tasks.qa import QA
     from downstream.tasks.tagging import Entities, PartsOfSpeech
 
-    if name in ("pos", "ner"):
-        return PartsOfSpeech(**own) if name == "pos" else Entities(**own)
-    return {"classify": Classify, "pair": PairScore, "qa": QA}[name](columns, **own)
+    own = {"unseen_labels", "pieces", "per_class", "stride"}
+    given = {name: value for name, value in asked.given().items() if name in own}
+    if asked.task in ("pos", "ner"):
+        return PartsOfSpeech(**given) if asked.task == "pos" else Entities(**given)
+    kind = {"classify": Classify, "pair": PairScore, "qa": QA}[asked.task]
+    return kind(asked.columns(), **given)
 
 
-def _speed(task: str, given: dict[str, Any]) -> None:
-    from downstream import report
-    from downstream.speed import SpeedSettings, measure_speed
-
-    columns, out, tests = _columns(task, given), given.pop("out", None), given.pop("test", ())
-    if columns and not tests:
+def _speed(asked: Asked) -> None:
+    if asked.text_column and not asked.test:
         raise UserError("--text-column needs --test, the file that has the column")
-    if tests:
-        given["texts"] = _texts(tests[0], columns)
-    models, teacher = given.pop("model"), given.pop("teacher", None)
-    if "repeat" in given:
-        given["runs"] = given.pop("repeat")
-    result = measure_speed(models, teacher, SpeedSettings(**given), say=click.echo)
-    if out:
-        report.save(result, out)
+    _quiet_transformers()
+    from downstream import report
+    from downstream.speed import measure_speed
+
+    texts = _texts(asked.test[0], asked.columns()) if asked.test else []
+    settings = asked.settings(SpeedSettings, texts=texts)
+    result = measure_speed(asked.model, asked.teacher, settings, say=click.echo)
+    if asked.out:
+        report.save(result, asked.out)
     report.show(report.speed_table(result))
 
 
@@ -255,10 +167,10 @@ def _texts(path: Path, columns: dict[str, str]) -> list[str]:
     return [row.text("text", columns) for row in read_rows(path)]
 
 
-def _table(task: str, given: dict[str, Any]) -> None:
+def _table(asked: Asked) -> None:
     from downstream import report
 
-    result = report.joined(given["runs"])
-    if "out" in given:
-        report.save(result, given["out"])
+    result = report.joined(asked.runs)
+    if asked.out:
+        report.save(result, asked.out)
     report.show(report.joined_table(result))

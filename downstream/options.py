@@ -1,61 +1,397 @@
-"""Which options a task of `downstream` takes, and which it needs."""
+"""The options of `downstream`: what each may be, which tasks take it and need it, its default.
+
+`Asked` has every option of the command line. The settings of a kind of work (`MlmSettings`,
+`FineTuneSettings`, `SpeedSettings`) take theirs from it and add a default. The command, its --help
+and the refusals follow from these fields, so that Python refuses what the command line refuses.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
 
 from support.errors import UserError
+from support.options import (
+    INNER_SHARE,
+    KEY,
+    POSITIVE,
+    Option,
+    at_least,
+    check_value,
+    check_values,
+    click_option,
+    default_of,
+    flag_of,
+    options_of,
+)
 
-COLUMNS = {
-    "classify": ("text", "label"),
-    "pair": ("text_a", "text_b", "score"),
-    "qa": ("question", "context", "answer"),
-    "speed": ("text",),
-}
-"""What the columns of a task's tables are called; each has an option."""
-TRAINING = {"model", "train", "dev", "out", "seed", "epochs", "batch_size", "lr", "max_length"}
-FINE_TUNING = TRAINING | {"test", "seeds", "limit", "save", "precision", "group_by_length"}
-MLM = {"steps", "batch_tokens", "vocab", "mask_prob", "evaluate_every", "precision", "resume"}
-AS_IS = {"as_is", "model", "test", "out", "max_length"}
-LABELS = {"unseen_labels"}
-TAKES = {
-    "mlm": TRAINING | MLM | AS_IS | {"seeds"},
-    "pos": FINE_TUNING | AS_IS | LABELS,
-    "ner": FINE_TUNING | AS_IS | LABELS | {"pieces"},
-    "classify": FINE_TUNING | AS_IS | LABELS | {"per_class"},
-    "pair": FINE_TUNING | AS_IS,
-    "qa": FINE_TUNING | {"stride"},
-    "speed": {"model", "teacher", "test", "out", "seed", "batch_size", "max_length", "repeat"},
-    "table": {"runs", "out"},
-}
-NEEDS = {task: ("model", "train", "out") for task in TAKES} | {
-    "speed": ("model",),
-    "table": ("runs",),
-}
+Command = TypeVar("Command", bound=Callable[..., Any])
+Settings = TypeVar("Settings")
 
-
-def refuse(task: str, given: dict[str, Any]) -> None:
-    """Raises UserError for options that a task does not take or lacks."""
-    what, takes, needs = f"--task {task}", TAKES[task], NEEDS[task]
-    if "as_is" in given and "as_is" in takes:
-        what, takes, needs = f"{what} --as-is", takes & (AS_IS | LABELS), ("model", "test", "out")
-    takes = takes | {f"{role}_column" for role in COLUMNS.get(task, ())}
-    wrong = [_flag(name) for name in given if name not in takes]
-    if wrong:
-        raise UserError(f"{what} does not take {', '.join(wrong)}; leave out")
-    missing = [_flag(name) for name in needs if name not in given]
-    if missing:
-        raise UserError(f"{what} needs {', '.join(missing)}; see downstream --help")
-    models = task == "speed" or "as_is" in given
-    several_of = {"model": models, "train": task == "mlm", "test": task != "speed"}
-    for name, several in several_of.items():
-        if len(given.get(name, ())) > 1 and not several:
-            raise UserError(f"--task {task} takes one {_flag(name)}, got {len(given[name])}")
-    out = given.get("out")
-    goes_on = task == "mlm" and "as_is" not in given  # a training looks itself
-    if not goes_on and out and out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"--out {out}: exists already; choose another")
+FINE_TUNED = ("pos", "ner", "classify", "pair", "qa")
+TRAINED = ("mlm", *FINE_TUNED)
+TASKS = (*TRAINED, "speed", "table")
+LABELLED = ("pos", "ner", "classify")
+AS_IS = "as-is"
+"""Stands in a scope beside the tasks: the option may be given together with --as-is."""
+SHORTEST = 8
+"""Tokens of the shortest --max-length."""
+CONTRADICTING = (("steps", "epochs"), ("batch_size", "batch_tokens"), ("limit", "per_class"))
 
 
-def _flag(name: str) -> str:
-    return "a RUN" if name == "runs" else f"--{name.replace('_', '-')}"
+@dataclass(frozen=True)
+class TaskOption(Option):
+    """An option whose `scope` are the tasks that take it, and AS_IS.
+
+    needed: the tasks (or AS_IS) that cannot do without it.
+    several: the tasks (or AS_IS) that take more than one value of it.
+    """
+
+    needed: frozenset[str] = frozenset()
+    several: frozenset[str] = frozenset()
+
+
+def _asked(
+    help: str,
+    tasks: Iterable[str],
+    *,
+    default: Any = None,
+    needed: Iterable[str] = (),
+    several: Iterable[str] = (),
+    **about: Any,
+) -> Any:
+    """A field of `Asked`; `about` has the other fields of `Option`."""
+    found = TaskOption(
+        help,
+        scope=frozenset(tasks),
+        needed=frozenset(needed),
+        several=frozenset(several),
+        repeated=bool(several),
+        **about,
+    )
+    return dataclasses.field(default=default, metadata={KEY: found})
+
+
+def _flag(help: str, tasks: Iterable[str], flag: str) -> Any:
+    """A field of `Asked` that is given or not."""
+    return _asked(help, tasks, default=False, flag=flag)
+
+
+def _column(role: str, *tasks: str) -> Any:
+    """A field of `Asked` with the name of the column that holds `role`."""
+    return _asked(f"Name of the column, where it is not {role}.", (*tasks, AS_IS))
+
+
+def _paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
+    return tuple(map(Path, words))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command line asks for. None, () or False: not given."""
+
+    task: str = _asked("What to do.", TASKS, choices=TASKS, required=True)
+    runs: tuple[Path, ...] = _asked(
+        "Finished runs.", ["table"], default=(), needed=["table"], several=["table"], flag="a RUN"
+    )
+    model: tuple[str, ...] = _asked(
+        "Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA. Repeatable for speed and"
+        " --as-is.",
+        [*TRAINED, "speed", AS_IS],
+        default=(),
+        needed=[*TRAINED, "speed", AS_IS],
+        several=["speed", AS_IS],
+    )
+    train: tuple[Path, ...] = _asked(
+        "Training examples. Repeatable for mlm.",
+        TRAINED,
+        default=(),
+        needed=TRAINED,
+        several=["mlm"],
+        read=_paths,
+    )
+    dev: Path | None = _asked(
+        "Held-out examples.", TRAINED, told_default="mlm: a hundredth of the lines of --train"
+    )
+    test: tuple[Path, ...] = _asked(
+        "Report this as well. Repeatable, e.g. a file for each language: each of them and their"
+        " mean. speed: single texts.",
+        [*TRAINED, "speed", AS_IS],
+        default=(),
+        needed=[AS_IS],
+        several=[*TRAINED, AS_IS],
+        read=_paths,
+        told_default="speed: random tokens",
+    )
+    out: Path | None = _asked(
+        "A new folder. speed and table do not need it.",
+        [*TASKS, AS_IS],
+        needed=[*TRAINED, AS_IS],
+    )
+    seeds: int | None = _asked(
+        "Number of runs; mlm saves several in OUT/seed-N.",
+        TRAINED,
+        within=at_least(1),
+        told_default="mlm 1, fine-tuning 3",
+    )
+    seed: int | None = _asked("The (first) seed.", [*TRAINED, "speed"])
+    steps: int | None = _asked("Optimiser steps.", ["mlm"], within=at_least(1))
+    epochs: int | None = _asked("Passes over the training examples.", TRAINED, within=at_least(1))
+    batch_size: int | None = _asked("Sequences.", [*TRAINED, "speed"], within=at_least(1))
+    batch_tokens: int | None = _asked("Instead of --batch-size.", ["mlm"], within=at_least(1))
+    lr: float | None = _asked(
+        "Peak learning rate.",
+        TRAINED,
+        within=POSITIVE,
+        told_default="mlm 2e-4 (from scratch 1e-3), fine-tuning 5e-5 (less than 384 wide 5e-4,"
+        " BiLSTMs 3e-3)",
+    )
+    max_length: int | None = _asked(
+        "Tokens; all but mlm cut it to what the model takes.",
+        [*TRAINED, "speed", AS_IS],
+        within=at_least(SHORTEST),
+        told_default="128, qa 384, speed 512",
+    )
+    vocab: str | None = _asked("From scratch: pieces of its WordPiece, e.g. 30k.", ["mlm"])
+    mask_prob: float | None = _asked(
+        "Share of tokens masked in training; validation always masks 0.15.",
+        ["mlm"],
+        within=INNER_SHARE,
+    )
+    evaluate_every: int | None = _asked("Steps between validations.", ["mlm"], within=at_least(1))
+    precision: str | None = _asked("Of the training.", TRAINED, choices=("fp32", "bf16"))
+    group_by_length: bool = _flag(
+        "Batches of inputs of about equal length; faster, may cost some quality.",
+        FINE_TUNED,
+        "--group-by-length",
+    )
+    resume: bool = _flag("Continue a run that was stopped, in --out.", ["mlm"], "--resume")
+    save: bool = _flag("Keep the first seed's model in OUT/model, a teacher.", FINE_TUNED, "--save")
+    as_is: bool = _flag(
+        "Score MODEL on --test, untrained.", ["mlm", *LABELLED, "pair", AS_IS], "--as-is"
+    )
+    limit: int | None = _asked("First N training examples.", FINE_TUNED, within=at_least(1))
+    per_class: int | None = _asked(
+        "N training examples of each class, other ones for each seed.",
+        ["classify"],
+        within=at_least(1),
+    )
+    unseen_labels: str | None = _asked(
+        "Labels of --dev or --test that training (--as-is: the model) does not have; count: the"
+        " model has each of them wrong.",
+        [*LABELLED, AS_IS],
+        choices=("refuse", "count"),
+        told_default="refuse",
+    )
+    pieces: str | None = _asked(
+        "What of a word is taught, its first word piece or all: those after it the label X, which"
+        " the model, its store and its students keep (TinyMBERT).",
+        ["ner"],
+        choices=("first", "all"),
+        told_default="first",
+    )
+    stride: int | None = _asked(
+        "Tokens that two windows of a long context share.",
+        ["qa"],
+        within=at_least(0),
+        told_default="a third of --max-length",
+    )
+    text_column: str | None = _column("text", "classify", "speed")
+    label_column: str | None = _column("label", "classify")
+    text_a_column: str | None = _column("text_a", "pair")
+    text_b_column: str | None = _column("text_b", "pair")
+    score_column: str | None = _column("score", "pair")
+    question_column: str | None = _column("question", "qa")
+    context_column: str | None = _column("context", "qa")
+    answer_column: str | None = _column("answer", "qa")
+    teacher: str | None = _asked("The model that the others are compared with.", ["speed"])
+    repeat: int | None = _asked("Runs to take medians of.", ["speed"], within=at_least(1))
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        self._check_scope()
+        self._check_contradictions()
+
+    def given(self) -> dict[str, Any]:
+        """What was given, but for the task. 0 is a value: `--stride 0` was said."""
+        return {
+            name: value
+            for name in OPTIONS
+            if name != "task"
+            and (value := getattr(self, name)) not in (None, ())
+            and value is not False
+        }
+
+    def settings(self, kind: type[Settings], **more: Any) -> Settings:
+        """Settings of what was given and the defaults of their kind; `more` goes over both."""
+        fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
+        given = {name: value for name, value in self.given().items() if name in fields}
+        return kind(**{**given, **more})
+
+    def columns(self) -> dict[str, str]:
+        """Names of columns that are not called as what they hold, by what they hold."""
+        suffix = "_column"
+        names = {name: each for name, each in self.given().items() if name.endswith(suffix)}
+        return {name.removesuffix(suffix): each for name, each in names.items()}
+
+    def _check_scope(self) -> None:
+        """UserError for options that the task does not take, lacks, or has too often."""
+        given, scope, what = self.given(), {self.task}, f"--task {self.task}"
+        if self.as_is and self.task in OPTIONS["as_is"].scope:
+            scope, what = {self.task, AS_IS}, f"{what} --as-is"
+        where = AS_IS if AS_IS in scope else self.task
+        wrong = [_spelt(name) for name in given if not scope <= OPTIONS[name].scope]
+        if wrong:
+            raise UserError(f"{what} does not take {', '.join(wrong)}; leave out")
+        missing = [
+            _spelt(name) for name in OPTIONS if where in OPTIONS[name].needed and name not in given
+        ]
+        if missing:
+            raise UserError(f"{what} needs {', '.join(missing)}; see downstream --help")
+        for name, value in given.items():
+            if OPTIONS[name].repeated and len(value) > 1 and where not in OPTIONS[name].several:
+                raise UserError(f"--task {self.task} takes one {_spelt(name)}, got {len(value)}")
+
+    def _check_contradictions(self) -> None:
+        given = self.given()
+        for one, other in CONTRADICTING:
+            if one in given and other in given:
+                raise UserError(
+                    f"{flag_of(one)} and {flag_of(other)} contradict each other; give one"
+                )
+
+
+OPTIONS = cast(Mapping[str, TaskOption], options_of(Asked))
+
+
+def _taken(name: str, default: Any = None) -> Any:
+    """A field of settings: an option of `Asked` with a default."""
+    return dataclasses.field(default=default, metadata={KEY: OPTIONS[name]})
+
+
+@dataclass(frozen=True)
+class MlmSettings:
+    """Everything that decides a masked-LM run. `steps` wins over `epochs`.
+
+    Raises UserError for a value that the command line refuses.
+    """
+
+    model: str
+    train: Sequence[Path]
+    out: Path
+    dev: Path | None = None
+    steps: int | None = _taken("steps")
+    epochs: float = _taken("epochs", 1.0)
+    batch_size: int = _taken("batch_size", 32)
+    lr: float | None = _taken("lr")
+    seed: int = _taken("seed", 0)
+    max_length: int = _taken("max_length", 128)
+    vocab: str = _taken("vocab", "30k")
+    mask_prob: float = _taken("mask_prob", 0.15)
+    evaluate_every: int = _taken("evaluate_every", 500)
+    precision: str = _taken("precision", "fp32")
+    resume: bool = _taken("resume", False)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@dataclass(frozen=True)
+class FineTuneSettings:
+    """How a checkpoint is fine-tuned. The best epoch is chosen on dev.
+
+    lr: None for that of `encoders.default_lr`.
+    max_length: None for that of the task; it is cut to what the model takes.
+    limit: number of training examples, the first ones; None for all.
+
+    Raises UserError for a value that the command line refuses.
+    """
+
+    epochs: int = _taken("epochs", 3)
+    batch_size: int = _taken("batch_size", 16)
+    lr: float | None = _taken("lr")
+    max_length: int | None = _taken("max_length")
+    seeds: int = _taken("seeds", 3)
+    seed: int = _taken("seed", 0)
+    limit: int | None = _taken("limit")
+    precision: str = _taken("precision", "fp32")
+    group_by_length: bool = _taken("group_by_length", False)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@dataclass(frozen=True)
+class SpeedSettings:
+    """What is measured. `texts` are single sentences, the first 20; without them 32 random tokens.
+
+    Raises UserError for a value that the command line refuses.
+    """
+
+    batch_size: int = _taken("batch_size", 16)
+    max_length: int = _taken("max_length", 512)
+    repeat: int = _taken("repeat", 5)
+    seed: int = _taken("seed", 0)
+    texts: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+KINDS = {"mlm": MlmSettings, "fine-tuning": FineTuneSettings, "speed": SpeedSettings}
+"""The settings of each kind of work, by its name in --help."""
+
+
+def check(name: str, value: Any) -> None:
+    """UserError for a value that an option of the command line does not take."""
+    check_value(Asked, name, OPTIONS[name], value)
+
+
+def command_options(command: Command) -> Command:
+    """Give a command every option of `Asked`, and RUN."""
+    for name in reversed(list(OPTIONS)):
+        if name != "runs":
+            plural: dict[str, Any] = {"metavar": "PATH"} if OPTIONS[name].read is _paths else {}
+            option = click_option(Asked, name, help=_help(name), **plural)
+            kept = getattr(command, "__click_params__", [])
+            command.__click_params__ = [*kept, option]  # type: ignore[attr-defined]
+    runs = click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
+    return runs(command)
+
+
+def _help(name: str) -> str:
+    """Which tasks take it (unless every training does), what it is, default and range."""
+    about = OPTIONS[name]
+    tasks = [task for task in TASKS if task in about.scope]
+    if set(FINE_TUNED) <= set(tasks):
+        tasks = ["fine-tuning", *(task for task in tasks if task not in FINE_TUNED)]
+    told = "" if set(TRAINED) <= about.scope else f"{', '.join(tasks)}: "
+    default = about.told_default or _default(name)
+    extra = [f"default: {default}"] if default else []
+    extra += [about.within.expected] if about.within else []
+    return f"{told}{about.help}" + (f"  [{'; '.join(extra)}]" if extra else "")
+
+
+def _default(name: str) -> str:
+    """What the kinds of work take where nothing is given."""
+    kinds: dict[Any, list[str]] = {}
+    for kind, settings in KINDS.items():
+        default = default_of(settings, name) if name in options_of(settings) else None
+        if default is not None and default is not False:
+            kinds.setdefault(default, []).append(kind)
+    if len(kinds) == 1:
+        return "".join(map(_number, kinds))
+    return ", ".join(f"{' and '.join(some)} {_number(value)}" for value, some in kinds.items())
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _spelt(name: str) -> str:
+    return flag_of(name) if name != "runs" else OPTIONS[name].flag

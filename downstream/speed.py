@@ -8,7 +8,6 @@ import platform
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -19,6 +18,7 @@ from transformers import AutoModel
 from transformers.utils.hub import cached_file
 
 from downstream.encoders import longest_input
+from downstream.options import SpeedSettings
 from support.console import counted
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
@@ -27,17 +27,6 @@ SENTENCES = 20
 SENTENCE_TOKENS = 32
 STATUS, PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 Say = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class SpeedSettings:
-    """What is run. `texts` are single sentences, the first 20; without them 32 random tokens."""
-
-    batch_size: int = 16
-    max_length: int = 512
-    runs: int = 5
-    seed: int = 0
-    texts: Sequence[str] = ()
 
 
 class Subject:
@@ -128,7 +117,13 @@ def measure_speed(
             row["ratio"] = _ratios(row, rows[-1])
     return {
         "task": "speed",
-        "settings": {**asdict(settings), "texts": len(settings.texts[:SENTENCES])},
+        "settings": {
+            "batch_size": settings.batch_size,
+            "max_length": settings.max_length,
+            "runs": settings.repeat,
+            "seed": settings.seed,
+            "texts": len(settings.texts[:SENTENCES]),
+        },
         "length": length,
         "hardware": hardware(),
         "devices": devices,
@@ -151,12 +146,12 @@ def _on(
     ]  # warms up, too
     batches: list[list[float]] = [[] for _ in subjects]
     sentences: list[list[float]] = [[] for _ in subjects]
-    for run in range(settings.runs):
+    for run in range(settings.repeat):
         for number, subject in enumerate(subjects):
             batches[number].append(1000 * subject.run([subject.batch], device))
             whole = subject.run(subject.sentences, device)
             sentences[number].append(1000 * whole / len(subject.sentences))
-        say(f"{device}: run {run + 1} of {settings.runs}")
+        say(f"{device}: run {run + 1} of {settings.repeat}")
     for subject in subjects:
         subject.encoder.to("cpu")
     return [
@@ -186,7 +181,7 @@ def peak_memory(subject: Subject, inputs: Sequence[torch.Tensor], device: str) -
 
     On a CPU the growth of the process, of which Linux keeps the peak; elsewhere None.
     """
-    weights = sum(
+    weights: int = sum(
         each.numel() * each.element_size()
         for each in [*subject.encoder.parameters(), *subject.encoder.buffers()]
     )

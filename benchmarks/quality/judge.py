@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from downstream.tasks.fine_tune import FineTuneSettings, fine_tune
+from downstream.options import FineTuneSettings
+from downstream.tasks.fine_tune import fine_tune
 from downstream.tasks.probe import linear_probe
 from downstream.tasks.tagging import PartsOfSpeech
 from store import FeatureStore

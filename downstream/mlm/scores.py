@@ -15,7 +15,6 @@ from transformers import PrinterCallback, TrainingArguments
 from downstream.mlm.text_blocks import read_lines
 from downstream.mlm.train import (
     BEGUN,
-    MlmSettings,
     check_loss,
     check_new,
     finished,
@@ -27,6 +26,7 @@ from downstream.mlm.train import (
     train_mlm,
 )
 from downstream.mlm.trainer import MlmTrainer
+from downstream.options import MlmSettings, check
 from downstream.report import FILE, result_of
 from support.console import counted
 from support.errors import UserError
@@ -55,6 +55,7 @@ def train_seeds(
 
     Raises UserError as `train_mlm` does.
     """
+    check("seeds", seeds)
     out, saved = settings.out, []
     runs: list[dict[str, Any]] = []
     if not settings.resume:

@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from downstream.mlm.scratch import (
 )
 from downstream.mlm.text_blocks import blocks, hold_out, read_lines
 from downstream.mlm.trainer import BatchMasking, MlmTrainer, Rows, masked_batches
+from downstream.options import MlmSettings
 from downstream.progress import Minutes, Progress
 from student_train.model.kinds import parse_student
 from support import files
@@ -39,27 +39,6 @@ EVAL_SEED = 0
 EVAL_MASK_PROB = 0.15  # whatever the training masks, so that held-out figures compare
 EVAL_TOKENS = 32_768
 MOST = 100.0  # nats a token that any network with sound weights stays under, far
-
-
-@dataclass(frozen=True)
-class MlmSettings:
-    """Everything that decides a masked-LM run. `steps` wins over `epochs`."""
-
-    model: str
-    train: Sequence[Path]
-    out: Path
-    dev: Path | None = None
-    steps: int | None = None
-    epochs: float = 1.0
-    batch_size: int = 32
-    lr: float | None = None
-    seed: int = 0
-    max_length: int = 128
-    vocab: str = "30k"
-    mask_prob: float = 0.15
-    evaluate_every: int = 500
-    precision: str = "fp32"
-    resume: bool = False
 
 
 def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSequenceClassification
 
+from downstream.options import check
 from downstream.tables import Row, read_rows
 from downstream.tasks.task import IGNORED, LabelTask
 from support.errors import UserError
@@ -49,6 +50,7 @@ class Classify(LabelTask):
         unseen_labels: str = "refuse",
     ) -> None:
         super().__init__(unseen_labels)
+        check("per_class", per_class)
         self.columns, self.per_class = columns or {}, per_class
 
     def options(self) -> dict[str, Any]:

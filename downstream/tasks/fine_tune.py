@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from downstream.encoders import (
     load_with_own_head,
     longest_input,
 )
+from downstream.options import FineTuneSettings
 from downstream.progress import Progress
 from downstream.report import SHARES, result_of
 from downstream.tasks.length_grouped import LengthGroupedTrainer
@@ -27,21 +28,6 @@ from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 
 Say = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class FineTuneSettings:
-    """How a checkpoint is fine-tuned. The best epoch is chosen on dev."""
-
-    epochs: int = 3
-    batch_size: int = 16
-    lr: float | None = None  # that of `default_lr`
-    max_length: int | None = None  # that of the task; cut to what the model takes
-    seeds: int = 3
-    seed: int = 0
-    limit: int | None = None  # training examples, the first ones
-    precision: str = "fp32"  # or bf16
-    group_by_length: bool = False  # train in batches of rows of about equal length
 
 
 def fine_tune(

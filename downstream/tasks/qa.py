@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import AutoModelForQuestionAnswering
 
+from downstream.options import check
 from downstream.tasks.questions import Question, read_questions
 from downstream.tasks.squad import exact_match, word_f1
 from downstream.tasks.task import Task
@@ -36,6 +37,7 @@ class QA(Task):
     max_length: ClassVar[int] = 384
 
     def __init__(self, columns: Mapping[str, str] | None = None, stride: int | None = None) -> None:
+        check("stride", stride)
         self.columns, self.stride = columns or {}, stride
         self.may_decline = False
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
+from downstream.options import check
 from downstream.tasks.task import IGNORED, LabelTask
 from downstream.tasks.word_tags import Sentence, read_tagged, starts, word_pieces
 from store import TaskSpec
@@ -99,6 +100,7 @@ class Entities(Tagging):
 
     def __init__(self, unseen_labels: str = "refuse", pieces: str = "first") -> None:
         super().__init__(unseen_labels)
+        check("pieces", pieces)
         self.later = LATER if pieces == "all" else None
 
     def options(self) -> dict[str, Any]:

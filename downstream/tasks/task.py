@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from transformers import DataCollatorWithPadding
 
+from downstream.options import check
 from store import TaskSpec
 from support.errors import UserError
 
@@ -84,6 +85,7 @@ class LabelTask(Task):
     what = "label"
 
     def __init__(self, unseen_labels: str = "refuse") -> None:
+        check("unseen_labels", unseen_labels)
         self.unseen_labels = unseen_labels
         self.labels: list[str] = []
 

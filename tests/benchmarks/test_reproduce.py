@@ -21,13 +21,14 @@ from benchmarks.reproduce.examples import CHOSEN, SCORED, Data
 from benchmarks.reproduce.sources import SOURCES
 from benchmarks.reproduce.task_teachers import PER_CLASS, few_labels, few_tags
 from downstream.cli import main as score
-from downstream.options import AS_IS, TAKES
+from downstream.options import AS_IS, Asked
 from store.format.features import TaskSpec
 from student_train.cli import main as student_train
 from student_train.model.kinds import parse_student
 from student_train.settings.arguments import options_of
 from student_train.settings.stages import stages_of
 from support.errors import UserError
+from support.options import scoped
 from tests.downstream.test_bilstm import saved
 from tests.end_to_end.support import dumped, ok, refused, write_corpus
 from tests.teacher_dump.windows.test_gold_labels import TAGS
@@ -169,8 +170,9 @@ def test_all_words_of_a_source_are_understood(name: str, size: str, plain: Path)
         stages_of(options, parse_student(options.student).layers)
     for task in source.tasks[size]:
         found = given(score, [*task.words, "--model", "m", "--out", "o"])
-        known = AS_IS if "as_is" in found else TAKES[found["task"]] - AS_IS | {"model", "out"}
-        assert found.keys() <= known | {"task", "test"}
+        taken, as_is = scoped(Asked, found["task"]), scoped(Asked, AS_IS)
+        known = taken & as_is if found.get("as_is") else taken - {"as_is"}
+        assert found.keys() <= known
 
 
 def given(command: click.Command, words: list[str]) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Trainin
 
 from downstream.mlm.scratch import random_encoder, start_from_frequencies, train_tokenizer
 from downstream.mlm.text_blocks import blocks, hold_out, read_lines
-from downstream.mlm.train import MlmSettings, load_with_head, train_mlm
+from downstream.mlm.train import load_with_head, train_mlm
 from downstream.mlm.trainer import BatchMasking, MlmTrainer
+from downstream.options import MlmSettings
 from support.errors import UserError
 from support.signals import Stopped
 from teacher_dump.teacher.checkpoint_names import resolve_model

@@ -11,7 +11,8 @@ import pytest
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
 from downstream.encoders import default_lr
-from downstream.tasks.fine_tune import FineTuneSettings, fine_tune
+from downstream.options import FineTuneSettings
+from downstream.tasks.fine_tune import fine_tune
 from downstream.tasks.probe import linear_probe
 from downstream.tasks.tagging import LATER, Entities, PartsOfSpeech, encode, word_tags
 from downstream.tasks.task import IGNORED

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from downstream.options import FineTuneSettings
 from downstream.tasks.classify import Classify
-from downstream.tasks.fine_tune import FineTuneSettings, fine_tune
+from downstream.tasks.fine_tune import fine_tune
 from downstream.tasks.pair import Pair, PairScore
 from downstream.tasks.qa import QA, best_answer
 from downstream.tasks.questions import Answer, Question

@@ -22,7 +22,8 @@ from transformers import (
     dynamic_module_utils,
 )
 
-from downstream.mlm.train import MlmSettings, train_mlm
+from downstream.mlm.train import train_mlm
+from downstream.options import MlmSettings
 from downstream.tasks.probe import linear_probe
 from store import open_store
 from support.errors import UserError

@@ -1,0 +1,108 @@
+"""Options as data: Python refuses what the command line refuses, and --help tells every default."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from downstream.cli import main
+from downstream.mlm.scores import train_seeds
+from downstream.options import (
+    OPTIONS,
+    TASKS,
+    Asked,
+    FineTuneSettings,
+    MlmSettings,
+    SpeedSettings,
+)
+from downstream.tasks.classify import Classify
+from downstream.tasks.qa import QA
+from downstream.tasks.tagging import Entities, PartsOfSpeech
+from support.errors import UserError
+from tests.downstream.test_cli import run
+
+
+def mlm(**values: Any) -> MlmSettings:
+    return MlmSettings(model="m", train=[Path("a.txt")], out=Path("out"), **values)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value", "message"),
+    [
+        (FineTuneSettings, "epochs", 0, "--epochs 0: expected at least 1"),
+        (FineTuneSettings, "seeds", 0, "--seeds 0: expected at least 1"),
+        (FineTuneSettings, "lr", 0.0, "--lr 0: expected a finite number above 0"),
+        (FineTuneSettings, "lr", math.nan, "--lr nan: expected a finite number above 0"),
+        (FineTuneSettings, "max_length", 7, "--max-length 7: expected at least 8"),
+        (FineTuneSettings, "limit", 0, "--limit 0: expected at least 1"),
+        (FineTuneSettings, "precision", "x", "--precision x: expected one of fp32, bf16"),
+        (FineTuneSettings, "group_by_length", "no", "--group-by-length no: expected true or false"),
+        (mlm, "steps", 0, "--steps 0: expected at least 1"),
+        (mlm, "mask_prob", 1.0, "--mask-prob 1: expected a share between 0 and 1"),
+        (mlm, "evaluate_every", 0, "--evaluate-every 0: expected at least 1"),
+        (mlm, "batch_size", 0, "--batch-size 0: expected at least 1"),
+        (mlm, "precision", "fp16", "--precision fp16: expected one of fp32, bf16"),
+        (SpeedSettings, "repeat", 0, "--repeat 0: expected at least 1"),
+        (SpeedSettings, "batch_size", 2.5, "--batch-size 2.5: expected a whole number"),
+        (PartsOfSpeech, "unseen_labels", "x", "--unseen-labels x: expected one of refuse, count"),
+        (Classify, "per_class", 0, "--per-class 0: expected at least 1"),
+        (Entities, "pieces", "last", "--pieces last: expected one of first, all"),
+        (QA, "stride", -1, "--stride -1: expected at least 0"),
+    ],
+)
+def test_python_refuses_what_the_command_line_refuses(
+    make: Callable[..., Any], name: str, value: Any, message: str
+) -> None:
+    with pytest.raises(UserError) as told:
+        make(**{name: value})
+    assert str(told.value) == message
+
+
+@pytest.mark.parametrize(
+    "words", ["--epochs 0", "--lr 0", "--lr inf", "--max-length 7", "--stride -1", "--mask-prob 1"]
+)
+def test_the_command_line_refuses_a_value_before_all_else(words: str) -> None:
+    result = run("--task", "table", *words.split())
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {words}: expected ")
+
+
+def test_a_training_over_no_seeds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--seeds 0: expected at least 1"):
+        train_seeds(mlm(), 0, {})
+
+
+def test_every_option_has_tasks_and_needs_only_what_it_takes() -> None:
+    for name, about in OPTIONS.items():
+        assert about.scope & set(TASKS), name
+        assert about.needed | about.several <= about.scope, name
+        assert about.help.endswith("."), name
+
+
+def test_what_was_given_decides_and_defaults_fill_up() -> None:
+    words: dict[str, Any] = {"model": ("m",), "train": (Path("a"),), "out": Path("nowhere")}
+    asked = Asked("classify", **words, seed=0, lr=1e-3, text_column="sentence")
+    assert asked.given() == {**words, "seed": 0, "lr": 1e-3, "text_column": "sentence"}
+    assert asked.settings(FineTuneSettings, seeds=1) == FineTuneSettings(lr=1e-3, seeds=1)
+    assert asked.columns() == {"text": "sentence"}
+
+
+def test_help_tells_tasks_defaults_and_ranges() -> None:
+    told = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    for words in (
+        "--epochs INTEGER Passes over the training examples. "
+        "[default: mlm 1, fine-tuning 3; at least 1]",
+        "--batch-size INTEGER Sequences. [default: mlm 32, fine-tuning and speed 16; at least 1]",
+        "--seed INTEGER The (first) seed. [default: 0]",
+        "[default: 128, qa 384, speed 512; at least 8]",
+        "--evaluate-every INTEGER mlm: Steps between validations. [default: 500; at least 1]",
+        "--precision [fp32|bf16] Of the training. [default: fp32]",
+        "--limit INTEGER fine-tuning: First N training examples. [at least 1]",
+        "--train PATH Training examples.",
+    ):
+        assert words in told, words
