@@ -52,6 +52,9 @@ class Source(Protocol):
     def fingerprint(self, name: str) -> str | None:
         """Checksum of an array's own metadata, where the format keeps it in a file."""
 
+    def unlawful(self, name: str) -> str | None:
+        """What the stored form of an array has that FORMAT.md does not allow; None if nothing."""
+
     def close(self) -> None:
         """Close what is open; a later read opens it again."""
 

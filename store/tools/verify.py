@@ -18,7 +18,8 @@ from store.extras.mixed_vocab import GROUP as MIXED_VOCAB
 from store.extras.mixed_vocab import MixedVocab
 from store.extras.word_counts import GROUP as WORD_COUNTS
 from store.extras.word_counts import WordCounts
-from store.format.manifest import Entry
+from store.format.layout import PartShapes
+from store.format.manifest import Entry, Part
 from store.read.store import FeatureStore, open_store
 from store.tools.laws import check_part
 
@@ -147,6 +148,8 @@ def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | No
             return "does not match its checksum", size
         if entry.fingerprint and entry.fingerprint != store.source.fingerprint(name):
             return "has an altered zarr.json", size
+        if what := store.source.unlawful(name):
+            return f"is stored with {what} (FORMAT.md, section 3)", size
     except StoreError as error:
         return f"cannot be read{_chunks(store, name)}: {error}", size
     return None, size
@@ -162,12 +165,23 @@ def _chunks(store: FeatureStore, name: str) -> str:
 
 def _absent_parts(store: FeatureStore) -> Iterator[Problem]:
     """One line for a part that is gone, or whose attributes are not those that were written."""
+    shapes = PartShapes(store.features)
     for part in store.manifest.parts:
         try:
-            if store.source.attributes(f"parts/{part.number}") != {"part": part.to_json()}:
+            found = store.source.attributes(f"parts/{part.number}")
+            if found.keys() != {"part"} or _own_entry(found["part"], shapes) != part:
                 yield Problem(f"part {part.number}: its attributes were altered", part.number)
         except StoreError as error:
             yield Problem(f"part {part.number}: cannot be opened: {error}", part.number)
+
+
+def _own_entry(value: object, shapes: PartShapes) -> Part | None:
+    """A part by its attribute; keys that this version does not know are ignored, as in the
+    manifest."""
+    try:
+        return Part.from_json(value, shapes, "")
+    except StoreError:
+        return None
 
 
 def _check_groups(store: FeatureStore, names: list[str]) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ import hdf5plugin  # noqa: F401  registers filter 32001
 import numpy as np
 
 from store.containers.blosc import Damage
-from store.containers.hdf5.chunks import Chunks
+from store.containers.hdf5.chunks import FLETCHER, Chunks, filters_of
 from store.containers.hdf5.file import DIGEST_BYTES, file_digest
 from store.containers.interface import Slices
 from store.containers.memory_map import prefetch
@@ -230,6 +230,12 @@ class Hdf5Source:
 
     def fingerprint(self, name: str) -> str | None:
         return None
+
+    def unlawful(self, name: str) -> str | None:
+        with self.guard:
+            dataset = self.dataset(name)
+            checked = not dataset.size or FLETCHER in filters_of(dataset)
+        return None if checked else "chunks without Fletcher-32"
 
     def damage(self, arrays: Collection[str]) -> list[str]:
         try:

@@ -1,0 +1,89 @@
+"""What FORMAT.md allows in the zarr.json of an array: any chunks, any settings of Blosc."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from store.format.dimensions import dimension_names
+
+KEYS = {
+    "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding",
+    "fill_value", "codecs", "attributes", "dimension_names", "storage_transformers",
+}  # fmt: skip
+SHARDING = {"chunk_shape", "codecs", "index_codecs", "index_location"}
+BLOSC = {"cname", "clevel", "shuffle", "typesize", "blocksize"}
+LITTLE = ("bytes", {"endian": "little"})
+CRC: tuple[str, dict[str, Any]] = ("crc32c", {})
+
+
+def _named(extension: Any) -> tuple[Any, Any]:
+    """Name and configuration of a codec or a grid, which Zarr lets a writer shorten to its name."""
+    if isinstance(extension, dict) and extension.keys() <= {"name", "configuration"}:
+        return extension.get("name"), extension.get("configuration", {})
+    return extension, {}
+
+
+def _chain(codecs: Any) -> list[tuple[Any, Any]]:
+    return [_named(codec) for codec in codecs] if isinstance(codecs, list) else []
+
+
+def unlawful(node: dict[str, Any], path: str) -> str | None:
+    """What a zarr.json has that the array at `path` of a store must not have; None if nothing."""
+    rules = {
+        "keys that are not of Zarr 3": node.keys() <= KEYS and node.get("node_type") == "array",
+        "attributes": node.get("attributes", {}) == {},
+        "storage transformers": node.get("storage_transformers", []) == [],
+        "a fill value that is not 0": node.get("fill_value") == 0,
+        "other dimension names": _names_agree(node, path),
+        "more than one shard": _one_shard(node),
+        "other chunk keys": _named(node.get("chunk_key_encoding"))
+        in (("default", {"separator": "/"}), ("default", {})),
+        "other codecs": _codecs_agree(node),
+    }
+    return next((what for what, kept in rules.items() if not kept), None)
+
+
+def _names_agree(node: dict[str, Any], path: str) -> bool:
+    shape, names = node.get("shape"), node.get("dimension_names")
+    if names is None:  # stores from before they were written
+        return True
+    if not isinstance(shape, list) or not isinstance(names, list) or len(names) != len(shape):
+        return False
+    inside = re.sub(r"^parts/\d+/", "", path)
+    return tuple(names) == dimension_names(inside, len(shape))
+
+
+def _one_shard(node: dict[str, Any]) -> bool:
+    grid, configuration = _named(node.get("chunk_grid"))
+    try:
+        pairs = zip(configuration["chunk_shape"], node["shape"], strict=True)
+        return grid == "regular" and all(chunk >= max(1, size) for chunk, size in pairs)
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def _codecs_agree(node: dict[str, Any]) -> bool:
+    match _chain(node.get("codecs")):
+        case [("sharding_indexed", dict() as sharding)] if sharding.keys() <= SHARDING:
+            pass
+        case _:
+            return False
+    if _chain(sharding.get("index_codecs")) != [LITTLE, CRC]:
+        return False
+    match _chain(sharding.get("codecs")):
+        case [first, *packing, last]:
+            small = node.get("data_type") in ("bool", "int8", "uint8")
+            return (
+                last == CRC
+                and (first == LITTLE or (small and first == ("bytes", {})))
+                and (not packing or _is_blosc(packing))
+            )
+    return False
+
+
+def _is_blosc(packing: list[tuple[Any, Any]]) -> bool:
+    match packing:
+        case [("blosc", dict() as settings)]:
+            return settings.keys() <= BLOSC
+    return False
