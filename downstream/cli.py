@@ -160,7 +160,7 @@ def _speed(asked: Asked) -> None:
 
 def _texts(path: Path, columns: dict[str, str]) -> list[str]:
     from downstream.mlm.text_blocks import read_lines
-    from downstream.tables import read_rows
+    from downstream.tasks.example_rows import read_rows
 
     if path.suffix.lower() == ".txt":
         return read_lines(path)

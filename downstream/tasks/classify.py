@@ -12,7 +12,7 @@ import numpy as np
 from transformers import AutoModelForSequenceClassification
 
 from downstream.options import check
-from downstream.tables import Row, read_rows
+from downstream.tasks.example_rows import Row, read_rows
 from downstream.tasks.task import IGNORED, LabelTask
 from support.errors import UserError
 

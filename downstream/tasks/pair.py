@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSequenceClassification
 
-from downstream.tables import Row, read_rows
 from downstream.tasks.classify import as_rows
+from downstream.tasks.example_rows import Row, read_rows
 from downstream.tasks.task import Task
 from store import TaskSpec
 from support.errors import UserError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from downstream.tables import Row, read_rows
+from downstream.tasks.example_rows import Row, read_rows
 from support.errors import UserError
 from teacher_dump.corpus.utf8_lines import read_lines
 

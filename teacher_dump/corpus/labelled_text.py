@@ -1,4 +1,4 @@
-"""One text of a corpus with its gold labels, and the columns of a table that hold them."""
+"""Holds one text of a corpus with its gold labels, and finds the columns of a table with both."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teacher_dump.corpus.iob import BEGINNING, Step
+from teacher_dump.corpus.tables import no_column
 from teacher_dump.corpus.utf8_lines import CorpusError
 
 DEFAULT_COLUMN = "text"
@@ -14,7 +15,11 @@ DEFAULT_COLUMN = "text"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names of the columns of a table that hold the text and its label; None: found, or none."""
+    """Names of the columns of a table that hold the text and its label.
+
+    text: None for `text`, or the only column of texts.
+    label: None where texts have no label.
+    """
 
     text: str | None = None
     label: str | None = None
@@ -22,14 +27,16 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """What people say of a text: a label of all of it, or tags of its words (characters begin, end,
-    and the tag), in order."""
+    """What people say of a text: a label of all of it, or tags of its words.
+
+    A tag is (first character, character behind the last, name); tags stand in the order of words.
+    """
 
     label: str | None = None
     tags: tuple[tuple[int, int, str], ...] = ()
 
     def steps(self) -> Iterator[Step]:
-        """Each of the tags behind that of the word before."""
+        """Yield each tag together with the tag of the word before it."""
         before, expected = BEGINNING, 0
         for begin, end, tag in self.tags:
             yield before if begin == expected else None, tag
@@ -38,8 +45,11 @@ class Gold:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One text of a file, and the line (in .parquet the row) where it is; `tag_lines` are those of
-    its tags."""
+    """One text of a file.
+
+    line: where it stands (in .parquet the number of its row).
+    tag_lines: the line of each of its tags.
+    """
 
     text: str
     line: int
@@ -48,44 +58,50 @@ class Row:
 
 
 def choose_column(columns: list[str], textual: list[str], wanted: str | None, where: object) -> str:
-    """The column that holds the text: the one wanted, else `text`, else the only textual one."""
-    if wanted is None:
-        if DEFAULT_COLUMN in columns:
-            return _only(DEFAULT_COLUMN, columns, where)
-        if len(textual) == 1:
-            return _only(textual[0], columns, where)
-        problem = "no column 'text'"
-        remedy = "name the one that holds the text with --text-column"
-    elif wanted in columns:
-        return _only(wanted, columns, where)
+    """Name the column that holds the text: the one wanted, else `text`, else the only textual one.
+
+    Raises CorpusError where there is none, or several of that name.
+    """
+    if wanted in columns:
+        chosen = wanted
+    elif wanted is not None:
+        raise no_column(repr(wanted), columns, where, "give one of them as --text-column")
+    elif DEFAULT_COLUMN in columns:
+        chosen = DEFAULT_COLUMN
+    elif len(textual) == 1:
+        chosen = textual[0]
     else:
-        problem, remedy = f"no column {wanted!r}", "give one of them as --text-column"
-    listed = ", ".join(map(repr, columns)) or "none"
-    raise CorpusError(f"{where}: {problem}; its columns are {listed}; {remedy}")
+        remedy = "name the one that holds the text with --text-column"
+        raise no_column(repr(DEFAULT_COLUMN), columns, where, remedy)
+    _check_single(chosen, columns, where)
+    return chosen
 
 
-def _only(name: str, columns: Sequence[str], where: object) -> str:
+def _check_single(name: str, columns: Sequence[str], where: object) -> None:
     if columns.count(name) > 1:
         raise CorpusError(
             f"{where}: {columns.count(name)} columns are named {name!r}; rename all but one"
         )
-    return name
 
 
 def check_label(columns: Sequence[str], wanted: str | None, where: object) -> None:
-    """CorpusError unless there is the column of labels that is wanted."""
-    if wanted is not None and wanted not in columns:
-        raise CorpusError(
-            f"{where}: no column {wanted!r} of labels; its columns are"
-            f" {', '.join(map(repr, columns)) or 'none'}; give one of them as --label-column"
-            " (texts without labels may come as .txt, or with an empty label)"
+    """Raise CorpusError unless there is one column of labels with the name wanted (or none is)."""
+    if wanted is None:
+        return
+    if wanted not in columns:
+        remedy = (
+            "give one of them as --label-column (texts without labels may come as .txt, or with an"
+            " empty label)"
         )
-    if wanted is not None:
-        _only(wanted, columns, where)
+        raise no_column(f"{wanted!r} of labels", columns, where, remedy)
+    _check_single(wanted, columns, where)
 
 
 def gold_of(value: Any, column: str | None, where: object) -> Gold | None:
-    """A value of the column of labels: a name, or a number; a missing or empty one is no label."""
+    """Read a value of the column of labels, a name or a whole number; None where it is missing.
+
+    Raises CorpusError for any other value.
+    """
     if value is None or value == "" or value != value:  # pandas writes NaN for what is missing
         return None
     if isinstance(value, float) and value.is_integer():
@@ -99,7 +115,10 @@ def gold_of(value: Any, column: str | None, where: object) -> Gold | None:
 
 
 def text_of(value: Any, column: str, where: object) -> str:
-    """A value of the text column as text; a missing value (null) is an empty text."""
+    """Read a value of the text column; a missing value (null) is an empty text.
+
+    Raises CorpusError for a value that is no text.
+    """
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -1,20 +1,17 @@
-"""Texts of one local file, streamed: .txt, .jsonl, .csv, .tsv (a table or token/tag), .parquet.
+"""Reads the texts of one local file: .txt, .jsonl, .csv, .tsv (a table or token/tag), .parquet.
 
-Every reader yields the texts in order, empty ones too, with their gold labels, and raises
+Every reader streams the texts in order, empty ones too, with their gold labels, and raises
 CorpusError (one line: file, line, expected and got, remedy).
 """
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from support.console import counted
-from teacher_dump.corpus import utf8_lines
 from teacher_dump.corpus.labelled_text import (
     DEFAULT_COLUMN,
     Columns,
@@ -25,6 +22,7 @@ from teacher_dump.corpus.labelled_text import (
     gold_of,
     text_of,
 )
+from teacher_dump.corpus.tables import read_objects, read_table
 from teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore, read_lines
 
 PEEK_LINES = 1000
@@ -34,12 +32,12 @@ SAMPLE_ROWS = 100
 
 
 def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[Row]:
-    """The texts of a file by its suffix."""
+    """Read the texts of a file by its suffix. `seen` is told the bytes that are read."""
     return READERS[path.suffix.lower()](path, columns, seen)
 
 
 def has_columns(path: Path, columns: Columns) -> bool:
-    """Whether the texts of a file stand in a column: not those of lines, nor of words with tags."""
+    """Whether the texts of a file stand in a column, not on lines or as words with tags."""
     suffix = path.suffix.lower()
     return suffix != ".txt" and not (suffix == ".tsv" and _is_tagged(path, columns))
 
@@ -50,7 +48,7 @@ def _read_txt(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
 
 def _read_jsonl(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
     chosen, label = "", columns.label
-    for number, row in json_rows(path, seen):
+    for number, row in read_objects(path, seen):
         if row is None:
             yield Row("", number)
             continue
@@ -65,75 +63,24 @@ def _read_jsonl(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
         yield Row(text_of(row[chosen], chosen, where), number, gold)
 
 
-def json_rows(path: Path, seen: Seen = ignore) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """The object of every line with the line's number; None for a blank line."""
-    for number, line in enumerate(read_lines(path, seen), 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise CorpusError(
-                f"{path}, line {number}: not JSON ({error}); expected one object on every line"
-            ) from None
-        if not isinstance(row, dict | None):
-            raise CorpusError(
-                f'{path}, line {number}: expected an object like {{"text": "..."}}, got'
-                f" {type(row).__name__}"
-            )
-        yield number, row
-
-
-def _read_csv(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
-    return _read_table(path, columns, csv_rows(path, seen))
-
-
-def csv_rows(path: Path, seen: Seen = ignore) -> Iterator[tuple[int, list[str]]]:
-    """The cells of every record with the line where it begins."""
-    csv.field_size_limit(utf8_lines.MAX_LINE)
-    rows = csv.reader((line + "\n" for line in read_lines(path, seen)), strict=True)
-    while True:
-        number = rows.line_num + 1
-        try:
-            yield number, next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise CorpusError(
-                f"{path}, line {number}: {error}; "
-                f"close every quote, and double the ones inside a quoted text"
-            ) from None
-
-
 def _read_tsv(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
-    if _is_tagged(path, columns):
-        return _read_tagged(path, seen)
-    # quotes are ordinary characters here: sentences begin and end with them
-    rows = (line.split("\t") if line else [] for line in read_lines(path, seen))
-    return _read_table(path, columns, enumerate(rows, 1))
+    tagged = _is_tagged(path, columns)
+    return _read_tagged(path, seen) if tagged else _read_table(path, columns, seen)
 
 
-def _read_table(
-    path: Path, columns: Columns, rows: Iterator[tuple[int, list[str]]]
-) -> Iterator[Row]:
-    """The text column of rows (line number, cells), after a header; an empty row is no text."""
-    number, header = next(((n, row) for n, row in rows if row), (1, []))
-    sample = list(islice(rows, SAMPLE_ROWS))
+def _read_table(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
+    """The texts of a table with a header; a blank row is an empty text."""
+    table = read_table(path, seen)
+    header, sample = table.header, list(islice(table.rows, SAMPLE_ROWS))
     textual = [
         name
         for i, name in enumerate(header)
-        if name != columns.label
-        and not all(_is_number(row[i]) for _, row in sample if i < len(row))
+        if name != columns.label and not all(_is_number(row[i]) for _, row in sample if row)
     ]
-    where = f"{path}, line {number}"
-    chosen = header.index(choose_column(header, textual, columns.text, where))
-    check_label(header, columns.label, where)
+    chosen = header.index(choose_column(header, textual, columns.text, table.where))
+    check_label(header, columns.label, table.where)
     label = header.index(columns.label) if columns.label else None
-    for number, row in chain(sample, rows):
-        if row and len(row) != len(header):
-            raise CorpusError(
-                f"{path}, line {number}: expected {counted(len(header), 'column')} as in the"
-                f" header, got {len(row)}; quote texts that hold the separator (.csv) or take it"
-                " out (.tsv)"
-            )
+    for number, row in chain(sample, table.rows):
         gold = gold_of(row[label], columns.label, path) if row and label is not None else None
         yield Row(row[chosen] if row else "", number, gold)
 
@@ -162,9 +109,10 @@ def _is_comment(line: str) -> bool:
 
 
 def tagged_sentences(path: Path, seen: Seen = ignore) -> Iterator[list[tuple[int, str, str]]]:
-    """The sentences of a token/tag file: line number, word and tag of each word.
+    """Read the sentences of a token/tag file: line number, word and tag of each word.
 
-    Both may be empty. Blank lines end a sentence; comments (# without a tab) are left out.
+    A word or a tag may be empty. Blank lines end a sentence; comments (# without a tab) are left
+    out. Raises CorpusError for a line with another number of columns.
     """
     words: list[tuple[int, str, str]] = []
     for number, line in enumerate(read_lines(path, seen), 1):
@@ -185,7 +133,7 @@ def tagged_sentences(path: Path, seen: Seen = ignore) -> Iterator[list[tuple[int
 
 
 def _read_tagged(path: Path, seen: Seen) -> Iterator[Row]:
-    """The tokens joined with blanks; the line is that of the first."""
+    """Read each sentence as its tokens joined by blanks, on the line of the first token."""
     for words in tagged_sentences(path, seen):
         tags, begin = [], 0
         for _, word, tag in words:
@@ -239,7 +187,7 @@ def _is_text(kind: Any) -> bool:
 READERS: dict[str, Callable[[Path, Columns, Seen], Iterator[Row]]] = {
     ".txt": _read_txt,
     ".jsonl": _read_jsonl,
-    ".csv": _read_csv,
+    ".csv": _read_table,
     ".tsv": _read_tsv,
     ".parquet": _read_parquet,
 }

@@ -1,4 +1,4 @@
-"""Lines of a UTF-8 file, streamed, and one clear line for what is not one.
+"""Streams the lines of a UTF-8 file, and refuses any other file in one clear line.
 
 Lines end with a line feed; a carriage return before it and a byte order mark at the start are
 dropped.
@@ -14,7 +14,7 @@ from support.errors import UserError
 MAX_LINE = 10_000_000
 """Bytes of one line (of one record in .csv); a longer one is refused before it is in memory."""
 Seen = Callable[[bytes], object]
-"""Told every byte of a file as it is read, by the readers that read it once and in order."""
+"""A function that is called with all bytes of a file in order, line by line, as it is read."""
 
 
 class CorpusError(UserError):
@@ -22,13 +22,14 @@ class CorpusError(UserError):
 
 
 def ignore(raw: bytes) -> None:
-    """What is told of bytes that nobody wants to know."""
+    """Do nothing with the bytes that are read."""
 
 
 def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> Iterator[str]:
-    """Lines of a UTF-8 file without their ends; never more than `longest` bytes (MAX_LINE) at once.
+    """Yield the lines of a UTF-8 file without their ends.
 
-    Raises CorpusError on what is not such a file, and OSError.
+    `longest` is the number of bytes that a line may have, MAX_LINE by default; no more are in
+    memory at once. Raises CorpusError for what is not such a file, and OSError.
     """
     longest = longest or MAX_LINE
     position = 0
@@ -76,7 +77,10 @@ def _not_utf8(
 
 
 def _guess_encoding(raw: bytes) -> tuple[str, str]:
-    """(name for iconv, for a person): whole words above 0x7f are Cyrillic, single bytes not."""
+    """Name the encoding for iconv and for a person.
+
+    Whole words of bytes above 0x7f are Cyrillic, single bytes among ASCII are Latin.
+    """
     high = sum(byte >= 0xC0 for byte in raw)
     latin = sum(chr(byte).isalpha() for byte in raw if byte < 0x80)
     if high <= latin:

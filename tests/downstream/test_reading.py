@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from downstream.mlm.text_blocks import read_lines
-from downstream.tables import read_rows
+from downstream.tasks.example_rows import read_rows
 from downstream.tasks.questions import Answer, Question, read_questions
 from downstream.tasks.word_tags import Sentence, read_tagged
 from support.errors import UserError
-from teacher_dump.corpus.documents import Corpus, utf8_lines
+from teacher_dump.corpus import utf8_lines
+from teacher_dump.corpus.documents import Corpus
 from tests.downstream.learnable import table
 from tests.teacher_dump.corpus.corpora import texts
 
@@ -122,3 +123,30 @@ def test_lines_are_those_of_teacher_dump(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\rline\r\n \n\u2003\n  two \u2028\nthree".encode())
     assert read_lines(path) == texts(path) == ["one\rline", "  two \u2028", "three"]
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
+def test_tables_are_those_of_teacher_dump(suffix: str, tmp_path: Path) -> None:
+    """Blank lines, before the header as well, are no rows; others must be as wide as the header."""
+    path, separator = tmp_path / f"a{suffix}", "\t" if suffix == ".tsv" else ","
+    good: list[list[str]] = [["one", "x"], ["two ", "y"]]
+    if suffix == ".jsonl":
+        lines = [json.dumps({"text": text, "label": label}) for text, label in good]
+        bad, message = "[]", "expected an object"
+    else:
+        lines = [separator.join(row) for row in good]
+        bad, message = f"a{separator}b{separator}c", "expected 2 columns as in the header, got 3"
+    header = [] if suffix == ".jsonl" else [separator.join(("text", "label"))]
+    path.write_text("\n".join([" ", *header, lines[0], "", "  ", *lines[1:]]) + "\n")
+    rows = read_rows(path)
+    assert [list(row.values()) for row in rows] == good
+    dumped = list(Corpus.open([str(path)], label_column="label"))
+    assert [[d.text, d.gold and d.gold.label] for d in dumped] == good
+    place = f"{path}, line {len(header) + 6}: "
+    path.write_text(path.read_text() + bad + "\n")
+    refusals = []
+    for read in (read_rows, lambda path: Corpus.open([str(path)], "text").check()):
+        with pytest.raises(UserError) as caught:
+            read(path)
+        refusals.append(str(caught.value))
+    assert refusals[0] == refusals[1] and refusals[0].startswith(place) and message in refusals[0]

@@ -1,0 +1,57 @@
+"""Rows of examples, whose cells are asked for by what they hold: text, label, answer and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from support.errors import UserError
+from teacher_dump.corpus.tables import NAMED, named_rows, no_column
+
+
+class Row(dict[str, Any]):
+    """The cells of a row by column. `where` tells file and line, for errors."""
+
+    def __init__(self, where: str, cells: Mapping[str, Any]) -> None:
+        super().__init__(cells)
+        self.where = where
+
+    def cell(self, role: str, columns: Mapping[str, str]) -> Any:
+        """The cell that holds `role`, in the column of that name or of the name in `columns`.
+
+        Raises UserError where there is no such column.
+        """
+        name = columns.get(role, role)
+        if name not in self:
+            remedy = f"name the right one with --{role.replace('_', '-')}-column"
+            raise no_column(repr(name), self, self.where, remedy)
+        return self[name]
+
+    def text(self, role: str, columns: Mapping[str, str]) -> str:
+        """The cell that holds `role`. Raises UserError where it is no text, or a blank one."""
+        value = self.cell(role, columns)
+        if not isinstance(value, str) or not value.strip():
+            got = "nothing" if value is None or value == "" else f"{value!r:.60}"
+            raise UserError(
+                f"{self.where}: expected text in column {columns.get(role, role)!r}, got {got}; "
+                "mend the row or take it out"
+            )
+        return value
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a .tsv, .csv or .jsonl file, at least one; blank ones are left out.
+
+    Raises UserError with file and line for what cannot be read, and where there is no row.
+    """
+    if path.suffix.lower() not in NAMED:
+        expected = ", ".join(NAMED)
+        raise UserError(f"{path}: expected a file that ends in {expected}; convert or rename it")
+    try:
+        rows = [Row(f"{path}, line {number}", cells) for number, cells in named_rows(path)]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    if not rows:
+        raise UserError(f"{path}: has no rows; give a header and a row for each example")
+    return rows
