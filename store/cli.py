@@ -1,4 +1,4 @@
-"""`feature-store`: look at stores, check them, copy them."""
+"""Commands of `feature-store` that run no teacher: look at stores, check them, copy them."""
 
 from __future__ import annotations
 
@@ -54,35 +54,29 @@ def info(path: str, as_json: bool, allow_partial: bool) -> None:
 @main.command()
 @click.argument("path")
 @allow_partial
-@click.option("--model", help="Also run a sample through this teacher (as for teacher-dump).")
-@click.option(
-    "--sample", default=64, type=click.IntRange(min=1), help="Sequences that --model runs."
-)
-@click.option("--seed", default=0, type=click.IntRange(min=0), help="Which sequences.")
-@click.option("--device", default="auto", help="Of --model: auto | cpu | cuda | cuda:N.")
 @command_errors
-def verify(
-    path: str, allow_partial: bool, model: str | None, sample: int, seed: int, device: str
-) -> None:
+def verify(path: str, allow_partial: bool) -> None:
     """Read everything and compare it with its checksums.
 
-    And with the store's own tokenizer; with --model a sample is compared with what the teacher
-    says. Exit code 1 if anything is wrong.
+    And with the store's own tokenizer. Exit code 1 if anything is wrong.
     """
-    from store.tools.verify import verify as check
+    check_sound(path, allow_partial)
 
-    report = check(path, progress=_bars, allow_partial=allow_partial)
-    _told(path, report)
+
+def check_sound(path: str, allow_partial: bool) -> None:
+    """Verify a store and print what was found. StoreError if anything is wrong."""
+    from store.tools.verify import verify
+
+    report = verify(path, progress=_bars, allow_partial=allow_partial)
+    _print_report(path, report)
     if report.problems:
         raise StoreError(
             f"{path}: damaged: {counted(len(report.problems), 'problem')}; `feature-store repair`"
             " drops damaged parts, to be dumped again alone; or restore it from a copy"
         )
-    if model is not None:
-        _compare(path, allow_partial, model, sample, seed, device)
 
 
-def _told(path: str, report: Report) -> None:
+def _print_report(path: str, report: Report) -> None:
     for problem in report.problems:
         click.echo(without_remedy(problem))
     if not report.problems:
@@ -90,31 +84,6 @@ def _told(path: str, report: Report) -> None:
             f"{path}: sound: {counted(report.parts, 'part')}, {counted(report.arrays, 'array')}, "
             f"{report.bytes:,} decoded bytes match their checksums"
         )
-
-
-def _compare(
-    path: str, allow_partial: bool, model: str, sample: int, seed: int, device: str
-) -> None:
-    from store.read.store import open_store
-    from store.tools.live import checker
-
-    store = open_store(path, allow_partial=allow_partial)
-    found = checker()(store, model, sample, seed, device)
-    click.echo(found.headline)
-    click.echo(f"{'':<28} {'largest':>9} {'mean':>9} {'promised':>9}  share of what is allowed")
-    for row in found.rows:
-        click.echo(
-            f"{row.feature:<28} {row.largest:9.3g} {row.mean:9.3g} {row.promised:9.3g} "
-            f"{row.share:6.2f}  ({row.unit})"
-        )
-    for line in (*found.notes, *found.problems):
-        click.echo(line)
-    if found.problems:
-        raise StoreError(
-            f"{path}: is not what {model} says: {counted(len(found.problems), 'problem')}; give the"
-            " model that it was made with, or dump again"
-        )
-    click.echo(f"{path}: every error is within what its codec and {model} promise")
 
 
 @main.command()
@@ -128,7 +97,7 @@ def repair(path: str) -> None:
     from store.tools.repair import repair as drop
 
     left, report = drop(path, progress=_bars)
-    _told(path, report)
+    _print_report(path, report)
     if report.problems:
         click.echo(
             f"{path}: {counted(left, 'sound part')} kept; type the command that made it again"

@@ -11,13 +11,28 @@ import torch
 
 from store import Features, Logits, Record
 from store.format.codecs import COARSE, by_channel
-from store.tools.live import Comparison
 from teacher_dump.teacher.heads import Decoder, all_logits
 
 STANDARD_ERRORS = 6.0  # by which random draws may miss what is expected of them
 FLOOR = -63.0  # log-probabilities below may be clipped
 FIXED, ROOT = 2.0**-11, 2.0**-12
 Calibration = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass
+class Comparison:
+    """One feature of the sample: errors of what is stored against what the teacher gives.
+
+    `promised` is the largest error that the codec allows anywhere in the sample, `share` the
+    largest error as a share of what is allowed at its place (codec and precision together).
+    """
+
+    feature: str
+    unit: str
+    largest: float = 0.0
+    mean: float = 0.0
+    promised: float = 0.0
+    share: float = 0.0
 
 
 @dataclass

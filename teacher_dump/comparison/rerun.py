@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ from tqdm import tqdm
 
 from store import Features, FeatureStore, Record, UserError
 from store.extras.word_counts import WordCounts
-from store.tools.live import LiveReport
 from support.console import check_device, counted
-from teacher_dump.comparison.errors import Errors
+from teacher_dump.comparison.errors import Comparison, Errors
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.teacher.forward import Known, forward
 from teacher_dump.teacher.teacher import Teacher, load_teacher
@@ -42,6 +42,16 @@ be."""
 MERGED = 3.0
 """Of the codec's error is allowed where `merge --recode` may have encoded twice, the first time in
 deviations up to twice as large."""
+
+
+@dataclass
+class LiveReport:
+    """What was compared, and in a line each what is not as it must be."""
+
+    headline: str
+    rows: list[Comparison] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) -> LiveReport:

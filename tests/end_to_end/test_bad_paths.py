@@ -11,9 +11,9 @@ import pytest
 
 from downstream.cli import main as downstream
 from store import StoreError, open_store
-from store.cli import main as feature_store
 from student_train.cli import main as student_train
 from teacher_dump.cli import main as teacher_dump
+from teacher_dump.comparison.cli import main as feature_store
 from tests.end_to_end.support import refused, says
 
 LONG = "n" * 300  # a file system takes 255 bytes

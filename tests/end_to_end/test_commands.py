@@ -19,12 +19,12 @@ from transformers import AutoModel
 
 from downstream.cli import main as downstream
 from store import open_store
-from store.cli import main as feature_store
 from student_train.cli import main as student_train
 from student_train.model.vocabulary import student_tokenizer
 from student_train.sweep import aligned, table
 from student_train.sweep import main as student_sweep
 from teacher_dump.cli import main as teacher_dump
+from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job.dump import dump
 from tests.end_to_end.support import ROOT, STUDENT, dump_options, dumped, ok, refused, write_corpus
 
@@ -54,6 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str]
         ("student_train.cli", TRAIN_OPTIONS + " --resume"),
         ("student_train.sweep", TRAIN_OPTIONS),
         ("store.cli", STORE_COMMANDS),
+        ("teacher_dump.comparison.cli", STORE_COMMANDS),
     ],
 )
 def test_help_lists_every_option_and_loads_no_torch(module: str, expected: str) -> None:

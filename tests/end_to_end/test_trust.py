@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from store import StoreWriter, UserError, open_store
-from store.cli import main as feature_store
 from store.tools.verify import verify
 from student_train.cli import main as student_train
+from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job.dump import dump
 from teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import STUDENT, dump_options, invoke, ok, refused, says, write_corpus

@@ -16,11 +16,12 @@ from click.testing import CliRunner
 from transformers import AutoModelForMaskedLM
 
 from store import StoreWriter, UserError, open_store
-from store.cli import main
+from store import cli as store_cli
 from store.tools.convert import convert
-from store.tools.live import LiveReport, checker
 from store.tools.merge import merge
 from teacher_dump.comparison import rerun
+from teacher_dump.comparison.cli import main
+from teacher_dump.comparison.rerun import LiveReport
 from teacher_dump.job import dump as dumping
 from teacher_dump.job import parts
 from teacher_dump.teacher import teacher
@@ -284,8 +285,20 @@ def test_arguments_that_no_dump_has(tmp_path: Path, tiny_teacher: Teachers, corp
     assert rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu").problems == []
 
 
-def test_without_a_package_that_runs_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checker() is rerun.check
-    monkeypatch.setattr("store.tools.live.distributions", list)
-    with pytest.raises(UserError, match="pip install"):
-        checker()
+def test_the_whole_command_is_that_of_the_store_with_a_teacher(tmp_path: Path) -> None:
+    """Two groups, so that the store needs no package above it; `verify` alone differs."""
+    assert main.commands.keys() == store_cli.main.commands.keys()
+    differ = {
+        name for name in main.commands if main.commands[name] != store_cli.main.commands[name]
+    }
+    assert differ == {"verify"} and main.help == store_cli.main.help
+    options = {
+        group: {option for each in group.commands["verify"].params for option in each.opts}
+        for group in (main, store_cli.main)
+    }
+    added = {"--model", "--sample", "--seed", "--device"}
+    assert (
+        options[main] - options[store_cli.main] == added > options[store_cli.main] - options[main]
+    )
+    with pytest.raises(UserError, match="no such file or folder"):
+        store_cli.check_sound(str(tmp_path / "none.zarr"), False)
