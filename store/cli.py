@@ -119,11 +119,11 @@ def convert(source: str, target: str, codec: str | None) -> None:
     if "://" in target:
         if codec:
             raise UserError("--codec: convert to a .zarr on this machine first, then to an address")
-        from store.tools.upload import upload
+        from store.tools.copy import upload
 
         upload(source, target, progress=_progress("file"))
     else:
-        from store.tools.convert import convert as copy
+        from store.tools.copy import convert as copy
 
         copy(source, target, codec, progress=_progress("part"))
     _written(target)

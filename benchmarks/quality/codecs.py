@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.common.results import TEACHER, of_text, publish, table, whole_size
 from store import FeatureStore, open_store
-from store.tools.convert import convert
+from store.tools.copy import convert
 from support.console import command_errors
 from teacher_dump.job.dump import dump
 from teacher_dump.job.options import DumpOptions

@@ -24,7 +24,7 @@ from benchmarks.common.results import NOVELS, RESULTS, TEACHER, publish, table
 from benchmarks.quality.distillation_helps import MASKED, finished, mean_and_deviation, scores_of
 from store import FeatureStore, open_store
 from store.format.codecs import CODECS
-from store.tools.convert import begin_copy, convert
+from store.tools.copy import begin_copy, convert
 from student_train.model.vocabulary import student_tokenizer
 from student_train.settings.options import TrainOptions, parse_losses
 from support.console import command_errors

@@ -29,7 +29,7 @@ from benchmarks.common.synthetic import features_of, make_store
 from benchmarks.reading.features import Arrays, Corpus
 from benchmarks.reading.readers import Peer, Stream, peers
 from store import StoreError, open_store
-from store.tools.convert import convert
+from store.tools.copy import convert
 from support.console import command_errors
 
 SECONDS = 3.0  # of an epoch of a slow reader

@@ -26,7 +26,7 @@ from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memo
 from benchmarks.common.results import RESULTS, TEACHER, publish, table
 from benchmarks.common.small_store import random_teacher
 from store import open_store
-from store.tools.convert import begin_copy, copy_part
+from store.tools.copy import begin_copy, copy_part
 from support.console import command_errors
 
 STEPS = 30

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from store.containers.writing import staging_of
+from store.containers.paths import staging_of
 from store.errors import StoreError
 from store.format.manifest import DAMAGED
-from store.write.outside_parts import outside
+from store.read.unfinished import read_outside
 from support.arrays import Array
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class WordCounts:
     def unfinished(path: str | Path) -> WordCounts | None:
         """The same of an unfinished store."""
         with closing(staging_of(path).source()) as source:
-            return _read(source.attributes().get("arrays", {}), outside(source), source.path)
+            return _read(source.attributes().get("arrays", {}), read_outside(source), source.path)
 
 
 def _read(names: Collection[str], read: Callable[[str], Array], where: str) -> WordCounts | None:

@@ -9,6 +9,10 @@ from typing import Any
 
 from store.errors import StoreError
 from store.format.codecs import CODECS, GROUP, GROUPS, encodings
+from support.arrays import Floats
+
+Calibration = dict[str, tuple[Floats, Floats]]
+"""Mean and deviation [D] of each hidden state, by its name."""
 
 TIERS = ("topk", "sample", "head")
 TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag", "tags")}

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from store.containers.interface import Source
 from store.errors import RESTORE, StoreError, without_remedy
 from store.format.features import Features, check_name
 from store.format.layout import FORMAT, MAX_PART, VERSION, Counts, PartShapes
@@ -222,16 +221,14 @@ def read_entries(value: object, where: str) -> dict[str, Entry]:
     return {name: Entry.from_json(entry, where, name) for name, entry in value.items()}
 
 
-def read_manifest(source: Source, attributes: Mapping[str, Any], features: Features) -> Manifest:
-    """Read and check the manifest of a sealed store. Raises StoreError if it does not match."""
-    stored = source.array("manifest")
-    if stored.dtype != np.uint8 or len(stored.shape) != 1 or stored.shape[0] > MAX_BYTES:
-        raise StoreError(f"{source.path}: manifest is not a byte array; {DAMAGED}")
-    data = stored.read(0, stored.shape[0]).tobytes()
+def read_manifest(
+    data: bytes, attributes: Mapping[str, Any], features: Features, where: str
+) -> Manifest:
+    """Check and read the manifest of a sealed store. Raises StoreError if it does not match."""
     if seal_checksum(data, attributes["created"]) != attributes.get("checksum"):
-        raise StoreError(f"{source.path}: the manifest does not match its checksum; {DAMAGED}")
+        raise StoreError(f"{where}: the manifest does not match its checksum; {DAMAGED}")
     with uncollected():
-        return _parsed(data, attributes, features, source.path)
+        return _parsed(data, attributes, features, where)
 
 
 def _parsed(data: bytes, attributes: Mapping[str, Any], features: Features, where: str) -> Manifest:

@@ -11,10 +11,9 @@ import numpy as np
 
 from store.errors import StoreError
 from store.format import codecs
-from store.format.features import Features
+from store.format.features import Calibration, Features
 from store.format.sequences import masked_tokens
 from store.read.part import PartReader
-from store.write.part import Calibration
 from support.arrays import Array, Floats
 
 

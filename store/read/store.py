@@ -15,17 +15,24 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from store.containers.interface import Source
-from store.containers.opening import open_source
+from store.containers.paths import open_source
 from store.errors import StoreError
-from store.format.features import Features
-from store.format.manifest import DAMAGED, Manifest, check_root, digest, opening, read_manifest
+from store.format.features import Calibration, Features
+from store.format.manifest import (
+    DAMAGED,
+    MAX_BYTES,
+    Manifest,
+    check_root,
+    digest,
+    opening,
+    read_manifest,
+)
 from store.read import order
 from store.read.part import PartReader
 from store.read.pool import Buffers
 from store.read.record import LazyMap, Record
 from store.read.stream import Batch, batch_count, stream
 from store.read.unfinished import unfinished, unsealed_manifest
-from store.write.part import Calibration
 from support.arrays import Array, Floats
 
 if TYPE_CHECKING:
@@ -61,8 +68,16 @@ def _open(source: Source, allow_partial: bool) -> FeatureStore:
         manifest = unsealed_manifest(source, attributes, features)
         return FeatureStore(source, attributes, features, manifest)
     with opening():
-        manifest = read_manifest(source, attributes, features)
+        data = _manifest_bytes(source)
+        manifest = read_manifest(data, attributes, features, source.path)
         return FeatureStore(source, attributes, features, manifest)
+
+
+def _manifest_bytes(source: Source) -> bytes:
+    stored = source.array("manifest")
+    if stored.dtype != np.uint8 or len(stored.shape) != 1 or stored.shape[0] > MAX_BYTES:
+        raise StoreError(f"{source.path}: manifest is not a byte array; {DAMAGED}")
+    return stored.read(0, stored.shape[0]).tobytes()
 
 
 class FeatureStore(Sequence[Record]):

@@ -1,15 +1,24 @@
-"""What an unfinished store has so far: the entries that its published parts hold themselves."""
+"""What an unfinished store has so far: the entries of its published parts, arrays outside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from store.containers.interface import Source
 from store.errors import StoreError, without_remedy
-from store.format.features import Features
+from store.format.features import Calibration, Features
 from store.format.layout import PartShapes
-from store.format.manifest import ATTRIBUTES, Manifest, Part, read_entries
+from store.format.manifest import (
+    ATTRIBUTES,
+    DAMAGED,
+    Manifest,
+    Part,
+    check_root,
+    digest,
+    read_entries,
+)
+from support.arrays import Array
 from support.console import counted
 
 
@@ -86,3 +95,31 @@ def readable_manifest(
     arrays = read_entries(attributes.get("arrays"), source.path)
     kept = {key: attributes[key] for key in ATTRIBUTES}
     return Manifest(kept, arrays, parts), unreadable
+
+
+def read_calibration(source: Source) -> Calibration:
+    """(mean, deviation) of every hidden state of an unfinished store. StoreError unless they have
+    the checksums that they were written with."""
+    read = read_outside(source)
+    return {
+        name: (
+            read(f"calibration/hidden/{name}/mean"),
+            read(f"calibration/hidden/{name}/deviation"),
+        )
+        for name in check_root(source.attributes(), source.path).hidden
+    }
+
+
+def read_outside(source: Source) -> Callable[[str], Array]:
+    """Reads arrays outside the parts of an unfinished store; StoreError for one that has not the
+    checksum that it was written with."""
+    entries = read_entries(source.attributes().get("arrays"), source.path)
+
+    def read(name: str) -> Array:
+        array = source.array(name)
+        values = array.read(0, array.shape[0])
+        if name not in entries or digest(values) != entries[name].sha256:
+            raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
+        return values
+
+    return read

@@ -11,7 +11,7 @@ from typing import Any
 
 from store.format.features import Features
 from store.read.store import FeatureStore, open_store
-from store.tools.convert import Progress, begin_copy, copy_part, same_calibration
+from store.tools.copy import Progress, begin_copy, copy_part, same_calibration
 from support.differences import differences
 from support.errors import UserError
 

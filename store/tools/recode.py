@@ -9,9 +9,8 @@ import numpy as np
 
 from store.errors import StoreError
 from store.format import codecs
-from store.format.features import Features
+from store.format.features import Calibration, Features
 from store.format.layout import hidden_specs, logits_specs
-from store.write.part import Calibration
 from support.arrays import Array
 from support.errors import UserError
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from store.containers.interface import Sink, Source, Staging
+from store.containers.interface import Sink, Staging
 from store.errors import StoreError
-from store.format.features import Features, check_name
+from store.format.features import Calibration, Features, check_name
 from store.format.layout import teacher_array
-from store.format.manifest import DAMAGED, Entry, check_root, digest, read_entries
-from store.write.part import Calibration
+from store.format.manifest import Entry
 from support.arrays import Array
 
 Weights = Mapping[str, Array] | Iterable[tuple[str, Array]]
@@ -61,34 +60,6 @@ def begin(
     recorder.sink.attributes("", attributes | {"arrays": recorder.entries})
     recorder.sink.close()
     staging.begin()
-
-
-def read_calibration(source: Source) -> Calibration:
-    """(mean, deviation) of every hidden state of an unfinished store. StoreError unless they have
-    the checksums that they were written with."""
-    read = outside(source)
-    return {
-        name: (
-            read(f"calibration/hidden/{name}/mean"),
-            read(f"calibration/hidden/{name}/deviation"),
-        )
-        for name in check_root(source.attributes(), source.path).hidden
-    }
-
-
-def outside(source: Source) -> Callable[[str], Array]:
-    """Reads arrays outside the parts of an unfinished store; StoreError for one that has not the
-    checksum that it was written with."""
-    entries = read_entries(source.attributes().get("arrays"), source.path)
-
-    def read(name: str) -> Array:
-        array = source.array(name)
-        values = array.read(0, array.shape[0])
-        if name not in entries or digest(values) != entries[name].sha256:
-            raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
-        return values
-
-    return read
 
 
 def _check_calibration(calibration: Calibration, features: Features) -> Calibration:

@@ -11,12 +11,11 @@ from numpy.typing import ArrayLike
 
 from store.errors import StoreError
 from store.format import codecs
-from store.format.features import Features
+from store.format.features import Calibration, Features
 from store.format.layout import Counts, count_dtype, part_arrays
 from store.format.sequences import encode_gold, encode_masks, encode_sequences
 from support.arrays import Array, Floats
 
-Calibration = dict[str, tuple[Floats, Floats]]
 LOG_SLACK = 1e-2
 
 

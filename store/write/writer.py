@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -15,11 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from store.containers.hdf5.staging import Hdf5Staging
-from store.containers.interface import Staging
-from store.containers.writing import staging_of, writing
+from store.containers.interface import Source, Staging
+from store.containers.paths import staging_of
 from store.containers.zarr.staging import ZarrStaging
 from store.errors import StoreError
-from store.format.features import Features
+from store.format.features import Calibration, Features
 from store.format.layout import (
     FORMAT,
     MAX_PART,
@@ -29,11 +30,25 @@ from store.format.layout import (
     part_arrays,
     teacher_array,
 )
-from store.format.manifest import Entry, Part, check_root, digest, read_entries
-from store.read.unfinished import published_part, unsealed_manifest
-from store.write.outside_parts import Outside, Weights, begin, read_calibration
-from store.write.part import Calibration, PartWriter
-from store.write.sealing import sealed
+from store.format.manifest import (
+    MAX_BYTES,
+    Entry,
+    Part,
+    check_root,
+    digest,
+    length_dtype,
+    read_entries,
+    seal_checksum,
+)
+from store.read.part import PartReader
+from store.read.unfinished import (
+    published_part,
+    read_calibration,
+    unreadable_part,
+    unsealed_manifest,
+)
+from store.write.outside_parts import Outside, Weights, begin
+from store.write.part import PartWriter
 from support import files
 from support.arrays import Array
 from support.differences import check_same, differences
@@ -47,6 +62,19 @@ def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise StoreError(f"{what} cannot be written as JSON ({error})") from error
     return decoded
+
+
+@contextmanager
+def _writing(path: Path, what: str = "") -> Iterator[None]:
+    """StoreError for whatever a disk refuses: what the cause was, and that parts are kept."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # h5py tells a full disk as RuntimeError
+        kept = " (published parts are kept)" if path.exists() else ""
+        raise StoreError(
+            f"cannot write {what}{path}: {files.reason(error)} and start again with the same"
+            f" arguments{kept}"
+        ) from error
 
 
 class StoreWriter:
@@ -90,7 +118,7 @@ class StoreWriter:
             "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         StoreWriter._check_same(staging, attributes)
-        with writing(staging.path):
+        with _writing(staging.path):
             lease = Lease(staging.path)
             try:
                 staging.mark = lease.token
@@ -140,7 +168,7 @@ class StoreWriter:
             raise UserError(f"{path}: folder {folder} does not exist; make it")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"{path}: folder {folder} cannot be written to; {files.WRITABLE}")
-        with writing(staging.path):
+        with _writing(staging.path):
             check_free(staging.path)
 
     @staticmethod
@@ -239,7 +267,7 @@ class StoreWriter:
     def write_part(self, number: int, counts: Counts, arrays: Mapping[str, Array]) -> None:
         """Publish a part from encoded arrays (all of `layout.part_arrays`)."""
         self._check_number(number)
-        with writing(self.path, f"part {number} of "):
+        with _writing(self.path, f"part {number} of "):
             try:
                 self._lease.check()
                 sink = self._staging.part(number)
@@ -267,10 +295,10 @@ class StoreWriter:
         if not self.published:
             raise StoreError(f"{self.path}: no part was published; there is nothing to seal")
         source = self._staging.source()
-        attributes, data = sealed(source, self._attributes, self.features)
+        attributes, data = _sealed(source, self._attributes, self.features)
         source.close()
         values = np.frombuffer(data, np.uint8)
-        with writing(self.path):
+        with _writing(self.path):
             try:
                 self._lease.check()
                 self._staging.seal(attributes, teacher_array(values), values)
@@ -287,6 +315,32 @@ class StoreWriter:
     def close(self) -> None:
         """Let another process write; published parts stay."""
         self._lease.close()
+
+
+def _sealed(
+    source: Source, attributes: Mapping[str, Any], features: Features
+) -> tuple[dict[str, Any], bytes]:
+    """Root attributes and manifest of an unfinished store when it is sealed as it is.
+
+    Raises StoreError where a part does not say what it holds.
+    """
+    manifest = unsealed_manifest(source, attributes, features)
+    lengths = [_lengths(source, part, features) for part in manifest.parts]
+    data = replace(manifest, lengths=np.concatenate(lengths)).to_bytes()
+    if len(data) > MAX_BYTES:  # readers do without the lengths, not without the rest
+        data = manifest.to_bytes()
+    entries = {name: manifest.arrays[name].to_json() for name in sorted(manifest.arrays)}
+    found = {**attributes, "state": "sealed", "arrays": entries}
+    return found | {"checksum": seal_checksum(data, found["created"])}, data
+
+
+def _lengths(source: Source, part: Part, features: Features) -> Array:
+    try:
+        return np.diff(PartReader(source, part, features).token_start).astype(
+            length_dtype(features)
+        )
+    except StoreError as error:
+        raise unreadable_part(source, part.number, error) from error
 
 
 def _of_spec(values: Array, spec: ArraySpec, where: str) -> Array:

@@ -19,7 +19,7 @@ TEMPORARY = ".tmp-"
 
 
 class Hdf5Staging:
-    """An HDF5 store under construction. See `store.tree.Staging`."""
+    """An HDF5 store under construction. See `store.containers.interface.Staging`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.mark = path, ""

@@ -170,7 +170,7 @@ class ShardMaps:
 
 
 class ShardSlices:
-    """Rows of an array that is one shard. See `store.tree.Slices`."""
+    """Rows of an array that is one shard. See `store.containers.interface.Slices`."""
 
     def __init__(self, maps: ShardMaps, path: Path, layout: Layout, where: str) -> None:
         self._maps, self._path, self._layout, self._where = maps, path, layout, where

@@ -18,7 +18,7 @@ TEMPORARY = ".tmp-"
 
 
 class ZarrStaging:
-    """A Zarr store under construction. See `store.tree.Staging`."""
+    """A Zarr store under construction. See `store.containers.interface.Staging`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.mark = path, ""

@@ -20,7 +20,7 @@ from store.containers.interface import Slices
 from store.containers.untrusted import MAX_JSON, Folder, check_size, files_under
 from store.containers.zarr.metadata import unlawful
 from store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
-from store.containers.zarr.slices import check_codecs, open_slices
+from store.containers.zarr.zarr_python import check_codecs, open_slices
 from store.errors import StoreError
 from store.format.dimensions import dimension_names
 from store.format.layout import ArraySpec

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from store import StoreError, UserError, open_store
 from store.cli import main as feature_store
-from store.tools.upload import upload as upload_store
+from store.tools.copy import upload as upload_store
 from store.tools.verify import verify
 
 Made = Callable[..., Any]

@@ -19,8 +19,8 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
 from store import FeatureStore, open_store
 from store.containers.zarr.shards import OPEN_MAPS, Layout, ShardMaps, ShardSlices, layout_of
-from store.containers.zarr.slices import ZarrSlices
 from store.containers.zarr.tree import ZarrSource
+from store.containers.zarr.zarr_python import ZarrSlices
 from tests.store.containers.shard_files import blosc, both, random_values, write
 
 Made = Callable[..., Any]

@@ -9,7 +9,7 @@ import pytest
 
 from store import StoreError, open_store
 from store.extras.word_counts import COUNT, TEXT, WordCounts
-from store.tools.convert import convert
+from store.tools.copy import convert
 from store.tools.verify import verify
 from support.arrays import Array
 from tests.store.making import begin, features_of, make_part, put_part

@@ -17,8 +17,8 @@ from store import FeatureStore, UserError, open_store
 from store.containers.zarr.shards import ShardSlices
 from store.format import codecs
 from store.format.layout import part_arrays
-from store.read.kept import KeptSlices
-from store.tools.convert import convert
+from store.read.part import KeptSlices
+from store.tools.copy import convert
 from student_train.cli import main
 from student_train.data import cache
 from student_train.data.encoded import decode_attention, decode_scaled

@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM
 
 from store import StoreWriter, UserError, open_store
 from store import cli as store_cli
-from store.tools.convert import convert
+from store.tools.copy import convert
 from store.tools.merge import merge
 from teacher_dump.comparison import rerun
 from teacher_dump.comparison.cli import main

@@ -538,7 +538,7 @@ def test_verify_tells_embeddings_that_are_not_those_of_the_tokenizer(
     backend = train_wordpiece(ENGLISH, 180, None)
     settings = json.dumps(json.loads(good.settings)).encode()
     wrong = dataclasses.replace(good, tokenizer=backend.to_str().encode(), settings=settings)
-    from store.tools.convert import copy_part
+    from store.tools.copy import copy_part
     from store.write.writer import StoreWriter
 
     writer = StoreWriter.create_or_resume(

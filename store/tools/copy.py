@@ -1,4 +1,4 @@
-"""Copy a store: from one file format to another, to a smaller codec."""
+"""Copy a store: to another file format, to a smaller codec, to an object store."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 
+from store.containers.zarr.tree import ZarrSource
+from store.errors import StoreError
 from store.extras.mixed_vocab import MixedVocab
 from store.extras.word_counts import WordCounts
-from store.format.features import Features
+from store.format.features import Calibration, Features
 from store.format.manifest import digest
 from store.read.store import FeatureStore, open_store
 from store.tools.recode import ENCODED, check_codec, recode_part
-from store.write.part import Calibration
 from store.write.writer import StoreWriter
 from support.arrays import Array
-from support.errors import ANOTHER, UserError
+from support.errors import ANOTHER, UserError, first_line
 
 DOCUMENT = "sequence/document"
+ROOT = "zarr.json"
 Progress = Callable[[list[Any]], Any]
 
 
@@ -136,3 +139,42 @@ def convert(
             copy_part(writer, part.number, store, place, store, 0)
         writer.seal()
     store.close()
+
+
+def upload(
+    source: str | Path,
+    target: str,
+    storage_options: dict[str, Any] | None = None,
+    *,
+    progress: Progress = iter,
+) -> None:
+    """Copy a sealed Zarr folder to an fsspec URL, `zarr.json` of the root, which alone says that it
+    is sealed, last: killed before, it is refused by every reader, and another call copies it anew.
+
+    Each file's size is asked for afterwards. Raises UserError for a source that is no such folder
+    and a target that exists, StoreError where the target cannot be written.
+    """
+    with closing(open_store(source)) as store:  # a sound and sealed one
+        if not isinstance(store.source, ZarrSource) or "://" in str(source):
+            raise UserError(
+                f"{source}: only a Zarr folder can be copied to {target}; convert it to .zarr first"
+            )
+    folder, target = Path(source), target.rstrip("/")
+    try:
+        remote, root = fsspec.core.url_to_fs(target, **(storage_options or {}))
+        if remote.exists(f"{root}/{ROOT}"):
+            raise UserError(f"{target} exists already; {ANOTHER}")
+        inner = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        inner.remove(folder / ROOT)
+        for path in progress([*inner, folder / ROOT]):
+            there = f"{root}/{path.relative_to(folder).as_posix()}"
+            remote.pipe_file(there, path.read_bytes())
+            if remote.size(there) != path.stat().st_size:
+                raise StoreError(f"{target}: {there} has not arrived whole; type the command again")
+    except UserError:
+        raise
+    except Exception as error:  # every client raises its own
+        raise StoreError(
+            f"{target}: cannot be written: {first_line(error)}; check the address, the network and"
+            " the credentials, and type the same command again"
+        ) from error

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from store.containers.zarr.shards import ShardSlices
-from store.read.kept import KeptSlices
+from store.read.part import KeptSlices
 from tests.store.containers.shard_files import both, random_values, write
 
 LENGTH = 101_001  # of rows of one byte, as maps have them

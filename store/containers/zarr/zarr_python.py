@@ -64,7 +64,7 @@ def open_slices(store: Any, name: str, where: str) -> tuple[ZarrSlices, int]:
 
 
 class ZarrSlices:
-    """Rows of a Zarr array, by zarr-python. See `store.tree.Slices`."""
+    """Rows of a Zarr array, by zarr-python. See `store.containers.interface.Slices`."""
 
     def __init__(self, array: zarr.Array[Any], where: str) -> None:
         self._array, self._where = array, where

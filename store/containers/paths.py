@@ -1,15 +1,17 @@
-"""Open the tree of a store by its path or URL."""
+"""Which container a path means: the Zarr folder, HDF5 file or URL to read, the one to write."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from store.containers.hdf5.staging import Hdf5Staging
 from store.containers.hdf5.tree import Hdf5Source
-from store.containers.interface import Source
+from store.containers.interface import Source, Staging
+from store.containers.zarr.staging import ZarrStaging
 from store.containers.zarr.tree import ZarrSource
 from store.errors import StoreError
-from support.errors import first_line, of_path
+from support.errors import UserError, first_line, of_path
 
 
 def open_source(path: str | Path, storage_options: dict[str, Any] | None = None) -> Source:
@@ -51,3 +53,18 @@ def _local(path: Path) -> Source:
         if file.read(8) != b"\x89HDF\r\n\x1a\n":
             raise StoreError(f"{path}: not a feature store (neither a Zarr folder nor HDF5)")
     return Hdf5Source(str(path))
+
+
+def staging_of(path: str | Path) -> Staging:
+    """How a store with this name is written. UserError unless it ends in .zarr or .h5, and what has
+    the name, if anything, is a folder or file: to open a pipe is to wait for its other end."""
+    target = Path(path)
+    if "://" in str(path):
+        raise UserError(f"{path}: stores are written to a local path; upload the finished folder")
+    if target.exists() and not (target.is_dir() or target.is_file()):
+        raise UserError(f"{path}: is not a folder or an ordinary file; give another name")
+    if target.suffix == ".zarr":
+        return ZarrStaging(target)
+    if target.suffix == ".h5":
+        return Hdf5Staging(target)
+    raise UserError(f"{path}: the name of a store must end in .zarr (Zarr v3) or .h5 (HDF5)")
