@@ -1,0 +1,109 @@
+"""Dimension names of Zarr arrays: xarray opens every group, and stores without them stay sound."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from store import open_store
+from store.format.dimensions import dimension_names
+from store.format.layout import Counts, part_arrays
+from store.tools.repair import repair
+from store.tools.verify import verify
+from tests.store.making import begin, features_of, make_part, make_store, put_part
+
+KINDS = ("topk", "sample", "head", "classification", "tagging", None)
+COUNTS = Counts(5, 41, 401, 97, (0, 11), (61, 67))
+Copy = Callable[..., Path]
+
+
+@pytest.mark.parametrize("codec", ("exact", "default", "small"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_has_one_length_in_a_group(codec: str, kind: str | None) -> None:
+    lengths: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for path, spec in part_arrays(features_of(codec, kind), COUNTS).items():
+        names = dimension_names(path, len(spec.shape))
+        assert len(set(names)) == len(names) == len(spec.shape)
+        assert not any(":" in name for name in names), path
+        for name, length in zip(names, spec.shape, strict=True):
+            lengths[path.rpartition("/")[0], name].add(length)
+    assert all(len(found) == 1 for found in lengths.values()), lengths
+
+
+@pytest.mark.parametrize("kind", ("topk", "sample", "head", "classification", "tagging"))
+def test_xarray_opens_every_group(made: Callable[..., Any], kind: str) -> None:
+    xarray = pytest.importorskip("xarray")
+    path = made("zarr", "small" if kind == "head" else "default", kind)[0]
+    fs, arrays = open_store(path), 0
+    groups = {file.parent.relative_to(path) for file in path.rglob("zarr.json")}
+    for group in sorted(groups):
+        if json.loads((path / group / "zarr.json").read_text())["node_type"] == "array":
+            continue
+        data = xarray.open_dataset(path / group, engine="zarr", consolidated=False)
+        for name, variable in data.variables.items():
+            where = str(group / name)
+            stored = fs.source.array(where)
+            assert variable.shape == stored.shape
+            assert np.array_equal(variable.values, stored.read(0, variable.shape[0])), where
+            arrays += 1
+    assert arrays > 80
+    tokens = xarray.open_zarr(path / "parts/0/token", consolidated=False)
+    assert tokens.id.dims == ("token",) and tokens.sizes["token"] == len(tokens.id)
+    tree = xarray.open_datatree(path / "parts/0", engine="zarr", consolidated=False)
+    hidden = tree["view1/hidden/mean"]
+    assert hidden["values"].dims == ("token", "channel")
+
+
+@pytest.fixture
+def of_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Write as releases did that gave dimensions no names, until what this returns is called."""
+    monkeypatch.setattr("store.containers.zarr.tree.dimension_names", lambda *_: None)
+    return monkeypatch.undo
+
+
+def named(path: Path) -> set[bool]:
+    nodes = [json.loads(file.read_text()) for file in path.rglob("zarr.json")]
+    return {bool(node.get("dimension_names")) for node in nodes if node["node_type"] == "array"}
+
+
+def test_a_store_that_was_begun_without_names(
+    tmp_path: Path, of_before: Callable[[], None]
+) -> None:
+    path, features = tmp_path / "a.zarr", replace(features_of(), hidden=("mean",))
+    writer = begin(path, features)
+    put_part(writer, 0, make_part(features, 0))
+    writer.close()
+    of_before()
+    writer = begin(path, features)
+    put_part(writer, 1, make_part(features, 1))
+    writer.seal()
+    assert named(path) == {False, True}
+    assert verify(path).problems == []
+    make_store(tmp_path / "b.zarr", features, parts=2)
+    assert named(tmp_path / "b.zarr") == {True}
+    one, other = open_store(path), open_store(tmp_path / "b.zarr")
+    assert one.manifest.content() == other.manifest.content()
+
+
+def test_an_old_store_that_is_repaired(tmp_path: Path, of_before: Callable[[], None]) -> None:
+    path, features = tmp_path / "a.zarr", replace(features_of(), hidden=("mean",))
+    make_store(path, features)
+    assert named(path) == {False}
+    content = open_store(path).manifest.content()
+    of_before()
+    assert verify(path).problems == []
+    shard = path / "parts/1/token/id/c/0"
+    shard.write_bytes(bytes(len(shard.read_bytes())))
+    assert repair(path)[0] == 2
+    writer = begin(path, features)
+    put_part(writer, 1, make_part(features, 1))
+    writer.seal()
+    assert verify(path).problems == [] and named(path) == {False, True}
+    assert open_store(path).manifest.content() == content
