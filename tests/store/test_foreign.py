@@ -1,143 +1,134 @@
-"""Readers that know nothing of this software: one written from FORMAT.md alone, with plain
-zarr-python or h5py; tensorstore and zarrs open every array."""
+"""Readers that know nothing of this software: `examples/read_store.py`, written from FORMAT.md
+alone, with plain zarr-python or h5py; tensorstore and zarrs open every array."""
 
 from __future__ import annotations
 
-import hashlib
+import importlib.util
 import json
-from collections.abc import Callable, Iterator
-from itertools import islice
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
-import hdf5plugin  # noqa: F401  registers filter 32001
 import numpy as np
 import pytest
 import zarr
 
 from store import open_store
+from store.read.record import Record
+from tests.store.golden.make import STORES
+from tests.store.making import features_of, make_store
 
 Made = Callable[..., Any]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "read_store.py"
 
 
-class Foreign:
-    """About sixty lines from FORMAT.md; imports nothing of `store`."""
+def read_store() -> Any:
+    """The example as a module: examples are no package."""
+    spec = importlib.util.spec_from_file_location("read_store", EXAMPLE)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    def __init__(self, path: Path) -> None:
-        h5 = path.suffix == ".h5"
-        if h5:
-            data = path.read_bytes()
-            assert hashlib.sha256(data[:-32]).digest() == data[-32:]
-        self.root: Any = h5py.File(path, "r") if h5 else zarr.open_group(path, mode="r")
-        self.attributes = dict(self.root.attrs)
-        if h5:
-            texts = {k: v.decode() for k, v in self.attributes.items() if isinstance(v, bytes)}
-            objects = {k: json.loads(v) for k, v in texts.items() if v.startswith("{")}
-            self.attributes |= texts | objects
-        assert self.attributes["format"] == "teachonce" and self.attributes["version"] == 1
-        assert self.attributes["state"] == "sealed"
-        manifest = self.root["manifest"][:].tobytes()
-        sealed = hashlib.sha256(manifest + self.attributes["created"].encode()).hexdigest()
-        assert sealed == self.attributes["checksum"]
-        self.manifest = json.loads(manifest)
-        self.features = self.attributes["features"]
 
-    def check(self) -> None:
-        for part in [None, *self.manifest["parts"]]:
-            listed = part["arrays"] if part else self.manifest["arrays"]
-            for name, entry in listed.items():
-                array = self.root[f"parts/{part['part']}/{name}" if part else name][:]
-                assert [*array.shape] == entry["shape"] and array.dtype.name == entry["dtype"]
-                assert hashlib.sha256(array.tobytes()).hexdigest() == entry["sha256"], name
+Example: Callable[[Path], Any] = read_store().Store
 
-    def sequences(self) -> Iterator[dict[str, Any]]:
-        for part in self.manifest["parts"]:
-            p = self.root[f"parts/{part['part']}"]
-            tokens, text = p["sequence/token_start"][:], p["sequence/text_start"][:]
-            squares = np.concatenate([[0], np.cumsum(np.diff(tokens) ** 2)])
-            for s in range(part["counts"]["sequences"]):
-                a, b = int(tokens[s]), int(tokens[s + 1])
-                views = [p[f"view{i}"] for i in range(self.features["views"])]
-                yield {
-                    "text": bytes(p["text/utf8"][int(text[s]) : int(text[s + 1])]).decode(),
-                    "ids": p["token/id"][a:b],
-                    "offsets": np.stack([p["token/begin"][a:b], p["token/end"][a:b]], axis=1),
-                    "hidden": [self.hidden(v, "mean", a, b) for v in views],
-                    "logprobs": [self.logs(v["logits/logprobs"][a:b]) for v in views],
-                    "rest": [self.logs(v["logits/rest"][a:b]) for v in views],
-                    "attention": [
-                        self.probabilities(
-                            v["attention/mean/values"][int(squares[s]) : int(squares[s + 1])]
-                        ).reshape(b - a, b - a)
-                        for v in views
-                    ],
-                }
 
-    def hidden(self, view: Any, name: str, a: int, b: int) -> np.ndarray:
-        values = view[f"hidden/{name}/values"][a:b]
-        if self.features["encodings"]["hidden"]["encoding"] == "float32":
-            return values
-        scale = view[f"hidden/{name}/scale"][a:b].astype(np.float32)
-        if values.dtype == np.int8:
-            z = values * scale[:, None]
-        else:
-            nibbles = np.stack([values & 15, values >> 4], axis=2).reshape(len(values), -1)
-            codes = (nibbles[:, : self.features["width"]].astype(int) ^ 8) - 8
-            group = self.features["encodings"]["hidden"]["group"]
-            z = codes * scale[:, np.arange(codes.shape[1]) // group]
-        here = self.root[f"calibration/hidden/{name}"]
-        return z * here["deviation"][:] + here["mean"][:]
+def test_the_example_imports_nothing_of_ours() -> None:
+    code = f"import runpy, sys; runpy.run_path({str(EXAMPLE)!r}); print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"store", "support", "torch"} & {name.split(".")[0] for name in run.stdout.split()}
 
-    def logs(self, codes: np.ndarray) -> np.ndarray:
-        if codes.dtype == np.float32:
-            return codes
-        if codes.dtype == np.uint16:
-            return np.where(codes == 65535, -np.inf, -codes.astype(float) / 1024)
-        return np.where(codes == 255, -np.inf, -((codes / 32) ** 2))
 
-    def probabilities(self, codes: np.ndarray) -> np.ndarray:
-        return codes if codes.dtype == np.float32 else (codes / 255) ** 2
+def assert_equal(found: dict[str, Any], record: Record) -> None:
+    """Exact but for the rounding of float32: NumPy may multiply in another order."""
+    for name in ("text", "document", "document_begin", "hard_cut"):
+        assert found[name] == getattr(record, name)
+    assert np.array_equal(found["id"], record.token_ids)
+    assert np.array_equal(np.stack([found["begin"], found["end"]], 1), record.offsets)
+    assert np.array_equal(found["special"], record.special)
+    assert found.get("label", -1) == (-1 if record.label is None else record.label)
+    assert ("tag" in found) == (record.tags is not None)
+    assert "tag" not in found or np.array_equal(found["tag"], record.tags)
+    assert len(found["views"]) == len(record.views)
+    for ours, view in zip(found["views"], record.views, strict=True):
+        assert np.array_equal(ours["spans"], view.spans)
+        assert np.array_equal(ours["mask"], view.mask)
+        for kind, stored in (("hidden", view.hidden), ("attention", view.attention)):
+            assert list(ours[kind]) == list(stored)
+            for name, values in ours[kind].items():
+                assert values.dtype == np.float32
+                assert np.allclose(values, stored[name], rtol=1e-6, atol=1e-6)
+        if record.features.logits:
+            for name, values in ours["logits"].items():
+                assert np.allclose(values, getattr(view.logits, name), rtol=1e-6, atol=1e-6), name
+        for name, logits in (("classes", "class_logits"), ("tags", "tag_logits")):
+            assert name not in ours or np.array_equal(ours[name], getattr(view, logits))
+
+
+KINDS = ("topk", "sample", "head", "classification", "tagging")
 
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
 @pytest.mark.parametrize("codec", ("exact", "default", "small"))
-def test_a_reader_written_from_the_format_alone(made: Made, ext: str, codec: str) -> None:
-    path = made(ext, codec, "topk")[0]
-    foreign, fs = Foreign(path), open_store(path)
-    foreign.check()
-    pairs = list(zip(fs, islice(foreign.sequences(), 14), strict=False))
-    assert len(pairs) == 14
-    for record, found in pairs:
-        assert found["text"] == record.text
-        assert (found["ids"] == record.token_ids).all()
-        assert (found["offsets"] == record.offsets).all()
-        for i, view in enumerate(record.views):
-            assert np.allclose(found["hidden"][i], view.hidden["mean"], atol=1e-4)
-            assert np.allclose(found["logprobs"][i], view.logits.logprobs, atol=1e-6)
-            assert np.allclose(found["rest"][i], view.logits.rest, atol=1e-6)
-            assert np.allclose(found["attention"][i], view.attention["mean"], atol=1e-6)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reader_written_from_the_format_alone(
+    tmp_path: Path, ext: str, codec: str, kind: str
+) -> None:
+    path = tmp_path / f"a.{ext}"
+    make_store(path, features_of(codec, kind), parts=2, sequences=4)
+    example, fs = Example(path), open_store(path)
+    example.check()
+    records = list(zip(example, fs, strict=True))
+    assert len(records) == 8
+    for found, record in records:
+        assert_equal(found, record)
+    # Every array of the part but that of tag and label was of one kind or the other.
+    logits = {"topk": "rest", "sample": "start", "head": "values"}
+    assert kind not in logits or logits[kind] in records[0][0]["views"][1]["logits"]
+    assert records[0][0]["views"][1]["mask"].dtype == bool
 
 
-@pytest.mark.parametrize("ext", ("zarr", "h5"))
-@pytest.mark.parametrize("kind", ("classification", "tagging"))
-def test_a_task_read_from_the_format_alone(made: Made, ext: str, kind: str) -> None:
-    path = made(ext, "default", kind)[0]
-    foreign, fs = Foreign(path), open_store(path)
-    foreign.check()
-    assert foreign.features["task"]["kind"] == kind
-    assert len(foreign.features["task"]["labels"]) == 4
-    part = foreign.root["parts/0"]
-    if kind == "classification":
-        labels = [-1 if record.label is None else record.label for record in fs]
-        assert part["sequence/label"][:].tolist() == labels[:12]
-        logits = [record.views[1].class_logits for record in fs]
-        assert (part["view1/classes/values"][:] == logits[:12]).all()
-    else:
-        begin, end = part["sequence/token_start"][3:5]
-        assert (part["token/tag"][int(begin) : int(end)] == fs[3].tags).all()
-        found = part["view1/tags/values"][int(begin) : int(end)]
-        assert (found == fs[3].views[1].tag_logits).all()
+@pytest.mark.parametrize("name", STORES)
+def test_the_example_reads_the_golden_stores(name: str) -> None:
+    path = Path(__file__).parent / "golden" / name
+    example = Example(path)
+    example.check()
+    for found, record in zip(example, open_store(path), strict=True):
+        assert_equal(found, record)
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    (
+        ("manifest", "does not match its checksum"),
+        ("parts/0/token/id", "parts/0/token/id is not what the manifest says"),
+        ("", "not finished"),
+    ),
+)
+def test_the_example_refuses_what_is_not_finished_or_altered(
+    copy: Callable[..., Path], name: str, told: str
+) -> None:
+    path = copy("h5")
+    with h5py.File(path, "r+") as file:
+        if name:
+            file[name][50] ^= 1
+        else:
+            file.attrs["state"] = np.bytes_(b"writing")
+    with pytest.raises(ValueError, match=told):
+        Example(path).check()
+
+
+def test_the_example_prints_sequences(made: Made) -> None:
+    path = made("zarr")[0]
+    run = subprocess.run(
+        [sys.executable, str(EXAMPLE), str(path)], capture_output=True, text=True, check=True
+    )
+    assert len(run.stdout.splitlines()) == 3
+    assert repr(open_store(path)[2].text) in run.stdout
 
 
 def arrays_of(path: Path) -> list[str]:
@@ -172,7 +163,7 @@ def test_zarrs_opens_every_array(made: Made, codec: str) -> None:
 
 
 def test_the_same_checksums_in_both_formats(made: Made) -> None:
-    zarr_store, h5_store = (Foreign(made(ext)[0]).manifest for ext in ("zarr", "h5"))
+    zarr_store, h5_store = (Example(made(ext)[0]).manifest for ext in ("zarr", "h5"))
     for part in [*zarr_store["parts"], zarr_store]:
         for entry in part["arrays"].values():
             entry.pop("zarr_json")

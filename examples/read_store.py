@@ -1,0 +1,171 @@
+"""Read a feature store with NumPy, and zarr (3.1 or later) or h5py with hdf5plugin; nothing else.
+
+Written from store/FORMAT.md, whose sections the comments name. Copy it into your own software.
+
+    python examples/read_store.py STORE        prints the first sequences of a .zarr or .h5 store
+"""
+
+import hashlib
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+OBJECTS = ("identity", "features", "software", "arrays")
+
+
+def open_tree(path):
+    """The groups and arrays of a store, and its root attributes (sections 3 and 4)."""
+    if Path(path).suffix == ".h5":
+        import h5py
+        import hdf5plugin  # noqa: F401  registers filter 32001, Blosc
+
+        root = h5py.File(path, "r")
+        texts = {k: v.decode() if isinstance(v, bytes) else int(v) for k, v in root.attrs.items()}
+        return root, {k: json.loads(v) if k in OBJECTS else v for k, v in texts.items()}
+    import zarr
+
+    root = zarr.open_group(path, mode="r", zarr_format=3)
+    return root, dict(root.attrs)
+
+
+def decode_logs(codes, encoding):
+    """Log-probabilities, float32 (section 7)."""
+    values = codes.astype(np.float32)
+    if encoding["encoding"] == "fixed":
+        return np.where(codes == 65535, -np.inf, -values / 1024)
+    if encoding["encoding"] == "root":
+        return np.where(codes == 255, -np.inf, -((values / 32) ** 2))
+    return values  # float32
+
+
+def decode_scaled(values, scale, encoding):
+    """Hidden states or inputs of the head, float32 [T, width], still normalised (section 7)."""
+    if encoding["encoding"] == "int8":
+        return values * scale.astype(np.float32)[:, None]
+    if encoding["encoding"] == "int4":  # two's complement; the even channel is the low half
+        halves = np.stack([values & 15, values >> 4], axis=2).reshape(len(values), -1)
+        codes = (halves.astype(np.float32) + 8) % 16 - 8
+        return codes * np.repeat(scale, encoding["group"], axis=1)[:, : codes.shape[1]]
+    return values.astype(np.float32)  # float32, float16
+
+
+class Store:
+    """An open store: iterate over it for its sequences, each a dictionary."""
+
+    def __init__(self, path):
+        self.root, attributes = open_tree(path)
+        if (attributes["format"], attributes["version"]) != ("teachonce", 1):
+            raise ValueError(f"{path}: not a feature store of version 1")
+        if attributes["state"] != "sealed":
+            raise ValueError(f"{path}: not finished")
+        manifest = self.root["manifest"][:].tobytes()
+        seal = hashlib.sha256(manifest + attributes["created"].encode()).hexdigest()
+        if seal != attributes["checksum"]:
+            raise ValueError(f"{path}: the manifest does not match its checksum")
+        self.manifest = json.loads(manifest)  # section 8
+        self.features = self.manifest["attributes"]["features"]  # section 5
+        self.encodings = self.features["encodings"]
+        self.array = cache(lambda name: self.root[name])  # opened once, read by slices
+
+    def check(self):
+        """Compare every array with the manifest. Raises ValueError."""
+        for part in [None, *self.manifest["parts"]]:
+            where = f"parts/{part['part']}/" if part else ""
+            for name, entry in (part or self.manifest)["arrays"].items():
+                array = self.array(where + name)[:]
+                sha256 = hashlib.sha256(array.tobytes()).hexdigest()
+                found = {"shape": [*array.shape], "dtype": array.dtype.name, "sha256": sha256}
+                if any(found[key] != entry[key] for key in found):
+                    raise ValueError(f"{where}{name} is not what the manifest says")
+
+    def __iter__(self):
+        for part in self.manifest["parts"]:
+            here = f"parts/{part['part']}"
+            start = self.array(f"{here}/sequence/token_start")[:].tolist()
+            pair = 0  # entries of attention maps before this sequence
+            for s, (a, b) in enumerate(zip(start, start[1:], strict=False)):
+                record = self.sequence(here, s, a, b)
+                views = range(self.features["views"])
+                record["views"] = [self.view(f"{here}/view{i}", record, s, pair) for i in views]
+                yield record
+                pair += (b - a) ** 2
+
+    def sequence(self, here, s, a, b):
+        """Sequence s of a part, which is its tokens a..b (section 6)."""
+        record = {key: self.array(f"{here}/token/{key}")[a:b] for key in ("id", "begin", "end")}
+        first, last = self.array(f"{here}/sequence/text_start")[s : s + 2].tolist()
+        record["text"] = self.array(f"{here}/text/utf8")[first:last].tobytes().decode("utf-8")
+        for key in ("document", "document_begin", "hard_cut"):
+            record[key] = self.array(f"{here}/sequence/{key}")[s]
+        task = self.features.get("task", {"kind": None})["kind"]
+        if task == "classification":
+            record["label"] = self.array(f"{here}/sequence/label")[s]
+        elif task == "tagging":
+            record["tag"] = self.array(f"{here}/token/tag")[a:b]
+        return record | {"special": self.array(f"{here}/token/special")[a:b], "rows": (a, b)}
+
+    def view(self, here, record, s, pair):
+        """What the teacher gave for a sequence in one view."""
+        (a, b), view = record["rows"], {}
+        spans = np.empty((0, 3), np.int32)
+        if not here.endswith("view0"):  # characters begin, end and the action of masked words
+            first, last = self.array(f"{here}/mask/start")[s : s + 2].tolist()
+            columns = [self.array(f"{here}/mask/{key}") for key in ("begin", "end", "action")]
+            spans = np.stack([column[first:last] for column in columns], axis=1)
+        # A token is masked if it shares a character with a masked word.
+        begin = np.maximum(record["begin"][:, None], spans[:, 0])
+        end = np.minimum(record["end"][:, None], spans[:, 1])
+        view["spans"], view["mask"] = spans, (begin < end).any(axis=1)
+        view["hidden"] = {n: self.hidden(here, n, a, b) for n in self.features["hidden"]}
+        view["attention"] = {}
+        for name in self.features["attention"]:
+            values = self.array(f"{here}/attention/{name}/values")[pair : pair + (b - a) ** 2]
+            if self.encodings["attention"]["encoding"] != "float32":  # square, coarse
+                values = (values.astype(np.float32) / 255) ** 2
+            view["attention"][name] = values.reshape(b - a, b - a)
+        if self.features["logits"]:
+            view["logits"] = self.logits(f"{here}/logits", a, b)
+        if "label" in record:
+            view["classes"] = self.array(f"{here}/classes/values")[s]
+        if "tag" in record:
+            view["tags"] = self.array(f"{here}/tags/values")[a:b]
+        return view
+
+    def hidden(self, here, name, a, b):
+        """Hidden states float32 [T, D]."""
+        encoding = self.encodings["hidden"]
+        values = self.array(f"{here}/hidden/{name}/values")[a:b]
+        if encoding["encoding"] == "float32":
+            return values
+        z = decode_scaled(values, self.array(f"{here}/hidden/{name}/scale")[a:b], encoding)
+        calibration = [self.array(f"calibration/hidden/{name}/{k}") for k in ("mean", "deviation")]
+        mean, deviation = (array[:] for array in calibration)
+        return z[:, : self.features["width"]] * deviation + mean  # an odd width has a half over
+
+    def logits(self, here, a, b):
+        """The arrays of the store's tier. Logits of tier `head` are values @ weight.T + bias."""
+        keys = {"topk": ("ids", "logprobs", "rest"), "sample": (), "head": ("values",)}
+        tier = self.features["logits"]["tier"]
+        rows = {key: self.array(f"{here}/{key}")[a:b] for key in ("log_partition", *keys[tier])}
+        if tier == "topk":
+            for key in ("logprobs", "rest"):
+                rows[key] = decode_logs(rows[key], self.encodings[key])
+        elif tier == "sample":  # token t of the sequence has start[t]..start[t + 1] of the others
+            start = self.array(f"{here}/start")[a : b + 1]
+            first, last = start[0], start[-1]
+            rows |= {key: self.array(f"{here}/{key}")[first:last] for key in ("ids", "counts")}
+            rows["start"] = start - first
+        else:
+            encoding = self.encodings["head"]
+            scale = self.array(f"{here}/scale")[a:b] if encoding["encoding"] == "int8" else None
+            rows["values"] = decode_scaled(rows["values"], scale, encoding)
+        return rows
+
+
+if __name__ == "__main__":
+    for record, _ in zip(Store(sys.argv[1]), range(3), strict=False):
+        masked = [record["text"][b:e] for view in record["views"] for b, e, _ in view["spans"]]
+        print(f"{record['text']!r}: {len(record['id'])} tokens, masked {masked}")
