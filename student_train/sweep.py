@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import itertools
 import json
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from student_train.cli import DEFAULT, told
-from student_train.cli import main as student_train
-from student_train.settings.options import TrainOptions, beside
+from student_train.cli import parameters, told
+from student_train.settings.options import COMMAND, START, TrainOptions, beside
 from support import files
 from support.console import CONTEXT, command_errors, wide_console
 from support.errors import UserError
+from support.options import click_option, options_of, scoped
 from support.signals import stoppable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-SINGLE = ("out", "resume", "store", "workers", "cache")
+    from store import FeatureStore
+
 OUT_HELP = (
     "Folder of the students, each named after its settings, and of sweep.json, the table."
     "  [default: beside the store, STORE-sweep for STORE.zarr]"
 )
-OF_START = ("vocab", "student", "init", "word_vectors", "max_length")
-"""Options that only the making of a student can refuse."""
 COLUMNS = (
     "parameters",
     "steps",
@@ -44,89 +42,77 @@ COLUMNS = (
 
 
 @command_errors
-def sweep(
-    out: Path | None,
-    store: tuple[str, ...],
-    workers: int | None,
-    cache: str | None,
-    **repeated: tuple[Any, ...],
-) -> None:
+def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
     """Train a student for every combination of the repeated options and compare them in one table.
 
     --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
     Students that are finished already are not trained again.
     """
-    from student_train.settings.arguments import options_of
+    from student_train.arguments import options_from
+    from student_train.output.run import open_stores
 
     folder = out or beside(store[0], "sweep")
-    once = {"store": store, "out": None, "workers": workers or 0, "cache": cache}
-    varied = [name for name, values in repeated.items() if len(values) > 1]
-    names = [name for name, values in repeated.items() if values]
-    rows, planned = [], list[tuple[dict[str, Any], TrainOptions]]()
-    for values in itertools.product(*(repeated[name] for name in names)):
-        arguments = dict(zip(names, values, strict=True))
-        arguments["loss"] = (arguments["loss"],) if "loss" in arguments else ()
-        planned.append((arguments, options_of({**once, **arguments})))
-    _check(folder, store, [options for _, options in planned])
-    for number, (arguments, options) in enumerate(planned, 1):
-        told = ", ".join(f"{name} {_told(arguments[name])}" for name in varied) or options.name()
-        report = _student(f"[{number}/{len(planned)}] {told}", folder / options.name(), options)
-        rows.append(
-            {
-                **{name: _told(arguments[name]) for name in varied},
-                "folder": options.name(),
-                **report["result"],
-            }
-        )
+    command = arguments.keys() & scoped(TrainOptions, COMMAND)
+    once = {"store": store, **{name: arguments.pop(name) for name in command}}
+    varied = [name for name, values in arguments.items() if len(values) > 1]
+    names = [name for name, values in arguments.items() if values]
+    planned = []
+    for values in itertools.product(*(arguments[name] for name in names)):
+        given = dict(zip(names, values, strict=True))
+        options = options_from({**once, **given})
+        planned.append((given, replace(options, out=folder / options.name())))
+    rows = []
+    with open_stores(planned[0][1]) as stores:
+        _check([options for _, options in planned], stores)
+        for number, (given, options) in enumerate(planned, 1):
+            settings = {name: str(given[name]) for name in varied}
+            told = ", ".join(f"{name} {value}" for name, value in settings.items())
+            name = options.out_folder().name
+            report = _student(f"[{number}/{len(planned)}] {told or name}", options, stores)
+            rows.append({**settings, "folder": name, **report["result"]})
     files.write(folder / "sweep.json", json.dumps(rows, indent=1).encode())
     show(table(rows, varied))
     click.echo(f"students and sweep.json in {folder}")
 
 
-def _check(folder: Path, paths: tuple[str, ...], planned: list[TrainOptions]) -> None:
+def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> None:
     """Refuse, before the first student is trained, whatever any of them could be refused for."""
-    from store import open_store
     from student_train.output.report import learnt_from, read_report
     from student_train.output.run import prepare
     from student_train.train.checks import check
 
     starts = dict[tuple[Any, ...], TrainOptions]()
-    with ExitStack() as opened:
-        stores = [opened.enter_context(closing(open_store(path))) for path in paths]
-        contents = [store.manifest.content() for store in stores]
-        for options in planned:
-            check(options, *stores)
-            before = read_report(folder / options.name())
-            if before and learnt_from(before) != contents:
-                raise UserError(
-                    f"{folder / options.name()} learnt from another store; give another --out"
-                )
-            if not before or "result" not in before:
-                starts[tuple(getattr(options, name) for name in OF_START)] = options
-        for options in starts.values():
-            prepare(options, *stores)
+    contents = [store.manifest.content() for store in stores]
+    for options in planned:
+        check(options, *stores)
+        before = read_report(options.out_folder())
+        if before and learnt_from(before) != contents:
+            raise UserError(f"{options.out} learnt from another store; give another --out")
+        if not before or "result" not in before:
+            start = sorted(scoped(TrainOptions, START))
+            starts[tuple(getattr(options, name) for name in start)] = options
+    for options in starts.values():
+        prepare(options, *stores)
 
 
-def _student(told: str, target: Path, options: TrainOptions) -> dict[str, Any]:
+def _student(told: str, options: TrainOptions, stores: list[FeatureStore]) -> dict[str, Any]:
     """Train a student, or go on with it, where it is not finished; what its training.json says."""
     from student_train.output.report import read_report
-    from student_train.output.run import run
+    from student_train.output.run import train_student
     from student_train.train.checkpoint import newest_checkpoint
 
-    def kept() -> str:
-        return f"{target}: {newest_checkpoint(target / 'checkpoints')}; the same command goes on"
+    out = options.out_folder()
 
-    report = read_report(target)
+    def kept() -> str:
+        return f"{out}: {newest_checkpoint(out / 'checkpoints')}; the same command goes on"
+
+    report = read_report(out)
     if report and "result" in report:
         click.echo(f"{told} (finished before)")
         return report
     click.echo(told)
     with stoppable(kept):
-        return run(replace(options, out=target), resume=report is not None, say=click.echo)
-
-
-def _told(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+        return train_student(options, stores, resume=report is not None, say=click.echo)
 
 
 def table(rows: list[dict[str, Any]], varied: list[str]) -> list[list[str]]:
@@ -167,36 +153,16 @@ def aligned(lines: list[list[str]]) -> Table:
     return made
 
 
-def _help(option: click.Option) -> str:
-    """That of student-train, with the default, which a repeatable option itself does not have."""
-    if option.name == "out":
-        return OUT_HELP
-    default = getattr(DEFAULT, option.name or "", None)
-    told = isinstance(default, (str, int, float)) and option.name not in SINGLE
-    return f"{option.help}  [default: {default}]" if told else str(option.help)
-
-
 def _command() -> click.Command:
-    """Student-train's own options, each of which may be repeated."""
-    options: list[click.Parameter] = []
-    for option in student_train.params:
-        assert isinstance(option, click.Option)
-        if option.name in ("resume", "allow_partial"):
-            continue
-        options.append(
-            click.Option(
-                [*option.opts, *(f" /{name}" for name in option.secondary_opts)],
-                type=option.type,
-                required=option.required,
-                multiple=option.multiple or option.name not in SINGLE,
-                help=_help(option),
-                callback=option.callback,
-                is_eager=option.is_eager,
-            )
-        )
+    """The options of student-train, each of which may be given several times but for those of the
+    command itself."""
+    varied = options_of(TrainOptions).keys() - scoped(TrainOptions, COMMAND)
+    found = {str(option.name): option for option in parameters(varied)}
+    del found["allow_partial"]  # all students of a table learn from one text
+    found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
     return click.Command(
         "student-sweep",
-        params=options,
+        params=list(found.values()),
         callback=sweep,
         help=sweep.__doc__,
         context_settings=CONTEXT,

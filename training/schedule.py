@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SCHEDULES = ("linear", "plateau")
 PATIENCE = 3
 
 

@@ -14,6 +14,7 @@ from store import Features, FeatureStore
 from student_train.data.batch import StudentBatch
 from student_train.data.collator import Collator
 from student_train.data.gold_labels import labelled
+from student_train.settings.options import TrainOptions
 from support.background import prefetched
 from support.errors import UserError
 
@@ -51,6 +52,30 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[np.ndarray, np.n
             " text"
         )
     return blocks[~held], blocks[held]
+
+
+def chosen_blocks(store: FeatureStore, blocks: np.ndarray, options: TrainOptions) -> np.ndarray:
+    """Of blocks [n,2] the runs of sequences that `--data` and `--min-length` let through.
+
+    Raises UserError where none is left.
+    """
+    if options.data == "all" and not options.min_length:
+        return blocks
+    runs = [np.empty((0, 2), np.int64)]
+    for begin, end in blocks.tolist():
+        chosen = store.lengths(begin, end) >= options.min_length
+        if options.data == "labelled":
+            chosen &= labelled(store)[begin:end]
+        edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
+        runs.append(edges.reshape(-1, 2) + begin)
+    found = np.concatenate(runs)
+    if not len(found):
+        which = " with a gold label" if options.data == "labelled" else ""
+        raise UserError(
+            f"{store.path}: no sequence{which} of at least {options.min_length} tokens to"
+            " train on; choose --data and --min-length accordingly, or dump such text"
+        )
+    return found
 
 
 def view_of(epoch: int, features: Features, asked: int | None) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from student_train.settings.options import TrainOptions
+from student_train.settings.options import TrainOptions, with_defaults
 from student_train.train.checkpoint import remove_checkpoints
 from support import files
 from support.differences import changed
@@ -76,8 +76,8 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
     An option that an earlier version did not have yet was what is now its default.
     """
-    then = json.loads(json.dumps(TrainOptions(store="").describing())) | {**then}
-    return changed(then, now)
+    then = json.loads(json.dumps(TrainOptions(store="").describing())) | with_defaults(then)
+    return changed(then, with_defaults(now))
 
 
 def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) -> None:

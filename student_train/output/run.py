@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +35,40 @@ from support.lease import Lease
 def run(
     options: TrainOptions, *, resume: bool = False, say: Any = lambda line: None
 ) -> dict[str, Any]:
-    """Train the student that `options`, which are resolved, ask for and write it to its folder;
-    returns what training.json says.
+    """Train the student that `options` ask for and write it to its folder; returns what
+    training.json says.
 
     `say` is told, in a line each, what a user should know. Raises UserError for bad input, before
     anything is written.
+    """
+    options = options.resolved()
+    with open_stores(options) as stores:
+        check(options, *stores)
+        return train_student(options, stores, resume=resume, say=say)
+
+
+@contextmanager
+def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
+    """The stores that a student learns from, until the end of the block.
+
+    Raises StoreError where one cannot be read, or the tokenizers installed here would give other
+    tokens than those stored.
     """
     with ExitStack() as opened:
         stores = [
             opened.enter_context(closing(open_store(path, allow_partial=options.allow_partial)))
             for path in (options.store, *options.others)
         ]
-        return _run(options, stores, resume, say)
+        for store in stores:
+            check_tokens(store)
+        yield stores
 
 
-def _run(
-    options: TrainOptions, stores: list[FeatureStore], resume: bool, say: Any
+def train_student(
+    options: TrainOptions, stores: list[FeatureStore], *, resume: bool, say: Any
 ) -> dict[str, Any]:
+    """Train a student on open stores, with options that are resolved and checked; see `run`."""
     store = stores[0]
-    check(options, *stores)
-    for each in stores:
-        check_tokens(each)
     out = options.out_folder()
     begun: dict[str, Any] = {
         "settings": options.describing(),

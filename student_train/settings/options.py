@@ -1,4 +1,4 @@
-"""What a student is asked for."""
+"""What a student is asked for: every option of a training with its type, values, help and scope."""
 
 from __future__ import annotations
 
@@ -7,72 +7,331 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from student_train.losses import registry
 from support.console import check_device
 from support.errors import UserError
-from training.optimizer import check_optimizer
+from support.options import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Range,
+    at_least,
+    check_values,
+    default_of,
+    option,
+    scoped,
+)
+from training.optimizer import OPTIMIZERS, check_optimizer
 from training.rare_masks import MASK_WORDS
+from training.schedule import SCHEDULES
 
 ALIGNMENTS = ("span", "match", "reduce")
-DATA = ("all", "labelled")
 CACHES = ("none", "ram", "device")
-LENGTH = {"steps", "epochs"}  # the one takes the place of the other
 FREEZABLE = r"embeddings|words|positions|layers(\.[1-9][0-9]*)?|head|projection"
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 SEEDS = 2**32
 GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5  # the best rate falls with the student's width
 RECURRENT_RATE = 3e-3  # of a BiLSTM, at any width
+UNFREEZE = "top-down"
+
+STAGE = "stage"  # may differ from one stage to the next
+LENGTH = "length"  # says how long a stage is; one takes the place of the other
+COMMAND = "command"  # has no place in a recipe, and one value in a sweep
+MACHINE = "machine"  # does not shape the student
+START = "start"  # only the making of a student can refuse it
+UNNAMED = "unnamed"  # came after the first students: a folder's name does not tell its default
+NEW = "new"  # came later still: training.json does not tell its default, either
+
+
+def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
+    """Weights by name, of `name=weight` words, repeated or as comma lists.
+
+    Raises UserError for anything else.
+    """
+    weights: dict[str, float] = {}
+    every = (words,) if isinstance(words, str) else words
+    for word in (item.strip() for value in every for item in value.split(",")):
+        name, _, weight = word.partition("=")
+        try:
+            found = float(weight or 1)
+        except ValueError:
+            raise UserError(f"--loss {word}: expected NAME=WEIGHT, such as kl=2") from None
+        if name in weights:
+            raise UserError(f"--loss {word}: {name} is given twice; give each loss one weight")
+        weights[name] = found
+    return weights
+
+
+def _check_losses(loss: Any) -> None:
+    weights = loss.values() if isinstance(loss, Mapping) else ()
+    if not weights or not all(isinstance(w, (int, float)) and 0 < w < math.inf for w in weights):
+        raise UserError("--loss: at least one loss, each with a weight above 0")
+    for name in loss:
+        if name not in registry.loss_names():
+            raise UserError(f"--loss {name}: unknown; there are {', '.join(registry.loss_names())}")
+
+
+def _parse_parts(words: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in words.split(",") if word.strip())
+
+
+def _check_parts(parts: Any) -> None:
+    if isinstance(parts, str):
+        raise UserError(f"--freeze {parts}: expected a tuple of parts")
+    for part in parts:
+        if not re.fullmatch(FREEZABLE, part):
+            raise UserError(
+                f"--freeze {part}: expected embeddings, words, positions, layers, layers.N,"
+                " head or projection"
+            )
+
+
+def _check_device(device: str) -> None:
+    if device != "auto":
+        check_device(device)
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Everything that decides what a student becomes; see `student-train --help` for each."""
+    """Everything that decides what a student becomes; `student-train --help` tells of each option.
 
-    store: str
+    Raises UserError for a value that an option does not take, in a stage as well, and for options
+    that contradict each other.
+    """
+
+    store: str = option(
+        help="A sealed store: .zarr, .h5 or an object-store URL. Repeated: the student learns from"
+        " all of them, each aligned through its own tokens.",
+        required=True,
+        scope={COMMAND},
+    )
     others: tuple[str, ...] = ()
-    vocab: str = "5k"
-    out: Path | None = None
-    student: str = "tiny"
-    align: str = "span"
-    pool: str | None = None
-    loss: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_LOSS))
-    temperature: float = 2.0
-    targets: str = "all"
-    projection: str = "trainable"
-    init: str = "auto"
-    word_vectors: str | None = None
-    view: int | None = None
-    steps: int | None = None
-    epochs: float | None = None
-    batch_tokens: int = 1024
-    accumulate: int = 1
-    optimizer: str = "adamw"
-    lr: float | None = None
-    warmup: float = 0.05
-    schedule: str = "linear"
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    mask_prob: float = 0.15
-    mask_words: str = "uniform"
-    max_length: int | None = None
-    min_length: int = 0
-    data: str = "all"
-    freeze: tuple[str, ...] = ()
-    best: bool = False
+    vocab: str = option(
+        "5k",
+        "5k | 10k | 20k | 30k | N (WordPiece of the store's text) | a tokenizer folder | teacher |"
+        " pruned:N (the teacher's most frequent pieces) | mixed-vocab (the store's).",
+        scope={START},
+    )
+    out: Path | None = option(
+        None,
+        "Folder of the student.",
+        told_default="beside the store, named after the settings",
+        scope={COMMAND, MACHINE},
+    )
+    student: str = option(
+        "tiny",
+        "tiny (264x3x12) or HxLxA: width x layers x heads of a BERT; of a ModernBERT after"
+        " modernbert:; teacher:L: as wide as the teacher, and a ModernBERT if that is one;"
+        " bilstm:E,H: width of the embeddings and of an LSTM in each direction.",
+        scope={START},
+    )
+    align: str = option("span", "How teacher tokens meet the student's.", choices=ALIGNMENTS)
+    pool: str | None = option(
+        None,
+        "How a run's outputs become one.",
+        choices=("sum", "mean"),
+        told_default="sum for reduce, else mean",
+    )
+    loss: Mapping[str, float] = option(
+        factory=lambda: dict(DEFAULT_LOSS),
+        help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
+        told_default=f"{' '.join(f'{name}={weight:g}' for name, weight in DEFAULT_LOSS.items())};"
+        " kl=1 for hidden where the store has no hidden states; of a task kl=1, and ce=1 where"
+        " there are gold labels",
+        repeated=True,
+        read=parse_losses,
+        check=_check_losses,
+        scope={STAGE},
+    )
+    temperature: float = option(2.0, "Of kl.", within=POSITIVE, scope={STAGE})
+    targets: str = option(
+        "all",
+        "Tokens whose teacher logits are learnt: all, or those masked for the student.",
+        choices=("all", "masked"),
+        scope={STAGE},
+    )
+    projection: str = option(
+        "trainable",
+        "From the student's width to the teacher's.",
+        choices=("trainable", "frozen"),
+    )
+    init: str = option(
+        "auto",
+        "svd | svd:STORE (of the teacher that another store keeps) | teacher | layers:I,J,... |"
+        " mixed-vocab | random | auto: teacher where its layers can be cut, else svd.",
+        scope={START},
+    )
+    word_vectors: str | None = option(
+        None,
+        "File of word vectors (GloVe, fastText or word2vec as text), as wide as the embeddings,"
+        " for the pieces that are words there.",
+        scope={START},
+    )
+    view: int | None = option(
+        None,
+        "View of the store to learn from.",
+        told_default="the masked views in turn, else view 0",
+        scope={STAGE},
+    )
+    steps: int | None = option(None, "Optimiser steps.", within=at_least(1), scope={STAGE, LENGTH})
+    epochs: float | None = option(
+        None,
+        "Passes over the (first) store, instead of --steps.",
+        within=POSITIVE,
+        told_default="3",
+        scope={STAGE, LENGTH},
+    )
+    batch_tokens: int = option(
+        1024, "Teacher tokens of a batch, padding included.", within=at_least(1), scope={STAGE}
+    )
+    accumulate: int = option(1, "Batches of one optimiser step.", within=at_least(1))
+    optimizer: str = option(
+        "adamw",
+        "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`.",
+        choices=OPTIMIZERS,
+        scope={UNNAMED},
+    )
+    lr: float | None = option(
+        None,
+        "Peak learning rate.",
+        within=POSITIVE,
+        told_default="as found with adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003",
+        scope={STAGE},
+    )
+    warmup: float = option(0.05, "Share of the steps.", within=SHARE, scope={STAGE})
+    schedule: str = option(
+        "linear",
+        "After warm-up: linear to 0, or halved on a validation plateau.",
+        choices=SCHEDULES,
+        scope={STAGE},
+    )
+    weight_decay: float = option(0.01, "Of matrices.", within=NOT_NEGATIVE)
+    clip: float = option(1.0, "Gradient norm.", within=POSITIVE)
+    mask_prob: float = option(
+        0.15, "Share of tokens masked anew each time (view 0).", within=SHARE, scope={STAGE}
+    )
+    mask_words: str = option(
+        "uniform",
+        "rare: a piece is masked the more often the rarer it is (view 0).",
+        choices=MASK_WORDS,
+        scope={STAGE},
+    )
+    max_length: int | None = option(
+        None,
+        "Longest student input.",
+        within=Range("at least 3: two special tokens and one of text", low=3),
+        told_default="twice the store's, at most 512",
+        scope={START},
+    )
+    min_length: int = option(
+        0,
+        "Shorter sequences, in teacher tokens, are not learnt from.",
+        within=Range("0 or more", low=0),
+    )
+    data: str = option(
+        "all",
+        "Sequences to learn from; labelled: those with a gold label or tag.",
+        choices=("all", "labelled"),
+        scope={STAGE},
+    )
+    freeze: tuple[str, ...] = option(
+        (),
+        "Parts that keep their weights, a comma list: embeddings (or of them words, positions),"
+        " layers, layers.N, head, projection.",
+        read=_parse_parts,
+        check=_check_parts,
+        scope={STAGE},
+    )
+    best: bool = option(
+        False, "Keep the weights with the best validation loss, not the last.", scope={STAGE}
+    )
     stages: tuple[Mapping[str, Any], ...] = ()
     needs: Mapping[str, Any] = field(default_factory=dict)  # of the stores, by their recipe
-    held_out: float = 0.02
-    eval_every: int | None = None
-    checkpoint_every: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "auto"
-    workers: int = 0
-    cache: str = "none"
-    allow_partial: bool = False
+    held_out: float = option(
+        0.02, "Share of the store kept for validation; the same for every student.", within=SHARE
+    )
+    eval_every: int | None = option(
+        None,
+        "Steps between validations.",
+        within=at_least(1),
+        told_default="a tenth of all",
+        scope={STAGE},
+    )
+    checkpoint_every: int | None = option(
+        None,
+        "Steps between checkpoints.",
+        within=at_least(1),
+        told_default="as --eval-every",
+        scope={MACHINE},
+    )
+    seed: int = option(
+        0,
+        "Of weights, order, masks and dropout.",
+        within=Range(f"0 to {SEEDS - 1}", low=0, high=SEEDS - 1),
+    )
+    device: str = option(
+        "auto", "auto | cpu | cuda | cuda:N.", check=_check_device, scope={COMMAND, MACHINE}
+    )
+    precision: str = option(
+        "auto",
+        "auto: bf16 where the hardware multiplies it, else fp32.",
+        choices=("auto", "bf16", "fp32"),
+    )
+    workers: int = option(
+        0,
+        "Processes that prepare batches; 0: a thread. The student is the same, bit for bit.",
+        within=Range("0 or more", low=0),
+        scope={COMMAND, MACHINE},
+    )
+    cache: str = option(
+        "none",
+        "ram: the store is read and unpacked once, and stays in memory; device: its hidden states"
+        " and attention maps in the memory of --device. The student is the same.",
+        choices=CACHES,
+        scope={COMMAND, MACHINE},
+    )
+    allow_partial: bool = option(
+        False,
+        "Learn from the published parts of an unfinished store.",
+        flag="--allow-partial",
+        scope={COMMAND, MACHINE},
+    )
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        self._check_together()
+        for number, stage in enumerate(self.stages, 1):
+            check_stage(stage, f"stage {number}")
+            try:
+                self.in_stage(stage)
+            except UserError as error:
+                raise UserError(f"stage {number}: {error}") from error
+
+    def _check_together(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise UserError("--steps and --epochs contradict each other: give one")
+        for name, wanted in (("--schedule plateau", self.schedule == "plateau"),
+                             ("--best", self.best)):  # fmt: skip
+            if wanted and not self.held_out:
+                raise UserError(f"{name} and --held-out 0: nothing to validate on")
+        if not self.mask_prob and ("mlm" in self.loss or self.targets == "masked"):
+            raise UserError("--mask-prob 0: nothing would be masked for --loss mlm to learn")
+        if self.workers and self.cache != "none":
+            raise UserError(
+                f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
+                " of its own; give one of the two"
+            )
+
+    def in_stage(self, stage: Mapping[str, Any], **more: Any) -> TrainOptions:
+        """The options of one stage: its own over those of the training, and `more` over both."""
+        own = {name: value for name, value in stage.items() if name != "unfreeze"}
+        length = scoped(TrainOptions, LENGTH)
+        other_length = dict.fromkeys(length) if length & own.keys() else {}
+        return replace(self, **{"stages": (), **other_length, **own, **more})
 
     @property
     def resolved_pool(self) -> str:
@@ -92,104 +351,31 @@ class TrainOptions:
         return min(GREATEST_RATE, RATE_TIMES_WIDTH / shape.width)
 
     def resolved(self) -> TrainOptions:
-        """The same options with what depends on the machine decided."""
+        """These options with what depends on the machine decided: device, precision, 3 epochs where
+        no length is given.
+
+        Raises UserError where the machine lacks the device or the optimizer's package.
+        """
         import torch  # here and not above: --help must not wait for it
 
+        check_optimizer(self.optimizer)
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        check_device(device, torch.cuda.device_count())
         precision = self.precision
         if precision == "auto":
             precision = "bf16" if _multiplies_bf16(device) else "fp32"
         epochs = 3.0 if self.steps is None and self.epochs is None else self.epochs
         return replace(self, device=device, precision=precision, epochs=epochs)
 
-    def check(self) -> None:
-        """Refuse, in one line, what cannot work whatever the store is. For resolved options."""
-        import torch
-
-        from student_train.losses.registry import loss_names
-
-        if self.steps is not None and self.epochs is not None:
-            raise UserError("--steps and --epochs contradict each other: give one")
-        if not self.loss or not all(0 < weight < math.inf for weight in self.loss.values()):
-            raise UserError("--loss: at least one loss, each with a weight above 0")
-        for name in self.loss:
-            if name not in loss_names():
-                raise UserError(f"--loss {name}: unknown; there are {', '.join(loss_names())}")
-        for name, wanted in (("--schedule plateau", self.schedule == "plateau"),
-                             ("--best", self.best)):  # fmt: skip
-            if wanted and not self.held_out:
-                raise UserError(f"{name} and --held-out 0: nothing to validate on")
-        for name, value, known in (
-            ("align", self.align, ALIGNMENTS),
-            ("data", self.data, DATA),
-            ("mask-words", self.mask_words, MASK_WORDS),
-            ("cache", self.cache, CACHES),
-        ):
-            if value not in known:
-                raise UserError(f"--{name} {value}: expected one of {', '.join(known)}")
-        for group in self.freeze:
-            if not re.fullmatch(FREEZABLE, group):
-                raise UserError(
-                    f"--freeze {group}: expected embeddings, words, positions, layers, layers.N,"
-                    " head or projection"
-                )
-        if not self.mask_prob and ("mlm" in self.loss or self.targets == "masked"):
-            raise UserError("--mask-prob 0: nothing would be masked for --loss mlm to learn")
-        positive = (
-            "batch_tokens",
-            "accumulate",
-            "lr",
-            "temperature",
-            "clip",
-            "steps",
-            "epochs",
-            "eval_every",
-            "checkpoint_every",
-        )
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UserError(
-                    f"--{name.replace('_', '-')} {value}: expected a finite number above 0"
-                )
-        for name in ("warmup", "mask_prob", "held_out"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(
-                    f"--{name.replace('_', '-')} {getattr(self, name)}: expected a share from 0 to"
-                    " below 1"
-                )
-        if not 0 <= self.weight_decay < math.inf:
-            raise UserError(f"--weight-decay {self.weight_decay:g}: expected 0 or more, and finite")
-        if not 0 <= self.seed < SEEDS:
-            raise UserError(f"--seed {self.seed}: expected 0 to {SEEDS - 1}")
-        if self.max_length is not None and self.max_length < 3:
-            raise UserError(
-                f"--max-length {self.max_length}: at least 3, two special tokens and one of text"
-            )
-        if self.precision not in ("bf16", "fp32"):
-            raise UserError(f"--precision {self.precision}: expected auto, bf16 or fp32")
-        for name, number in (("workers", self.workers), ("min-length", self.min_length)):
-            if number < 0:
-                raise UserError(f"--{name} {number}: expected 0 or more")
-        if self.workers and self.cache != "none":
-            raise UserError(
-                f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
-                " of its own; give one of the two"
-            )
-        check_optimizer(self.optimizer)
-        check_device(self.device, torch.cuda.device_count())
-
     def describing(self) -> dict[str, Any]:
         """All that shapes the student, as JSON: where it goes and on what it runs left out."""
-        values = asdict(self)
-        for name in ("out", "needs", "device", "checkpoint_every", "allow_partial", "workers",
-                     "cache"):  # fmt: skip
-            del values[name]
+        apart = scoped(TrainOptions, MACHINE) | {"needs"} | _at_default(self, NEW)
         stages = [vars(self), *self.stages]
         if not any(s.get("best") or s.get("schedule") == "plateau" for s in stages):
-            del values["eval_every"]  # validations decide nothing
+            apart |= {"eval_every"}  # validations decide nothing
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}
         values |= {"loss": dict(self.loss), "stages": [{**stage} for stage in self.stages]}
         lists = {"freeze": list(self.freeze), "others": list(self.others)}
@@ -207,8 +393,8 @@ class TrainOptions:
         kind, colon, chosen = self.init.partition(":")
         start = f"{kind}{colon}{Path(chosen).name}"
         values = self.describing() | names | {"init": start}
-        if self.optimizer == TrainOptions.optimizer:
-            del values["optimizer"]  # it came later: students of before keep their names
+        for unnamed in _at_default(self, UNNAMED):
+            del values[unnamed]
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
         settings = (
             Path(self.vocab).name,
@@ -223,6 +409,29 @@ class TrainOptions:
     def out_folder(self) -> Path:
         """--out, or a folder beside the store named after the settings."""
         return self.out or beside(self.store, "students") / self.name()
+
+
+def check_stage(stage: Mapping[str, Any], where: str) -> None:
+    """Raises UserError, naming `where`, for a setting that no stage has."""
+    known = scoped(TrainOptions, STAGE) | {"unfreeze"}
+    if unknown := sorted(stage.keys() - known):
+        raise UserError(
+            f"{where}: {unknown[0]} is no setting of a stage; there are {', '.join(sorted(known))}"
+        )
+    if stage.get("unfreeze", UNFREEZE) != UNFREEZE:
+        raise UserError(f"{where}: unfreeze {stage['unfreeze']!r}: expected {UNFREEZE!r}")
+
+
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as training.json has them, with the defaults that it does not tell."""
+    untold = {name: default_of(TrainOptions, name) for name in scoped(TrainOptions, NEW)}
+    return {**untold, **settings}
+
+
+def _at_default(options: TrainOptions, scope: str) -> frozenset[str]:
+    """Names of the options of a scope that have their default."""
+    names = scoped(TrainOptions, scope)
+    return frozenset(n for n in names if getattr(options, n) == default_of(TrainOptions, n))
 
 
 def beside(store: str, what: str) -> Path:
@@ -240,51 +449,3 @@ def _multiplies_bf16(device: str) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
-def parse_losses(words: tuple[str, ...]) -> dict[str, float]:
-    """`name=weight` words, repeated or as comma lists; UserError for anything else."""
-    weights: dict[str, float] = {}
-    for word in (item.strip() for value in words for item in value.split(",")):
-        name, _, weight = word.partition("=")
-        try:
-            found = float(weight or 1)
-        except ValueError:
-            raise UserError(f"--loss {word}: expected NAME=WEIGHT, such as kl=2") from None
-        if name in weights:
-            raise UserError(f"--loss {word}: {name} is given twice; give each loss one weight")
-        weights[name] = found
-    return weights
-
-
-def _told_stage(stage: Mapping[str, Any]) -> str:
-    words = {**stage, "loss": " + ".join(f"{w:g} {n}" for n, w in stage.get("loss", {}).items())}
-    words["freeze"] = ",".join(stage.get("freeze", ()))
-    return "; ".join(f"{name} {value}" for name, value in words.items() if value not in ("", False))
-
-
-def describe(options: TrainOptions) -> str:
-    """The settings of a training, as they are printed at its start."""
-    loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
-    length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
-    each = ""
-    if options.stages:
-        loss, each = "of each stage", " in each stage, and for each part that it unfreezes"
-    rows = {
-        "store": ", ".join((options.store, *options.others)),
-        "student": f"{options.student}, vocabulary {options.vocab}, start {options.init}",
-        "losses": (
-            f"{loss}; {options.align}, pool {options.resolved_pool}, {options.projection}"
-            " projection"
-        ),
-        "training": (
-            f"{length} of {options.batch_tokens} x {options.accumulate} tokens{each},"
-            f" {options.optimizer}, lr {options.resolved_lr:.2g} {options.schedule},"
-            f" seed {options.seed}"
-        ),
-        **{f"stage {n}": _told_stage(stage) for n, stage in enumerate(options.stages, 1)},
-        "device": f"{options.device}, {options.precision}"
-        + (f", cache {options.cache}" if options.cache != "none" else ""),
-        "out": str(options.out_folder()),
-    }
-    return "\n".join(f"{name:9} {value}" for name, value in rows.items())

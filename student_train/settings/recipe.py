@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from student_train.settings.stages import check_stage, parse_values
+from student_train.settings.options import COMMAND, TrainOptions, check_stage
 from support.errors import UserError
+from support.options import options_of, read_values, scoped
 
 FOLDER = Path(__file__).with_name("recipes")
 MAX_BYTES = 2**20
 KEYS = {"source", "needs", "options", "recipes"}
 OF_RECIPE = {"about", "needs", "options", "stages"}
 NEEDS = {"stores": int, "masked": bool, "hidden": str, "attention": str}
-NOT_OF_A_RECIPE = {
-    "store",
-    "out",
-    "recipe",
-    "resume",
-    "device",
-    "workers",
-    "cache",
-    "allow_partial",
-}
 
 
 @dataclass(frozen=True)
@@ -111,7 +102,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
         own, stages = recipe.get("options", {}), recipe.get("stages", [])
         if not isinstance(own, dict) or not _tables(stages):
             raise UserError(f"{where}: expected a table of options, and stages that are tables")
-        options = _typed(shared | own, where)
+        options = _options(shared | own, where)
         typed = tuple(
             _stage(stage, f"{where}, stage {number}") for number, stage in enumerate(stages, 1)
         )
@@ -146,31 +137,13 @@ def _tables(value: object) -> bool:
 def _stage(stage: Mapping[str, Any], where: str) -> dict[str, Any]:
     plain = {name: value for name, value in stage.items() if name != "unfreeze"}
     check_stage(stage, where)
-    return {**stage, **_typed(plain, where)}
+    return {**stage, **read_values(TrainOptions, plain, where, plain)}
 
 
-def _typed(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Values as the command line would read them: the same types, the same refusals."""
-    import click
-
-    from student_train.cli import main
-
-    readers: dict[str, Callable[[str], Any]] = {
-        str(parameter.name): lambda text, p=parameter: p.type(text, p)  # type: ignore[misc]
-        for parameter in main.params
-    }
-    found = {}
-    for name, value in values.items():
-        if name not in readers or name in NOT_OF_A_RECIPE:
-            raise UserError(f"{where}: {name} is no option of a student; see student-train --help")
-        words = value if isinstance(value, list) else [value]
-        if not all(isinstance(word, str | int | float) for word in words):
-            raise UserError(f"{where}: {name}: expected a text, a number or a list of texts")
-        try:
-            found[name] = readers[name](",".join(map(str, words)))
-        except click.UsageError as error:
-            raise UserError(f"{where}: {name}: {error.format_message()}") from None
-    try:
-        return parse_values(found)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+def _options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    known = options_of(TrainOptions).keys() - scoped(TrainOptions, COMMAND)
+    if unknown := sorted(values.keys() - known):
+        raise UserError(
+            f"{where}: {unknown[0]} is no option of a student; see student-train --help"
+        )
+    return read_values(TrainOptions, values, where, known)

@@ -10,18 +10,18 @@ import torch
 from store import FeatureStore
 from student_train.data.cache import check_cache
 from student_train.data.gold_labels import has_gold
-from student_train.data.stream import split_blocks, view_of
+from student_train.data.stream import chosen_blocks, split_blocks, view_of
 from student_train.losses.registry import LOSSES, features_of, losses_for
+from student_train.model.freezing import check_frozen
 from student_train.model.kinds import Shape, parse_student
 from student_train.model.start import other_teacher
 from student_train.settings.options import TrainOptions
-from student_train.settings.stages import check_frozen, chosen_blocks, stages_of
+from student_train.settings.stages import stages_of
 from support.errors import UserError
 
 
 def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> None:
     """Refuse, in one line, all that can be seen to be wrong before any work is done."""
-    options.check()
     shape = parse_student(options.student)
     if (other := other_teacher(options.init, store)) is not None:
         other.close()
@@ -98,7 +98,6 @@ def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> No
     blocks, held_out = split_blocks(store, options.held_out)
     for number, stage in enumerate(stages_of(options, shape.layers), 1):
         try:
-            stage.check()
             check_frozen(stage, shape)
             _check_task(stage, store, held_out)
             _check_features(stage, store)

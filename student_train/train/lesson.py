@@ -12,9 +12,9 @@ from store import FeatureStore
 from student_train.data.batch import StudentBatch
 from student_train.data.cache import source_of
 from student_train.data.collator import Collator
-from student_train.data.stream import loaded, split_blocks
+from student_train.data.stream import chosen_blocks, loaded, split_blocks
 from student_train.settings.options import TrainOptions
-from student_train.settings.stages import chosen_blocks, stages_of
+from student_train.settings.stages import stages_of
 from student_train.train.distiller import Distiller
 from student_train.train.evaluate import Measured, evaluate
 from support.errors import UserError

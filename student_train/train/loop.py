@@ -23,9 +23,9 @@ from transformers import PreTrainedModel
 from store import FeatureStore
 from student_train.data.batch import StudentBatch
 from student_train.data.collator import Collator
+from student_train.model.freezing import set_frozen
 from student_train.output.board import Board
 from student_train.settings.options import TrainOptions
-from student_train.settings.stages import set_frozen
 from student_train.train.checkpoint import load_checkpoint, save_checkpoint
 from student_train.train.lesson import Lesson
 from support import files

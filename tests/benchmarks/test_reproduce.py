@@ -23,9 +23,9 @@ from benchmarks.reproduce.task_teachers import PER_CLASS, few_labels, few_tags
 from downstream.cli import main as score
 from downstream.options import AS_IS, Asked
 from store.format.features import TaskSpec
+from student_train.arguments import options_from
 from student_train.cli import main as student_train
 from student_train.model.kinds import parse_student
-from student_train.settings.arguments import options_of
 from student_train.settings.stages import stages_of
 from support.errors import UserError
 from support.options import scoped
@@ -165,7 +165,7 @@ def test_all_words_of_a_source_are_understood(name: str, size: str, plain: Path)
         assert set(parts.values()) <= there
     for arm in there:
         words = ["--store", str(plain), *source.words[size], *source.arms[arm].words]
-        options = options_of(given(student_train, words))
+        options = options_from(given(student_train, words))
         options.check()
         stages_of(options, parse_student(options.student).layers)
     for task in source.tasks[size]:

@@ -171,9 +171,9 @@ def test_stores_are_closed(tmp_path: Path, store: Path, monkeypatch: pytest.Monk
         real(self)
 
     monkeypatch.setattr(FeatureStore, "close", close)
-    words = ("--store", store, "--out", tmp_path / "out", *STUDENT, "--loss", "mlm", "--steps", "0")
+    words = ("--store", store, "--out", tmp_path / "out", *STUDENT, "--loss", "mlm", "--view", "1")
     for command in (student_train, student_sweep):
-        says(refused(command, *words), "--steps 0")
+        says(refused(command, *words), "--view 1")
     assert closed == [str(store)] * 2
 
 

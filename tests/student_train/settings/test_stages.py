@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from store import FeatureStore, open_store
-from student_train.data.stream import split_blocks
+from student_train.data.stream import chosen_blocks, split_blocks
+from student_train.model.freezing import group_of
 from student_train.output.run import prepare, run
 from student_train.settings.options import TrainOptions
-from student_train.settings.stages import chosen_blocks, group_of, stages_of
+from student_train.settings.stages import stages_of
 from student_train.train.checks import check
 from student_train.train.distiller import Distiller
 from student_train.train.loop import train
@@ -77,7 +78,7 @@ def test_what_cannot_be_frozen(store: FeatureStore) -> None:
     with pytest.raises(UserError, match="nothing moves that the losses hidden depend on"):
         train(store, model, collator, stuck)
     with pytest.raises(UserError, match="--freeze nose: expected"):
-        options_for(store, freeze=("nose",)).check()
+        options_for(store, freeze=("nose",))
 
 
 def test_gradual_unfreezing_goes_from_the_top(store: FeatureStore) -> None:

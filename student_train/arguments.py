@@ -1,9 +1,10 @@
-"""From the words of a command line to the options of a training: recipes, and what the store says
-of its teacher and features."""
+"""Arguments of a command to TrainOptions: a recipe's options beneath them, and what the store's
+teacher and features decide."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -11,8 +12,8 @@ from store import FeatureStore, open_store
 from student_train.data.gold_labels import has_gold
 from student_train.settings.options import DEFAULT_LOSS, LENGTH, TrainOptions
 from student_train.settings.recipe import find_recipe
-from student_train.settings.stages import parse_values
 from support.errors import UserError
+from support.options import read_words, scoped
 
 AS_TEACHER = "teacher:"  # before a number of layers: of the teacher's width and heads
 MODERNBERT = "modernbert"
@@ -20,27 +21,18 @@ HEADS = ("num_attention_heads", "n_heads", "n_head")  # as BERT calls them, Dist
 MIXED_VOCAB = "mixed-vocab"  # start and vocabulary both, of teacher-dump mixed-vocab
 
 
-def options_of(arguments: dict[str, Any]) -> TrainOptions:
-    """TrainOptions from those words of the command line that were given.
+def options_from(arguments: Mapping[str, Any]) -> TrainOptions:
+    """Resolved TrainOptions of what a command line gave, by the names of the options.
 
-    They win over those of a recipe, in all its stages. The default losses are those that the store
-    can serve.
+    It wins over a recipe, in all stages of that. Without `loss` they are those that the store can
+    serve. Raises UserError for what cannot work whatever the store holds.
     """
     given = {name: value for name, value in arguments.items() if value not in (None, ())}
     given["store"], *others = given["store"]
-    given["others"] = tuple(others)
     name = given.pop("recipe", None)
-    given = parse_values(given)
+    given = {**read_words(TrainOptions, given), "others": tuple(others)}
     if name:
-        recipe = find_recipe(name)
-        over = given.keys() | (LENGTH if LENGTH & given.keys() else set())
-        stages = tuple(
-            {key: value for key, value in stage.items() if key not in over}
-            for stage in recipe.stages
-        )
-        plain = {key: value for key, value in recipe.options.items() if key not in over}
-        needs = {**recipe.needs, "recipe": name}
-        given = {**plain, "stages": stages, "needs": needs, **given}
+        given = _over_recipe(given, name)
     if given.get("init") == MIXED_VOCAB:
         given.setdefault("vocab", MIXED_VOCAB)
     if given.get("student", "").startswith(AS_TEACHER):
@@ -50,6 +42,17 @@ def options_of(arguments: dict[str, Any]) -> TrainOptions:
         every = of_stages and len(of_stages) == len(given["stages"])
         given["loss"] = of_stages[-1] if every else _default_losses(given)
     return TrainOptions(**given).resolved()
+
+
+def _over_recipe(given: dict[str, Any], name: str) -> dict[str, Any]:
+    recipe, length = find_recipe(name), scoped(TrainOptions, LENGTH)
+    over = given.keys() | (length if length & given.keys() else set())
+    plain, *stages = (
+        {key: value for key, value in table.items() if key not in over}
+        for table in (recipe.options, *recipe.stages)
+    )
+    needs = {**recipe.needs, "recipe": name}
+    return {**plain, "stages": tuple(stages), "needs": needs, **given}
 
 
 def _as_wide_as_teacher(given: dict[str, Any]) -> str:

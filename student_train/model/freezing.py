@@ -1,0 +1,57 @@
+"""Freezing: which weights of a student move, and which keep what they were."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from student_train.model.kinds import Shape
+from student_train.settings.options import TrainOptions
+from support.errors import UserError
+
+
+def group_of(name: str) -> str:
+    """Where a parameter belongs: words, positions, embeddings (what they have beside these),
+    layers.N (from 1), head or projection."""
+    if re.search(r"(^|\.)projections\.", name):
+        return "projection"
+    if "position_embeddings" in name:
+        return "positions"
+    if re.search(r"\.(word_|tok_)?embeddings\.weight$", name):
+        return "words"
+    if "embeddings" in name:
+        return "embeddings"
+    if found := re.search(r"\.layers?\.(\d+)\.", name):
+        return f"layers.{int(found[1]) + 1}"
+    return "head"
+
+
+def check_frozen(options: TrainOptions, shape: Shape) -> None:
+    """Raises UserError where `--freeze` names a part that such a student does not have, or leaves
+    nothing to train."""
+    layers = {f"layers.{number}" for number in range(1, shape.layers + 1)}
+    positions = {"positions"} if shape.positions else set()
+    parts = {"embeddings", "words", "head", *layers, *positions}
+    rotary = {"positions"} if shape.heads else set()  # are never trained
+    if missing := sorted(set(options.freeze) - {*parts, *rotary, "layers", "projection"}):
+        raise UserError(
+            f"--freeze {missing[0]}: a student {options.student} has no such part; it has"
+            f" {', '.join(sorted({*parts, 'layers'}))} and the projection"
+        )
+    if all(is_frozen(part, options) for part in (*parts, "projection")):
+        raise UserError(f"--freeze {','.join(options.freeze)}: nothing is left to train")
+
+
+def is_frozen(part: str, options: TrainOptions) -> bool:
+    """Whether a part keeps its weights; words and positions go with the embeddings, each layer with
+    all."""
+    frozen = {*options.freeze, *(["projection"] if options.projection == "frozen" else [])}
+    with_it = "embeddings" if part in ("words", "positions") else part.split(".")[0]
+    return bool({part, with_it} & frozen)
+
+
+def set_frozen(model: nn.Module, options: TrainOptions) -> None:
+    """Let exactly the parameters move that `--freeze` and a frozen projection leave."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not is_frozen(group_of(name), options))

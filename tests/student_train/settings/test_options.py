@@ -1,0 +1,99 @@
+"""TrainOptions from Python: refused is what the command line refuses, and settings stay as told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from student_train.settings.options import NEW, TrainOptions
+from support.errors import UserError
+from support.options import default_of, options_of, scoped
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"schedule": "nonsense"}, "--schedule nonsense: expected one of linear, plateau"),
+        ({"pool": "max"}, "--pool max: expected one of sum, mean"),
+        ({"targets": "some"}, "--targets some: expected one of all, masked"),
+        ({"projection": "none"}, "--projection none: expected one of trainable, frozen"),
+        ({"precision": "fp16"}, "--precision fp16: expected one of auto, bf16, fp32"),
+        ({"optimizer": "sgd"}, "--optimizer sgd: expected one of adamw, lamb"),
+        ({"device": "toaster"}, "--device toaster: expected auto, cpu, cuda or cuda:N"),
+        ({"loss": {"mlm": 0.0}}, "--loss: at least one loss, each with a weight above 0"),
+        ({"loss": {"mlm": "1"}}, "--loss: at least one loss, each with a weight above 0"),
+        ({"loss": {}}, "--loss: at least one loss, each with a weight above 0"),
+        ({"loss": {"wishful": 1.0}}, "--loss wishful: unknown; there are mlm"),
+        ({"freeze": ("nose",)}, "--freeze nose: expected embeddings, words"),
+        ({"freeze": "head"}, "--freeze head: expected a tuple of parts"),
+        ({"steps": 2.5}, "--steps 2.5: expected a whole number"),
+        ({"steps": 0}, "--steps 0: expected at least 1"),
+        ({"eval_every": 0}, "--eval-every 0: expected at least 1"),
+        ({"max_length": 2}, "--max-length 2: expected at least 3: two special tokens"),
+        ({"seed": 2**32}, "--seed 4294967296: expected 0 to 4294967295"),
+        ({"steps": 1, "epochs": 1.0}, "--steps and --epochs contradict each other"),
+        ({"best": True, "held_out": 0.0}, "--best and --held-out 0: nothing to validate on"),
+        ({"mask_prob": 0.0}, "--mask-prob 0: nothing would be masked"),
+        ({"cache": "ram", "workers": 2}, "--cache ram and --workers 2: each process"),
+    ],
+)
+def test_python_is_refused_what_the_command_line_is(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        TrainOptions(store="a.zarr", **changes)
+    assert str(error.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [
+        ({"schedule": "nonsense"}, "stage 2: --schedule nonsense: expected one of linear"),
+        ({"student": "tiny"}, "stage 2: student is no setting of a stage; there are batch_tokens"),
+        ({"unfreeze": "up"}, "stage 2: unfreeze 'up': expected 'top-down'"),
+        ({"steps": 1, "epochs": 2.0}, "stage 2: --steps and --epochs contradict"),
+        ({"mask_prob": 0.0}, "stage 2: --mask-prob 0: nothing would be masked"),
+    ],
+)
+def test_a_stage_from_python_is_refused_with_its_number(stage: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        TrainOptions(store="a.zarr", stages=({"steps": 3}, stage))
+    assert str(error.value).startswith(told)
+
+
+def test_settings_are_told_as_by_the_first_version() -> None:
+    """Each option but where it runs: training.json and folder names of before stay valid."""
+    told = TrainOptions(store="a.zarr", lr=1e-3).describing()
+    assert list(told) == [
+        "store", "others", "vocab", "student", "align", "pool", "loss", "temperature", "targets",
+        "projection", "init", "word_vectors", "view", "steps", "epochs", "batch_tokens",
+        "accumulate", "optimizer", "lr", "warmup", "schedule", "weight_decay", "clip", "mask_prob",
+        "mask_words", "max_length", "min_length", "data", "freeze", "best", "stages", "held_out",
+        "seed", "precision",
+    ]  # fmt: skip
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_what_does_not_shape_a_student_is_not_told() -> None:
+    plain = TrainOptions(store="a.zarr", lr=1e-3)
+    moved = replace(
+        plain, out=Path("b"), needs={"stores": 1}, device="cuda:7", checkpoint_every=3,
+        allow_partial=True, workers=2,
+    )  # fmt: skip
+    assert moved.describing() == plain.describing() and moved.name() == plain.name()
+    assert replace(plain, cache="ram").name() == plain.name()
+    assert replace(plain, precision="bf16").name() != plain.name()
+
+
+def test_an_option_that_came_later_is_told_where_it_is_not_the_default() -> None:
+    plain = TrainOptions(store="a.zarr", lr=1e-3)
+    for name in scoped(TrainOptions, NEW):
+        assert name not in plain.describing(), name
+        assert default_of(TrainOptions, name) == getattr(plain, name)
+
+
+def test_every_option_says_what_it_is() -> None:
+    for name, about in options_of(TrainOptions).items():
+        assert about.help, name
