@@ -34,7 +34,7 @@ TRAIN_OPTIONS = {
     "--vocab 99999999999999999999": ("--vocab 99999999999999999999", "ask for at most"),
     "--vocab many": ("--vocab many", "5k"),
     "--vocab .": ("--vocab .", "tokenizer"),
-    "--loss wishful=1": ("wishful", "mlm, ce, kl"),
+    "--loss wishful=1": ("wishful", "there are mlm,", " kl,", " ce,"),
     "--loss kl=much": ("kl=much", "NAME=WEIGHT"),
     "--loss mlm=1,mlm=2": ("--loss mlm=2", "mlm is given twice"),
     "--loss kl=0": ("--loss", "above 0"),
