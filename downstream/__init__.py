@@ -1,1 +1,1 @@
-"""Use a checkpoint: continue its masked-LM training, fine-tune it on a task, probe its features."""
+"""Uses a checkpoint: trains it as a masked LM, fine-tunes, scores, probes and measures it."""

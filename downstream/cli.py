@@ -78,9 +78,9 @@ def _quiet_transformers() -> None:
 
 def _mlm(asked: Asked) -> None:
     _quiet_transformers()
-    from downstream import report
-    from downstream.mlm.scores import score_as_is, train_seeds
-    from downstream.mlm.scratch import PREFIX
+    from downstream import score_tables
+    from downstream.mlm.from_scratch import PREFIX
+    from downstream.mlm.scoring import score_as_is, train_seeds
 
     assert asked.out is not None  # the task needs it
     if asked.vocab and not asked.model[0].startswith(PREFIX):
@@ -88,26 +88,26 @@ def _mlm(asked: Asked) -> None:
     length, more = asked.max_length or MlmSettings.max_length, {}
     if asked.batch_tokens:
         more["batch_size"] = max(1, asked.batch_tokens // length)
-    tests = report.splits_to_test(asked.test)
+    tests = score_tables.splits_to_test(asked.test)
     if asked.as_is:
         each = [score_as_is(model, tests, length, click.echo) for model in asked.model]
-        result = report.of_models(each)
+        result = score_tables.of_models(each)
     else:
         settings = asked.settings(MlmSettings, model=asked.model[0], **more)
         result = train_seeds(settings, asked.seeds or 1, tests, click.echo)
-    report.save(result, asked.out)
-    report.show(report.seed_table(result))
+    score_tables.save(result, asked.out)
+    score_tables.show(score_tables.seed_table(result))
 
 
 def _fine_tune(asked: Asked) -> None:
     if not asked.as_is and asked.dev is None:
         raise UserError(f"--task {asked.task} needs --dev: the best epoch is chosen on it")
     _quiet_transformers()
-    from downstream import report
+    from downstream import score_tables
     from downstream.tasks.fine_tune import fine_tune, score_as_is
 
     assert asked.out is not None  # the task needs it
-    files = report.splits_to_test(asked.test)
+    files = score_tables.splits_to_test(asked.test)
     if not asked.as_is:
         assert asked.dev is not None
         files = {"train": asked.train[0], "dev": asked.dev, **files}
@@ -117,15 +117,15 @@ def _fine_tune(asked: Asked) -> None:
         if asked.as_is:
             length = asked.max_length
             each = [score_as_is(task, model, files, length, click.echo) for model in asked.model]
-            result = report.of_models(each)
+            result = score_tables.of_models(each)
         else:
             settings, keep = asked.settings(FineTuneSettings), out / "model" if asked.save else None
             result = fine_tune(task, asked.model[0], files, settings, click.echo, keep)
-        report.save(result, out)
+        score_tables.save(result, out)
     finally:
         with suppress(OSError):
             out.rmdir()  # only if nothing came of it
-    report.show(report.seed_table(result))
+    score_tables.show(score_tables.seed_table(result))
 
 
 def _task(asked: Asked) -> Any:
@@ -147,15 +147,15 @@ def _speed(asked: Asked) -> None:
     if asked.text_column and not asked.test:
         raise UserError("--text-column needs --test, the file that has the column")
     _quiet_transformers()
-    from downstream import report
+    from downstream import score_tables
     from downstream.speed import measure_speed
 
     texts = _texts(asked.test[0], asked.columns()) if asked.test else []
     settings = asked.settings(SpeedSettings, texts=texts)
     result = measure_speed(asked.model, asked.teacher, settings, say=click.echo)
     if asked.out:
-        report.save(result, asked.out)
-    report.show(report.speed_table(result))
+        score_tables.save(result, asked.out)
+    score_tables.show(score_tables.speed_table(result))
 
 
 def _texts(path: Path, columns: dict[str, str]) -> list[str]:
@@ -168,9 +168,9 @@ def _texts(path: Path, columns: dict[str, str]) -> list[str]:
 
 
 def _table(asked: Asked) -> None:
-    from downstream import report
+    from downstream import score_tables
 
-    result = report.joined(asked.runs)
+    result = score_tables.joined(asked.runs)
     if asked.out:
-        report.save(result, asked.out)
-    report.show(report.joined_table(result))
+        score_tables.save(result, asked.out)
+    score_tables.show(score_tables.joined_table(result))

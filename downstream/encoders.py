@@ -1,4 +1,4 @@
-"""A checkpoint with a fresh head or its own, and what its size decides."""
+"""Loads a checkpoint with a fresh head or its own, and tells what its size decides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from store import TaskSpec
-from student_train.bilstm import BiLstmConfig  # and the Auto classes know such students
+from student_train.bilstm import BiLstmConfig  # importing it makes them known to the Auto classes
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import ResolvedModel
 from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
@@ -20,7 +20,10 @@ SMALL_WIDTH = 384
 def load_with_fresh_head(
     model: ResolvedModel, factory: Any, head: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Tokenizer and network (float32) of a checkpoint; its head, of `head`, is new on purpose.
+    """Load tokenizer and network (float32) of a checkpoint with a new head, which `head` describes.
+
+    factory: an AutoModelFor... of transformers.
+    head: what the head needs in the model's config.
 
     Raises UserError where the checkpoint cannot be loaded, lacks weights of the encoder, or has no
     fast tokenizer that can pad.
@@ -40,7 +43,7 @@ def load_with_fresh_head(
 
 
 def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, TaskSpec]:
-    """Tokenizer, network (float32) and labels of a checkpoint that has the head of `factory`.
+    """Load tokenizer, network (float32) and labels of a checkpoint that has the head of `factory`.
 
     Raises UserError as `load_with_fresh_head` does, and where the checkpoint has no such head or
     two labels of one name.
@@ -64,20 +67,21 @@ def _padding_tokenizer(model: ResolvedModel) -> Any:
 
 
 def _match_inputs(tokenizer: Any, network: Any) -> None:
-    """Leave out what the network does not read."""
+    """Make the tokenizer leave out inputs that the network does not read."""
     if (getattr(network.config, "type_vocab_size", None) or 0) < 2:  # no type for a second text
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         tokenizer.model_input_names = names
 
 
 def default_lr(model: Any) -> float:
-    """5e-5, that of BERT (Devlin et al. 2019), 5e-4 for encoders less than 384 wide, 3e-3 for
-    BiLSTMs.
+    """Choose the learning rate of a model that is fine-tuned.
 
-    The narrower a model, the larger the best rate of Adam (Yang et al. 2022), and with BERT's a
-    small student has hardly begun to learn when the epochs are over: 128 wide, 3 epochs of 1,500
-    sentences, its accuracy on English parts of speech is 0.42, with 5e-4 it is 0.77. Of untrained
-    BiLSTMs of 100 and 300 each way it is 0.80 and 0.87 with 1e-3, 0.88 and 0.90 with 3e-3.
+    It is 5e-5 as for BERT (Devlin et al. 2019), 5e-4 for encoders less than 384 wide, and 3e-3 for
+    BiLSTMs. The narrower a model, the larger the best rate of Adam (Yang et al. 2022). With BERT's
+    rate a small student has hardly begun to learn when the epochs are over: a model 128 wide has,
+    after 3 epochs of 1,500 sentences, an accuracy of 0.42 on English parts of speech; with 5e-4 it
+    has 0.77. Untrained BiLSTMs of 100 and 300 units each way have 0.80 and 0.87 with 1e-3, 0.88 and
+    0.90 with 3e-3.
     """
     if isinstance(model.config, BiLstmConfig):
         return 3e-3
@@ -85,7 +89,7 @@ def default_lr(model: Any) -> float:
 
 
 def longest_input(config: Any, tokenizer: Any) -> int:
-    """Tokens that a model takes at most, special ones included."""
+    """Return the number of tokens that a model takes at most, special ones included."""
     limit = int(tokenizer.model_max_length)
     positions = getattr(config, "max_position_embeddings", None)
     return min(limit, positions - first_position(config.to_dict())) if positions else limit

@@ -1,8 +1,7 @@
-"""What a person sees of a Trainer's work: a line for each evaluation, and a bar on a terminal."""
+"""Shows how a transformers Trainer gets on: a line for each evaluation, a bar on a terminal."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,8 +10,12 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 
 
 class Progress(TrainerCallback):
-    """Says step, training loss and `measures` (what to call each metric of the Trainer) whenever
-    training is evaluated."""
+    """Says step, training loss and `measures` at every evaluation during training.
+
+    say: is called with each line.
+    measures: metrics of the Trainer by what to call them.
+    what: begins each line, such as "seed 0, ".
+    """
 
     def __init__(
         self, say: Callable[[str], object], measures: Mapping[str, str], what: str = ""
@@ -22,7 +25,7 @@ class Progress(TrainerCallback):
         self.loss: float | None = None
 
     def follow(self, trainer: Trainer) -> None:
-        """In place of the Trainer's own way, which prints dictionaries."""
+        """Replace the Trainer's own callback, which prints dictionaries."""
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
 
@@ -56,21 +59,3 @@ class Progress(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.close()
         self.bar = None
-
-
-class Minutes(TrainerCallback):
-    """Minutes since this was made, and those before the checkpoint that a training resumes from:
-    every row of the log tells them, and checkpoints keep the log."""
-
-    def __init__(self) -> None:
-        self.begun = time.perf_counter()
-
-    def spent(self) -> float:
-        return (time.perf_counter() - self.begun) / 60
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.log_history:
-            self.begun -= 60 * state.log_history[-1].get("minutes", 0)
-
-    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        state.log_history[-1]["minutes"] = self.spent()

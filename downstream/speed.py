@@ -1,4 +1,4 @@
-"""Size, latency and memory of encoders, as the table of Kolesnikova et al. 2022 has them."""
+"""Measures size, latency and memory of encoders, as in the table of Kolesnikova et al. 2022."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Say = Callable[[str], object]
 
 
 class Subject:
-    """A model that is measured: its encoder alone, float32, without heads, and what it reads."""
+    """A model that is measured: its encoder in float32 without heads, and what it reads."""
 
     def __init__(self, name: str) -> None:
         model = resolve_model(name)
@@ -49,7 +49,7 @@ class Subject:
         self.longest = longest_input(self.encoder.config, self.tokenizer)
 
     def prepare(self, settings: SpeedSettings, length: int) -> None:
-        """`batch` [B, S] of random tokens and `sentences`, each [1, n]."""
+        """Make `batch`, [B, S] random tokens, and `sentences`, each [1, n]."""
         special = set(self.tokenizer.all_special_ids)
         words = torch.tensor([i for i in range(len(self.tokenizer)) if i not in special])
         draws = torch.Generator().manual_seed(settings.seed)
@@ -71,7 +71,7 @@ class Subject:
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[torch.Tensor], device: str) -> float:
-        """Seconds for one forward pass over each of the inputs."""
+        """Return the seconds of one forward pass over each of the inputs."""
         inputs = [ids.to(device) for ids in inputs]
         masks = [torch.ones_like(ids) for ids in inputs]
         _wait(device)
@@ -90,10 +90,11 @@ def measure_speed(
     Returns `{"task", "settings", "length", "hardware", "devices", "teacher", "models": [{"model",
     "parameters", "disk_bytes", "cpu": {"batch_ms", "batch_memory_bytes", "sentence_ms",
     "sentence_memory_bytes"}, "cuda": ..., "ratio"}]}`, the teacher last. `ratio` says how many
-    times less each figure is than the teacher's. All read batches of one length, what the one that
-    takes least takes. Times are medians of runs that go through all models in turn; that of a
-    sentence is the mean over the sentences. Memory is the weights and the most that the batch, or
-    any of the sentences, takes beside them, None where the system does not tell.
+    times less each figure is than the teacher's. All models read batches of one length, at
+    most what each of them takes. Times are medians of runs that go through all models in turn; the
+    time of a sentence is the mean over the sentences. Memory is the bytes of the weights and the
+    most that the batch, or any of the sentences, takes beside them, None where the system does not
+    tell.
 
     Raises UserError on a wrong model.
     """
@@ -161,7 +162,7 @@ def _on(
 
 
 def _ratios(row: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
-    """teacher / row for each figure that both have."""
+    """Divide the teacher's figures by those of a row, where both have them."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -177,9 +178,9 @@ def _wait(device: str) -> None:
 
 
 def peak_memory(subject: Subject, inputs: Sequence[torch.Tensor], device: str) -> int | None:
-    """Bytes of the weights and of the most that any of the inputs takes beside them.
+    """Return the bytes of the weights and of the most that any of the inputs takes beside them.
 
-    On a CPU the growth of the process, of which Linux keeps the peak; elsewhere None.
+    On a CPU this is the growth of the process, whose peak Linux keeps; on other systems None.
     """
     weights: int = sum(
         each.numel() * each.element_size()
@@ -191,9 +192,9 @@ def peak_memory(subject: Subject, inputs: Sequence[torch.Tensor], device: str) -
         before = torch.cuda.memory_allocated()
         subject.run(inputs, device)
         return weights + torch.cuda.max_memory_allocated() - before
-    subject.run([subject.sentences[0]], device)  # what libraries load once is no model's
+    subject.run([subject.sentences[0]], device)  # libraries load once what is no model's
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # else a batch fits into what was freed before
+        ctypes.CDLL(None).malloc_trim(0)  # else a batch fits into memory that was freed before
         PEAK_RESET.write_text("5")
         before = _status("VmRSS")
         subject.run(inputs, device)
@@ -210,7 +211,7 @@ def _status(name: str) -> int:
 
 
 def processor() -> str:
-    """What the system calls the processor."""
+    """Return the name of the processor."""
     if Path("/proc/cpuinfo").exists():
         named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
         if named:
@@ -219,7 +220,7 @@ def processor() -> str:
 
 
 def hardware() -> str:
-    """Processor, threads, GPU and torch, in one line."""
+    """Describe processor, threads, GPU and torch in one line."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     threads = f"{counted(torch.get_num_threads(), 'thread')} of {os.cpu_count()}"
     return f"{processor()}, {threads}{gpu}, torch {version('torch')}, fp32"

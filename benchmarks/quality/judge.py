@@ -10,7 +10,7 @@ import torch
 
 from downstream.options import FineTuneSettings
 from downstream.tasks.fine_tune import fine_tune
-from downstream.tasks.probe import linear_probe
+from downstream.tasks.linear_probe import linear_probe
 from downstream.tasks.tagging import PartsOfSpeech
 from store import FeatureStore
 from student_train.data.stream import split_blocks

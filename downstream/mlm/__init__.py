@@ -1,0 +1,1 @@
+"""Masked-LM training of a checkpoint, continued or begun, and its scores."""

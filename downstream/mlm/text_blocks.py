@@ -1,4 +1,4 @@
-"""Text files into equal blocks of tokens for masked-LM training."""
+"""Reads text files and cuts them into equal blocks of tokens for masked-LM training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tqdm import tqdm
 
+from support.arrays import Array
 from support.console import counted
 from support.errors import UserError
 from teacher_dump.corpus.utf8_lines import read_lines as all_lines
@@ -21,7 +21,7 @@ HELD_OUT_AT_MOST = 2000
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file that are not blank, a document a line: those of teacher-dump.
+    """Read the lines of a UTF-8 text file that are not blank, as teacher-dump does.
 
     Raises UserError where the file is missing, empty or not UTF-8.
     """
@@ -35,9 +35,10 @@ def read_lines(path: Path) -> list[str]:
 
 
 def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Training lines and held-out lines: every hundredth, of fewer than 10,000 every twentieth.
+    """Divide lines into training lines and held-out lines.
 
-    At most 2,000 are held out, spread evenly.
+    Every hundredth line is held out, of fewer than 10,000 lines every twentieth, and of more than
+    200,000 fewer: at most 2,000, spread evenly.
 
     Raises UserError where there are too few lines to hold any out.
     """
@@ -51,10 +52,10 @@ def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
     return train, list(lines[step - 1 :: step])
 
 
-def blocks(tokenizer: Any, lines: Sequence[str], length: int, what: str) -> npt.NDArray[np.int32]:
-    """[n, length] token ids: lines joined by sep, cut into equal blocks inside cls ... sep.
+def blocks(tokenizer: Any, lines: Sequence[str], length: int, what: str) -> Array:
+    """Make token ids [n, length]: lines joined by sep, cut into equal blocks inside cls ... sep.
 
-    What does not fill a last block is dropped. Raises UserError where not even one is filled.
+    Tokens that do not fill a last block are dropped. Raises UserError where no block is filled.
     """
     body = length - 2
     pieces = list(_token_runs(tokenizer, lines, what))
@@ -72,7 +73,7 @@ def blocks(tokenizer: Any, lines: Sequence[str], length: int, what: str) -> npt.
     return packed
 
 
-def _token_runs(tokenizer: Any, lines: Sequence[str], what: str) -> Iterator[npt.NDArray[np.int32]]:
+def _token_runs(tokenizer: Any, lines: Sequence[str], what: str) -> Iterator[Array]:
     sep = tokenizer.sep_token_id
     with tqdm(total=len(lines), desc=f"tokenise {what}", unit="line", disable=None) as bar:
         for some in _chunks(lines, 1000):

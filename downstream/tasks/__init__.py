@@ -1,0 +1,1 @@
+"""Tasks with labelled examples: fine-tuning for them, scores, a linear probe."""

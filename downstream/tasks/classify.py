@@ -1,4 +1,4 @@
-"""Classification: a label for a text."""
+"""The task classify: gives a text one of several labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from downstream.options import check
 from downstream.tasks.example_rows import Row, read_rows
-from downstream.tasks.task import IGNORED, LabelTask
+from downstream.tasks.task_interface import IGNORED, LabelTask, as_rows
 from support.errors import UserError
 
 
@@ -27,10 +27,12 @@ class Labelled:
 
 
 class Classify(LabelTask):
-    """Columns `text` and `label`. The epoch is chosen by macro F1, which no class can outvote.
+    """Classifies tables of `text` and `label`. The epoch is chosen by macro F1, in which all
+    classes weigh the same.
 
-    `columns` gives a column's name where it is another. `per_class` trains on as many examples of
-    each class, drawn anew by each seed.
+    columns: names of columns that differ from what they hold, by what they hold.
+    per_class: number of training examples of each class, drawn anew for each seed; None for all.
+    unseen_labels: see `LabelTask`.
     """
 
     name = "classify"
@@ -69,7 +71,7 @@ class Classify(LabelTask):
         return example.where
 
     def prepare(self, splits: Mapping[str, Sequence[Labelled]]) -> None:
-        """Raises UserError where there is one label alone, or less of one than `per_class`, too."""
+        """Raises UserError also where there is one label alone, or too few examples `per_class`."""
         counts = Counter(example.label for example in splits["train"])
         if len(counts) < 2:
             (label,) = counts
@@ -103,7 +105,7 @@ class Classify(LabelTask):
     def score(
         self, examples: Sequence[Labelled], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """Accuracy, macro and weighted F1, Matthews' correlation, as scikit-learn defines them."""
+        """Compute accuracy, macro and weighted F1 and Matthews' correlation with scikit-learn."""
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
         gold = [example.label for example in examples]
@@ -114,11 +116,6 @@ class Classify(LabelTask):
             "weighted_f1": float(f1_score(gold, found, average="weighted", zero_division=0)),
             "matthews": float(matthews_corrcoef(gold, found)),
         }
-
-
-def as_rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Columns of equal length as rows."""
-    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
 def _label(row: Row, columns: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Fine-tune a checkpoint for a task with the transformers Trainer, over seeds, or only score it."""
+"""Fine-tunes a checkpoint for a task over seeds, or scores it as it is."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from downstream.encoders import (
 )
 from downstream.options import FineTuneSettings
 from downstream.progress import Progress
-from downstream.report import SHARES, result_of
+from downstream.score_tables import SHARES, result_of
 from downstream.tasks.length_grouped import LengthGroupedTrainer
-from downstream.tasks.task import Task
+from downstream.tasks.task_interface import Task
 from support.console import counted
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
@@ -40,16 +40,16 @@ def fine_tune(
 ) -> dict[str, Any]:
     """Fine-tune once for each seed; scores on dev, and on test where it is given.
 
-    The model of the first seed is saved in the folder `keep`, where one is given; the result then
-    names it in a list, `saved`.
+    files: `train`, `dev` and, where there are files to test, `splits_to_test`.
+    say: is called with a line for each epoch.
+    keep: a folder for the model of the first seed; the result then names it in a list, `saved`.
 
-    `files` has `train`, `dev` and perhaps `report.splits_to_test`. Returns `{"task", "model",
-    "measures", "primary", "scale", "files", "settings", "examples": {split: number}, "seeds":
-    [{"seed", "lr", "best_epoch", "dev", "test"}], "mean": {split: score}, "deviation": ...}`. A
-    score has a figure for each measure of the task, and that which chose the epoch as `primary`,
-    too; times `scale` a person reads it. Where several files are tested, `test` is the mean over
-    them. The deviation is the sample one over the seeds (0 for a single seed). `say` is told a line
-    for each epoch.
+    Returns `{"task", "model", "measures", "primary", "scale", "files", "settings", "examples":
+    {split: number}, "seeds": [{"seed", "lr", "best_epoch", "dev", "test"}], "mean": {split: score},
+    "deviation": ...}`. A score has a figure for each measure of the task, and as `primary` the one
+    that chose the epoch. A person reads figures times `scale`. Where several files are tested,
+    `test` is the mean over them. The deviation is the sample deviation over the seeds, 0 for a
+    single seed.
 
     Raises UserError on a wrong model or file, and where a training does not stay finite.
     """
@@ -74,14 +74,14 @@ def score_as_is(
     max_length: int | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
-    """Score a model that has its head on `files`, `report.splits_to_test`, without training it.
+    """Score a model that has its head on `files` (from `splits_to_test`) without training it.
 
-    Labels of model and file are matched by name. Texts are cut to `max_length` tokens, that of the
-    task where it is None. Returns what `fine_tune` returns, of a single run without a seed; of its
-    settings only `as_is`, `max_length` and the task's own are there.
+    Labels of model and file are matched by name. Texts are cut to `max_length` tokens, where it is
+    None to the task's own. Returns what `fine_tune` returns, of a single run without a seed. Its
+    settings are `as_is`, `max_length` and the task's own.
 
     Raises UserError on a wrong model or file, where the model has no head for the task, and where
-    the file has a label that the model does not have, unless the task counts these.
+    the file has a label that the model does not have, unless the task counts such labels.
     """
     source = resolve_model(model)
     splits = {name: task.read(path) for name, path in files.items()}
@@ -159,7 +159,7 @@ def _one_seed(
         trainer.train()
         curve = [row["eval_primary"] for row in trainer.state.log_history if "eval_primary" in row]
         result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
-        trainer.compute_metrics = None  # that of dev, where `predict` would score every split by it
+        trainer.compute_metrics = None  # `predict` would score every split as if it were dev
         for split in [name for name in splits if name != "train"]:
             result[split] = score(split, _predict(trainer, rows[split]))
         if keep is not None:
@@ -170,14 +170,14 @@ def _one_seed(
 
 
 def _length(task: Task, asked: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:
-    """Tokens of an input at most, and what to say where the model takes fewer than asked."""
+    """Return tokens of the longest input, and what to say where the model takes less than asked."""
     asked = asked or task.max_length
     length = min(asked, longest_input(model.config, tokenizer))
     return length, f", {length} tokens at most (the model takes no more)" if length < asked else ""
 
 
 def _predict(trainer: Trainer, rows: Sequence[dict[str, Any]]) -> Any:
-    """Without `labels`, as a loss that a model's config asks for may not take those of the task."""
+    """Predict without `labels`, which the loss that a model's config names may not take."""
     inputs = [{name: row[name] for name in row if name != "labels"} for row in rows]
     return trainer.predict(inputs).predictions  # type: ignore[arg-type]
 

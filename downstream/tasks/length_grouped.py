@@ -1,5 +1,7 @@
-"""Fine-tuning in batches of rows of about equal length: less padding, but rows that are alike come
-together, from which a small model with a high rate learns less."""
+"""Trains on batches of rows of about equal length, which need less padding.
+
+Rows that are alike come together so, from which a small model with a high rate learns less.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ from transformers import Trainer
 
 from support.permutation import permutation
 
-POOLS = 4  # at least, so that batches are others in each epoch
-POOL = 50  # batches, at most: more would hardly pad less
+POOLS = 4  # at least, so that each epoch has other batches
+POOL = 50  # batches at most: more would hardly pad less
 
 
 class LengthGrouped(Sampler[int]):
-    """Every row once; those of a batch are about equally long, since it is padded to its longest.
+    """Samples every row once, so that the rows of a batch are about equally long.
 
     Rows are drawn into pools, sorted within each and cut into batches, which come in random order;
-    what is left at the end is a short batch of any rows. The order is a pure function of
-    (lengths, batch size, seed, epoch).
+    the rows that are left make a short batch at the end. The order is a pure function of lengths,
+    batch size, seed and epoch.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
@@ -31,7 +33,7 @@ class LengthGrouped(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """The Trainer calls it before each epoch."""
+        """Choose the order of an epoch. The Trainer calls it before each."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -53,8 +55,8 @@ class LengthGrouped(Sampler[int]):
 class LengthGroupedTrainer(Trainer):
     """A Trainer that trains on batches of rows of about equal length.
 
-    The Trainer's own `group_by_length` goes from long to short within a pool, and sorts what is
-    predicted, too, whose order is then not that of the rows.
+    The Trainer's own `group_by_length` goes from long to short within a pool. It also sorts the
+    rows to predict, so that predictions are in another order than the rows.
     """
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGrouped:

@@ -1,4 +1,4 @@
-"""Pairs of texts with a gold score: similarity, paraphrase, relatedness."""
+"""The task pair: scores two texts, for similarity, paraphrase or relatedness."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSequenceClassification
 
-from downstream.tasks.classify import as_rows
 from downstream.tasks.example_rows import Row, read_rows
-from downstream.tasks.task import Task
+from downstream.tasks.task_interface import Task, as_rows
 from store import TaskSpec
 from support.errors import UserError
 
@@ -28,11 +27,13 @@ class Pair:
 
 
 class PairScore(Task):
-    """Columns `text_a`, `text_b` and `score`; `columns` gives a column's name where it is another.
+    """Scores tables of `text_a`, `text_b` and `score`. The epoch is chosen by Pearson's r.
 
     Both texts are one input, and the head learns the score by its squared error. Scores are
-    standardised over the training examples, so that no step is spent on their scale: correlations
-    do not see it.
+    standardised over the training examples, so that no step is spent on their scale, which
+    correlations do not see.
+
+    columns: names of columns that differ from what they hold, by what they hold.
     """
 
     name = "pair"
@@ -58,13 +59,13 @@ class PairScore(Task):
         ]
 
     def prepare(self, splits: Mapping[str, Sequence[Pair]]) -> None:
-        """Raises UserError where all scores of a split are one: correlations do not exist."""
+        """Raises UserError where all scores of a split are equal: they have no correlation."""
         _check_scores(splits)
         scores = np.array([pair.score for pair in splits["train"]])
         self.mean, self.scale = float(scores.mean()), float(scores.std())
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Pair]]) -> None:
-        """Raises UserError where the model gives no single score, too."""
+        """Raises UserError also where the model does not give a single score."""
         labels = spec.labels
         if len(labels) != 1:
             raise UserError(
@@ -77,7 +78,7 @@ class PairScore(Task):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
-        """Where a pair is too long, its longer text is cut."""
+        """Make an input of each pair; where it is too long, its longer text is cut."""
         encoded = tokenizer(
             [pair.text_a for pair in examples],
             [pair.text_b for pair in examples],
@@ -90,7 +91,7 @@ class PairScore(Task):
     def score(
         self, examples: Sequence[Pair], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """Correlations of scipy; 0 where the model says one score for all pairs."""
+        """Compute scipy's correlations; both are 0 where all predicted scores are equal."""
         from scipy.stats import pearsonr, spearmanr
 
         found = np.asarray(predictions, np.float64).reshape(-1)

@@ -1,8 +1,10 @@
-"""Extractive question answering: the span of a context that answers a question."""
+"""The task qa: finds the span of a context that answers a question."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+import string
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,22 +14,27 @@ from transformers import AutoModelForQuestionAnswering
 
 from downstream.options import check
 from downstream.tasks.questions import Question, read_questions
-from downstream.tasks.squad import exact_match, word_f1
-from downstream.tasks.task import Task
+from downstream.tasks.task_interface import Task
+from support.arrays import Array
 from support.errors import UserError
 
 SHORTEST = 32
 ANSWER_TOKENS = 30
-"""Tokens of a predicted answer at most, as in the script of BERT (Devlin et al. 2019)."""
+"""Tokens of the longest predicted answer, as in the script of BERT (Devlin et al. 2019)."""
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 class QA(Task):
-    """Questions of `downstream.questions`. The epoch is chosen by F1.
+    """Answers the questions of files that `read_questions` takes. The epoch is chosen by F1.
 
-    A context that is too long is read in windows of which each repeats the last `stride` tokens of
-    the one before, by default a third of a window. A question that takes more than half a window is
-    cut there. Where training has questions without an answer, the model may say that there is none:
-    when no span scores above the cls token in every window (Devlin et al. 2019, section 4.3).
+    A context that is too long is read in windows. Each window repeats the last `stride` tokens of
+    the window before, by default a third of a window. A question that takes more than half a window
+    is cut there. Where training has questions without an answer, the model may say that there is
+    none: it does where every window scores the cls token above all spans (Devlin et al. 2019,
+    section 4.3).
+
+    columns: names of columns that differ from what they hold, by what they hold.
     """
 
     name = "qa"
@@ -60,11 +67,12 @@ class QA(Task):
     def encode(
         self, tokenizer: Any, examples: Sequence[Question], limit: int
     ) -> list[dict[str, Any]]:
-        """Windows with `start_positions` and `end_positions`: the first answer's tokens, those of
-        cls where a window does not hold all of it.
+        """Make the windows of every question.
 
-        For scoring: `example`, `cls`, and `spans`, int [S, 2], the characters of each token, -1
-        outside of the context. Raises UserError where windows are too short.
+        `start_positions` and `end_positions` are the tokens of the first answer, or cls where a
+        window does not hold all of it. `score` needs `example` (the question's number), `cls` (its
+        position) and `spans`, int [S, 2]: the characters of each token, -1 outside of the context.
+        Raises UserError where windows are too short.
         """
         half = limit // 2
         stride = limit // 3 if self.stride is None else self.stride
@@ -83,7 +91,7 @@ class QA(Task):
     def score(
         self, examples: Sequence[Question], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """Mean over the questions of exact match and word F1, each against its best answer."""
+        """Mean exact match and word F1 over the questions, each against its nearest gold answer."""
         starts, ends = predictions[:2]
         windows: dict[int, list[Any]] = defaultdict(list)
         for row, start, end in zip(rows, starts, ends, strict=True):
@@ -128,10 +136,8 @@ def _windows(
         }
 
 
-def _answer_tokens(
-    example: Question, spans: np.ndarray[Any, np.dtype[np.int64]]
-) -> tuple[int, int] | None:
-    """First and last token of the answer where the window holds all of it."""
+def _answer_tokens(example: Question, spans: Array) -> tuple[int, int] | None:
+    """Find the first and last token of the answer; None where a window does not hold all of it."""
     begins, ends = spans.T
     read = np.flatnonzero(ends > begins)  # a token of no characters, or outside, covers nothing
     if not example.answers or not len(read):
@@ -145,8 +151,11 @@ def _answer_tokens(
 
 
 def best_answer(context: str, windows: Sequence[Any], may_decline: bool) -> str:
-    """The span of at most 30 tokens with the largest sum of start and end logit over all windows
-    (row, start [S], end [S]); "" where it may decline and every window's cls scores higher."""
+    """Choose the span of at most 30 tokens with the largest sum of start and end logit.
+
+    `windows` are (row of `QA.encode`, start logits [S], end logits [S]). The answer is "" where the
+    model `may_decline` and every window scores its cls higher.
+    """
     best, text, none = -np.inf, "", np.inf
     for row, start, end in windows:
         places = np.flatnonzero(row["spans"][:, 1] > row["spans"][:, 0])
@@ -162,7 +171,29 @@ def best_answer(context: str, windows: Sequence[Any], may_decline: bool) -> str:
     return "" if may_decline and none > best else text
 
 
-def _allowed(size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """[size, size]: whether an answer may begin at a row's token and end at a column's."""
+def _allowed(size: int) -> Array:
+    """Tell whether an answer may begin at token i and end at token j, [size, size]."""
     ahead = np.arange(size)[None, :] - np.arange(size)[:, None]
     return (ahead >= 0) & (ahead < ANSWER_TOKENS)
+
+
+def normalised(answer: str) -> list[str]:
+    """Split an answer into words in lower case, without ASCII punctuation and English articles."""
+    return ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split()
+
+
+def exact_match(found: str, gold: str) -> float:
+    """Return 1 where the words of both answers are equal, else 0 (Rajpurkar et al. 2016, 6.1)."""
+    return float(normalised(found) == normalised(gold))
+
+
+def word_f1(found: str, gold: str) -> float:
+    """Return the harmonic mean of precision and recall of words (Rajpurkar et al. 2016, 6.1).
+
+    Where an answer has no words, it is 1 if the other has none either, else 0.
+    """
+    ours, theirs = normalised(found), normalised(gold)
+    if not ours or not theirs:
+        return float(ours == theirs)
+    shared = (Counter(ours) & Counter(theirs)).total()
+    return 2 * shared / (len(ours) + len(theirs))

@@ -1,4 +1,4 @@
-"""Questions about a context: SQuAD files, and tables with a question in a row."""
+"""Reads questions about contexts from SQuAD files and from tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from teacher_dump.corpus.utf8_lines import read_lines
 
 @dataclass(frozen=True)
 class Answer:
-    """Characters `begin` to `begin + len(text)` of the context."""
+    """An answer: the characters `begin` to `begin + len(text)` of its context."""
 
     text: str
     begin: int
@@ -24,7 +24,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its context and the answers that count as right; none: it has no answer."""
+    """A question, its context and the answers that count as right, none where it has no answer."""
 
     question: str
     context: str
@@ -32,12 +32,12 @@ class Question:
 
 
 def read_questions(path: Path, columns: Mapping[str, str]) -> list[Question]:
-    """The questions of a file, at least one.
+    """Read the questions of a file, at least one.
 
-    .json is SQuAD's layout, 1.1 or 2.0. Others have a question in a row: columns `question`,
-    `context` and `answer` (in .jsonl also `answers`: {"text": [...], "answer_start": [...]}, or a
-    list of texts or of {"text", "answer_start"}). Without an `answer_start`, the answer is where it
-    stands first. An empty answer: the context does not answer the question.
+    A .json file has SQuAD's layout, 1.1 or 2.0. Other files have a question in each row: columns
+    `question`, `context` and `answer` (in .jsonl also `answers`: {"text": [...], "answer_start":
+    [...]}, or a list of texts or of {"text", "answer_start"}). Without an `answer_start` the answer
+    is where its text stands first. An empty answer says that the context has none.
 
     Raises UserError with the place on any other content, and where an answer is not in its context.
     """
@@ -81,7 +81,7 @@ def _row(row: Row, columns: Mapping[str, str]) -> Question:
     value = row["answers"] if several else row.cell("answer", columns)
     if isinstance(value, str) or value is None:
         value = [{"text": value or "", "answer_start": row.get("answer_start")}]
-    elif isinstance(value, dict):  # the layout of the hub's copies of SQuAD
+    elif isinstance(value, dict):  # as in the hub's copies of SQuAD
         texts, begins = value.get("text", []), value.get("answer_start")
         value = [
             {"text": text, "answer_start": begin}

@@ -1,4 +1,4 @@
-"""Tagging: a tag for every word of a sentence."""
+"""The tasks pos and ner: give every word of a sentence a tag."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ import numpy as np
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
 from downstream.options import check
-from downstream.tasks.task import IGNORED, LabelTask
-from downstream.tasks.word_tags import Sentence, read_tagged, starts, word_pieces
+from downstream.tasks.tagged_sentences import Sentence, first_of, read_tagged, word_pieces
+from downstream.tasks.task_interface import IGNORED, LabelTask
 from store import TaskSpec
+from support.arrays import Array
 from teacher_dump.corpus.iob import BEGINNING, FIRST, OTHER, OUTSIDE, check_order, check_tag
 
 LATER = "X"
-"""The label of a word's pieces after its first in the code of Mukherjee & Awadallah 2020
+"""Label of a word's pieces after its first, as in the code of Mukherjee & Awadallah 2020
 (sequence_process in preprocessing.py of microsoft/xtreme-distil-transformers)."""
 
 
 class Tagging(LabelTask):
-    """word<TAB>tag files. `labels` are tags of words, and `later`, which is of a word's pieces
-    after its first. Where this is None, these take no part in the loss."""
+    """Tags the words of word<TAB>tag files.
+
+    `labels` are the tags of words and, unless it is None, `later`: the label of a word's pieces
+    after its first. Where `later` is None, these pieces take no part in the loss.
+    """
 
     model_class = AutoModelForTokenClassification
     what = "tag"
@@ -51,7 +55,7 @@ class Tagging(LabelTask):
         super().adopt(spec, splits)
 
     def head(self) -> dict[str, Any]:
-        """`later_label` is told even where it is None: a checkpoint may have had one."""
+        """Tell `later_label` even where it is None, for the checkpoint may have had one."""
         return super().head() | {"later_label": self.later}
 
     def encode(
@@ -62,7 +66,7 @@ class Tagging(LabelTask):
     def words(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> tuple[list[list[str]], list[list[str]]]:
-        """Gold and predicted tags; see `word_tags`."""
+        """Return gold and predicted tags; see `word_tags`."""
         return word_tags(examples, rows, predictions, self.labels, self.later)
 
     def collator(self, tokenizer: Any) -> Any:
@@ -70,7 +74,7 @@ class Tagging(LabelTask):
 
 
 class PartsOfSpeech(Tagging):
-    """The epoch is chosen by macro F1, over the tags that occur in the split."""
+    """Tags of any kind. The epoch is chosen by macro F1 over the tags that occur in the split."""
 
     name = "pos"
     measures = {"macro F1": "macro_f1", "accuracy": "accuracy"}
@@ -90,8 +94,8 @@ class PartsOfSpeech(Tagging):
 class Entities(Tagging):
     """IOB tags. The epoch is chosen by F1 over whole entities, as seqeval counts them.
 
-    `pieces`: whether the `first` of a word alone is taught to a model, or `all`, those after it as
-    `LATER`. A model that is scored as it is brings its own way.
+    pieces: "first" teaches a model the first piece of a word alone, "all" also the pieces after it,
+    as `LATER`. A model that is scored as it is says itself which it was taught.
     """
 
     name = "ner"
@@ -107,12 +111,12 @@ class Entities(Tagging):
         return {**super().options(), "pieces": "first" if self.later is None else "all"}
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """Raises UserError on tags that are not IOB, as well."""
+        """Raises UserError also on tags that are not IOB."""
         _check_iob(splits)
         super().prepare(splits)
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """Raises UserError on tags that are not IOB, as well."""
+        """Raises UserError also on tags that are not IOB."""
         for label in spec.labels:
             if label != spec.later_label:
                 check_tag(label, "--model")
@@ -144,11 +148,10 @@ def encode(
     limit: int,
     later: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Model inputs with `labels`: the tag at the first piece of each word, `later` at its others,
-    -100 elsewhere.
+    """Make model inputs with `labels`, the numbers of tags, and `first`, positions of first pieces.
 
-    What is not in `labels` is -100 as well. `first` is where the first piece of each word stands,
-    -1 for a word without a piece.
+    A label is the tag at the first piece of each word, `later` at its other pieces, and -100
+    elsewhere and for what is not in `labels`. A word without a piece has position -1.
     """
     number: dict[str | None, int] = {label: index for index, label in enumerate(labels)}
     rows = []
@@ -164,7 +167,7 @@ def encode(
                 "input_ids": ids,
                 "attention_mask": [1] * len(ids),
                 "labels": numbers,
-                "first": starts(pieces),
+                "first": first_of(pieces),
             }
         )
     return rows
@@ -173,16 +176,16 @@ def encode(
 def word_tags(
     sentences: Sequence[Sentence],
     rows: Sequence[dict[str, Any]],
-    logits: np.ndarray[Any, Any],
+    logits: Array,
     labels: Sequence[str],
     later: str | None = None,
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """Gold and predicted tags of every word, by its first piece.
+    """Return gold and predicted tags of every word, by the logits [B, S, L] at its first piece.
 
-    A word without a piece (cut off, or of blanks) has the prediction "O". One whose first piece is
-    taken for a `later` one goes on with the entity before it, as such pieces do in the evaluation
-    of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py): I-PER after B-PER or I-PER, "O"
-    where there is none.
+    A word without a piece (cut off, or of blanks) has the prediction "O". A word whose first piece
+    is taken for a `later` one goes on with the entity before it, as such pieces do in the
+    evaluation of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py): I-PER after B-PER or
+    I-PER, "O" where there is none.
     """
     best = logits.argmax(-1)
     gold = [list(sentence.tags) for sentence in sentences]
@@ -197,7 +200,7 @@ def word_tags(
 
 
 def _going_on(tags: Sequence[str]) -> str:
-    """The tag of a word that belongs to the one before it."""
+    """Return the tag of a word that belongs to the word before it."""
     before = tags[-1] if tags else OUTSIDE
     return f"{OTHER}{before[2:]}" if before.startswith((FIRST, OTHER)) else OUTSIDE
 

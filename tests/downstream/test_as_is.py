@@ -15,7 +15,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from downstream.tasks.word_tags import first_pieces, read_tagged
+from downstream.tasks.tagged_sentences import first_pieces, read_tagged
 from store.format.features import TaskSpec
 from student_train.cli import main as student_train
 from tests.downstream.learnable import classified, paired, table

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from downstream.encoders import default_lr, longest_input
-from downstream.tasks.probe import linear_probe
+from downstream.tasks.linear_probe import linear_probe
 from store.format.features import TaskSpec
 from student_train.model.kinds import make_student
 from tests.downstream.learnable import asked, classified, paired

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from downstream.cli import main
-from downstream.mlm.scores import train_seeds
+from downstream.mlm.scoring import train_seeds
 from downstream.options import (
     OPTIONS,
     TASKS,

@@ -11,7 +11,7 @@ import pytest
 from downstream.mlm.text_blocks import read_lines
 from downstream.tasks.example_rows import read_rows
 from downstream.tasks.questions import Answer, Question, read_questions
-from downstream.tasks.word_tags import Sentence, read_tagged
+from downstream.tasks.tagged_sentences import Sentence, read_tagged
 from support.errors import UserError
 from teacher_dump.corpus import utf8_lines
 from teacher_dump.corpus.documents import Corpus

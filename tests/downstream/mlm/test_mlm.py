@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
-from downstream.mlm.scratch import random_encoder, start_from_frequencies, train_tokenizer
+from downstream.mlm.from_scratch import random_encoder, start_from_frequencies, train_tokenizer
+from downstream.mlm.masked_trainer import BatchMasking, MlmTrainer
+from downstream.mlm.masked_training import load_with_head, train_mlm
 from downstream.mlm.text_blocks import blocks, hold_out, read_lines
-from downstream.mlm.train import load_with_head, train_mlm
-from downstream.mlm.trainer import BatchMasking, MlmTrainer
 from downstream.options import MlmSettings
 from support.errors import UserError
 from support.signals import Stopped

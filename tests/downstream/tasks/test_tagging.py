@@ -13,10 +13,10 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 from downstream.encoders import default_lr
 from downstream.options import FineTuneSettings
 from downstream.tasks.fine_tune import fine_tune
-from downstream.tasks.probe import linear_probe
+from downstream.tasks.linear_probe import linear_probe
+from downstream.tasks.tagged_sentences import Sentence, first_pieces, read_tagged
 from downstream.tasks.tagging import LATER, Entities, PartsOfSpeech, encode, word_tags
-from downstream.tasks.task import IGNORED
-from downstream.tasks.word_tags import Sentence, first_pieces, read_tagged
+from downstream.tasks.task_interface import IGNORED
 from support.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
 from tests.texts import SENTENCES

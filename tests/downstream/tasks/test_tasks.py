@@ -15,10 +15,9 @@ from downstream.options import FineTuneSettings
 from downstream.tasks.classify import Classify
 from downstream.tasks.fine_tune import fine_tune
 from downstream.tasks.pair import Pair, PairScore
-from downstream.tasks.qa import QA, best_answer
+from downstream.tasks.qa import QA, best_answer, exact_match, word_f1
 from downstream.tasks.questions import Answer, Question
-from downstream.tasks.squad import exact_match, word_f1
-from downstream.tasks.task import IGNORED, Task
+from downstream.tasks.task_interface import IGNORED, Task
 from support.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
 from tests.downstream.learnable import asked, classified, paired

@@ -22,9 +22,9 @@ from transformers import (
     dynamic_module_utils,
 )
 
-from downstream.mlm.train import train_mlm
+from downstream.mlm.masked_training import train_mlm
 from downstream.options import MlmSettings
-from downstream.tasks.probe import linear_probe
+from downstream.tasks.linear_probe import linear_probe
 from store import open_store
 from support.errors import UserError
 from teacher_dump.cli import main as teacher_dump

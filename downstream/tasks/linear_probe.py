@@ -1,4 +1,4 @@
-"""How much of a task can be read off frozen features by a linear map."""
+"""Measures how much of tagging a linear map can read off frozen features of a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tqdm import tqdm
 from transformers import AutoModel
 
 import student_train.bilstm  # noqa: F401  so that AutoModel knows such students
-from downstream.tasks.word_tags import Sentence, first_pieces, read_tagged
+from downstream.tasks.tagged_sentences import Sentence, first_pieces, read_tagged
+from support.arrays import Floats
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
@@ -30,11 +30,11 @@ def linear_probe(
     batch_size: int = 32,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Accuracy and macro F1 on dev of a logistic regression over frozen features of a checkpoint.
+    """Fit a logistic regression on frozen features; return its accuracy and macro F1 on dev.
 
-    The feature of a word is its first piece's mean over the layers, standardised. The first
-    `train_sentences` and `dev_sentences` are used. Words without a piece are left out on both
-    sides, and counted in `lost` (a share of the dev words).
+    The feature of a word is its first piece's mean over the layers, standardised. `train` and
+    `dev` are word<TAB>tag files, of which the first `train_sentences` and `dev_sentences` are read.
+    Words without a piece are left out on both sides; `lost` is their share of the dev words.
 
     Raises UserError on a wrong model or file.
     """
@@ -48,7 +48,7 @@ def linear_probe(
     tokenizer = load_tokenizer(resolved)
     encoder = load_network(AutoModel, resolved, dtype=torch.float32)[0].eval()
 
-    def features(sentences: Sequence[Sentence]) -> tuple[npt.NDArray[np.float32], list[str]]:
+    def features(sentences: Sequence[Sentence]) -> tuple[Floats, list[str]]:
         return word_features(encoder, tokenizer, sentences, max_length, batch_size)
 
     dev_rows = read_tagged(dev)[:dev_sentences]
@@ -74,8 +74,8 @@ def word_features(
     sentences: Sequence[Sentence],
     max_length: int,
     batch_size: int,
-) -> tuple[npt.NDArray[np.float32], list[str]]:
-    """Features [words, D] of the words that have a piece, and their tags."""
+) -> tuple[Floats, list[str]]:
+    """Return features [words, D] of the words that have a piece, and their tags."""
     limit = min(max_length, tokenizer.model_max_length)
     pad = tokenizer.pad_token_id or 0
     rows, tags = [], []

@@ -1,4 +1,4 @@
-"""Word/tag files, and which piece of a tokenization is the first of each word."""
+"""Reads sentences of tagged words, and finds the pieces of each word in a tokenization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from teacher_dump.corpus.readers import tagged_sentences
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and their tags, equally many and at least one, and the lines of `file` with them."""
+    """Words and their tags, equally many and at least one; `lines` of `file` hold them."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -21,17 +21,16 @@ class Sentence:
     lines: tuple[int, ...] = field(default=(), compare=False)
 
     def where(self, number: int) -> str:
-        """The place of a word, for errors."""
+        """Tell where the word of this number stands, for errors."""
         line = self.lines[number] if self.lines else number + 1
         return f"tags {self.file}, line {line}"
 
 
 def read_tagged(path: Path) -> list[Sentence]:
-    """Read `word<TAB>tag` lines with a blank line between sentences, as teacher-dump does; here
-    every word must have a tag.
+    """Read `word<TAB>tag` lines with a blank line between sentences, as teacher-dump does.
 
-    Raises UserError with the line's number on any other line, and where the file is missing, empty
-    or not UTF-8.
+    Raises UserError with the line's number for any other line, and for a word without a tag, which
+    teacher-dump takes; also where the file is missing, empty or not UTF-8.
     """
     sentences = []
     try:
@@ -54,20 +53,23 @@ def read_tagged(path: Path) -> list[Sentence]:
 def first_pieces(
     tokenizer: Any, words: Sequence[str], max_length: int
 ) -> tuple[list[int], list[int]]:
-    """Token ids of the words joined by blanks, and where each word's first piece is, or -1."""
+    """Return token ids of the words joined by blanks, and the position of each word's first piece.
+
+    A word without a piece has position -1.
+    """
     ids, pieces = word_pieces(tokenizer, words, max_length)
-    return ids, starts(pieces)
+    return ids, first_of(pieces)
 
 
-def starts(pieces: Sequence[range]) -> list[int]:
-    """Where each run begins, -1 for an empty one."""
+def first_of(pieces: Sequence[range]) -> list[int]:
+    """Return where each run begins, -1 for an empty one."""
     return [run.start if run else -1 for run in pieces]
 
 
 def word_pieces(
     tokenizer: Any, words: Sequence[str], max_length: int
 ) -> tuple[list[int], list[range]]:
-    """Token ids of the words joined by blanks, and where each word's pieces are (nowhere: empty).
+    """Return token ids of the words joined by blanks, and the positions of each word's pieces.
 
     Positions come from character offsets, not from `is_split_into_words`, because byte-level
     tokenizers treat words given apart as if no blank preceded them.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from downstream.report import save
+from downstream.score_tables import save
 from downstream.speed import STATUS, Subject, peak_memory
 from tests.downstream.learnable import asked, classified, paired
 from tests.downstream.tasks.test_tagging import write_tagged

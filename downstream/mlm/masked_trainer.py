@@ -1,21 +1,23 @@
-"""The transformers Trainer for masked LMs: a cheap head, a fixed validation, pure masks."""
+"""A transformers Trainer for masked LMs: a cheap head, a fixed validation, repeatable masks."""
 
 from __future__ import annotations
 
+import time
 import zlib
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from transformers import DataCollatorForLanguageModeling, Trainer
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback
+
+from support.arrays import Array
 
 
 class BatchMasking(DataCollatorForLanguageModeling):
-    """Masks 80/10/10 as a pure function of (seed, the batch's ids).
+    """Masks tokens 80/10/10 (Devlin et al. 2019) as a pure function of seed and the batch's ids.
 
-    With one generator for the whole run, a resumed run would begin its draws anew and mask other
-    tokens.
+    With one generator for the whole run, a resumed run would mask other tokens.
     """
 
     def __init__(self, tokenizer: Any, mask_prob: float, seed: int) -> None:
@@ -23,7 +25,7 @@ class BatchMasking(DataCollatorForLanguageModeling):
         self.base = seed
 
     def torch_call(self, examples: Any) -> dict[str, Any]:
-        """`input_ids` and `labels` [B, S]; -100 where nothing is asked."""
+        """Return `input_ids` and `labels`, [B, S]; a label is -100 where nothing is asked."""
         ids = np.asarray([example["input_ids"] for example in examples], np.int32)
         seed = zlib.crc32(ids.tobytes(), self.base)
         self.generator = torch.Generator().manual_seed(seed)
@@ -31,9 +33,9 @@ class BatchMasking(DataCollatorForLanguageModeling):
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
-    """The blocks [n, S] as a dataset of `input_ids`."""
+    """Blocks of token ids [n, S] as a dataset of `input_ids`."""
 
-    def __init__(self, rows: np.ndarray[Any, Any]) -> None:
+    def __init__(self, rows: Array) -> None:
         self.rows = rows
 
     def __len__(self) -> int:
@@ -44,9 +46,9 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 def masked_batches(
-    collator: BatchMasking, rows: Any, batch_size: int
+    collator: BatchMasking, rows: Array, batch_size: int
 ) -> list[dict[str, torch.Tensor]]:
-    """Batches masked once, so that every validation of a run asks the same questions."""
+    """Mask blocks once, so that every validation of a run asks for the same tokens."""
     examples = [{"input_ids": row.tolist()} for row in rows]
     return [
         dict(collator(examples[first : first + batch_size]))
@@ -55,10 +57,10 @@ def masked_batches(
 
 
 class MlmTrainer(Trainer):
-    """A Trainer that computes the head at masked positions only and validates on fixed masks.
+    """A Trainer that computes the head at masked positions alone and validates on fixed masks.
 
     Six sevenths of the positions have no label, and with a large vocabulary the head costs more
-    than the encoder. The loss is the same mean over labelled tokens.
+    than the encoder. The loss stays the mean over labelled tokens.
     """
 
     def __init__(self, *, fixed_dev: list[dict[str, torch.Tensor]], **kwargs: Any) -> None:
@@ -66,13 +68,13 @@ class MlmTrainer(Trainer):
         self.fixed_dev = fixed_dev
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """The dev batches, masked once before training."""
+        """Return the dev batches, which were masked before training."""
         return DataLoader(self.fixed_dev, batch_size=None)  # type: ignore[arg-type]
 
     def compute_loss(  # type: ignore[override]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
-        """Mean cross-entropy in nats over the tokens whose label is not -100."""
+        """Return the mean cross-entropy in nats over the tokens whose label is not -100."""
         labels = inputs["labels"].view(-1)
         chosen = labels.ne(-100).nonzero().squeeze(1)
         body = self.accelerator.unwrap_model(model).base_model
@@ -88,7 +90,27 @@ class MlmTrainer(Trainer):
 
 
 def _only(output: Any, chosen: torch.Tensor) -> Any:
-    """The encoder's output with its states [B, S, D] cut to the chosen flat rows, [1, M, D]."""
+    """Cut the states of an encoder's output, [B, S, D], to the chosen flat rows, [1, M, D]."""
     states = output.last_hidden_state
     output["last_hidden_state"] = states.flatten(0, 1).index_select(0, chosen).unsqueeze(0)
     return output
+
+
+class Minutes(TrainerCallback):
+    """Counts the minutes of a training, those before the checkpoint that it resumes from included.
+
+    It writes them into every row of the log, which checkpoints keep.
+    """
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+
+    def spent(self) -> float:
+        return (time.perf_counter() - self.begun) / 60
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.log_history:
+            self.begun -= 60 * state.log_history[-1].get("minutes", 0)
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.log_history[-1]["minutes"] = self.spent()

@@ -1,4 +1,4 @@
-"""Finished runs as tables for a person, and several of them as one."""
+"""Writes scores.json of a run, joins those of several, and shows them as tables."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from support.console import counted, readable, wide_console
 from support.errors import UserError
 
 FILE = "scores.json"
-TEST = "test"  # also the mean over files, where there are several
+TEST = "test"  # of several files, the mean over them
 SHARES = 100
-"""The `scale` of figures that are shares, also of those written before there were others."""
+"""Shares are read times this `scale`; older files of scores have no `scale` and are shares."""
 ABOUT = ("task", "data", "model", "seeds")
 Told = Callable[[float], str]
 
 
 def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
-    """The split of the file; of several files one each, named "test FILE".
+    """Name the splits of files to test: "test" for one file, "test FILE" for each of several.
 
     Raises UserError where a file is given twice.
     """
@@ -34,7 +34,7 @@ def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def show(table: Table) -> None:
-    """Print it; into a file or pipe as wide as it is."""
+    """Print a table, into a file or pipe at its full width."""
     wide_console().print(table)
 
 
@@ -52,11 +52,13 @@ def result_of(
     examples: Mapping[str, int],
     runs: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """What scores.json says of a task, `about`: its name, measures, primary and scale.
+    """Make what scores.json says of the runs of a task.
 
-    Of several files to test the mean is added to `examples` and each of the `runs`. `deviation` is
-    the sample one over the runs, 0 of a single run; of several files, `file_deviation` is that over
-    their means.
+    about: the task's name, measures, primary and scale.
+
+    Where several files are tested, the mean over them is added to `examples` and to each of the
+    `runs`, and `file_deviation` is the sample deviation over their means. `deviation` is the sample
+    deviation over the runs, 0 for a single run.
     """
     tests, counts = [name for name in files if name.startswith(TEST)], dict(examples)
     if len(tests) > 1:
@@ -73,7 +75,7 @@ def result_of(
 
 
 def of_models(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What scores.json says of several models that were scored as they are, each a run."""
+    """Make what scores.json says of several models that were scored as they are, each a run."""
     if len(results) == 1:
         return results[0]
     models = [result["model"] for result in results]
@@ -105,8 +107,10 @@ def _deviation(values: list[float]) -> float:
 
 
 def seed_table(result: dict[str, Any]) -> Table:
-    """A row for each split: mean ± deviation over the seeds (the mean alone of a single one), in
-    percent where they are shares."""
+    """Show a row for each split: mean ± deviation over the seeds, of a single seed the mean.
+
+    Shares are in percent.
+    """
     as_is = result["settings"].get("as_is")
     runs = len(result["seeds"])
     what = f"{result['model']}, {'as it is' if as_is else counted(runs, 'seed')}"
@@ -132,12 +136,12 @@ def _cells(result: dict[str, Any], split: str, runs: int) -> list[str]:
 
 
 def joined(runs: Sequence[Path]) -> dict[str, Any]:
-    """Finished runs of any tasks, given as folders or their scores.json, in one.
+    """Join finished runs of any tasks, given as folders or as their scores.json.
 
-    Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file: scores on test,
-    where there is none on dev; `split` says which. Several files of test have a row each and one of
-    their mean. `speed` is what a run of speed measured of the model, if one did (if several did,
-    there is a row for each). Behind them are models of which nothing but the speed is known.
+    Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file: its scores on
+    test or, where there is no test, on dev; `split` says which. Several files to test have a row
+    each and one for their mean. `speed` is what a run of speed measured of the model; where several
+    runs did, there is a row for each. Models of which only the speed is known come last.
 
     Raises UserError where a run is not finished.
     """
@@ -186,13 +190,12 @@ def _unscored(speed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(model: str) -> str:
-    """One for all ways to write the path of a folder."""
+    """Return one name for all ways to write the path of a folder."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _data(result: dict[str, Any], split: str, tests: Sequence[str]) -> str:
-    """What was scored; among several files, which may have one name in folders of their own, by its
-    path."""
+    """Name the file that was scored; of several, its path, as they may have one name."""
     file = result["files"].get(split)
     if file:
         return file if len(tests) > 1 else Path(file).name
@@ -217,10 +220,10 @@ def _read(run: Path) -> dict[str, Any]:
 
 
 def joined_table(result: dict[str, Any]) -> Table:
-    """A row for each run and a column for each figure that any of them has; shares in percent.
+    """Show a row for each run and a column for each figure that any run has; shares in percent.
 
-    The title says how and where speeds were measured; where they were so in several ways, a column
-    tells which, by number.
+    The title says how and where speeds were measured. Where this was done in several ways, it
+    numbers them, and a column has the number.
     """
     rows = result["rows"]
     measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
@@ -242,7 +245,7 @@ def joined_table(result: dict[str, Any]) -> Table:
 
 
 def speed_table(result: dict[str, Any]) -> Table:
-    """A row for each model; in brackets how many times less it is than the teacher's."""
+    """Show a row for each model; (1/N): a figure is N times less than the teacher's."""
     rows = [(row["model"], _speed_cells({**result, **row})) for row in result["models"]]
     table = _table(_measured(result), ("model", *rows[0][1]))
     for model, cells in rows:
@@ -255,7 +258,7 @@ def _measured(speed: dict[str, Any]) -> str:
 
 
 def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
-    """By heading what a run of speed says of a model."""
+    """Return what a run of speed says of a model, by heading."""
     batch = f"{speed['settings']['batch_size']} x {speed['length']}"
     cells = {
         "parameters": _figure(speed, _millions, None, "parameters"),

@@ -1,4 +1,4 @@
-"""Scores of masked LMs, trained over seeds or as they are, in the form of the other tasks."""
+"""Scores masked LMs, trained over seeds or as they are, in the form of the other tasks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, TrainingArguments
 
-from downstream.mlm.text_blocks import read_lines
-from downstream.mlm.train import (
+from downstream.mlm.masked_trainer import MlmTrainer
+from downstream.mlm.masked_training import (
     BEGUN,
     check_loss,
     check_new,
@@ -25,9 +25,9 @@ from downstream.mlm.train import (
     told,
     train_mlm,
 )
-from downstream.mlm.trainer import MlmTrainer
+from downstream.mlm.text_blocks import read_lines
 from downstream.options import MlmSettings, check
-from downstream.report import FILE, result_of
+from downstream.score_tables import FILE, result_of
 from support.console import counted
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import resolve_model
@@ -46,12 +46,13 @@ ABOUT = {
 def train_seeds(
     settings: MlmSettings, seeds: int, tests: Mapping[str, Path], say: Say = print
 ) -> dict[str, Any]:
-    """Train once for each of the seeds from `settings.seed` on; the held-out text is the same.
+    """Train once for each of `seeds` seeds, `settings.seed` and those after it.
 
-    A single model is saved in `settings.out` itself, each of several in its folder seed-N. Returns
-    what `finetune.fine_tune` returns: as scores on `dev` the figures at the end of each training,
-    on `tests` those of `score_as_is`; examples counted in blocks; and `saved`, the models' folders.
-    Resuming goes on with the first training that is not finished.
+    The held-out text is the same for all. A single model is saved in `settings.out` itself, each of
+    several in its folder seed-N. Returns what `fine_tune.fine_tune` returns: its scores on `dev`
+    are the figures at the end of each training, its scores on `tests` those of `score_as_is`, its
+    examples are blocks, and `saved` names the models' folders. With `settings.resume` it goes on
+    with the first training that is not finished.
 
     Raises UserError as `train_mlm` does.
     """
@@ -88,10 +89,10 @@ def train_seeds(
 def score_as_is(
     model: str, tests: Mapping[str, Path], max_length: int, say: Say = print
 ) -> dict[str, Any]:
-    """Score a masked LM on `tests`, `report.splits_to_test`, without training it.
+    """Score a masked LM on `tests` (from `splits_to_test`) without training it.
 
-    Of each file the first 32,768 tokens, in blocks of `max_length`, masked as in the validation of
-    a training. Returns what `finetune.score_as_is` returns, examples counted in blocks.
+    Reads the first 32,768 tokens of each file in blocks of `max_length`, masked as in the
+    validation of a training. Returns what `fine_tune.score_as_is` returns; its examples are blocks.
 
     Raises UserError on a wrong model, length or file, and where the model has no masked-LM head.
     """
@@ -104,7 +105,7 @@ def score_as_is(
 def _scores(
     model: str, tests: Mapping[str, Path], max_length: int, say: Say
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Score and number of blocks of each file."""
+    """Compute the score and count the blocks of each file."""
     lines = {name: read_lines(path) for name, path in tests.items()}
     resolved = resolve_model(model)
     config = load_config(resolved)

@@ -73,7 +73,7 @@ def resolved_without_hub(name: str, cache: Path) -> list[str]:
     }
     done = subprocess.run(
         [sys.executable, "-c", RESOLVE, name],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

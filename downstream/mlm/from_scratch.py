@@ -1,4 +1,4 @@
-"""A masked LM from nothing: a WordPiece vocabulary of the text and an encoder of random weights."""
+"""Makes a masked LM from nothing: a WordPiece vocabulary of the text and random weights."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from student_train.model.kinds import make_student
 from student_train.model.vocabulary import train_wordpiece
+from support.arrays import Array
 from support.errors import UserError
 from training.wordpiece import vocabulary_size
 
@@ -20,9 +20,10 @@ KIND = "modernbert"
 
 
 def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
-    """A cased WordPiece tokenizer of `size` (30k, 512) pieces that knows every character.
+    """Train a cased WordPiece tokenizer of `size` (30k, 512) pieces that knows every character.
 
-    Raises UserError where that is no size, the characters alone need more, or the text gives fewer.
+    Raises UserError where `size` is no number of pieces, the characters alone need more, or the
+    text gives fewer.
     """
     pieces = vocabulary_size(size)
     if pieces is None:
@@ -33,18 +34,20 @@ def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
 
 
 def random_encoder(size: str, tokenizer: Any, max_length: int) -> Any:
-    """A masked LM of a student's kind and size with random weights, a ModernBERT if none is named.
+    """Make a masked LM of a student's kind and size with random weights.
 
-    Rotary positions and normalisation before each block find a token's neighbours within hundreds
-    of steps; a BERT of that size, given thousands, still guessed from the bag of words.
+    The kind is ModernBERT where `size` names none: with its rotary positions and normalisation
+    before each block a model finds a token's neighbours within hundreds of steps; a BERT of that
+    size, given thousands, still guessed from the bag of words.
     """
     return make_student(size, tokenizer, max_length, OPTION, KIND)
 
 
-def start_from_frequencies(model: Any, rows: npt.NDArray[np.int32]) -> None:
-    """Set the decoder's bias to the log of each token's share of the blocks [n, S], plus one each.
+def start_from_frequencies(model: Any, rows: Array) -> None:
+    """Set the decoder's bias to the log of each token's share of the blocks [n, S].
 
-    The best guess without a context is what the first hundreds of steps would learn.
+    Every token is counted once more than it occurs. This best guess without a context is what the
+    first hundreds of steps would learn.
     """
     bias = model.get_output_embeddings().bias
     counts = np.bincount(rows.ravel(), minlength=len(bias)) + 1.0

@@ -1,4 +1,4 @@
-"""Continue (or begin) masked-LM training of a checkpoint with the transformers Trainer."""
+"""Continues or begins the masked-LM training of a checkpoint with the transformers Trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForMaskedLM, TrainingArguments, set_seed
 
 from downstream.encoders import longest_input
-from downstream.mlm.scratch import (
+from downstream.mlm.from_scratch import (
     KIND,
     OPTION,
     PREFIX,
@@ -21,10 +21,10 @@ from downstream.mlm.scratch import (
     start_from_frequencies,
     train_tokenizer,
 )
+from downstream.mlm.masked_trainer import BatchMasking, Minutes, MlmTrainer, Rows, masked_batches
 from downstream.mlm.text_blocks import blocks, hold_out, read_lines
-from downstream.mlm.trainer import BatchMasking, MlmTrainer, Rows, masked_batches
 from downstream.options import MlmSettings
-from downstream.progress import Minutes, Progress
+from downstream.progress import Progress
 from student_train.model.kinds import parse_student
 from support import files
 from support.console import counted
@@ -36,15 +36,15 @@ from teacher_dump.teacher.loading import load_config, load_network, load_tokeniz
 
 BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
 EVAL_SEED = 0
-EVAL_MASK_PROB = 0.15  # whatever the training masks, so that held-out figures compare
+EVAL_MASK_PROB = 0.15  # the same whatever the training masks, so that figures compare
 EVAL_TOKENS = 32_768
-MOST = 100.0  # nats a token that any network with sound weights stays under, far
+MOST = 100.0  # nats a token; a network with sound weights stays far below
 
 
 def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Train, save an ordinary transformers folder and return the figures (also in `metrics.json`).
 
-    Of a resumed run `minutes` are those up to its checkpoint and those since.
+    The `minutes` of a resumed run are those up to its checkpoint and those since.
 
     Raises UserError on a wrong model, text, size or output folder, and where the training does not
     stay finite.
@@ -95,7 +95,7 @@ def _run(
     Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
     clock = Minutes()
     trainer.add_callback(clock)
-    # of a resumed run, too: its checkpoint is not yet loaded
+    # before the checkpoint of a resumed run is loaded, so that it says what the first run said
     before = trainer.evaluate()["eval_loss"]
     say(f"held-out loss before: {before:.4f} nats per masked token")
     kept = (
@@ -128,19 +128,21 @@ def _run(
 
 
 def check_loss(loss: float, blame: str) -> None:
-    """Raises UserError for a loss that is not finite or as good as that."""
+    """Raises UserError for a loss that is not finite, or as large as if it were not."""
     if not loss < MOST:
         raise UserError(f"the model's loss is {loss:g}{blame}")
 
 
 def held_out_blocks(tokenizer: Any, lines: Sequence[str], length: int) -> Any:
-    """Token ids [n, length] of the first lines, at most EVAL_TOKENS in all."""
+    """Make blocks [n, length] of the first lines, at most EVAL_TOKENS tokens."""
     return blocks(tokenizer, lines, length, "held-out text")[: max(1, EVAL_TOKENS // length)]
 
 
 def held_out_batches(tokenizer: Any, rows: Any) -> list[dict[str, torch.Tensor]]:
-    """Blocks as every validation asks them: masks depend on what is in a batch, so all are equally
-    large whatever a training takes."""
+    """Mask blocks for validation, in batches of one size whatever the training takes.
+
+    Masks depend on what is in a batch.
+    """
     masking = BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED)
     return masked_batches(masking, rows, MlmSettings.batch_size)
 
@@ -192,7 +194,7 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
 
 
 def masking_tokenizer(model: ResolvedModel) -> Any:
-    """Its tokenizer. Raises UserError where that lacks what blocks of masked text need."""
+    """Load a tokenizer. Raises UserError where it lacks a token that masked blocks need."""
     tokenizer = load_tokenizer(model)
     missing = [
         role
@@ -208,7 +210,7 @@ def masking_tokenizer(model: ResolvedModel) -> Any:
 
 
 def load_with_head(resolved: ResolvedModel, say: Callable[[str], None] = print) -> Any:
-    """A masked LM in float32; a head that the checkpoint lacks is added on purpose, and said.
+    """Load a masked LM in float32. A head that the checkpoint lacks is added, and `say` is told.
 
     The added decoder is tied to the word embeddings, its transform is random and its bias zero.
     Raises UserError where more than the head is missing or transformers cannot load the folder.
@@ -223,7 +225,7 @@ def load_with_head(resolved: ResolvedModel, say: Callable[[str], None] = print) 
 
 
 def length_of(asked: int, model: Any, tokenizer: Any) -> int:
-    """Tokens of a block, those asked for. Raises UserError where the model takes fewer."""
+    """Return the length of a block as asked. Raises UserError where the model takes less."""
     limit = longest_input(model.config, tokenizer)
     if asked > limit:
         raise UserError(
@@ -233,25 +235,26 @@ def length_of(asked: int, model: Any, tokenizer: Any) -> int:
 
 
 def finished(settings: MlmSettings) -> dict[str, Any] | None:
-    """The figures of a run to resume that came to its end, None of any other.
+    """Read the figures of a run to resume that came to its end; None of any other run.
 
-    Raises UserError where it was begun with other settings.
+    Raises UserError where the run was begun with other settings.
     """
     if not settings.resume or not (settings.out / METRICS).exists():
         return None
     _check_begun(settings)
     figures = dict(json.loads((settings.out / METRICS).read_text()))
-    return figures if "blocks" in figures else None  # of an older version: `train_mlm` refuses it
+    # `train_mlm` refuses to resume what an older version, without blocks, has finished
+    return figures if "blocks" in figures else None
 
 
 def check_new(out: Path) -> None:
-    """Raises UserError for an output in the way."""
+    """Raises UserError for an output that exists and is no empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: exists already; choose another, or continue with --resume")
 
 
 def told(settings: MlmSettings) -> dict[str, Any]:
-    """The settings that decide what comes out, as JSON."""
+    """Return the settings that decide what comes out, as JSON."""
     now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
     return {name: value for name, value in now.items() if name not in ("resume", "out")}
 

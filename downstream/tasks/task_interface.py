@@ -1,4 +1,4 @@
-"""What is different between the tasks that a checkpoint is fine-tuned and scored for."""
+"""What a task that a checkpoint is fine-tuned and scored for must say: class `Task`."""
 
 from __future__ import annotations
 
@@ -18,68 +18,73 @@ IGNORED = -100
 
 
 class Task(ABC):
-    """Files, head, rows and measures of a task. `downstream.finetune` does the rest.
+    """Reads the files of a task, makes inputs of examples and scores predictions.
 
-    In order: `read` each file, `prepare` with all of them, then for each seed `sample`, `encode`,
-    train, `score`. A model that has its head is scored as it is: `read`, `adopt`, `encode`,
-    `score`.
+    `fine_tune` calls `read` for each file, `prepare` with all of them, and for each seed `sample`,
+    `encode`, `head` and, after training, `score`. `score_as_is`, for a model that has its head,
+    calls `read`, `adopt`, `encode` and `score`.
     """
 
     name: str
     model_class: Any
     """An AutoModelFor... of transformers."""
     measures: Mapping[str, str]
-    """What each figure of a score is called, and its key. All are better when larger, 1 at best."""
+    """Keys of the figures of a score, by what to call them. Larger is better, 1 the best."""
     primary: str
-    """The key of the measure that chooses the epoch."""
+    """Key of the measure that chooses the epoch."""
     max_length: ClassVar[int] = 128
 
     def options(self) -> dict[str, Any]:
-        """What of a run's settings belongs to the task alone, for the record."""
+        """Return the settings that belong to the task alone, for scores.json."""
         return {}
 
     @abstractmethod
     def read(self, path: Path) -> list[Any]:
-        """The examples of a file, at least one. Raises UserError with file and line."""
+        """Read the examples of a file, at least one. Raises UserError with file and line."""
 
     @abstractmethod
     def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
         """Learn from `train` what the head needs. Raises UserError where splits do not fit."""
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Any]]) -> None:
-        """Learn from the head of a model, whose outputs `spec` names, what `prepare` learns
-        from `train`. Raises UserError where head and splits do not fit; here always."""
+        """Learn from the head of a model, whose outputs `spec` names.
+
+        Raises UserError where head and splits do not fit; of a task without this method, always.
+        """
         raise UserError(f"--task {self.name}: its models cannot be scored as they are; fine-tune")
 
     @abstractmethod
     def head(self) -> dict[str, Any]:
-        """What the model's config is told: the number of outputs, the names of labels."""
+        """Return what the model's config must say: number of outputs, names of labels."""
 
     def sample(self, train: Sequence[Any], seed: int) -> Sequence[Any]:
-        """The training examples of one seed: all."""
+        """Choose the training examples of one seed, by default all."""
         return train
 
     @abstractmethod
     def encode(self, tokenizer: Any, examples: Sequence[Any], limit: int) -> list[dict[str, Any]]:
-        """Model inputs of at most `limit` tokens, with labels and whatever `score` needs; an
-        example may become several rows."""
+        """Make model inputs of at most `limit` tokens, with labels and whatever `score` needs.
+
+        An example may become several rows.
+        """
 
     @abstractmethod
     def score(
         self, examples: Sequence[Any], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """A figure for each of `measures`. `predictions` is what the Trainer predicts for rows."""
+        """Compute each of `measures` from what the Trainer predicts for the rows."""
 
     def collator(self, tokenizer: Any) -> Any:
-        """What makes batches of rows."""
+        """Return the collator that makes batches of rows."""
         return DataCollatorWithPadding(tokenizer)
 
 
 class LabelTask(Task):
     """A task whose outputs are labels, of a text or of its words.
 
-    A label that training does not have, or of a model as it is the head, cannot be predicted. With
-    `unseen_labels` "refuse" it is refused, with "count" every one is a wrong prediction.
+    unseen_labels: what to do with a label that the model cannot predict, because training (or the
+    head of a model that is scored as it is) does not have it. "refuse" raises UserError, "count"
+    takes it for a wrong prediction.
     """
 
     what = "label"
@@ -94,24 +99,24 @@ class LabelTask(Task):
 
     @abstractmethod
     def labels_of(self, example: Any) -> Sequence[str]:
-        """The gold labels of an example."""
+        """Return the gold labels of an example."""
 
     @abstractmethod
     def where(self, example: Any, number: int) -> str:
-        """The place of one of them, for errors."""
+        """Tell where the gold label of this number stands, for errors."""
 
     def known(self) -> Sequence[str]:
-        """Of `labels` those that an example may have."""
+        """Return those of `labels` that an example may have."""
         return self.labels
 
     def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
-        """The labels are those of `train`. Raises UserError where another split has more."""
+        """Take the labels of `train`. Raises UserError where another split has more."""
         known = {label for example in splits["train"] for label in self.labels_of(example)}
         self.labels = sorted(known)
         self._check(splits, "does not occur in training", "train on examples of it")
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Any]]) -> None:
-        """The labels are those of the model. Raises UserError where a split has others."""
+        """Take the labels of the model. Raises UserError where a split has others."""
         self.labels = list(spec.labels)
         self._check(splits, "is unknown to the model", "name it as the model does")
 
@@ -134,3 +139,8 @@ class LabelTask(Task):
             "id2label": dict(enumerate(self.labels)),
             "label2id": {label: number for number, label in enumerate(self.labels)},
         }
+
+
+def as_rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Turn columns of equal length into rows."""
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
