@@ -132,14 +132,3 @@ def encode_masks(spans: Sequence[ArrayLike], texts: Sequence[str], where: str) -
         "end": joined[:, 1].astype(np.int32),
         "action": joined[:, 2].astype(np.uint8),
     }
-
-
-def masked_tokens(begin: Array, end: Array, span_begin: Array, span_end: Array) -> Array:
-    """bool [N]: which tokens overlap one of the ascending, disjoint spans (all one text)."""
-    if not len(span_begin):
-        return np.zeros(len(begin), bool)
-    first = np.searchsorted(span_end, begin, "right")
-    inside = first < len(span_begin)
-    return np.asarray(
-        inside & (span_begin[np.minimum(first, len(span_begin) - 1)] < end) & (begin < end)
-    )

@@ -1,28 +1,77 @@
-"""Order of blocks, pools and batches: pure functions of (blocks, lengths, seed, epoch).
-
-Raw output of PCG64 is stable across numpy versions (its distributions are not), so that a seed
-means the same order for ever.
-"""
+"""The order of a stream: pure functions of its blocks, their lengths, seed and epoch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
 import numpy as np
 
+from store.errors import StoreError
+from store.read.part_index import PartIndex
 from support.arrays import Array
 from support.permutation import permutation
 
+KINDS = ("hidden", "logits", "attention", "task")
 PARTS_TOGETHER = 8
 
 
-def block_starts(lengths: Array, parts: Array, block_tokens: int) -> Array:
-    """int64 [n]: where runs of consecutive sequences of about `block_tokens` tokens each begin;
-    parts [p] are the first sequences of parts, which no run crosses."""
-    before = np.cumsum(lengths) - lengths
-    sizes = np.diff(parts, append=len(lengths))
-    numbers = (before - np.repeat(before[parts], sizes)) // block_tokens
-    begins = np.diff(numbers, prepend=-1) != 0
-    begins[parts] = True
-    return np.flatnonzero(begins)
+@dataclass(frozen=True)
+class StreamOrder:
+    """What a stream gives, and in which order; see `FeatureStore.stream`.
+
+    blocks int64 [n, 2] are rows of `PartIndex.blocks`, in any order; `features` a subset of KINDS.
+    Raises StoreError for a number or a name that no stream has.
+    """
+
+    seed: int
+    epoch: int
+    batch_tokens: int
+    blocks: Array = field(compare=False)
+    pool_blocks: int
+    shuffle: bool = True
+    skip: int = 0
+    view: int = 0
+    features: tuple[str, ...] = KINDS
+
+    def __post_init__(self) -> None:
+        if not set(self.features) <= set(KINDS):
+            kinds = ", ".join(KINDS)
+            raise StoreError(f"stream: features must be of {kinds}, got {self.features!r}")
+        if (
+            min(self.batch_tokens, self.pool_blocks) < 1
+            or min(self.skip, self.seed, self.epoch) < 0
+        ):
+            raise StoreError(
+                "stream: batch_tokens and pool_blocks must be over 0; skip, seed and epoch at"
+                " least 0"
+            )
+
+    def pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
+        """For each pool its blocks, and its batches of positions among their sequences."""
+        rows = self.blocks
+        if self.shuffle:
+            rows = rows[order_blocks(index.part_of(rows[:, 0]), self.seed, self.epoch)]
+        for number, first in enumerate(range(0, len(rows), self.pool_blocks)):
+            taken = rows[first : first + self.pool_blocks]
+            lengths = np.concatenate([index.lengths(int(b), int(e)) for b, e in taken])
+            if self.shuffle:
+                key = self.seed, self.epoch, number
+                yield taken, shuffled_batches(lengths, self.batch_tokens, *key)
+            else:
+                yield taken, plain_batches(lengths, self.batch_tokens)
+
+    def unskipped(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
+        """`pools` without the first `skip` batches."""
+        skip = self.skip
+        for taken, batches in self.pools(index):
+            if skip < len(batches):
+                yield taken, batches[skip:]
+            skip = max(0, skip - len(batches))
+
+    def batch_count(self, index: PartIndex) -> int:
+        """How many batches there are before any is skipped."""
+        return sum(len(batches) for _, batches in self.pools(index))
 
 
 def order_blocks(parts: Array, seed: int, epoch: int) -> Array:

@@ -13,7 +13,7 @@ from store.errors import VERIFY, StoreError, without_remedy
 from store.format.features import Features
 from store.format.layout import part_arrays
 from store.format.manifest import Part
-from support.arrays import Array
+from support.arrays import Array, starts
 
 BLOCK = 4096  # rows of a kept array with one flag: one for each would double what a map takes
 DAMAGED = f"the store is damaged: {VERIFY}"
@@ -98,7 +98,7 @@ class PartReader:
     @cached_property
     def square_start(self) -> Array:
         """int64 [n + 1]: where the attention map of each sequence begins."""
-        return np.concatenate([[0], np.cumsum(np.diff(self.token_start) ** 2)])
+        return starts(np.diff(self.token_start) ** 2)
 
     @cached_property
     def text_start(self) -> Array:

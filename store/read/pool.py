@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from store.errors import StoreError
-from store.format.layout import part_arrays
 from store.read.part import PartReader
-from support.arrays import Array, ranges, starts
-
-if TYPE_CHECKING:
-    from store.read.store import FeatureStore
+from store.read.part_index import PartIndex
+from support.arrays import Array, begins, ranges, starts
 
 FEW_TOKENS = 65_536
 
@@ -35,18 +32,18 @@ class Buffers:
         return held[: shape[0]]
 
 
-def _in_order(store: FeatureStore, blocks: Array) -> tuple[list[tuple[int, int]], Array, Array]:
+def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], Array, Array]:
     """Runs begin..end of neighbouring blocks of a part, in order; the numbers of their sequences;
     and where among these the sequences of each block are, block after block."""
     sizes = blocks[:, 1] - blocks[:, 0]
     order = np.argsort(blocks[:, 0], kind="stable")
     begin, end = blocks[order].T
-    parts = store.part_of(begin)
+    parts = index.part_of(begin)
     first = np.flatnonzero(np.append(True, (begin[1:] != end[:-1]) | (parts[1:] != parts[:-1])))
     last = np.append(first[1:], len(begin)) - 1
     runs = list(zip(begin[first].tolist(), end[last].tolist(), strict=True))
     place = np.empty(len(blocks), np.int64)
-    place[order] = np.cumsum(sizes[order]) - sizes[order]
+    place[order] = begins(sizes[order])
     return runs, ranges(begin, end - begin), ranges(place, sizes)
 
 
@@ -57,20 +54,17 @@ class Pool:
     where the sequences of the blocks in their given order are.
     """
 
-    def __init__(
-        self, store: FeatureStore, blocks: Array, view: int, kinds: tuple[str, ...]
-    ) -> None:
-        features = store.features
-        self._store, self.view = store, view
-        self._runs, self.index, self.place = _in_order(store, blocks)
-        self.lengths = np.concatenate([store.lengths(begin, end) for begin, end in self._runs])
+    def __init__(self, parts: PartIndex, blocks: Array, view: int, kinds: tuple[str, ...]) -> None:
+        features = parts.features
+        self._index, self.features, self.view = parts, features, view
+        self._runs, self.index, self.place = _in_order(parts, blocks)
+        self.lengths = np.concatenate([parts.lengths(begin, end) for begin, end in self._runs])
         self.token_start, self.square_start = starts(self.lengths), starts(self.lengths**2)
         self._sequence_start = np.arange(len(self.lengths) + 1)
         self.hidden = features.hidden if "hidden" in kinds else ()
         self.attention = features.attention if "attention" in kinds else ()
         self.logits = features.logits if "logits" in kinds else None
-        # Names, dtypes and the shapes of rows are those of any part.
-        self._specs = part_arrays(features, store.manifest.parts[0].counts)
+        self._specs = parts.specs()
         groups = [f"view{view}/hidden/{name}/" for name in self.hidden]
         groups += [f"view{view}/logits/"] if self.logits else []
         groups += [f"view{view}/tags/"] if "task" in kinds else []
@@ -88,7 +82,7 @@ class Pool:
     @cached_property
     def _parts(self) -> list[tuple[PartReader, int, int]]:
         """Of each run its part, held open, and begin..end there."""
-        found = [(*self._store.locate(begin), end - begin) for begin, end in self._runs]
+        found = [(*self._index.locate(begin), end - begin) for begin, end in self._runs]
         return [(part, first, first + size) for part, first, size in found]
 
     def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:

@@ -12,9 +12,9 @@ import numpy as np
 from store.errors import StoreError
 from store.format import codecs
 from store.format.features import Calibration, Features
-from store.format.sequences import masked_tokens
 from store.read.part import PartReader
 from support.arrays import Array, Floats
+from support.spans import covering_spans
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,7 @@ class View:
     @cached_property
     def mask(self) -> Array:
         """bool [T]: tokens that overlap a masked span."""
-        offsets = self._record.offsets
-        return masked_tokens(offsets[:, 0], offsets[:, 1], self.spans[:, 0], self.spans[:, 1])
+        return covering_spans(*self._record.offsets.T, *self.spans[:, :2].T) >= 0
 
     @cached_property
     def logits(self) -> Logits:

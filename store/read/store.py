@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,18 +24,16 @@ from store.format.manifest import (
     opening,
     read_manifest,
 )
-from store.read import order
+from store.read.order import KINDS, StreamOrder
 from store.read.part import PartReader
-from store.read.pool import Buffers
+from store.read.part_index import PartIndex
 from store.read.record import LazyMap, Record
-from store.read.stream import Batch, batch_count, stream
+from store.read.stream import Batch, Streamer
 from store.read.unfinished import unfinished, unsealed_manifest
 from support.arrays import Array, Floats
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-OPEN_PARTS = 16
 
 
 def open_store(
@@ -90,7 +85,7 @@ class FeatureStore(Sequence[Record]):
         self.features, self.manifest = features, manifest
         self.identity: dict[str, Any] = dict(attributes["identity"])
         counts = [part.counts for part in manifest.parts]
-        self._first = np.concatenate([[0], np.cumsum([c.sequences for c in counts], dtype=int)])
+        self._index = PartIndex(source, features, manifest)
         self.meta: dict[str, Any] = {
             "identity": self.identity,
             "features": attributes["features"],
@@ -99,17 +94,14 @@ class FeatureStore(Sequence[Record]):
             "version": attributes["version"],
             "created": attributes["created"],
             "parts": len(counts),
-            "sequences": int(self._first[-1]),
+            "sequences": len(self._index),
             "tokens": sum(c.tokens for c in counts),
             "squares": sum(c.squares for c in counts),
             "text_bytes": sum(c.text_bytes for c in counts),
         }
         self.calibration: Calibration = {name: self._calibration(name) for name in features.hidden}
-        self._parts: OrderedDict[int, PartReader] = OrderedDict()
-        self._opening = Lock()  # training reads ahead in a thread while it validates in another
-        self._known, self._lengths = manifest.lengths, dict[int, Array]()
-        self.spare: list[Buffers] = []  # of streams that have ended
-        self.keep(None)
+        self._streamer = Streamer(self._index, self.calibration)
+        self.spare = self._streamer.spare
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         """Pickled, it is its address and options: a spawned worker opens it again."""
@@ -148,54 +140,27 @@ class FeatureStore(Sequence[Record]):
 
     def part(self, place: int) -> PartReader:
         """The part at a place (not its number), opened; a few are kept open."""
-        with self._opening:
-            part = self._parts.pop(place, None)
-            if part is None:
-                first, last = self._first[place : place + 2]
-                known = None if self._known is None else self._known[first:last]
-                entry = self.manifest.parts[place]
-                part = PartReader(self.source, entry, self.features, known, self._keeps)
-            self._parts[place] = part
-            if len(self._parts) > self._open_parts:
-                self._parts.popitem(last=False)
-            return part
+        return self._index.part(place)
 
     def keep(self, keeps: Callable[[str], bool] | None) -> None:
-        """Arrays of parts, by their paths there, that stay in memory from their first use on;
-        None: none of them, as when the store is opened."""
-        with self._opening:
-            self._keeps = keeps or (lambda name: False)
-            self._open_parts = len(self.manifest.parts) if keeps else OPEN_PARTS
-            self._parts.clear()
-
-    def part_of(self, index: ArrayLike) -> Array:
-        """Places of the parts of sequences."""
-        return np.asarray(np.searchsorted(self._first, index, "right") - 1)
+        """Choose the arrays of parts, by their paths there, that stay in memory from their first
+        use on; None: no array, as when the store is opened."""
+        self._index.keep(keeps)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
         """The part of a sequence, and its position there."""
-        place = int(self.part_of(index))
-        return self.part(place), index - int(self._first[place])
+        return self._index.locate(index)
 
     def lengths(self, begin: int, end: int) -> Array:
-        """Tokens of sequences begin..end of one part."""
-        if self._known is not None:
-            return self._known[begin:end].astype(np.int64)
-        place = int(self.part_of(begin))
-        if place not in self._lengths:
-            self._lengths[place] = np.diff(self.part(place).token_start).astype(np.int32)
-        first = int(self._first[place])
-        return self._lengths[place][begin - first : end - first].astype(np.int64)
+        """int64 [end - begin]: tokens of sequences begin..end of one part."""
+        return self._index.lengths(begin, end)
 
     def all_lengths(self) -> Array:
         """int64 [n]: tokens of all sequences."""
-        if self._known is not None:
-            return self._known.astype(np.int64)
-        of_parts = [self.lengths(*edges) for edges in pairwise(self._first.tolist())]
-        return np.concatenate([np.empty(0, np.int64), *of_parts])
+        return self._index.all_lengths()
 
     def __len__(self) -> int:
-        return int(self._first[-1])
+        return len(self._index)
 
     def __getitem__(self, index: Any) -> Any:
         """Sequence `index` (negative counts from the end), of a slice the list of them.
@@ -221,21 +186,10 @@ class FeatureStore(Sequence[Record]):
 
         A block never crosses a part.
         """
-        if block_tokens < 1:
-            raise StoreError("blocks: block_tokens must be over 0")
-        rows = order.block_starts(self.all_lengths(), self._first[:-1], block_tokens)
-        return np.stack([rows, np.append(rows[1:], len(self))], axis=1)
+        return self._index.blocks(block_tokens)
 
-    def check_blocks(self, blocks: ArrayLike) -> Array:
-        """Blocks given from outside. StoreError if one is empty or crosses a part."""
-        rows = np.asarray(blocks, np.int64)
-        if rows.ndim != 2 or rows.shape[1] != 2:
-            raise StoreError(f"blocks must be [n, 2], got {list(rows.shape)}")
-        begin, end = rows[:, 0], rows[:, 1]
-        good = (begin >= 0) & (begin < end) & (end <= len(self))
-        if not good.all() or (self.part_of(begin) != self.part_of(end - 1)).any():
-            raise StoreError(f"{self.path}: blocks must be rows of fs.blocks()")
-        return rows
+    def _blocks(self, blocks: ArrayLike | None) -> Array:
+        return self.blocks() if blocks is None else self._index.check_blocks(blocks)
 
     def stream(
         self,
@@ -257,10 +211,11 @@ class FeatureStore(Sequence[Record]):
         unread. A sequence longer than batch_tokens is a batch alone. Arrays of a batch are valid
         until the next one.
         """
-        rows = None if blocks is None else np.asarray(blocks, np.int64)
-        kinds = None if features is None else tuple(features)
-        return stream(
-            self, seed, epoch, batch_tokens, view, rows, kinds, shuffle, pool_blocks, skip
+        kinds, rows = KINDS if features is None else tuple(features), self._blocks(blocks)
+        if not 0 <= view < self.features.views:
+            raise StoreError(f"{self.path}: no view {view}; it has 0..{self.features.views - 1}")
+        return self._streamer.stream(
+            StreamOrder(seed, epoch, batch_tokens, rows, pool_blocks, shuffle, skip, view, kinds)
         )
 
     def batch_count(
@@ -273,8 +228,8 @@ class FeatureStore(Sequence[Record]):
         pool_blocks: int = 64,
     ) -> int:
         """How many batches `stream` with the same arguments gives; reads lengths only."""
-        rows = self.blocks() if blocks is None else self.check_blocks(blocks)
-        return batch_count(self, seed, epoch, batch_tokens, rows, pool_blocks)
+        rows = self._blocks(blocks)
+        return StreamOrder(seed, epoch, batch_tokens, rows, pool_blocks).batch_count(self._index)
 
     def teacher_files(self) -> Mapping[str, bytes]:
         """The teacher's stored files by name, read when asked for."""
@@ -311,4 +266,4 @@ class FeatureStore(Sequence[Record]):
         """Close open files and let go of memory; reading opens them again."""
         self.source.close()
         self.spare.clear()
-        self._parts.clear()
+        self._index.close()

@@ -6,23 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from store.errors import StoreError
 from store.format import codecs
-from store.format.sequences import masked_tokens
-from store.read import order
+from store.format.features import Calibration
+from store.read.order import StreamOrder
+from store.read.part_index import PartIndex
 from store.read.pool import Buffers, Pool
 from store.read.record import LazyMap, Logits, as_ids, decode_logits
 from support.arrays import Array, Floats, ranges, starts
-
-if TYPE_CHECKING:
-    from store.read.store import FeatureStore
-
-KINDS = ("hidden", "logits", "attention", "task")
-SPAN_BASE = np.int64(2**32)
+from support.spans import covering_spans_of_texts
 
 
 @dataclass(frozen=True)
@@ -95,123 +89,55 @@ class Batch:
     @cached_property
     def mask(self) -> Array:
         """bool [N]: tokens of masked words, found when first asked for."""
-        return _mask(self.offsets, np.diff(self.start), self.spans, np.diff(self.spans_start))
+        lengths, counts = np.diff(self.start), np.diff(self.spans_start)
+        return covering_spans_of_texts(self.offsets, lengths, self.spans, counts) >= 0
 
     def __len__(self) -> int:
         return len(self.index)
 
 
-def stream(
-    store: FeatureStore,
-    seed: int,
-    epoch: int,
-    batch_tokens: int,
-    view: int,
-    blocks: Array | None,
-    features: tuple[str, ...] | None,
-    shuffle: bool,
-    pool_blocks: int,
-    skip: int,
-) -> Iterator[Batch]:
-    """See `FeatureStore.stream`."""
-    kinds = KINDS if features is None else tuple(features)
-    if not set(kinds) <= set(KINDS):
-        raise StoreError(f"stream: features must be of {', '.join(KINDS)}, got {features!r}")
-    if not 0 <= view < store.features.views:
-        raise StoreError(f"{store.path}: no view {view}; it has 0..{store.features.views - 1}")
-    if batch_tokens < 1 or pool_blocks < 1 or skip < 0 or seed < 0 or epoch < 0:
-        raise StoreError(
-            "stream: batch_tokens and pool_blocks must be over 0; skip, seed and epoch at least 0"
+class Streamer:
+    """Streams a store: what it needs of one, and the buffers of streams that have ended."""
+
+    def __init__(self, index: PartIndex, calibration: Calibration) -> None:
+        self._index, self._calibration = index, calibration
+        self.spare: list[Buffers] = []
+
+    def stream(self, order: StreamOrder) -> Iterator[Batch]:
+        """See `FeatureStore.stream`."""
+        buffers = Buffers()
+        try:  # no batch shows the buffers of a pool: another stream may have them after this one
+            pool_buffers = self.spare.pop()
+        except IndexError:
+            pool_buffers = Buffers()
+        pools = (
+            (Pool(self._index, taken, order.view, order.features), batches)
+            for taken, batches in order.unskipped(self._index)
         )
-    rows = store.blocks() if blocks is None else store.check_blocks(blocks)
-    if shuffle:
-        rows = rows[order.order_blocks(store.part_of(rows[:, 0]), seed, epoch)]
-    return _batches(store, seed, epoch, batch_tokens, view, rows, kinds, shuffle, pool_blocks, skip)
+        ahead = ThreadPoolExecutor(1, "read-ahead")  # to ask the disk takes time, too
+
+        def announced() -> tuple[Pool, list[Array]] | None:
+            found = next(pools, None)
+            if found:
+                ahead.submit(found[0].prefetch)
+            return found
+
+        try:
+            following = announced()
+            while following:
+                pool, batches = following
+                pool.read(pool_buffers)
+                following = announced()  # the disk works while these batches are used
+                for sequences in batches:
+                    yield _gather(pool, self._calibration, pool.place[sequences], buffers)
+        finally:
+            ahead.shutdown(wait=False, cancel_futures=True)
+            self.spare.append(pool_buffers)
 
 
-def _batches(
-    store: FeatureStore,
-    seed: int,
-    epoch: int,
-    batch_tokens: int,
-    view: int,
-    rows: Array,
-    kinds: tuple[str, ...],
-    shuffle: bool,
-    pool_blocks: int,
-    skip: int,
-) -> Iterator[Batch]:
-    buffers = Buffers()
-    try:  # no batch shows the buffers of a pool: another stream may have them after this one
-        pool_buffers = store.spare.pop()
-    except IndexError:
-        pool_buffers = Buffers()
-    plan = _plan(store, seed, epoch, batch_tokens, rows, shuffle, pool_blocks)
-    pools = ((Pool(store, taken, view, kinds), chosen) for taken, chosen in _after(plan, skip))
-    ahead = ThreadPoolExecutor(1, "read-ahead")  # to ask the disk takes time, too
-
-    def announced() -> tuple[Pool, list[Array]] | None:
-        found = next(pools, None)
-        if found:
-            ahead.submit(found[0].prefetch)
-        return found
-
-    try:
-        following = announced()
-        while following:
-            pool, chosen = following
-            pool.read(pool_buffers)
-            following = announced()  # the disk works while these batches are used
-            for sequences in chosen:
-                yield _gather(store, pool, pool.place[sequences], buffers)
-    finally:
-        ahead.shutdown(wait=False, cancel_futures=True)
-        store.spare.append(pool_buffers)
-
-
-def _after(
-    plan: Iterator[tuple[Array, list[Array]]], skip: int
-) -> Iterator[tuple[Array, list[Array]]]:
-    """A plan without its first `skip` batches."""
-    for taken, chosen in plan:
-        if skip < len(chosen):
-            yield taken, chosen[skip:]
-        skip = max(0, skip - len(chosen))
-
-
-def _plan(
-    store: FeatureStore,
-    seed: int,
-    epoch: int,
-    batch_tokens: int,
-    rows: Array,
-    shuffle: bool,
-    pool_blocks: int,
-) -> Iterator[tuple[Array, list[Array]]]:
-    """For each pool its blocks, and its batches of their sequences."""
-    for number, first in enumerate(range(0, len(rows), pool_blocks)):
-        taken = rows[first : first + pool_blocks]
-        lengths = np.concatenate([store.lengths(int(b), int(e)) for b, e in taken])
-        if shuffle:
-            yield taken, order.shuffled_batches(lengths, batch_tokens, seed, epoch, number)
-        else:
-            yield taken, order.plain_batches(lengths, batch_tokens)
-
-
-def batch_count(
-    store: FeatureStore, seed: int, epoch: int, batch_tokens: int, rows: Array, pool_blocks: int
-) -> int:
-    """See `FeatureStore.batch_count`."""
-    rows = rows[order.order_blocks(store.part_of(rows[:, 0]), seed, epoch)]
-    plan = _plan(store, seed, epoch, batch_tokens, rows, True, pool_blocks)
-    return sum(len(chosen) for _, chosen in plan)
-
-
-def _gather(store: FeatureStore, pool: Pool, chosen: Array, buffers: Buffers) -> Batch:
-    lengths = pool.lengths[chosen]
-    start = starts(lengths)
-    rows = ranges(pool.token_start[chosen], lengths)
-    stored = {}
+def _gather_stored(pool: Pool, chosen: Array, rows: Array, buffers: Buffers) -> dict[str, Array]:
+    """The arrays of chosen sequences, whose tokens are `rows` of the pool."""
+    stored, lengths = {}, pool.lengths[chosen]
     for name, whole in pool.token.items():
         stored[name] = buffers.get(name, (len(rows), *whole.shape[1:]), whole.dtype)
         np.take(whole, rows, axis=0, out=stored[name], mode="clip")
@@ -221,6 +147,14 @@ def _gather(store: FeatureStore, pool: Pool, chosen: Array, buffers: Buffers) ->
     for name, whole in pool.sequence.items():
         stored[name] = buffers.get(name, (len(chosen), *whole.shape[1:]), whole.dtype)
         np.take(whole, chosen, axis=0, out=stored[name], mode="clip")
+    return stored
+
+
+def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffers) -> Batch:
+    """A batch of chosen sequences of a pool."""
+    lengths = pool.lengths[chosen]
+    rows = ranges(pool.token_start[chosen], lengths)
+    stored = _gather_stored(pool, chosen, rows, buffers)
     offsets = buffers.get("offsets", (len(rows), 2), np.dtype(np.int32))
     offsets[:, 0], offsets[:, 1] = stored["token/begin"], stored["token/end"]
     span_sizes = np.diff(pool.span_start)[chosen]
@@ -230,7 +164,7 @@ def _gather(store: FeatureStore, pool: Pool, chosen: Array, buffers: Buffers) ->
         name: HiddenBatch(
             stored[f"{here}/hidden/{name}/values"],
             stored.get(f"{here}/hidden/{name}/scale"),
-            *store.calibration[name],
+            *calibration[name],
         )
         for name in pool.hidden
     }
@@ -240,7 +174,7 @@ def _gather(store: FeatureStore, pool: Pool, chosen: Array, buffers: Buffers) ->
 
     return Batch(
         index=pool.index[chosen],
-        start=start,
+        start=starts(lengths),
         token_ids=as_ids(stored["token/id"]),
         offsets=offsets,
         special=stored["token/special"],
@@ -248,7 +182,7 @@ def _gather(store: FeatureStore, pool: Pool, chosen: Array, buffers: Buffers) ->
         spans_start=starts(span_sizes),
         spans=spans,
         hidden=LazyMap(tuple(hidden), hidden.__getitem__, "hidden state"),
-        logits=_logits(store, pool, rows, stored) if pool.logits else None,
+        logits=_logits(pool, rows, stored) if pool.logits else None,
         attention=LazyMap(pool.attention, attention, "attention map"),
         stored=stored,
         load_texts=lambda: [pool.texts[sequence] for sequence in chosen.tolist()],
@@ -272,18 +206,7 @@ def gather_maps(whole: Array, begin: Array, lengths: Array, out: Array) -> None:
         place += size * count
 
 
-def _mask(offsets: Array, lengths: Array, spans: Array, span_sizes: Array) -> Array:
-    if not len(spans):
-        return np.zeros(len(offsets), bool)
-    token_base = np.repeat(np.arange(len(lengths)), lengths) * SPAN_BASE
-    span_base = np.repeat(np.arange(len(lengths)), span_sizes) * SPAN_BASE
-    return masked_tokens(
-        offsets[:, 0] + token_base, offsets[:, 1] + token_base,
-        spans[:, 0] + span_base, spans[:, 1] + span_base,
-    )  # fmt: skip
-
-
-def _logits(store: FeatureStore, pool: Pool, rows: Array, stored: dict[str, Array]) -> Logits:
+def _logits(pool: Pool, rows: Array, stored: dict[str, Array]) -> Logits:
     draw_start, draws = None, np.empty(0, np.int64)
     if pool.draw_start is not None:
         sizes = np.diff(pool.draw_start)[rows]
@@ -294,4 +217,4 @@ def _logits(store: FeatureStore, pool: Pool, rows: Array, stored: dict[str, Arra
             return pool.draws[key][draws]
         return stored.get(f"view{pool.view}/logits/{key}")
 
-    return decode_logits(store.features, read, draw_start)
+    return decode_logits(pool.features, read, draw_start)

@@ -11,7 +11,7 @@ import numpy as np
 from store.errors import VERIFY, StoreError
 from store.format.sequences import ACTIONS, wrong_gold
 from store.read.part import PartReader
-from support.arrays import Array
+from support.arrays import Array, starts
 
 if TYPE_CHECKING:
     from store.read.store import FeatureStore
@@ -82,7 +82,7 @@ def _broken_logits(part: PartReader, view: int) -> list[str]:
         problems.append(f"{here}/ids are outside the vocabulary")
     if spec.tier == "sample":
         start = part.draw_start(view, 0, part.part.counts.tokens)
-        total = np.concatenate([[0], np.cumsum(part.all(f"{here}/counts"), dtype=np.int64)])
+        total = starts(part.all(f"{here}/counts"))
         whole = start[0] == 0 and start[-1] == len(ids)
         if not whole or (np.diff(total[start]) != spec.size).any():
             problems.append(f"{here}/counts do not sum to {spec.size} draws a token")

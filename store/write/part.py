@@ -14,7 +14,7 @@ from store.format import codecs
 from store.format.features import Calibration, Features
 from store.format.layout import Counts, count_dtype, part_arrays
 from store.format.sequences import encode_gold, encode_masks, encode_sequences
-from support.arrays import Array, Floats
+from support.arrays import Array, Floats, begins, ranges, starts
 
 LOG_SLACK = 1e-2
 
@@ -40,8 +40,7 @@ class PartWriter:
             )
         self._features, self._calibration = features, calibration
         self._write, self._where = write, where
-        self.token_start = np.concatenate([[0], np.cumsum(counts)])
-        self.square_start = np.concatenate([[0], np.cumsum(counts**2)])
+        self.token_start, self.square_start = starts(counts), starts(counts**2)
         self._tokens = int(self.token_start[-1])
         self._arrays: dict[str, Array] = {}
         self._seen: dict[str, Array] = {}
@@ -260,9 +259,7 @@ class PartWriter:
         rows, lengths, ids, counts = (np.concatenate(arrays) for arrays in zip(*put, strict=True))
         order = np.argsort(rows)
         sizes = lengths[order]
-        start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        began = (np.cumsum(lengths) - lengths)[order]
-        places = np.repeat(began - start[:-1], sizes) + np.arange(start[-1])
+        start, places = starts(sizes), ranges(begins(lengths)[order], sizes)
         path = f"view{view}/logits"
         self._arrays[f"{path}/start"] = start
         self._arrays[f"{path}/ids"], self._arrays[f"{path}/counts"] = ids[places], counts[places]

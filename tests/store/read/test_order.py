@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.read import order
+from store.read.part_index import block_starts
+from support.arrays import starts
 
 law = settings(max_examples=60, deadline=None)
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=80).map(np.array)
@@ -33,12 +35,12 @@ def test_batches_hold_each_sequence_once_within_the_budget(
 def test_blocks_are_runs_of_about_their_size(
     sizes: np.ndarray, tokens: int, firsts: set[int]
 ) -> None:
-    start = np.concatenate([[0], np.cumsum(sizes)])
+    start = starts(sizes)
     parts = np.array([0, *sorted(first for first in firsts if 0 < first < len(sizes))])
-    begin = order.block_starts(sizes, parts, tokens)
+    begin = block_starts(sizes, parts, tokens)
     assert set(parts.tolist()) <= set(begin.tolist())
     for first, last in zip(parts, [*parts[1:], len(sizes)], strict=True):
-        alone = order.block_starts(sizes[first:last], np.zeros(1, int), tokens)
+        alone = block_starts(sizes[first:last], np.zeros(1, int), tokens)
         assert (alone + first).tolist() == [at for at in begin if first <= at < last]
     blocks = np.stack([begin, np.append(begin[1:], len(sizes))], axis=1)
     assert (blocks[:, 0] < blocks[:, 1]).all()

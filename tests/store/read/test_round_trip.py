@@ -13,7 +13,7 @@ import pytest
 import store.read.part
 from store import StoreError, open_store
 from store.format import codecs
-from store.format.sequences import masked_tokens
+from support.arrays import starts
 from tests.store.making import Part, calibration_of, channel_scale
 
 EXT = ("zarr", "h5")
@@ -51,7 +51,7 @@ def test_records(made: Callable[..., Any], ext: str, codec: str, tier: str) -> N
     assert len(fs) == 36 == len(list(fs.texts()))
     for index in (0, 17, 35):
         record, part, s = fs[index], parts[index // 12], index % 12
-        start = np.concatenate([[0], np.cumsum(part.token_counts)])
+        start = starts(part.token_counts)
         rows = slice(int(start[s]), int(start[s + 1]))
         assert record.text == part.texts[s]
         assert record.document == s // 2 and record.document_begin == 7 and not record.hard_cut
@@ -124,7 +124,7 @@ def test_stream_gives_what_records_give(
     for batch in fs.stream(3, 1, 150, view=1, blocks=blocks, pool_blocks=4):
         seen += batch.index.tolist()
         assert len(batch) == 1 or np.diff(batch.start).max() * len(batch) <= 150
-        squares = np.concatenate([[0], np.cumsum(np.diff(batch.start) ** 2)])
+        squares = starts(np.diff(batch.start) ** 2)
         for place, index in enumerate(batch.index.tolist()):
             record = fs[index]
             view, rows = record.views[1], slice(*batch.start[place : place + 2])
@@ -282,13 +282,6 @@ def test_what_lies_outside_the_parts(made: Callable[..., Any], ext: str) -> None
         fs[0].views[0].hidden["layer9"]
     with pytest.raises(KeyError):
         fs[0].views[0].attention["none"]
-
-
-def test_masked_tokens_are_those_that_overlap_a_span() -> None:
-    begin, end = np.array([0, 0, 3, 5, 9, 0]), np.array([0, 3, 5, 9, 12, 0])
-    mask = masked_tokens(begin, end, np.array([4, 11]), np.array([5, 12]))
-    assert mask.tolist() == [False, False, True, False, True, False]
-    assert not masked_tokens(begin, end, np.array([], int), np.array([], int)).any()
 
 
 def test_tokenizer_from_the_store(tmp_path: Path) -> None:

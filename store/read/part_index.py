@@ -1,0 +1,127 @@
+"""Where the sequences of a store lie: in which part, how long they are, which blocks they form."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import pairwise
+from threading import Lock
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from store.containers.interface import Source
+from store.errors import StoreError
+from store.format.features import Features
+from store.format.layout import ArraySpec, part_arrays
+from store.format.manifest import Manifest
+from store.read.part import PartReader
+from support.arrays import Array, begins, starts
+
+OPEN_PARTS = 16
+
+
+class PartIndex:
+    """The parts of a store, in order; sequences are numbered through all of them.
+
+    `first` int64 [parts + 1] are the first sequences of the parts, and how many there are. The
+    parts that were read last stay open.
+    """
+
+    def __init__(self, source: Source, features: Features, manifest: Manifest) -> None:
+        self.path, self.features = source.path, features
+        self._source, self._entries = source, manifest.parts
+        self.first = starts(np.array([part.counts.sequences for part in manifest.parts], int))
+        self._known, self._lengths = manifest.lengths, dict[int, Array]()
+        self._parts: OrderedDict[int, PartReader] = OrderedDict()
+        self._opening = Lock()  # training reads ahead in a thread while it validates in another
+        self.keep(None)
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    def part(self, place: int) -> PartReader:
+        """The part at a place (not its number), opened; a few are kept open."""
+        with self._opening:
+            part = self._parts.pop(place, None)
+            if part is None:
+                begin, end = self.first[place : place + 2]
+                known = None if self._known is None else self._known[begin:end]
+                entry = self._entries[place]
+                part = PartReader(self._source, entry, self.features, known, self._keeps)
+            self._parts[place] = part
+            if len(self._parts) > self._open_parts:
+                self._parts.popitem(last=False)
+            return part
+
+    def keep(self, keeps: Callable[[str], bool] | None) -> None:
+        """Choose the arrays of parts, by their paths there, that stay in memory from their first
+        use on; None: no array, as when the store is opened."""
+        with self._opening:
+            self._keeps = keeps or (lambda name: False)
+            self._open_parts = len(self._entries) if keeps else OPEN_PARTS
+            self._parts.clear()
+
+    def close(self) -> None:
+        """Let go of the open parts; reading opens them again."""
+        self._parts.clear()
+
+    def specs(self) -> dict[str, ArraySpec]:
+        """The arrays of the first part: every part has their names, dtypes and shapes of rows."""
+        return part_arrays(self.features, self._entries[0].counts)
+
+    def part_of(self, index: ArrayLike) -> Array:
+        """Places of the parts of sequences."""
+        return np.asarray(np.searchsorted(self.first, index, "right") - 1)
+
+    def locate(self, index: int) -> tuple[PartReader, int]:
+        """The part of a sequence, and its position there."""
+        place = int(self.part_of(index))
+        return self.part(place), index - int(self.first[place])
+
+    def lengths(self, begin: int, end: int) -> Array:
+        """int64 [end - begin]: tokens of sequences begin..end of one part."""
+        if self._known is not None:
+            return self._known[begin:end].astype(np.int64)
+        place = int(self.part_of(begin))
+        if place not in self._lengths:
+            self._lengths[place] = np.diff(self.part(place).token_start).astype(np.int32)
+        first = int(self.first[place])
+        return self._lengths[place][begin - first : end - first].astype(np.int64)
+
+    def all_lengths(self) -> Array:
+        """int64 [n]: tokens of all sequences."""
+        if self._known is not None:
+            return self._known.astype(np.int64)
+        of_parts = [self.lengths(*edges) for edges in pairwise(self.first.tolist())]
+        return np.concatenate([np.empty(0, np.int64), *of_parts])
+
+    def blocks(self, block_tokens: int) -> Array:
+        """int64 [n, 2]: runs begin..end of consecutive sequences of about `block_tokens` tokens; a
+        block never crosses a part. Raises StoreError for a number below 1."""
+        if block_tokens < 1:
+            raise StoreError("blocks: block_tokens must be over 0")
+        rows = block_starts(self.all_lengths(), self.first[:-1], block_tokens)
+        return np.stack([rows, np.append(rows[1:], len(self))], axis=1)
+
+    def check_blocks(self, blocks: ArrayLike) -> Array:
+        """Blocks [n, 2] given from outside. StoreError if one is empty or crosses a part."""
+        rows = np.asarray(blocks, np.int64)
+        if rows.ndim != 2 or rows.shape[1] != 2:
+            raise StoreError(f"blocks must be [n, 2], got {list(rows.shape)}")
+        begin, end = rows[:, 0], rows[:, 1]
+        good = (begin >= 0) & (begin < end) & (end <= len(self))
+        if not good.all() or (self.part_of(begin) != self.part_of(end - 1)).any():
+            raise StoreError(f"{self.path}: blocks must be rows of fs.blocks()")
+        return rows
+
+
+def block_starts(lengths: Array, parts: Array, block_tokens: int) -> Array:
+    """int64 [n]: where runs of consecutive sequences of about `block_tokens` tokens each begin;
+    parts [p] are the first sequences of parts, which no run crosses."""
+    before = begins(lengths)
+    sizes = np.diff(parts, append=len(lengths))
+    numbers = (before - np.repeat(before[parts], sizes)) // block_tokens
+    new = np.diff(numbers, prepend=-1) != 0
+    new[parts] = True
+    return np.flatnonzero(new)
