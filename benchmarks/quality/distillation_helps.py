@@ -27,7 +27,7 @@ from student_train.model.vocabulary import student_tokenizer
 from student_train.output.report import changed_settings
 from student_train.output.run import prepare
 from student_train.settings.options import ALIGNMENTS, TrainOptions, parse_losses
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from support.console import command_errors
 from support.errors import UserError
 

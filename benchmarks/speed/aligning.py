@@ -30,7 +30,7 @@ from student_train.data.pooling import Runs
 from student_train.data.token_cache import token_table
 from student_train.output.run import prepare
 from student_train.settings.options import ALIGNMENTS, TrainOptions, parse_losses
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from support.console import command_errors
 
 BATCH = 16_384  # teacher tokens of a batch that is aligned alone

@@ -85,7 +85,7 @@ def trained(path: Path) -> Figures:
     """Some steps of a student; the libraries are loaded, its vocabulary and tokens not."""
     from student_train.output.run import prepare
     from student_train.settings.options import TrainOptions, parse_losses
-    from student_train.train.loop import train
+    from student_train.train.student_training import train
 
     begun = time.perf_counter()
     store = open_store(path)

@@ -28,7 +28,7 @@ from store import open_store
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions, parse_losses
 from student_train.train import lesson
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from support.console import command_errors
 
 WARM = 3  # steps that are not timed

@@ -35,7 +35,7 @@ def training(options: TrainOptions, model: str | None) -> Figures:
     from benchmarks.speed.online import OnlineTeacher
     from store import open_store
     from student_train.output.run import prepare
-    from student_train.train.loop import train
+    from student_train.train.student_training import train
     from teacher_dump.teacher.teacher import load_teacher
 
     source: Any = open_store(options.store)

@@ -13,7 +13,7 @@ from store import FeatureStore, open_store
 from student_train.data.stream import split_blocks
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import dumped, write_corpus
 

@@ -25,7 +25,7 @@ from student_train.data.encoded import decode_attention, decode_scaled
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.checks import check
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from tests.end_to_end.support import refused, says
 
 CPU = torch.device("cpu")

@@ -34,7 +34,7 @@ from student_train.model.kinds import (
 )
 from student_train.output.run import run
 from student_train.settings.options import ALIGNMENTS, TrainOptions
-from student_train.train.loop import METRICS
+from student_train.train.student_training import METRICS
 from support.errors import UserError
 from tests.texts import SENTENCES
 
