@@ -23,7 +23,7 @@ from sklearn.cluster import MiniBatchKMeans
 from benchmarks.common.results import NOVELS, RESULTS, TEACHER, publish, table
 from benchmarks.quality.distillation_helps import MASKED, finished, mean_and_deviation, scores_of
 from store import FeatureStore, open_store
-from store.format.codecs import CODECS
+from store.format.codecs.levels import LEVELS
 from store.tools.copy import begin_copy, convert
 from student_train.model.vocabulary import student_tokenizer
 from student_train.settings.options import TrainOptions, parse_losses
@@ -175,7 +175,7 @@ class Trial:
         """A row a codec."""
         rows: list[list[object]] = []
         exact, vocabulary = open_store(self.exact), self.vocabulary()
-        for name in (*CODECS, *PRODUCT):
+        for name in (*LEVELS, *PRODUCT):
             path = self.work / f"{name.replace(', ', '-').replace(' ', '-')}.zarr"
             done = path.with_suffix(".done")
             if not done.exists():

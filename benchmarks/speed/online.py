@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from store import Batch, FeatureStore
+from store.format.codecs.levels import EXACT
 from store.read.record import Logits
 from store.read.stream import HiddenBatch
 from teacher_dump.teacher.heads import top_logits
@@ -46,7 +47,9 @@ class OnlineTeacher:
             got = self.teacher.run(ids, present)
         here = torch.from_numpy(present).to(self.teacher.device)
         hidden = {
-            name: HiddenBatch(states[here].cpu().numpy(), None, *self.store.calibration[name])
+            name: HiddenBatch(
+                {"values": states[here].cpu().numpy()}, *self.store.calibration[name], EXACT.hidden
+            )
             for name, states in got.hidden.items()
         }
         maps = {
@@ -64,6 +67,7 @@ class OnlineTeacher:
             logits=self._logits(got, here) if logits else None,
             attention=maps,
             stored={f"view{view}/attention/{name}/values": flat for name, flat in maps.items()},
+            level=EXACT,
         )
 
     def _logits(self, got: Activations, here: torch.Tensor) -> Logits | None:
