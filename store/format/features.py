@@ -118,7 +118,12 @@ class TaskSpec:
 
     @staticmethod
     def from_json(value: object) -> TaskSpec:
-        if not isinstance(value, Mapping) or not isinstance(value.get("labels"), list):
+        known = {"kind", "labels", "later_label"}  # another key may change what labels mean
+        if (
+            not isinstance(value, Mapping)
+            or not isinstance(value.get("labels"), list)
+            or not value.keys() <= known
+        ):
             raise StoreError(f"features: task must have kind and labels, got {value!r:.80}")
         if not isinstance(value.get("kind"), str):
             raise StoreError(f"features: task must be a text, got {value.get('kind')!r:.80}")

@@ -191,7 +191,7 @@ class Record:
 
     @cached_property
     def hard_cut(self) -> bool:
-        """Whether the sequence was cut within a word."""
+        """Whether the sequence begins inside a word."""
         return bool(self._one("hard_cut"))
 
     @cached_property
