@@ -1,1 +1,0 @@
-"""What any training here needs: the loop, its checkpoints, optimizers, rates, vocabularies."""
