@@ -1,4 +1,4 @@
-"""The corpus: documents from files, from the hub, or from the docstrings of Python itself.
+"""Reads the documents of a corpus: from files, from the hub, or from Python's own docstrings.
 
     for document in Corpus.open(["novels.txt", "hf:wikimedia/wikipedia@20231101.sk:train"]): ...
 
@@ -6,15 +6,15 @@ Sources, in the order given:
 
 - files: .txt (a document a line), .jsonl, .csv, .tsv (a header, or token/tag lines with empty lines
   between sentences), .parquet; see `readers`
-- folders (searched with their subfolders) and patterns (`data/*.txt`): the files in them with such
-  a suffix, in sorted order
+- folders (with their subfolders) and patterns (`data/*.txt`): their files with such a suffix, in
+  sorted order
 - `hf:NAME[@CONFIG][:SPLIT]`: a dataset of the Hugging Face hub or a local folder of one, streamed;
   the split is `train` by default
 - `python-docs`: the docstrings of the standard library of this Python, the corpus that every
   machine has
 
-Nothing is held in memory but the document at hand (and the standard library's docstrings).
-Iterating again gives the same documents.
+Only the document at hand (and the standard library's docstrings) are in memory. Iterating again
+gives the same documents.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_COLUMNS = Columns()
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of the corpus; `number` counts the texts of the whole corpus that are not empty."""
+    """One text of the corpus. `number` counts the documents of the whole corpus from 0."""
 
     text: str
     source: str
@@ -52,8 +52,8 @@ class Document:
 class Corpus:
     """Documents of several sources, one after the other.
 
-    After an iteration `documents` and `empty_lines` (texts skipped because they hold nothing but
-    blanks) say what it met.
+    After an iteration, `documents` counts its documents and `empty_lines` the texts that it left
+    out because they hold nothing but blanks.
     """
 
     def __init__(self, sources: Sequence[Source], columns: Columns = NO_COLUMNS) -> None:
@@ -68,9 +68,10 @@ class Corpus:
     ) -> Corpus:
         """Find the sources and read the first text of each, so that most mistakes are told at once.
 
-        Tables hold the text in one column and, if `label_column` is given, its gold label in
-        another. Raises CorpusError for what is missing, empty, not text, not UTF-8, or has no such
-        columns; the rest of a file is checked while iterating, or by `check`.
+        Tables hold the text in `text_column` (see `choose_column` where it is None) and, if
+        `label_column` is given, its gold label there. Raises CorpusError for a source that is
+        missing, empty, no text, not UTF-8, or has no such columns. The rest of a file is checked
+        while iterating, or by `check`.
         """
         if label_column is not None and label_column == text_column:
             raise CorpusError(f"--label-column {label_column}: holds the text; name another")
@@ -89,7 +90,7 @@ class Corpus:
         return cls(found, columns)
 
     def __iter__(self) -> Iterator[Document]:
-        """Raises CorpusError at the first text that cannot be read, or at the end without any."""
+        """Raises CorpusError at the first text that cannot be read, or where there is no text."""
         self.documents = self.empty_lines = 0
         for source in self.sources:
             for row in source.rows():
@@ -106,7 +107,7 @@ class Corpus:
             )
 
     def check(self) -> None:
-        """Read local sources to their end: a bad line is told before hours of work.
+        """Read local sources to their end, so that a bad line is told before hours of work.
 
         Raises CorpusError.
         """
@@ -114,27 +115,29 @@ class Corpus:
             source.check()
 
     def met(self, kind: str) -> dict[str, str]:
-        """Names of the labels (`classification`) or tags (`tagging`) that `check` met in local
-        sources, with the place where each was first."""
+        """Return the labels (`classification`) or tags (`tagging`) that `check` met, and where.
+
+        Only local sources are checked.
+        """
         found: dict[str, str] = {}
         for source in self.sources:
             found = source.met(kind) | found
         return found
 
     def steps(self) -> dict[Step, str]:
-        """The same for the steps from the tag of one word to that of the next."""
+        """Return the steps from tag to tag that `check` met, and where each was first."""
         found: dict[Step, str] = {}
         for source in self.sources:
             found = source.steps() | found
         return found
 
     def identity(self) -> dict[str, Any]:
-        """What the corpus is, as JSON: two corpora with the same identity give the same documents.
+        """Describe the corpus as JSON: two corpora with the same identity give the same documents.
 
-        `text_column` (and `label_column` where one was given), and for each source its kind and
-        name, with bytes and sha256 for files, config, split and revision for the hub, and the
-        Python version with the number and sha256 of the paragraphs for python-docs. Reads files
-        whole that `check` has not hashed.
+        Tells `text_column` (and `label_column` where one was given), and kind and name of each
+        source: of files also bytes and sha256, of datasets of the hub config, split and revision,
+        of python-docs the version of Python and number and sha256 of the paragraphs. It reads all
+        of a file that `check` has not hashed.
         """
         label = {} if self.columns.label is None else {"label_column": self.columns.label}
         return {

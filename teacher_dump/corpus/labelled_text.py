@@ -44,7 +44,7 @@ class Gold:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LabelledText:
     """One text of a file.
 
     line: where it stands (in .parquet the number of its row).

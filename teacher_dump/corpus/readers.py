@@ -16,7 +16,7 @@ from teacher_dump.corpus.labelled_text import (
     DEFAULT_COLUMN,
     Columns,
     Gold,
-    Row,
+    LabelledText,
     check_label,
     choose_column,
     gold_of,
@@ -26,12 +26,12 @@ from teacher_dump.corpus.tables import read_objects, read_table
 from teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore, read_lines
 
 PEEK_LINES = 1000
-"""Lines that are looked at to tell a token/tag file from a table."""
+"""Number of lines by which a token/tag file is told from a table."""
 SAMPLE_ROWS = 100
-"""Rows of a table that are looked at to tell columns of text from columns of numbers."""
+"""Number of rows by which a column of text is told from a column of numbers."""
 
 
-def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[Row]:
+def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[LabelledText]:
     """Read the texts of a file by its suffix. `seen` is told the bytes that are read."""
     return READERS[path.suffix.lower()](path, columns, seen)
 
@@ -42,15 +42,15 @@ def has_columns(path: Path, columns: Columns) -> bool:
     return suffix != ".txt" and not (suffix == ".tsv" and _is_tagged(path, columns))
 
 
-def _read_txt(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
-    return (Row(line, number) for number, line in enumerate(read_lines(path, seen), 1))
+def _read_txt(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledText]:
+    return (LabelledText(line, number) for number, line in enumerate(read_lines(path, seen), 1))
 
 
-def _read_jsonl(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
+def _read_jsonl(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledText]:
     chosen, label = "", columns.label
     for number, row in read_objects(path, seen):
         if row is None:
-            yield Row("", number)
+            yield LabelledText("", number)
             continue
         where = f"{path}, line {number}"
         if not chosen:
@@ -60,15 +60,15 @@ def _read_jsonl(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
             choose_column(list(row), [], chosen, where)
         check_label(list(row), label, where)
         gold = gold_of(row[label], label, where) if label else None
-        yield Row(text_of(row[chosen], chosen, where), number, gold)
+        yield LabelledText(text_of(row[chosen], chosen, where), number, gold)
 
 
-def _read_tsv(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
+def _read_tsv(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledText]:
     tagged = _is_tagged(path, columns)
     return _read_tagged(path, seen) if tagged else _read_table(path, columns, seen)
 
 
-def _read_table(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
+def _read_table(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledText]:
     """The texts of a table with a header; a blank row is an empty text."""
     table = read_table(path, seen)
     header, sample = table.header, list(islice(table.rows, SAMPLE_ROWS))
@@ -82,7 +82,7 @@ def _read_table(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
     label = header.index(columns.label) if columns.label else None
     for number, row in chain(sample, table.rows):
         gold = gold_of(row[label], columns.label, path) if row and label is not None else None
-        yield Row(row[chosen] if row else "", number, gold)
+        yield LabelledText(row[chosen] if row else "", number, gold)
 
 
 def _is_number(cell: str) -> bool:
@@ -132,7 +132,7 @@ def tagged_sentences(path: Path, seen: Seen = ignore) -> Iterator[list[tuple[int
         yield words
 
 
-def _read_tagged(path: Path, seen: Seen) -> Iterator[Row]:
+def _read_tagged(path: Path, seen: Seen) -> Iterator[LabelledText]:
     """Read each sentence as its tokens joined by blanks, on the line of the first token."""
     for words in tagged_sentences(path, seen):
         tags, begin = [], 0
@@ -141,10 +141,10 @@ def _read_tagged(path: Path, seen: Seen) -> Iterator[Row]:
                 tags.append((begin, begin + len(word), tag))
             begin += len(word) + 1
         text, lines = " ".join(word for _, word, _ in words), tuple(n for n, _, tag in words if tag)
-        yield Row(text, words[0][0], Gold(tags=tuple(tags)), lines)
+        yield LabelledText(text, words[0][0], Gold(tags=tuple(tags)), lines)
 
 
-def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
+def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledText]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -167,7 +167,7 @@ def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[Row]:
             rows = (row for batch in batches for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
                 gold = gold_of(row[label], label, f"{path}, row {number}") if label else None
-                yield Row(row[chosen] or "", number, gold)
+                yield LabelledText(row[chosen] or "", number, gold)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise CorpusError(
@@ -184,7 +184,7 @@ def _is_text(kind: Any) -> bool:
     return any(check(kind) for check in checks)
 
 
-READERS: dict[str, Callable[[Path, Columns, Seen], Iterator[Row]]] = {
+READERS: dict[str, Callable[[Path, Columns, Seen], Iterator[LabelledText]]] = {
     ".txt": _read_txt,
     ".jsonl": _read_jsonl,
     ".csv": _read_table,

@@ -1,4 +1,4 @@
-"""Where the texts of a corpus come from: a file, a dataset of the hub, the docstrings of Python."""
+"""Sources of texts: a file, a dataset of the hub, the docstrings of Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from teacher_dump.corpus.iob import Step
 from teacher_dump.corpus.labelled_text import (
     Columns,
-    Row,
+    LabelledText,
     check_label,
     choose_column,
     gold_of,
@@ -34,25 +34,24 @@ KEPT_NAMES = 1 << 17  # more than any teacher has labels
 
 
 class Source(Protocol):
-    """Texts in a fixed order, empty ones too, as often as they are asked for."""
+    """Texts in a fixed order, empty ones too, which can be read again and again."""
 
     name: str
 
     @property
     def tabular(self) -> bool:
-        """Whether its texts stand in a column."""
+        """Tell whether its texts stand in a column."""
 
-    def rows(self) -> Iterator[Row]: ...
+    def rows(self) -> Iterator[LabelledText]: ...
 
     def check(self) -> None:
-        """Read what lies on this machine to its end. Raises CorpusError."""
+        """Read a local source to its end. Raises CorpusError."""
 
     def met(self, kind: str) -> dict[str, str]:
-        """Names of the labels (`classification`) or tags (`tagging`) that `check` met, with the
-        place where each was first."""
+        """Return the labels (`classification`) or tags (`tagging`) that `check` met, and where."""
 
     def steps(self) -> dict[Step, str]:
-        """From which tags to which `check` went, with the place where each step was first."""
+        """Return the steps from tag to tag that `check` met, and where each was first."""
 
     def identity(self) -> dict[str, Any]: ...
 
@@ -69,7 +68,7 @@ class FileSource:
     def tabular(self) -> bool:
         return has_columns(self._path, self._columns)
 
-    def rows(self, seen: Seen = ignore) -> Iterator[Row]:
+    def rows(self, seen: Seen = ignore) -> Iterator[LabelledText]:
         try:
             yield from read_rows(self._path, self._columns, seen)
         except OSError as error:
@@ -78,7 +77,10 @@ class FileSource:
             ) from None
 
     def check(self) -> None:
-        """Hashes the file on the way where its reader sees all of it: big files take minutes."""
+        """Read the file, and hash it on the way where its reader sees all of it.
+
+        To hash it in a pass of its own would take minutes for big files.
+        """
         digest, size = hashlib.sha256(), 0
 
         def seen(raw: bytes) -> None:
@@ -118,7 +120,7 @@ def _sha256(path: Path) -> str:
 
 
 class HubSource:
-    """A dataset of the hub, pinned to the revision it had when opened, or a local folder of one."""
+    """A dataset of the hub at the revision it had when opened, or a local folder of one."""
 
     def __init__(self, spec: str, columns: Columns) -> None:
         self.name, self.tabular = HUB + spec, True
@@ -160,7 +162,7 @@ class HubSource:
                 f"check the network, or give a local file or folder"
             ) from None
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[LabelledText]:
         from datasets import load_dataset
 
         revision = self._revision
@@ -176,7 +178,7 @@ class HubSource:
                     chosen = choose_column(list(row), textual, self._columns.text, self.name)
                     check_label(list(row), label, self.name)
                 gold = gold_of(row[label], label, where) if label else None
-                yield Row(text_of(row[chosen], chosen, where), number, gold)
+                yield LabelledText(text_of(row[chosen], chosen, where), number, gold)
         except CorpusError:
             raise
         except Exception as error:  # a dataset may fail in any way, and in the middle
@@ -187,7 +189,7 @@ class HubSource:
             ) from None
 
     def check(self) -> None:
-        """Nothing: to read it is to fetch it, all of it."""
+        """Check nothing, for that would fetch the whole dataset."""
 
     def met(self, kind: str) -> dict[str, str]:
         return {}
@@ -208,15 +210,15 @@ class HubSource:
 
 
 class PythonDocs:
-    """Paragraphs of the standard library's docstrings, each once; nothing is imported for it."""
+    """Paragraphs of the standard library's docstrings, each once, without importing a module."""
 
     name, tabular = PYTHON_DOCS, False
 
-    def rows(self) -> Iterator[Row]:
-        return (Row(text, number) for number, text in enumerate(self._paragraphs, 1))
+    def rows(self) -> Iterator[LabelledText]:
+        return (LabelledText(text, number) for number, text in enumerate(self._paragraphs, 1))
 
     def check(self) -> None:
-        """Nothing: its texts are all in memory."""
+        """Check nothing, for all texts are in memory."""
 
     def met(self, kind: str) -> dict[str, str]:
         return {}
