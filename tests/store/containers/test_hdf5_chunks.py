@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from benchmarks.integrity.damage import flip
 from store import open_store
+from store.containers.blosc import Damage
 from store.containers.hdf5 import tree
-from store.containers.hdf5.chunks import Chunks, fletcher32
+from store.containers.hdf5.chunks import Chunks
 from store.containers.hdf5.tree import Hdf5Source
 from store.tools.verify import verify
 
@@ -74,7 +75,18 @@ def test_the_checksum_is_that_of_hdf5(
         with h5py.File(path, "w") as file:
             made = file.create_dataset("a", data=each, chunks=each.shape, fletcher32=True)
             stored = made.id.read_direct_chunk((0,))[1]
-        assert fletcher32(each) == int.from_bytes(stored[-4:], "little")
+            chunks = Chunks.of(made)
+        assert chunks is not None
+        decoded, whole = np.empty_like(each), np.frombuffer(stored, np.uint8)
+        chunks.decode(0, whole, decoded)
+        assert (decoded == each).all()
+        flipped = whole.copy()
+        flipped[0] ^= 1
+        with pytest.raises(Damage, match="does not match its checksum"):
+            chunks.decode(0, flipped, decoded)
+        for short in (whole[:0], whole[:3], whole[:-1]):
+            with pytest.raises(Damage):
+                chunks.decode(0, short, decoded)
 
 
 def test_what_is_left_to_hdf5(tmp_path: Path, always: None) -> None:
