@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from store.errors import StoreError, without_remedy
-from store.format.codecs import CODECS
+from store.format.codecs.levels import LEVELS
 from support.console import CONTEXT, command_errors, counted, readable, wide_console
 from support.errors import UserError
 
@@ -108,7 +108,9 @@ def repair(path: str) -> None:
 @main.command()
 @click.argument("source")
 @click.argument("target")
-@click.option("--codec", type=click.Choice(CODECS), help="Recode to this codec (more error only).")
+@click.option(
+    "--codec", type=click.Choice(list(LEVELS)), help="Recode to this codec (more error only)."
+)
 @command_errors
 def convert(source: str, target: str, codec: str | None) -> None:
     """Copy a store to another format or codec, or to an address.

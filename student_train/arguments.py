@@ -10,13 +10,13 @@ from typing import Any
 
 from store import FeatureStore, open_store
 from student_train.data.gold_labels import has_gold
+from student_train.model.kinds import DEFAULT_KIND, KINDS
 from student_train.settings.options import DEFAULT_LOSS, LENGTH, TrainOptions
 from student_train.settings.recipe import find_recipe
 from support.errors import UserError
 from support.options import read_words, scoped
 
 AS_TEACHER = "teacher:"  # before a number of layers: of the teacher's width and heads
-MODERNBERT = "modernbert"
 HEADS = ("num_attention_heads", "n_heads", "n_head")  # as BERT calls them, DistilBERT, GPT-2
 MIXED_VOCAB = "mixed-vocab"  # start and vocabulary both, of teacher-dump mixed-vocab
 
@@ -65,7 +65,8 @@ def _as_wide_as_teacher(given: dict[str, Any]) -> str:
                 " give HxLxA"
             )
         # a student of its kind, whose layers can be cut out of it
-        kind = f"{MODERNBERT}:" if config.get("model_type") == MODERNBERT else ""
+        own = config.get("model_type")
+        kind = f"{own}:" if own in KINDS and own != DEFAULT_KIND else ""
         return f"{kind}{store.features.width}x{given['student'].removeprefix(AS_TEACHER)}x{heads}"
 
 

@@ -113,7 +113,7 @@ def describe(options: TrainOptions) -> str:
 
 def kept(out: Path) -> str:
     """What a stopped training has, and how to go on."""
-    from student_train.train.checkpoint import newest_checkpoint
+    from training.checkpoint import newest_checkpoint
 
     words = " and --resume" if (out / "training.json").exists() else ""
     return f"{out}: {newest_checkpoint(out / 'checkpoints')}; go on with the same command{words}"

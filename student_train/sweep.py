@@ -99,7 +99,7 @@ def _student(told: str, options: TrainOptions, stores: list[FeatureStore]) -> di
     """Train a student, or go on with it, where it is not finished; what its training.json says."""
     from student_train.output.report import read_report
     from student_train.output.run import train_student
-    from student_train.train.checkpoint import newest_checkpoint
+    from training.checkpoint import newest_checkpoint
 
     out = options.out_folder()
 

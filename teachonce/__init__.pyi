@@ -26,8 +26,8 @@ from store import open_store as open_store
 from student_train.output.run import prepare as prepare
 from student_train.output.run import run as run
 from student_train.settings.options import TrainOptions as TrainOptions
-from student_train.train.loop import Trained as Trained
-from student_train.train.loop import train as train
+from student_train.train.student_training import Trained as Trained
+from student_train.train.student_training import train as train
 from teacher_dump.job.dump import DumpSummary as DumpSummary
 from teacher_dump.job.dump import dump as dump
 from teacher_dump.job.options import DumpOptions as DumpOptions

@@ -1,0 +1,1 @@
+"""What any training here needs: the loop, its checkpoints, optimizers, rates, vocabularies."""

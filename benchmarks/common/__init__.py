@@ -1,1 +1,0 @@
-"""Shared by benchmarks: processes, stores to measure on, and sections of results."""

@@ -1,1 +1,0 @@
-"""The demonstration: one dump and two students, compared in a table and a picture."""

@@ -1,1 +1,0 @@
-"""Quality of students by losses, codecs, tiers of logits and sizes."""

@@ -1,4 +1,4 @@
-"""Does distillation help? Students that differ only in losses, alignment and start.
+"""Does distillation help? Equal students, data and steps; only losses, alignment and start differ.
 
     python -m benchmarks.quality.distillation_helps --store en.zarr --work /tmp/arms
 
@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
-from benchmarks.common.results import SHARED, mean_and_deviation, publish, table
+from benchmarks.common.results import SHARED, publish, table
 from benchmarks.quality.judge import MEASURES, Tags, judge, tagging
 from store import FeatureStore, open_store
 from student_train.model.vocabulary import student_tokenizer
 from student_train.output.report import changed_settings
 from student_train.output.run import prepare
 from student_train.settings.options import ALIGNMENTS, TrainOptions, parse_losses
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from support.console import command_errors
 from support.errors import UserError
 
@@ -57,12 +58,12 @@ TUNED_AS = {  # the loss decides the rate, more than the alignment or the start
 
 
 def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
-    """The folder of the student of an arm, a learning rate and a seed."""
+    """Where the student of an arm, a learning rate and a seed lies."""
     return work / f"{arm.replace(' ', '-')}-lr{lr:g}-{seed}"
 
 
 def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> Path:
-    """Train the student of an arm, if it is not there yet; its folder. See `finished`."""
+    """See `finished`."""
     changes = dict(ARMS[arm])
     changes["loss"] = parse_losses((changes["loss"],))
     return finished(arm, replace(base, **{"view": 0, **changes}), store, work)
@@ -71,12 +72,13 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
 def finished(
     arm: str, asked: TrainOptions, store: FeatureStore, work: Path, by: FeatureStore | None = None
 ) -> Path:
-    """Train and judge a student; its folder, with the judgement in scores.json.
+    """The folder of a trained student, with what the store, or another one `by` the same teacher of
+    the same text, says of it in scores.json.
 
-    It is judged by `store`, or by `by`, a store of the same teacher and text. A student that is
-    already there is not trained again. Raises UserError if that one had other settings.
+    One that is there is not trained again. Raises UserError if it had other settings.
     """
     options = asked.resolved()
+    options.check()
     folder = folder_of(work, arm, options.resolved_lr, options.seed)
     settings = json.loads(json.dumps(options.describing()))
     if (folder / SCORES).exists():
@@ -85,8 +87,7 @@ def finished(
         return folder
     student, collator, _ = prepare(options, store)
     trained = train(store, student, collator, options)
-    student.train(False)
-    student.save_pretrained(folder)
+    student.eval().save_pretrained(folder)
     collator.student_tokenizer.save_pretrained(folder)
     found: dict[str, Any] = judge(student, collator.student_tokenizer, options, by or store)
     found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
@@ -97,7 +98,7 @@ def finished(
 
 
 def scores_of(folder: Path) -> dict[str, Any]:
-    """Read the scores that a student has so far."""
+    """What was found of a student so far."""
     found: dict[str, Any] = json.loads((folder / SCORES).read_text())
     return found
 
@@ -128,13 +129,20 @@ def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> 
 
 
 def report(title: str, found: dict[str, list[dict[str, Any]]], settings: str) -> None:
-    """Publish the mean and deviation over seeds of every arm."""
+    """Mean and deviation over seeds."""
     rows = []
     for arm, scores in found.items():
         values = ([of_seed[measure] for of_seed in scores] for measure in MEASURES)
         rate = scores[0]["settings"]["lr"]
         rows.append([arm, f"{rate:g}", len(scores), *map(mean_and_deviation, values)])
     publish(title, settings, table(["arm", "lr", "seeds", *MEASURES.values()], rows))
+
+
+def mean_and_deviation(values: list[float]) -> str:
+    """`mean ± sample deviation`, without the latter for a single value."""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
 @click.command()

@@ -1,1 +1,0 @@
-"""Reading a store, beside other readers and other formats."""

@@ -1,1 +1,0 @@
-"""The papers in miniature: their teachers, arms and orderings."""

@@ -1,7 +1,5 @@
-"""The papers whose students are masked LMs that are fine-tuned afterwards.
-
-They are about reduced vocabularies in Russian, mixed vocabularies, and Slovak.
-"""
+"""The papers whose students are masked LMs, fine-tuned afterwards: Russian with reduced
+vocabularies, mixed vocabularies, Slovak."""
 
 from __future__ import annotations
 

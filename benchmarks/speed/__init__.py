@@ -1,1 +1,0 @@
-"""Time and memory of dumping, aligning, training and fine-tuning."""

@@ -1,4 +1,4 @@
-"""Time of tokenising, aligning and pooling, alone and as shares of a training step.
+"""What it costs to give teacher and student the same tokens: tokenising, alignment, pooling.
 
     python -m benchmarks.speed.aligning [--model DIR --corpus TEXT]
 
@@ -30,7 +30,7 @@ from student_train.data.pooling import Runs
 from student_train.data.token_cache import token_table
 from student_train.output.run import prepare
 from student_train.settings.options import ALIGNMENTS, TrainOptions, parse_losses
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from support.console import command_errors
 
 BATCH = 16_384  # teacher tokens of a batch that is aligned alone
@@ -76,7 +76,7 @@ def aligned(how: str, sides: list[Sides], collator: Collator) -> Callable[[], ob
 
 
 def alignments(base: TrainOptions, store: FeatureStore, repeats: int) -> list[list[object]]:
-    """A row for each strategy: its speed on large batches, and its share of a training step."""
+    """A row a strategy: its speed on large batches, and what share of a training step it is."""
     rows: list[list[object]] = []
     for how in ALIGNMENTS:
         options = replace(base, align=how).resolved()
@@ -117,13 +117,13 @@ def pooled(how: str, runs: Runs, values: torch.Tensor) -> Callable[[], object]:
 
     def work() -> None:
         values.grad = None
-        mean().sum().backward()  # type: ignore[no-untyped-call]
+        mean().sum().backward()
 
     return work
 
 
 def poolings(sides: Sides, repeats: int) -> list[list[object]]:
-    """A row for each way to pool, on the student's side of the runs of `span`."""
+    """A row a way, on the student's side of the runs of `span`."""
     texts, teacher, native = sides
     runs = Runs.of(align_span(FlatText.of(texts), teacher, native).student)
     rows: list[list[object]] = []
@@ -173,12 +173,7 @@ def main(
 ) -> None:
     """Print the tables and put them into RESULTS.md."""
     torch.set_num_threads(1)
-    options: dict[str, Any] = {
-        "student": student,
-        "vocab": vocab,
-        "loss": parse_losses((LOSS,)),
-        "steps": steps,
-    }
+    options = {"student": student, "vocab": vocab, "loss": parse_losses((LOSS,)), "steps": steps}
     with on_small_store(model, corpus, tokens, **options) as base:
         store = open_store(base.store)
         rows = alignments(base, store, repeats)

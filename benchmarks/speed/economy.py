@@ -1,4 +1,4 @@
-"""Time of K students from one dump, and with the teacher in memory.
+"""What K students cost from one dump, and with the teacher in memory.
 
     python -m benchmarks.speed.economy [--corpus TEXT]
 

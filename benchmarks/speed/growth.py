@@ -30,7 +30,7 @@ from store.tools.copy import begin_copy, copy_part
 from support.console import command_errors
 
 STEPS = 30
-TINY: dict[str, Any] = {
+TINY = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
@@ -85,7 +85,7 @@ def trained(path: Path) -> Figures:
     """Some steps of a student; the libraries are loaded, its vocabulary and tokens not."""
     from student_train.output.run import prepare
     from student_train.settings.options import TrainOptions, parse_losses
-    from student_train.train.loop import train
+    from student_train.train.student_training import train
 
     begun = time.perf_counter()
     store = open_store(path)
@@ -138,7 +138,7 @@ def opened(path: Path) -> Figures:
 
 
 def sizes(model: str, folder: Path, most: int) -> list[list[object]]:
-    """A row for each size of the corpus, in powers of ten."""
+    """A row a size, tens apart."""
     rows: list[list[object]] = []
     for tokens in itertools.takewhile(lambda n: n <= most, (10**k for k in range(4, 9))):
         corpus, out = corpus_of(folder / "text.txt", tokens), folder / f"{tokens}.zarr"
@@ -160,7 +160,7 @@ def sizes(model: str, folder: Path, most: int) -> list[list[object]]:
 
 
 def starts(folder: Path, most: int) -> list[list[object]]:
-    """A row for each number of parts."""
+    """A row a number of parts."""
     rows: list[list[object]] = []
     for parts in itertools.takewhile(lambda n: n <= most, (100, 1000, 10_000)):
         path = folder / f"{parts}-parts.zarr"

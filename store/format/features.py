@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from store.errors import StoreError
-from store.format.codecs import CODECS, GROUP, GROUPS, encodings
+from store.format.codecs.levels import LEVELS, Level, form_of
 from support.arrays import Floats
 
 Calibration = dict[str, tuple[Floats, Floats]]
@@ -118,7 +118,12 @@ class TaskSpec:
 
     @staticmethod
     def from_json(value: object) -> TaskSpec:
-        if not isinstance(value, Mapping) or not isinstance(value.get("labels"), list):
+        known = {"kind", "labels", "later_label"}  # another key may change what labels mean
+        if (
+            not isinstance(value, Mapping)
+            or not isinstance(value.get("labels"), list)
+            or not value.keys() <= known
+        ):
             raise StoreError(f"features: task must have kind and labels, got {value!r:.80}")
         if not isinstance(value.get("kind"), str):
             raise StoreError(f"features: task must be a text, got {value.get('kind')!r:.80}")
@@ -138,17 +143,18 @@ class Features:
     attention: tuple[str, ...] = ()
     logits: LogitsSpec | None = None
     task: TaskSpec | None = None
-    group: int = GROUP  # channels of a scale, with codec `small`
+    form: int = 0  # of the codec, as `LEVELS` has them; 0 is the one that is written
 
     def __post_init__(self) -> None:
         _whole(self.views, "views", 1, 1024)
         _whole(self.max_length, "max_length", 1, 2**20)
         _whole(self.width, "width", 1, 2**20)
         _whole(self.vocabulary, "vocabulary", 1, LIMIT)
-        if self.codec not in CODECS:
+        if self.codec not in tuple(LEVELS):  # it may be unhashable
             raise StoreError(
-                f"features: codec must be one of {', '.join(CODECS)}, got {self.codec!r}"
+                f"features: codec must be one of {', '.join(LEVELS)}, got {self.codec!r}"
             )
+        _whole(self.form, f"form of codec {self.codec}", 0, len(LEVELS[self.codec]) - 1)
         for field in ("hidden", "attention"):
             names = tuple(getattr(self, field))
             object.__setattr__(self, field, names)
@@ -164,6 +170,15 @@ class Features:
                 f"{self.vocabulary}; ask for fewer logits"
             )
 
+    @property
+    def level(self) -> Level:
+        """The codecs of the store."""
+        return LEVELS[self.codec][self.form]
+
+    def in_codec(self, codec: str) -> Features:
+        """The same features in another codec, in the form that is written."""
+        return self if codec == self.codec else replace(self, codec=codec, form=0)
+
     def to_json(self) -> dict[str, Any]:
         """The `features` attribute of a store, with what undoes every lossy array."""
         found: dict[str, Any] = {
@@ -175,7 +190,7 @@ class Features:
             "hidden": list(self.hidden),
             "attention": list(self.attention),
             "logits": None if self.logits is None else self.logits.to_json(),
-            "encodings": encodings(self.codec, self.group),
+            "encodings": self.level.encodings(),
         }
         return found | ({"task": self.task.to_json()} if self.task else {})
 
@@ -194,10 +209,4 @@ class Features:
             if not isinstance(value[key], list):
                 raise StoreError(f"features: {key} must be a list of names, got {value[key]!r}")
         features = Features(**{key: value[key] for key in keys}, logits=logits, task=task)
-        for group in GROUPS:
-            if value["encodings"] == encodings(features.codec, group):
-                return replace(features, group=group)
-        raise StoreError(
-            f"features: the encodings of codec {features.codec!r} are not those of this version;"
-            " read it with the software that wrote it"
-        )
+        return replace(features, form=form_of(features.codec, value["encodings"]))

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from store.errors import StoreError
-from store.format import codecs
+from store.format.codecs.codec import DENSE, FAST, CodecArray, Packing
 from store.format.features import Features, TaskSpec
 
 FORMAT = "teachonce"
 VERSION = 1
 MAX_COUNT = 2**40
 MAX_PART = 10**9
-
-
-class Packing(NamedTuple):
-    """How Blosc packs an array, in the words of its bindings."""
-
-    cname: Literal["lz4", "zstd"]
-    clevel: int
-    shuffle: str
-
-
-FAST = Packing("lz4", 1, "bitshuffle")
-DENSE = Packing("zstd", 3, "shuffle")  # a higher level takes twice the time for a hundredth
 
 
 @dataclass(frozen=True)
@@ -109,55 +97,40 @@ def _token(dtype: Any, tokens: int, *row: int, packing: Packing | None = FAST) -
     return ArraySpec(np.dtype(dtype), (tokens, *row), packing, per_token=True)
 
 
-def _flat(dtype: Any, length: int, packing: Packing = FAST) -> ArraySpec:
+def _flat(dtype: Any, length: int, packing: Packing | None = FAST) -> ArraySpec:
     return ArraySpec(np.dtype(dtype), (length,), packing)
 
 
-def hidden_specs(features: Features, tokens: int) -> dict[str, ArraySpec]:
-    """values and scale of one hidden state."""
-    width = features.width
-    if features.codec == "exact":
-        return {"values": _token(np.float32, tokens, width)}
-    if features.codec == "default":
-        values = _token(np.int8, tokens, width, packing=None)
-        return {"values": values, "scale": _token(np.float16, tokens)}
-    groups = -(-width // features.group)
-    return {
-        "values": _token(np.uint8, tokens, -(-width // 2), packing=DENSE),
-        "scale": _token(np.float16, tokens, groups),
-    }
+def _coded(array: CodecArray, tokens: int) -> ArraySpec:
+    return _token(array.dtype, tokens, *array.row, packing=array.packing)
 
 
-def _packing(codec: str) -> Packing:
-    return DENSE if codec == "small" else FAST
+def _hidden(features: Features, tokens: int) -> dict[str, ArraySpec]:
+    """The arrays of one hidden state."""
+    arrays = features.level.hidden.codec.arrays((features.width,))
+    return {name: _coded(array, tokens) for name, array in arrays.items()}
 
 
-_LOG_DTYPE = {"float32": np.float32, "fixed": np.uint16, "root": np.uint8}
-
-
-def logits_specs(features: Features, tokens: int, draws: int) -> dict[str, ArraySpec]:
+def _logits(features: Features, tokens: int, draws: int) -> dict[str, ArraySpec]:
     """The arrays of the store's tier of logits."""
     if features.logits is None:
         return {}
-    tier, size, codec = features.logits.tier, features.logits.size, features.codec
-    partition, packing = {"log_partition": _token(np.float32, tokens)}, _packing(codec)
+    tier, size, level = features.logits.tier, features.logits.size, features.level
+    partition = {"log_partition": _token(np.float32, tokens)}
     if tier == "topk":
         return {
-            "ids": _token(np.uint32, tokens, size, packing=packing),
-            "logprobs": _token(_LOG_DTYPE[codecs.LOGPROBS[codec]], tokens, size, packing=packing),
-            "rest": _token(_LOG_DTYPE[codecs.REST[codec]], tokens),
+            "ids": _token(np.uint32, tokens, size, packing=level.ids),
+            "logprobs": _coded(level.logprobs.arrays((size,))["values"], tokens),
+            "rest": _coded(level.rest.arrays(())["values"], tokens),
         } | partition
     if tier == "sample":
         return {
             "start": _flat(np.int64, tokens + 1),
-            "ids": _flat(np.uint32, draws, packing),
-            "counts": _flat(count_dtype(size), draws, packing),
+            "ids": _flat(np.uint32, draws, level.ids),
+            "counts": _flat(count_dtype(size), draws, level.ids),
         } | partition
-    if codec == "small":
-        values = {"values": _token(np.int8, tokens, size, packing=packing)}
-        return values | {"scale": _token(np.float16, tokens)} | partition
-    dtype = np.float32 if codec == "exact" else np.float16
-    return {"values": _token(dtype, tokens, size)} | partition
+    arrays = level.head.arrays((size,))
+    return {name: _coded(array, tokens) for name, array in arrays.items()} | partition
 
 
 def _task_outputs(task: TaskSpec, counts: Counts) -> ArraySpec:
@@ -185,21 +158,21 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     if task := features.task:
         gold = _token(np.int32, tokens) if task.kind == "tagging" else _flat(np.int32, sequences)
         arrays[task.gold] = gold
-    attention = np.float32 if features.codec == "exact" else np.uint8
+    attention = features.level.attention
     for view in range(features.views):
         here = f"view{view}"
         if view:
             arrays[f"{here}/mask/start"] = _flat(np.int64, sequences + 1)
             for name, dtype in (("begin", np.int32), ("end", np.int32), ("action", np.uint8)):
                 arrays[f"{here}/mask/{name}"] = _flat(dtype, counts.spans[view])
-        for name, spec in logits_specs(features, tokens, counts.draws[view]).items():
+        for name, spec in _logits(features, tokens, counts.draws[view]).items():
             arrays[f"{here}/logits/{name}"] = spec
         for hidden in features.hidden:
-            for name, spec in hidden_specs(features, tokens).items():
+            for name, spec in _hidden(features, tokens).items():
                 arrays[f"{here}/hidden/{hidden}/{name}"] = spec
         for name in features.attention:
             arrays[f"{here}/attention/{name}/values"] = _flat(
-                attention, counts.squares, _packing(features.codec)
+                attention.dtype, counts.squares, attention.packing
             )
         if task:
             arrays[f"{here}/{task.outputs}/values"] = _task_outputs(task, counts)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from store.errors import StoreError
-from store.format import codecs
 from store.format.features import Calibration, Features
 from store.read.part import PartReader
 from support.arrays import Array, Floats
@@ -69,26 +68,20 @@ def as_ids(stored: Array) -> Array:
     return stored.view(np.int32)
 
 
-def decode_logits(
-    features: Features, read: Callable[[str], Array | None], start: Array | None
-) -> Logits:
-    """Decode stored rows; `read` gives an array by its key (None if the store has none)."""
+def decode_logits(features: Features, read: Callable[[str], Array], start: Array | None) -> Logits:
+    """Decode stored rows; `read` gives an array of the store's tier by its key."""
     assert features.logits is not None
-
-    def get(key: str) -> Array:
-        found = read(key)
-        assert found is not None
-        return found
-
-    tier, partition = features.logits.tier, get("log_partition")
+    tier, size, level = features.logits.tier, features.logits.size, features.level
+    partition = read("log_partition")
     if tier == "topk":
-        logprobs, rest = codecs.decode_logs(get("logprobs")), codecs.decode_logs(get("rest"))
-        return Logits(tier, partition, as_ids(get("ids")), logprobs, rest)
+        logprobs = level.logprobs.from_codes(read("logprobs"))
+        rest = level.rest.from_codes(read("rest"))
+        return Logits(tier, partition, as_ids(read("ids")), logprobs, rest)
     if tier == "sample":
-        ids, counts = as_ids(get("ids")), get("counts")
-        draws = features.logits.size
-        return Logits(tier, partition, ids, start=start, counts=counts, draws=draws)
-    return Logits(tier, partition, values=codecs.decode_head(get("values"), read("scale")))
+        ids, counts = as_ids(read("ids")), read("counts")
+        return Logits(tier, partition, ids, start=start, counts=counts, draws=size)
+    stored = {key: read(key) for key in level.head.names}
+    return Logits(tier, partition, values=level.head.decode(stored, (size,)))
 
 
 class View:
@@ -130,9 +123,7 @@ class View:
             flat = (int(start[0]), int(start[-1]))
             start = start - start[0]
 
-        def read(key: str) -> Array | None:
-            if f"{here}/{key}" not in part.names():
-                return None
+        def read(key: str) -> Array:
             ragged = start is not None and key in ("ids", "counts")
             return part.read(f"{here}/{key}", *(flat if ragged else (begin, end)))
 
@@ -159,12 +150,10 @@ class View:
 
     def _hidden(self, name: str) -> Floats:
         """float32 [T, D] raw states."""
-        values = self._rows(f"hidden/{name}/values")
-        if self._record.features.codec == "exact":
-            return values
-        scale, width = self._rows(f"hidden/{name}/scale"), self._record.features.width
-        mean, deviation = self._record.calibration[name]
-        return codecs.decode_scaled(values, scale, width) * deviation + mean
+        codec = self._record.features.level.hidden
+        stored = {key: self._rows(f"hidden/{name}/{key}") for key in codec.names}
+        states: Floats = codec.decode(stored, *self._record.calibration[name])
+        return states
 
     def _attention(self, name: str) -> Floats:
         """float32 [T, T] probabilities."""
@@ -172,7 +161,8 @@ class View:
         begin, end = (int(edge) for edge in part.square_start[position : position + 2])
         codes = part.read(f"view{self.number}/attention/{name}/values", begin, end)
         length = self._record.tokens[1] - self._record.tokens[0]
-        return codecs.decode_attention(codes).reshape(length, length)
+        probabilities: Floats = self._record.features.level.attention.from_codes(codes)
+        return probabilities.reshape(length, length)
 
 
 class Record:
@@ -201,7 +191,7 @@ class Record:
 
     @cached_property
     def hard_cut(self) -> bool:
-        """Whether the sequence was cut within a word."""
+        """Whether the sequence begins inside a word."""
         return bool(self._one("hard_cut"))
 
     @cached_property

@@ -9,7 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from store.format import codecs
+from store.format.codecs.hidden import HiddenCodec
+from store.format.codecs.levels import Level
 from store.format.features import Calibration
 from store.read.order import StreamOrder
 from store.read.part_index import PartIndex
@@ -23,29 +24,34 @@ from support.spans import covering_spans_of_texts
 class HiddenBatch:
     """Hidden states of N tokens as stored, with what decodes them.
 
-    values float32 [N, D] raw states with scale None (codec exact); int8 [N, D] with scale
-    float16 [N] (default); packed int4 uint8 [N, ceil(D/2)] with scale [N, ceil(D/64)] (small).
-    mean, deviation float32 [D] are the store's calibration.
+    `stored` are the arrays of the codec: values float32 [N, D] (codec exact); values int8 [N, D]
+    and scale float16 [N] (default); values uint8 [N, ceil(D/2)], packed int4, and scale
+    [N, ceil(D/64)] (small). mean, deviation float32 [D] are the store's calibration.
     """
 
-    values: Array
-    scale: Array | None
+    stored: Mapping[str, Array]
     mean: Floats
     deviation: Floats
+    codec: HiddenCodec
+
+    @property
+    def values(self) -> Array:
+        """The codes of the states, or with codec exact the states."""
+        return self.stored["values"]
+
+    @property
+    def scale(self) -> Array | None:
+        """What multiplies the codes; None with codec exact."""
+        return self.stored.get("scale")
 
     def normalised(self) -> Floats:
         """float32 [N, D]: (state - mean) / deviation."""
-        if self.scale is None:
-            return np.asarray((self.values - self.mean) / self.deviation, np.float32)
-        return codecs.decode_scaled(self.values, self.scale, len(self.mean))
+        values: Floats = self.codec.decode_normalised(self.stored, self.mean, self.deviation)
+        return values
 
     def states(self) -> Floats:
         """float32 [N, D]: raw states."""
-        if self.scale is None:
-            return self.values
-        states = self.normalised()
-        states *= self.deviation
-        states += self.mean
+        states: Floats = self.codec.decode(self.stored, self.mean, self.deviation)
         return states
 
 
@@ -60,7 +66,7 @@ class Batch:
     task: the gold labels int32 [B] or tags [N], -1 where there is none, and the teacher's
     class_logits float32 [B, C] or tag_logits [N, C]; else None.
     stored[path] are the same arrays as they lie in a part (see FORMAT.md), for those who decode on
-    another device.
+    another device by the codecs of `level`.
     """
 
     index: Array
@@ -75,6 +81,7 @@ class Batch:
     logits: Logits | None
     attention: Mapping[str, Floats]
     stored: Mapping[str, Array]
+    level: Level
     load_texts: Callable[[], list[str]]
     labels: Array | None = None
     tags: Array | None = None
@@ -159,18 +166,20 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
     offsets[:, 0], offsets[:, 1] = stored["token/begin"], stored["token/end"]
     span_sizes = np.diff(pool.span_start)[chosen]
     spans = pool.spans[ranges(pool.span_start[chosen], span_sizes)]
-    here = f"view{pool.view}"
+    here, level = f"view{pool.view}", pool.features.level
     hidden = {
         name: HiddenBatch(
-            stored[f"{here}/hidden/{name}/values"],
-            stored.get(f"{here}/hidden/{name}/scale"),
+            {key: stored[f"{here}/hidden/{name}/{key}"] for key in level.hidden.names},
             *calibration[name],
+            level.hidden,
         )
         for name in pool.hidden
     }
 
     def attention(name: str) -> Floats:
-        return codecs.decode_attention(stored[f"{here}/attention/{name}/values"])
+        codes = stored[f"{here}/attention/{name}/values"]
+        probabilities: Floats = level.attention.from_codes(codes)
+        return probabilities
 
     return Batch(
         index=pool.index[chosen],
@@ -185,6 +194,7 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
         logits=_logits(pool, rows, stored) if pool.logits else None,
         attention=LazyMap(pool.attention, attention, "attention map"),
         stored=stored,
+        level=level,
         load_texts=lambda: [pool.texts[sequence] for sequence in chosen.tolist()],
         labels=stored.get("sequence/label"),
         tags=stored.get("token/tag"),
@@ -212,9 +222,9 @@ def _logits(pool: Pool, rows: Array, stored: dict[str, Array]) -> Logits:
         sizes = np.diff(pool.draw_start)[rows]
         draw_start, draws = starts(sizes), ranges(pool.draw_start[rows], sizes)
 
-    def read(key: str) -> Array | None:
+    def read(key: str) -> Array:
         if key in pool.draws:
             return pool.draws[key][draws]
-        return stored.get(f"view{pool.view}/logits/{key}")
+        return stored[f"view{pool.view}/logits/{key}"]
 
     return decode_logits(pool.features, read, draw_start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -131,7 +130,7 @@ def convert(
     store = open_store(source, storage_options=storage_options)
     new = codec or store.features.codec
     check_codec(store.features.codec, new)
-    features = dataclasses.replace(store.features, codec=new)
+    features = store.features.in_codec(new)
     parts = store.manifest.parts
     numbers = [part.number for part in parts]
     with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:

@@ -1,30 +1,32 @@
-"""Encoded arrays of a part in another codec, or under another calibration."""
+"""Encode the arrays of a part again: in another codec, or under another calibration."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from store.errors import StoreError
-from store.format import codecs
+from store.format.codecs.codec import CodecArray, Elementwise
+from store.format.codecs.levels import LEVELS
 from store.format.features import Calibration, Features
-from store.format.layout import hidden_specs, logits_specs
 from support.arrays import Array
 from support.errors import UserError
 
 ROWS = 16384
-PARTITION = "log_partition"  # float32 in every codec
-ENCODED = re.compile(r"view\d+/(hidden/.*|attention/.*|logits/(logprobs|rest|values|scale))")
+ENCODED = re.compile(
+    r"view\d+/(hidden/.*|attention/.*|logits/(?!(ids|log_partition|start|counts)$).*)"
+)
 """Arrays of a part that another codec or calibration may alter."""
 
 
 def check_codec(old: str, new: str) -> None:
     """UserError if recoding would claim less error than the store has."""
-    if new not in codecs.CODECS:
-        raise UserError(f"codec must be one of {', '.join(codecs.CODECS)}, got {new!r}")
-    if codecs.CODECS.index(new) < codecs.CODECS.index(old):
+    names = list(LEVELS)
+    if new not in names:
+        raise UserError(f"codec must be one of {', '.join(names)}, got {new!r}")
+    if names.index(new) < names.index(old):
         raise UserError(
             f"a store of codec {old!r} cannot become {new!r}: what was lost is lost; "
             f"dump again with --codec {new}"
@@ -45,15 +47,15 @@ def recode_part(
             same = all(
                 np.array_equal(a, b) for a, b in zip(calibration[name], target[name], strict=True)
             )
-            if old.codec == new.codec and (same or old.codec == "exact"):
+            if old.level == new.level and (same or not old.level.hidden.normalised):
                 continue
             path = f"view{view}/hidden/{name}"
             _hidden(result, path, old, new, calibration[name], target[name])
-        if old.codec != new.codec:
+        if old.level != new.level:
             _logits(result, f"view{view}/logits", old, new)
             for name in old.attention:
                 path = f"view{view}/attention/{name}/values"
-                result[path] = _attention(result[path], new.codec)
+                _codes(result, path, old.level.attention, new.level.attention)
     return result
 
 
@@ -65,20 +67,13 @@ def _hidden(
     calibration: tuple[Array, Array],
     target: tuple[Array, Array],
 ) -> None:
-    values, scale = result[f"{path}/values"], result.pop(f"{path}/scale", None)
-    specs = hidden_specs(new, len(values))
-    made = {key: np.empty(spec.shape, spec.dtype) for key, spec in specs.items()}
-    for begin in range(0, len(values), ROWS):
-        rows = slice(begin, begin + ROWS)
-        states = values[rows]
-        if scale is not None:
-            mean, deviation = calibration
-            states = codecs.decode_scaled(states, scale[rows], old.width) * deviation + mean
-        encoded = codecs.encode_hidden(new.codec, states, *target, new.group)
-        for key, part in zip(made, encoded, strict=True):
-            if key == "scale" and not np.isfinite(part).all():
-                raise StoreError(f"{path}: states too far from the calibration to be recoded")
-            made[key][rows] = part
+    before, after = old.level.hidden, new.level.hidden
+    made = _recoded(
+        {key: result.pop(f"{path}/{key}") for key in before.names},
+        after.codec.arrays((new.width,)),
+        lambda stored: after.encode(before.decode(stored, *calibration), *target),
+        f"{path}: states too far from the calibration to be recoded",
+    )
     result |= {f"{path}/{key}": array for key, array in made.items()}
 
 
@@ -86,32 +81,47 @@ def _logits(result: dict[str, Array], path: str, old: Features, new: Features) -
     if old.logits is None or old.logits.tier == "sample":
         return
     if old.logits.tier == "topk":
-        for key, encodings in (("logprobs", codecs.LOGPROBS), ("rest", codecs.REST)):
-            stored, encoding = result[f"{path}/{key}"], encodings[new.codec]
-            result[f"{path}/{key}"] = np.concatenate(
-                [
-                    codecs.encode_logs(encoding, codecs.decode_logs(stored[begin : begin + ROWS]))
-                    for begin in range(0, len(stored), ROWS)
-                ]
-            )
+        _codes(result, f"{path}/logprobs", old.level.logprobs, new.level.logprobs)
+        _codes(result, f"{path}/rest", old.level.rest, new.level.rest)
         return
-    values, scale = result[f"{path}/values"], result.pop(f"{path}/scale", None)
-    specs = logits_specs(new, len(values), 0)
-    made = {key: np.empty(specs[key].shape, specs[key].dtype) for key in specs if key != PARTITION}
-    for begin in range(0, len(values), ROWS):
-        rows = slice(begin, begin + ROWS)
-        floats = codecs.decode_head(values[rows], None if scale is None else scale[rows])
-        for key, part in zip(made, codecs.encode_head(new.codec, floats), strict=True):
-            if not np.isfinite(part).all():
-                raise StoreError(f"{path}: head values are too large for codec {new.codec!r}")
-            made[key][rows] = part
+    row, before, after = (old.logits.size,), old.level.head, new.level.head
+    made = _recoded(
+        {key: result.pop(f"{path}/{key}") for key in before.names},
+        after.arrays(row),
+        lambda stored: after.encode(before.decode(stored, row)),
+        f"{path}: head values are too large for codec {new.codec!r}",
+    )
     result |= {f"{path}/{key}": array for key, array in made.items()}
 
 
-def _attention(stored: Array, codec: str) -> Array:
-    step = ROWS * 64
-    pieces = [
-        codecs.encode_attention(codec, codecs.decode_attention(stored[begin : begin + step]))
-        for begin in range(0, len(stored), step)
-    ]
-    return np.concatenate(pieces) if pieces else stored
+def _codes(result: dict[str, Array], path: str, before: Elementwise, after: Elementwise) -> None:
+    """An array of codes, each of one value."""
+    made = _recoded(
+        {"values": result[path]},
+        after.arrays(result[path].shape[1:]),
+        lambda stored: {"values": after.to_codes(before.from_codes(stored["values"]))},
+        f"{path}: values are too large to be recoded",
+    )
+    result[path] = made["values"]
+
+
+def _recoded(
+    stored: Mapping[str, Array],
+    arrays: Mapping[str, CodecArray],
+    again: Callable[[dict[str, Array]], dict[str, Array]],
+    problem: str,
+) -> dict[str, Array]:
+    """`arrays` filled with what `again` makes of `stored`, some rows at a time.
+
+    Raises a StoreError that tells the problem if a scale, or a value, becomes infinite.
+    """
+    rows = len(stored["values"])
+    made = {key: np.empty((rows, *array.row), array.dtype) for key, array in arrays.items()}
+    step = ROWS if stored["values"].ndim > 1 else ROWS * 64
+    for begin in range(0, rows, step):
+        block = slice(begin, begin + step)
+        for key, part in again({name: array[block] for name, array in stored.items()}).items():
+            if part.dtype.kind == "f" and not np.isfinite(part).all():
+                raise StoreError(problem)
+            made[key][block] = part
+    return made

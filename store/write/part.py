@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from store.errors import StoreError
-from store.format import codecs
 from store.format.features import Calibration, Features
 from store.format.layout import Counts, count_dtype, part_arrays
 from store.format.sequences import encode_gold, encode_masks, encode_sequences
@@ -142,17 +141,13 @@ class PartWriter:
         numbers = self._claim(path, rows)
         values = self._shaped(path, states, (len(numbers), self._features.width))
         self._check(path, numbers, ~np.isfinite(values), "is NaN or infinite")
-        codec = self._features.codec
-        if codec != "exact":
-            mean, deviation = self._calibration[name]
-            limit = codecs.HALF_MAX * (127 if codec == "default" else 7)
-            with np.errstate(over="ignore"):
-                far = np.abs((values - mean) / deviation) >= limit
-            self._check(path, numbers, far, f"is more than {limit:.3g} deviations away")
-        encoded = codecs.encode_hidden(
-            codec, values, *self._calibration[name], self._features.group
-        )
-        for key, array in zip(("values", "scale"), encoded, strict=False):
+        hidden = self._features.level.hidden
+        with np.errstate(over="ignore"):
+            values = hidden.normalise(values, *self._calibration[name])
+        limit = hidden.codec.limit
+        far = np.abs(values) >= limit
+        self._check(path, numbers, far, f"is more than {limit:.3g} deviations away")
+        for key, array in hidden.codec.encode(values).items():
             self._arrays[f"{path}/{key}"][numbers] = array
 
     def _logits(self, tier: str, view: int, rows: ArrayLike, log_partition: ArrayLike) -> Array:
@@ -189,16 +184,16 @@ class PartWriter:
         """ids, logprobs [n, K]; rest [n] log of what is left over; log_partition [n]."""
         numbers = self._logits("topk", view, rows, log_partition)
         size = self._features.logits.size if self._features.logits else 0
-        path, codec = f"view{view}/logits", self._features.codec
+        path, level = f"view{view}/logits", self._features.level
         self._arrays[f"{path}/ids"][numbers] = self._ids(view, numbers, ids, size)
-        for key, values, shape, encoding in (
-            ("logprobs", logprobs, (len(numbers), size), codecs.LOGPROBS[codec]),
-            ("rest", rest, (len(numbers),), codecs.REST[codec]),
+        for key, values, shape, codec in (
+            ("logprobs", logprobs, (len(numbers), size), level.logprobs),
+            ("rest", rest, (len(numbers),), level.rest),
         ):
             logs = self._shaped(f"{path}/{key}", values, shape)
             bad = np.isnan(logs) | (logs > LOG_SLACK)
             self._check(f"{path}/{key}", numbers, bad, "is not a log-probability (<= 0)")
-            self._arrays[f"{path}/{key}"][numbers] = codecs.encode_logs(encoding, logs)
+            self._arrays[f"{path}/{key}"][numbers] = codec.to_codes(logs)
 
     def put_samples(
         self, view: int, rows: ArrayLike, draws: ArrayLike, log_partition: ArrayLike
@@ -219,13 +214,11 @@ class PartWriter:
         """values [n, D]: the input of the frozen LM head."""
         numbers = self._logits("head", view, rows, log_partition)
         size = self._features.logits.size if self._features.logits else 0
-        path, codec = f"view{view}/logits", self._features.codec
+        path, codec = f"view{view}/logits", self._features.level.head
         floats = self._shaped(f"{path}/values", values, (len(numbers), size))
-        limit = {"exact": np.inf, "default": codecs.HALF_MAX, "small": codecs.HALF_MAX * 127}
-        bad = ~np.isfinite(floats) | (np.abs(floats) >= limit[codec])
-        self._check(f"{path}/values", numbers, bad, f"is NaN, infinite or over {limit[codec]:.3g}")
-        encoded = codecs.encode_head(codec, floats)
-        for key, array in zip(("values", "scale"), encoded, strict=False):
+        bad = ~np.isfinite(floats) | (np.abs(floats) >= codec.limit)
+        self._check(f"{path}/values", numbers, bad, f"is NaN, infinite or over {codec.limit:.3g}")
+        for key, array in codec.encode(floats).items():
             self._arrays[f"{path}/{key}"][numbers] = array
 
     def put_attention(self, view: int, name: str, sequence: int, probabilities: ArrayLike) -> None:
@@ -238,8 +231,8 @@ class PartWriter:
         bad = ~((values >= 0) & (values <= 1 + LOG_SLACK))
         self._check(path, rows, bad, "is not a probability")
         begin, end = self.square_start[sequence], self.square_start[sequence + 1]
-        encoded = codecs.encode_attention(self._features.codec, values)
-        self._arrays[f"{path}/values"][begin:end] = encoded.reshape(-1)
+        codes = self._features.level.attention.to_codes(values)
+        self._arrays[f"{path}/values"][begin:end] = codes.reshape(-1)
 
     def put_task(self, view: int, rows: ArrayLike, logits: ArrayLike) -> None:
         """Raw logits float32 [n, C] of n sequences (classification) or n tokens (tagging)."""

@@ -140,8 +140,10 @@ class StoreWriter:
         stored = StoreWriter._stored(staging)
         if stored is None:
             return False
+        encodings = Features.from_json(stored["features"]).level.encodings()
+        then = stored | {"features": stored["features"] | {"encodings": encodings}}  # no prose
         keys = ("identity", "features")
-        each = (differences(stored[key], attributes[key], key) for key in keys)
+        each = (differences(then[key], attributes[key], key) for key in keys)
         found = list(chain.from_iterable(each))
         if found and all(key.startswith("features.encodings.") for key, _, _ in found):
             raise UserError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from store import Batch, FeatureStore
+from store.format.codecs.codec import Elementwise
 from store.format.layout import part_arrays
 from student_train.data.encoded import TeacherStates
 from support.arrays import starts
@@ -35,21 +36,25 @@ class Streamed:
         """Of the batch's tokens `rows` [J], for runs that `begin` [G] among them."""
         return {
             name: TeacherStates(
-                torch.from_numpy(np.take(stored.values, rows, axis=0)),
-                None if stored.scale is None else torch.from_numpy(stored.scale[rows]),
+                {
+                    key: torch.from_numpy(np.take(array, rows, axis=0))
+                    for key, array in stored.stored.items()
+                },
                 torch.from_numpy(stored.mean),
                 torch.from_numpy(stored.deviation),
+                stored.codec,
                 None,
                 begin,
             )
             for name, stored in batch.hidden.items()
         }
 
-    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], np.ndarray]:
-        """Entries by name, and where among them the maps of the B texts begin."""
+    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], np.ndarray, Elementwise]:
+        """Entries by name, where among them the maps of the B texts begin, and their codec."""
         stored = {name: batch.stored[_maps(view, name)] for name in batch.attention}
         begin = starts(np.diff(batch.start) ** 2)[:-1]
-        return {name: torch.from_numpy(codes.copy()) for name, codes in stored.items()}, begin
+        entries = {name: torch.from_numpy(codes.copy()) for name, codes in stored.items()}
+        return entries, begin, batch.level.attention
 
 
 class Resident:
@@ -70,23 +75,24 @@ class Resident:
         """See `Streamed`."""
         sequence = np.searchsorted(batch.start, rows, side="right") - 1
         there = rows + (self._token_start[batch.index] - batch.start[:-1])[sequence]
-        exact = self._store.features.codec == "exact"
+        codec = self._store.features.level.hidden
         return {
             name: TeacherStates(
-                self._table(f"view{view}/hidden/{name}/values"),
-                None if exact else self._table(f"view{view}/hidden/{name}/scale"),
+                {key: self._table(f"view{view}/hidden/{name}/{key}") for key in codec.names},
                 torch.from_numpy(mean),
                 torch.from_numpy(deviation),
+                codec,
                 torch.from_numpy(there),
                 begin,
             )
             for name, (mean, deviation) in self._store.calibration.items()
         }
 
-    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], np.ndarray]:
+    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], np.ndarray, Elementwise]:
         """See `Streamed`."""
-        names = self._store.features.attention
-        return {n: self._table(_maps(view, n)) for n in names}, self._square_start[batch.index]
+        features = self._store.features
+        entries = {name: self._table(_maps(view, name)) for name in features.attention}
+        return entries, self._square_start[batch.index], features.level.attention
 
     def _table(self, path: str) -> Tensor:
         """An array of all parts, one after another."""

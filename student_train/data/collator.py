@@ -177,9 +177,10 @@ class Collator:
             sentences = self.source.states(batch, view, first, torch.arange(len(first)))
         maps = None
         if "attention" in self.wanted:
-            values, begin = self.source.maps(batch, view)
+            values, begin, codec = self.source.maps(batch, view)
             maps = TeacherMaps(
                 values,
+                codec,
                 torch.from_numpy(begin),
                 torch.from_numpy(np.diff(batch.start)),
                 int(np.diff(batch.start).max()),

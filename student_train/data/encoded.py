@@ -9,43 +9,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from store.format import codecs
+from store.format.codecs.codec import Elementwise
+from store.format.codecs.hidden import HiddenCodec
 from student_train.data.pooling import MapPooling, pool_members
 
 
 @dataclass(frozen=True)
 class TeacherStates:
-    """Stored states of J tokens, to be averaged over G runs of them; `rows` None: all of `values`.
+    """Stored states of J tokens, to be averaged over G runs of them; `rows` None: all of `stored`.
 
-    Values, scale, mean and deviation are those of a `HiddenBatch`.
+    Arrays, calibration and codec are those of a `HiddenBatch`.
     """
 
-    values: Tensor
-    scale: Tensor | None
+    stored: dict[str, Tensor]
     mean: Tensor
     deviation: Tensor
-    rows: Tensor | None  # int64 [J] of values and scale
+    codec: HiddenCodec
+    rows: Tensor | None  # int64 [J] of the stored arrays
     begin: Tensor  # int64 [G] of the J
 
     def normalised(self) -> Tensor:
         """float32 [G,D]: pooled (state - mean) / deviation."""
-        values, scale = self._stored()
-        if scale is None:
-            return self._pooled((values - self.mean) / self.deviation)
-        return self._pooled(decode_scaled(values, scale, len(self.mean)))
+        states = self.codec.decode_normalised(self._rows(), self.mean, self.deviation, torch)
+        return self._pooled(states)
 
     def states(self) -> Tensor:
         """float32 [G,D]: pooled raw states."""
-        values, scale = self._stored()
-        if scale is None:
-            return self._pooled(values)
-        decoded = decode_scaled(values, scale, len(self.mean))
-        return self._pooled(decoded.mul_(self.deviation).add_(self.mean))
+        return self._pooled(self.codec.decode(self._rows(), self.mean, self.deviation, torch))
 
-    def _stored(self) -> tuple[Tensor, Tensor | None]:
+    def _rows(self) -> dict[str, Tensor]:
         if self.rows is None:
-            return self.values, self.scale
-        return self.values[self.rows], None if self.scale is None else self.scale[self.rows]
+            return self.stored
+        return {name: array[self.rows] for name, array in self.stored.items()}
 
     def _pooled(self, states: Tensor) -> Tensor:
         return pool_members(states, self.begin, "mean")
@@ -56,6 +51,7 @@ class TeacherMaps:
     """Stored maps between the tokens of B texts, to be pooled over their runs."""
 
     values: dict[str, Tensor]  # by name: maps of L^2 entries, row-major, among others
+    codec: Elementwise
     begin: Tensor  # int64 [B] where they begin
     lengths: Tensor  # int64 [B]
     longest: int
@@ -69,7 +65,7 @@ class TeacherMaps:
         row = self.begin[:, None] + place * self.lengths[:, None]
         entries = torch.where(square, row[:, :, None] + place, 0)
         return {
-            name: self.pooling.pool(decode_attention(codes[entries]).where(square, 0.0))
+            name: self.pooling.pool(self.codec.from_codes(codes[entries], torch).where(square, 0.0))
             for name, codes in self.values.items()
         }
 
@@ -91,22 +87,3 @@ class Encoded:
             "sentences": {name: it.normalised() for name, it in self.sentences.items()},
             "maps": {} if self.maps is None else self.maps.pooled(),
         }
-
-
-def decode_scaled(values: Tensor, scale: Tensor, width: int) -> Tensor:
-    """`store.codecs.decode_scaled` on the device of its arguments, with the same result."""
-    if values.dtype == torch.int8:
-        return values.float() * scale.float()[:, None]
-    codes = torch.empty((*values.shape, 2), device=values.device)
-    signed = values.view(torch.int8)
-    codes[:, :, 0] = (signed << 4) >> 4
-    codes[:, :, 1] = signed >> 4
-    group = next(g for g in codecs.GROUPS if -(-width // g) == scale.shape[1])
-    scales = scale.float().repeat_interleave(group, dim=1)[:, :width]
-    return codes.flatten(1)[:, :width].mul_(scales)
-
-
-def decode_attention(codes: Tensor) -> Tensor:
-    """`store.codecs.decode_attention` on the device of its argument, with the same result but for
-    the rounding of a GPU's division."""
-    return codes if codes.dtype == torch.float32 else (codes.float() / 255).square_()

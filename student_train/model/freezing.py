@@ -31,9 +31,9 @@ def check_frozen(options: TrainOptions, shape: Shape) -> None:
     """Raises UserError where `--freeze` names a part that such a student does not have, or leaves
     nothing to train."""
     layers = {f"layers.{number}" for number in range(1, shape.layers + 1)}
-    positions = {"positions"} if shape.positions else set()
+    positions = {"positions"} if shape.positions == "learnt" else set()
     parts = {"embeddings", "words", "head", *layers, *positions}
-    rotary = {"positions"} if shape.heads else set()  # are never trained
+    rotary = {"positions"} if shape.positions == "rotary" else set()  # never trained
     if missing := sorted(set(options.freeze) - {*parts, *rotary, "layers", "projection"}):
         raise UserError(
             f"--freeze {missing[0]}: a student {options.student} has no such part; it has"

@@ -1,4 +1,5 @@
-"""The kinds of student: how each is built, for which head, and where its parts lie.
+"""The kinds of student: one entry of `KINDS` for each says how it is read from `--student`, built,
+trained by default, and cut out of a teacher, and how its heads are applied.
 
 Shape letters: B batch, S tokens, M and N flat tokens (N all that are present, row by row), D width
 of the states, V vocabulary, C labels.
@@ -8,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from torch import Tensor
 from transformers import (
@@ -37,30 +38,69 @@ from support.errors import UserError
 
 SIZES = {"tiny": (264, 3, 12)}
 DEFAULT_KIND = "bert"
+GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5  # of transformers the best rate falls with the width
+RECURRENT_RATE = 3e-3  # of a BiLSTM, at any width
+
+
+Positions = Literal["learnt", "rotary", "none"]
 
 
 @dataclass(frozen=True)
 class Shape:
     """A kind of student and its sizes: `width` of the states and of the word `embeddings`,
-    `layers`, and attention `heads` in each, 0 where there is no attention; whether it learns
-    `positions`."""
+    `layers`, and attention `heads` in each, 0 where there is no attention."""
 
     kind: str
     width: int
     layers: int
     heads: int
     embeddings: int
-    positions: bool = False
+
+    @property
+    def positions(self) -> Positions:
+        """How the student knows where a token stands."""
+        return KINDS[self.kind].positions
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak learning rate where `--lr` gives none."""
+        return KINDS[self.kind].rate(self)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a kind names those parameters that a teacher of its kind has, too: those of the encoder
+    without the encoder's own name.
+
+    layers: what a layer's number stands behind.
+    layer: what layers have; a teacher whose layers have less or more is of another kind.
+    positions: the learnt positions; None where they are rotary.
+    transform, bias: of the masked-LM head, the first the beginning of several names.
+    stacked: matrices that are so many, one upon the other.
+    """
+
+    layers: str
+    layer: tuple[str, ...]
+    positions: str | None
+    transform: str
+    bias: str
+    stacked: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is different between the kinds.
+    """All that differs between kinds of student. `KINDS` names each by the `model_type` of its
+    config.
 
-    shape: of a size as it is written after `KIND:`; ValueError for no size, of what is wrong,
-        without the option, and perhaps of the size that was meant.
-    config: of a shape, a tokenizer and what all configs have.
+    shape: the shape for a kind's name and a size as it is written after `KIND:`. It raises
+        ValueError for what is no size: what is wrong, without the option, and perhaps the size that
+        was meant.
+    config: the config for a shape, a tokenizer, the most tokens of a text, and what all configs
+        have.
     models: the class for no task (`mlm`) and for each kind of task.
+    positions: whether positions are learnt, rotary, or none of its parts.
+    rate: the default of the peak learning rate.
+    parts: what can be cut out of a teacher of that kind; None for nothing.
     lm, tag: logits [M,V] and [M,C] of states [M,D].
     pooled: what a text is classified by, [B,D] of states [B,S,D] and which are present [B,S].
     classify: logits [B,C] of that.
@@ -69,6 +109,9 @@ class Kind:
     shape: Callable[[str, str], Shape]
     config: Callable[..., PreTrainedConfig]
     models: Mapping[str, type[PreTrainedModel]]
+    positions: Positions
+    rate: Callable[[Shape], float]
+    parts: Parts | None
     lm: Callable[[Any, Tensor], Tensor]
     tag: Callable[[Any, Tensor], Tensor]
     pooled: Callable[[Any, Tensor, Tensor], Tensor]
@@ -92,7 +135,7 @@ def _transformer(kind: str, size: str) -> Shape:
             f"{layers} layers of width {width}; the order is width x layers x heads",
             f"{layers}x{width}x{heads}",
         )
-    return Shape(kind, width, layers, heads, width, positions=kind == "bert")
+    return Shape(kind, width, layers, heads, width)
 
 
 def _rotary(kind: str, size: str) -> Shape:
@@ -155,6 +198,10 @@ def _bilstm(shape: Shape, tokenizer: Any, positions: int, **common: Any) -> BiLs
     )
 
 
+def _by_width(shape: Shape) -> float:
+    return min(GREATEST_RATE, RATE_TIMES_WIDTH / shape.width)
+
+
 def _first(model: Any, states: Tensor, present: Tensor) -> Tensor:
     return states[:, 0]
 
@@ -175,6 +222,28 @@ KINDS: dict[str, Kind] = {
             "classification": BertForSequenceClassification,
             "tagging": BertForTokenClassification,
         },
+        positions="learnt",
+        rate=_by_width,
+        parts=Parts(
+            "encoder.layer.",
+            tuple(
+                f"{name}.{what}"
+                for name in (
+                    "attention.self.query",
+                    "attention.self.key",
+                    "attention.self.value",
+                    "attention.output.dense",
+                    "attention.output.LayerNorm",
+                    "intermediate.dense",
+                    "output.dense",
+                    "output.LayerNorm",
+                )
+                for what in ("weight", "bias")
+            ),
+            "embeddings.position_embeddings.weight",
+            "cls.predictions.transform.",
+            "cls.predictions.bias",
+        ),
         lm=lambda model, states: model.cls(states),
         tag=lambda model, states: model.classifier(model.dropout(states)),
         pooled=_first,
@@ -190,6 +259,19 @@ KINDS: dict[str, Kind] = {
             "classification": ModernBertForSequenceClassification,
             "tagging": ModernBertForTokenClassification,
         },
+        positions="rotary",
+        rate=_by_width,
+        parts=Parts(
+            "layers.",
+            tuple(
+                f"{name}.weight"
+                for name in ("attn_norm", "attn.Wqkv", "attn.Wo", "mlp_norm", "mlp.Wi", "mlp.Wo")
+            ),
+            None,
+            "head.",
+            "decoder.bias",
+            {"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2},
+        ),
         lm=lambda model, states: model.decoder(model.head(states)),
         tag=lambda model, states: model.classifier(model.drop(model.head(states))),
         pooled=_as_configured,
@@ -203,6 +285,9 @@ KINDS: dict[str, Kind] = {
             "classification": BiLstmForSequenceClassification,
             "tagging": BiLstmForTokenClassification,
         },
+        positions="none",
+        rate=lambda shape: RECURRENT_RATE,
+        parts=None,
         lm=lambda model, states: model.logits(states),
         tag=lambda model, states: model.logits(states),
         pooled=lambda model, states, present: max_over(states, present),
@@ -214,8 +299,8 @@ KINDS: dict[str, Kind] = {
 def parse_student(student: str, option: str = "--student ", default: str = DEFAULT_KIND) -> Shape:
     """The shape that `[KIND:]tiny`, `[KIND:]HxLxA` or `bilstm:E,H` asks for.
 
-    UserError for anything else; `option` is what stands before it on the command line, `default`
-    the kind where none is named.
+    `option` is what stands before it on the command line, `default` the kind where none is named.
+    Raises UserError for anything else.
     """
     named, colon, size = student.rpartition(":")
     kind = named or default
@@ -262,7 +347,7 @@ def make_student(
 
 
 def has_attention(student: PreTrainedModel) -> bool:
-    """Whether it has attention maps."""
+    """Whether a student has attention maps."""
     return bool(getattr(student.config, "num_attention_heads", 0))
 
 
@@ -294,6 +379,11 @@ def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -
     padded = states.new_zeros(*present.shape, states.shape[1])
     padded[present] = states
     return _kind(student).pooled(student, padded, present)
+
+
+def parts_of(student: PreTrainedModel) -> Parts | None:
+    """What can be cut for a student out of a teacher of its kind; None for nothing."""
+    return _kind(student).parts
 
 
 def _kind(student: PreTrainedModel) -> Kind:

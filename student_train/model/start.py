@@ -14,7 +14,8 @@ from align import Vocabulary, VocabularyMap
 from store import FeatureStore, open_store
 from store.errors import StoreError
 from store.extras.mixed_vocab import MixedVocab
-from student_train.model.teacher_layers import PARTS, cut_layers, layer_count, take_transform
+from student_train.model.kinds import parts_of
+from student_train.model.teacher_layers import cut_layers, layer_count, take_transform
 from support.errors import UserError
 
 BIAS = "decoder.bias"
@@ -63,10 +64,11 @@ def initialise(
             f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,..., mixed-vocab, or"
             " random"
         )
-    family = student.config.model_type
-    if kind != "svd" and family not in PARTS:
+    parts = parts_of(student)
+    if kind != "svd" and parts is None:
         raise UserError(
-            f"--init {how}: a {family} cannot be cut out of a teacher's layers; use --init svd"
+            f"--init {how}: a {student.config.model_type} cannot be cut out of a teacher's layers;"
+            " use --init svd"
         )
     name = _word_embeddings(weights)
     if name is None:
@@ -90,11 +92,12 @@ def initialise(
         )
         if kind == "svd":
             return [said]
+        assert parts is not None
         taken = [said, cut_layers(student, how, chosen, store)]
         if BIAS in weights and take_transform(student, weights):
             bias = np.asarray(weights[BIAS], np.float32)[:, None]
             means, known = embedding_means(bias, vocabulary, student.config.vocab_size)
-            own = student.get_parameter(PARTS[family].bias)
+            own = student.get_parameter(parts.bias)
             own[torch.from_numpy(known)] = torch.from_numpy(means[known, 0])
             taken.append("masked-LM head")
         return taken

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from store import FeatureStore
+from student_train.model.kinds import parts_of
 from support.errors import UserError
 from training.position_embeddings import first_position
 
@@ -36,66 +36,12 @@ HEADS = {
 }
 
 
-@dataclass(frozen=True)
-class Parts:
-    """How a kind names its parameters, those of the encoder without the encoder's own name.
-
-    layers: what a layer's number stands behind.
-    layer: what layers have; a teacher whose layers have less or more is of another kind.
-    positions: learnt positions; where there are none, they are rotary.
-    transform, bias: of the masked-LM head, the first the beginning of several names.
-    stacked: matrices that are so many, one upon the other.
-    """
-
-    layers: str
-    layer: tuple[str, ...]
-    positions: str | None
-    transform: str
-    bias: str
-    stacked: Mapping[str, int] = field(default_factory=dict)
-
-
-PARTS = {
-    "bert": Parts(
-        "encoder.layer.",
-        tuple(
-            f"{name}.{what}"
-            for name in (
-                "attention.self.query",
-                "attention.self.key",
-                "attention.self.value",
-                "attention.output.dense",
-                "attention.output.LayerNorm",
-                "intermediate.dense",
-                "output.dense",
-                "output.LayerNorm",
-            )
-            for what in ("weight", "bias")
-        ),
-        "embeddings.position_embeddings.weight",
-        TRANSFORM,
-        "cls.predictions.bias",
-    ),
-    "modernbert": Parts(
-        "layers.",
-        tuple(
-            f"{name}.weight"
-            for name in ("attn_norm", "attn.Wqkv", "attn.Wo", "mlp_norm", "mlp.Wi", "mlp.Wo")
-        ),
-        None,
-        "head.",
-        "decoder.bias",
-        {"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2},
-    ),
-}
-
-
 def layer_count(student: PreTrainedModel, store: FeatureStore) -> tuple[int, str]:
-    """The teacher's layers, if a student's can be cut out of them; else 0, and why."""
-    kind = student.config.model_type
-    if kind not in PARTS:
+    """How many layers the teacher has; 0, and why, where a student's cannot be cut out of them."""
+    kind, parts = student.config.model_type, parts_of(student)
+    if parts is None:
         return 0, f"a {kind} has none that a teacher has"
-    parts, plain = PARTS[kind], map(_bert_name, store.teacher_weights())
+    plain = map(_bert_name, store.teacher_weights())
     behind = len(parts.layers)
     found = [n[behind:].split(".", 1) for n in plain if n.startswith(parts.layers)]
     if {part for _, part in found} != set(parts.layer):
@@ -109,12 +55,15 @@ def layer_count(student: PreTrainedModel, store: FeatureStore) -> tuple[int, str
 
 
 def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureStore) -> str:
-    """Everything but the words and the head; says what was taken.
+    """Set everything but the words and the head to the teacher's, and say what was taken.
 
-    Units of a layer that the teacher has not begin silent.
+    `how` is all of `--init`, `chosen` the numbers of its layers, "" for all. A unit of a layer that
+    the teacher lacks starts without effect. Raises UserError where the layers that were chosen
+    cannot be cut.
     """
-    weights, kind = store.teacher_weights(), student.config.model_type
-    parts, words = PARTS[kind], student.get_input_embeddings().weight
+    weights, parts = store.teacher_weights(), parts_of(student)
+    assert parts is not None  # `initialise` has refused
+    words = student.get_input_embeddings().weight
     plain = {_bert_name(name): name for name in weights}
     inside: dict[str, Tensor] = {}
     around: dict[str, Tensor] = {}
@@ -144,7 +93,11 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureSt
 
 def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
     """Teacher layers (from 1) for every student layer: those chosen, or all of them in consecutive
-    groups."""
+    groups.
+
+    Raises UserError for other numbers than there are, and for more student layers than the teacher
+    has.
+    """
     if not chosen:
         if student_layers > teacher_layers:
             raise UserError(
@@ -166,11 +119,12 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
 
 
 def take_transform(student: PreTrainedModel, weights: Mapping[str, np.ndarray]) -> bool:
-    """Set the transform of a masked-LM head to the teacher's, if both have one of one width;
-    whether they do."""
+    """Set the transform of a masked-LM head to the teacher's, and say whether that was done: both
+    must have one, of one width."""
+    parts = parts_of(student)
+    assert parts is not None  # `initialise` has refused
     plain = {_bert_name(name): name for name in weights}
-    transform = PARTS[student.config.model_type].transform
-    own = {n: p for n, p in student.named_parameters() if n.startswith(transform)}
+    own = {n: p for n, p in student.named_parameters() if n.startswith(parts.transform)}
     theirs = {name: np.asarray(weights[plain[name]], np.float32) for name in own if name in plain}
     if not own or any(n not in theirs or theirs[n].shape != p.shape for n, p in own.items()):
         return False
@@ -180,6 +134,7 @@ def take_transform(student: PreTrainedModel, weights: Mapping[str, np.ndarray]) 
 
 
 def _bert_name(name: str) -> str:
+    """The name that BERT has for a teacher's parameter; the name itself where BERT has none."""
     for other, own in DISTILBERT.items():
         if (
             name.startswith(("transformer.layer.", "encoder.layer."))
@@ -193,8 +148,8 @@ def _bert_name(name: str) -> str:
 
 
 def _copy_block(parameter: Tensor, values: np.ndarray, stacked: int = 1) -> None:
-    """The leading block that both shapes have, of each matrix of those that are stacked; to what a
-    matrix takes from beyond it, nothing."""
+    """Copy the leading block that both shapes have, of each of the stacked matrices. Columns beyond
+    it become zero: what they would read, the teacher does not have."""
     both = zip(parameter.chunk(stacked), np.split(values, stacked), strict=True)
     for own, theirs in both:
         block = tuple(slice(0, min(a, b)) for a, b in zip(own.shape, theirs.shape, strict=True))

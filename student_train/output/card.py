@@ -13,47 +13,53 @@ import torch
 from transformers import PreTrainedModel
 
 from store import FeatureStore
+from student_train.model.kinds import head_of
 
 LONGEST = 1000  # characters of a cell; a corpus of many files would fill pages
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a card says of a head: its pipeline, what the model is, what it may read."""
+    """What a card says of a head: the Auto class that loads it, its pipeline, what it is, and
+    code of a text that it may read."""
 
+    auto: str
     pipeline: str
     what: str
     text: str
 
 
 HEADS = {
-    "MaskedLM": Head(
+    "mlm": Head(
+        "AutoModelForMaskedLM",
         "fill-mask",
         "masked language model",
         'f"The {predict.tokenizer.mask_token} is old."',
     ),
-    "SequenceClassification": Head(
+    "classification": Head(
+        "AutoModelForSequenceClassification",
         "text-classification",
         "classifier of texts",
         '"A text."',
     ),
-    "TokenClassification": Head(
+    "tagging": Head(
+        "AutoModelForTokenClassification",
         "token-classification",
         "tagger of tokens",
         '"A text."',
     ),
 }
-MEASURES = {
+UNITS = {
     "valid_mlm": "is in nats a masked token",
     "valid_mlm_per_character": "divides that by the characters that the masked tokens cover",
     "valid_kl": "is in nats",
     "valid_hidden": "is in squared deviations of a channel",
 }
-"""What the cards say of figures whose names do not say it."""
+"""What cards say of the figures whose names do not tell their unit."""
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What shapes the last bits of a student beside its settings: versions, device, threads."""
+    """Versions, device and threads: they decide the last bits of a student beside its settings."""
     names = ("teachonce", "torch", "transformers", "tokenizers", "numpy")
     versions = {"python": platform.python_version(), **{name: version(name) for name in names}}
     return {**versions, "device": device, "threads": torch.get_num_threads()}
@@ -77,7 +83,7 @@ def model_card(report: dict[str, Any], base_model: str | None, student: PreTrain
     name = base_model or _named(teacher)
     both = [_named(_teacher(other["identity"])) for other in report.get("others", ())]
     base = f"base_model: {base_model}\n" if base_model else ""
-    head = _head(student)
+    head = HEADS[head_of(student)]
     paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
     paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
     rows = "\n".join(
@@ -86,7 +92,7 @@ def model_card(report: dict[str, Any], base_model: str | None, student: PreTrain
         if value not in (None, "", [])
     )
     results = "\n".join(f"| {name} | {_told(value)} |" for name, value in result.items())
-    units = "; ".join(f"`{name}` {told}" for name, told in MEASURES.items() if name in result)
+    units = "; ".join(f"`{name}` {told}" for name, told in UNITS.items() if name in result)
     return f"""---
 library_name: transformers
 pipeline_tag: {head.pipeline}
@@ -125,20 +131,16 @@ CPU. `training.json` has all of this in full.
 """
 
 
-def _head(student: PreTrainedModel) -> Head:
-    return HEADS[type(student).__name__.partition("For")[2]]
-
-
 def how_to_load(student: PreTrainedModel) -> str:
-    """Markdown with code that loads a student's folder and predicts; it says so where transformers
-    has no class of that kind."""
+    """Markdown with code that loads a student's folder and predicts. It says what to import where
+    transformers has no class of that kind."""
     own, module = type(student).__name__, type(student).__module__
-    head, auto = _head(student), f"AutoModelFor{own.partition('For')[2]}"
-    note, imported = f"`{auto}` loads it, too.", ""
+    head = HEADS[head_of(student)]
+    note, imported = f"`{head.auto}` loads it, too.", ""
     if not module.startswith("transformers."):
         note = (
             f"Its class, `{own}`, comes with teachonce, not with transformers: once `{module}` is"
-            f" imported,\npipelines and `{auto}` load it."
+            f" imported,\npipelines and `{head.auto}` load it."
         )
         imported = f"import {module}\n"
     return f"""```python
@@ -152,7 +154,7 @@ print(predict({head.text}))
 
 
 def _origin(report: dict[str, Any], name: str) -> str:
-    """Where the store's numbers came from, and what made the student of them."""
+    """Rows of a table: where the store's numbers came from, and what made the student of them."""
     store = report["store"]
     rows = {
         "teacher": {**_teacher(store["identity"]), "id": name},
@@ -175,7 +177,7 @@ def _json(value: Any) -> str:
 
 
 def _teacher(identity: dict[str, Any]) -> dict[str, Any]:
-    """What the store says of its teacher; its keys are free."""
+    """What a store says of its teacher, {} for nothing; the keys are free."""
     teacher = identity.get("teacher")
     return teacher if isinstance(teacher, dict) else {}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from student_train.settings.options import TrainOptions, with_defaults
-from student_train.train.checkpoint import remove_checkpoints
 from support import files
 from support.differences import changed
 from support.errors import UserError
+from training.checkpoint import remove_checkpoints
 
 SETTINGS = "training.json"
 

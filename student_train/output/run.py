@@ -24,12 +24,12 @@ from student_train.model.word_vectors import set_word_vectors
 from student_train.output.card import environment, hub_id, model_card
 from student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash
 from student_train.settings.options import TrainOptions
-from student_train.train.checkpoint import remove_checkpoints
 from student_train.train.checks import check
-from student_train.train.loop import Trained, train
+from student_train.train.student_training import Trained, train
 from support import files
 from support.errors import UserError
 from support.lease import Lease
+from training.checkpoint import remove_checkpoints
 
 
 def run(

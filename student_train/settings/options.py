@@ -34,8 +34,6 @@ CACHES = ("none", "ram", "device")
 FREEZABLE = r"embeddings|words|positions|layers(\.[1-9][0-9]*)?|head|projection"
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 SEEDS = 2**32
-GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5  # the best rate falls with the student's width
-RECURRENT_RATE = 3e-3  # of a BiLSTM, at any width
 UNFREEZE = "top-down"
 
 STAGE = "stage"  # may differ from one stage to the next
@@ -340,15 +338,10 @@ class TrainOptions:
 
     @property
     def resolved_lr(self) -> float:
-        """The peak learning rate: --lr, else by the student's width."""
+        """The peak learning rate: --lr, else the default of the kind of student."""
         from student_train.model.kinds import parse_student
 
-        if self.lr is not None:
-            return self.lr
-        shape = parse_student(self.student)
-        if not shape.heads:
-            return RECURRENT_RATE
-        return min(GREATEST_RATE, RATE_TIMES_WIDTH / shape.width)
+        return parse_student(self.student).learning_rate if self.lr is None else self.lr
 
     def resolved(self) -> TrainOptions:
         """These options with what depends on the machine decided: device, precision, 3 epochs where

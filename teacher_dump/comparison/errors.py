@@ -1,5 +1,4 @@
-"""Errors of stored features against the teacher's own, beside what their codec promises
-(store/FORMAT.md, section 7)."""
+"""Errors of stored features against the teacher's own, beside what their codecs promise."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ import numpy as np
 import torch
 
 from store import Features, Logits, Record
-from store.format.codecs import COARSE, by_channel
+from store.format.codecs.levels import bound
+from support.arrays import Floats
 from teacher_dump.teacher.heads import Decoder, all_logits
 
 STANDARD_ERRORS = 6.0  # by which random draws may miss what is expected of them
-FLOOR = -63.0  # log-probabilities below may be clipped
-FIXED, ROOT = 2.0**-11, 2.0**-12
-Calibration = tuple[np.ndarray, np.ndarray]
+FLOOR = -63.0  # lower log-probabilities are all the same
+Calibration = tuple[Floats, Floats]
 
 
 @dataclass
@@ -80,36 +79,29 @@ class Errors:
         return self.tolerance * (1 + np.abs(values))
 
     def hidden(
-        self, record: Record, view: int, name: str, live: np.ndarray, calibration: Calibration
+        self, record: Record, view: int, name: str, live: Floats, calibration: Calibration
     ) -> None:
         """States [L,D], in deviations of their channels."""
         mean, deviation = calibration
         live = (live - mean) / deviation
         stored = (record.views[view].hidden[name] - mean) / deviation
-        path = f"view{view}/hidden/{name}"
-        promised = self._scaled(record, path, stored) if self.features.codec != "exact" else 0.0
+        path, level = f"view{view}/hidden/{name}", self.features.level
+        codes = {
+            key: record.part.read(f"{path}/{key}", *record.tokens) for key in level.hidden.names
+        }
+        promised = self.times * bound(level, "hidden", stored, codes)
         error, slack = np.abs(live - stored), self._slack(stored)
         self._add(path, "deviations", error, promised, slack, record)
 
-    def _scaled(self, record: Record, path: str, stored: np.ndarray) -> np.ndarray:
-        """Half the scale, and for int4 what `default` promises: it may have been that before."""
-        half = record.part.read(f"{path}/scale", *record.tokens).astype(np.float64) / 2
-        if half.ndim == 1:
-            return np.broadcast_to(self.times * half[:, None], stored.shape)
-        before = 1.001 * np.abs(stored).max(axis=1, keepdims=True) / 254
-        return self.times * (by_channel(half, stored.shape[1]) + before)
-
-    def attention(self, record: Record, view: int, name: str, live: np.ndarray) -> None:
+    def attention(self, record: Record, view: int, name: str, live: Floats) -> None:
         """Maps [L,L] of probabilities."""
         stored = record.views[view].attention[name]
-        step = {"exact": 0.0, "default": 1.0, "small": COARSE + 1.0}[self.features.codec]
-        # `small` may have been `default` before.
-        promised = step * np.sqrt(np.maximum(live, stored)) / 255 + step**2 * 4e-6
+        promised = bound(self.features.level, "attention", np.maximum(live, stored))
         slack = self.tolerance * (0.1 + stored)
         path = f"view{view}/attention/{name}"
         self._add(path, "probability", np.abs(live - stored), promised, slack, record)
 
-    def task(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> np.ndarray:
+    def task(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> Floats:
         """Raw logits of classes [1,C] or tags [L,C], which no codec changes."""
         task, seen = self.features.task, record.views[view]
         assert task is not None
@@ -119,9 +111,7 @@ class Errors:
         self._add(f"view{view}/{task.outputs}", "logits", error, 0.0, self._slack(live), record)
         return live
 
-    def logits(
-        self, record: Record, view: int, decoder: Decoder, values: torch.Tensor
-    ) -> np.ndarray:
+    def logits(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> Floats:
         """All that is kept of the logits that `values` [L,D'] give; the log-partition [L]."""
         stored, here = record.views[view].logits, f"view{view}/logits"
         partitions = []
@@ -145,33 +135,25 @@ class Errors:
         ids = torch.from_numpy(stored.ids[rows].astype(np.int64)).to(logs.device)
         live = logs.gather(1, ids).cpu().numpy()
         others = logs.scatter(1, ids, -torch.inf)
+        level = self.features.level
         left, best = others.logsumexp(-1).cpu().numpy(), others.max(-1).values.cpu().numpy()
         for key, ours, theirs in (
             ("logprobs", live, stored.logprobs[rows]),
             ("rest", left, stored.rest[rows]),
         ):
-            ours, theirs = np.maximum(ours, FLOOR), np.maximum(theirs, FLOOR)
-            promised = self._logs(key, np.minimum(ours, theirs))
+            floor = max(FLOOR, getattr(level, key).lowest)
+            ours, theirs = np.maximum(ours, floor), np.maximum(theirs, floor)
+            promised = bound(level, key, np.minimum(ours, theirs))
             error, slack = np.abs(ours - theirs), self._slack(theirs)
             self._add(f"{here}/{key}", "nats", error, promised, slack, record)
         lowest = live.min(axis=1)
         error = np.maximum(0, np.maximum(best, FLOOR) - np.maximum(lowest, FLOOR))
         self._add(f"{here}/ids", "nats", error, 0.0, 2 * self._slack(lowest), record)
 
-    def _logs(self, key: str, values: np.ndarray) -> Any:
-        if self.features.codec == "exact":
-            return 0.0
-        if self.features.codec == "small" and key == "logprobs":
-            return np.sqrt(np.maximum(0, -values)) / 32 + ROOT + FIXED
-        return FIXED
-
-    def _head(self, record: Record, here: str, stored: np.ndarray, live: np.ndarray) -> None:
+    def _head(self, record: Record, here: str, stored: Floats, live: Floats) -> None:
         """In root mean squares of the token."""
         unit = np.sqrt(np.square(stored).mean(axis=1, keepdims=True)) + 1e-6
-        promised: Any = np.abs(stored) * 2.0**-11 + 2.0**-25
-        if self.features.codec == "small":
-            promised = promised + 1.001 * np.abs(stored).max(axis=1, keepdims=True) / 254
-        promised = promised / unit * (self.features.codec != "exact")
+        promised = bound(self.features.level, "head", stored) / unit
         error, slack = np.abs(live - stored) / unit, self._slack(stored / unit)
         self._add(f"{here}/values", "root mean squares", error, promised, slack, record)
 

@@ -136,9 +136,9 @@ def _trained(
     say: Callable[[str], object],
 ) -> StageOne:
     from teacher_dump.job.identity import StageOne
+    from teacher_dump.mixed_vocab.embedding_training import Course, train
     from teacher_dump.mixed_vocab.model import MixedTeacher
     from teacher_dump.mixed_vocab.segmentation import Mixer, Side
-    from teacher_dump.mixed_vocab.training import Course, train
     from teacher_dump.teacher.teacher import load_teacher, tokenizer_files
 
     asked = options.dump

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed.online_teacher import OnlineTeacher
+from benchmarks.speed.online import OnlineTeacher
 from store import FeatureStore, open_store
 from student_train.data.stream import split_blocks
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import dumped, write_corpus
 
@@ -60,6 +60,7 @@ def curve(
         held_out=0.1,
         device="cpu",
     ).resolved()
+    options.check()
     student, collator, _ = prepare(options, store)
     steps: Curve = []
     done = train(source, student, collator, options, on_step=lambda _, found: steps.append(found))

@@ -75,12 +75,19 @@ def rewrite_zarr(folder: Path, seed: int = 0) -> None:
             node = json.loads((folder / place / "zarr.json").read_text())
             node["attributes"]["part"] = part
             (folder / place / "zarr.json").write_text(json.dumps(node))
+    seal_again(folder, root["attributes"] | {"arrays": manifest["arrays"]}, manifest, draw)
+
+
+def seal_again(
+    folder: Path, attributes: dict[str, Any], manifest: dict[str, Any], draw: random.Random
+) -> None:
+    """Give a Zarr store this manifest and these root attributes, with their checksum."""
     data = json.dumps(manifest, sort_keys=True).encode()
     _write_zarr(folder, "manifest", np.frombuffer(data, np.uint8), draw)
-    attributes = root["attributes"]
-    attributes["arrays"] = manifest["arrays"]
-    attributes["checksum"] = hashlib.sha256(data + attributes["created"].encode()).hexdigest()
-    (folder / "zarr.json").write_text(json.dumps(root))
+    checksum = hashlib.sha256(data + attributes["created"].encode()).hexdigest()
+    node = json.loads((folder / "zarr.json").read_text())
+    node["attributes"] = attributes | {"checksum": checksum}
+    (folder / "zarr.json").write_text(json.dumps(node))
 
 
 def rewrite_h5(path: Path, seed: int = 0) -> None:

@@ -54,7 +54,7 @@ assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)
 from teachonce import align_span, open_store
 assert not {"torch", "transformers"} & set(sys.modules)
 from teachonce import TrainOptions, train
-from student_train.train.loop import train as theirs
+from student_train.train.student_training import train as theirs
 assert train is theirs and "torch" in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -7,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from store.format import codecs
+from store.format.codecs.integers import Int4, Int8
+from store.format.codecs.levels import DEFAULT, EXACT, SMALL
+from store.format.codecs.logs import FIXED_LAST, Fixed, Root
 
+INT8, INT4, FIXED, ROOT = Int8(), Int4(64), Fixed(), Root()
 law = settings(max_examples=60, deadline=None)
 floats = st.floats(-1e5, 1e5, width=32)
 matrix = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=70), elements=floats)
@@ -24,22 +27,24 @@ def _bound(peak: np.ndarray, levels: int) -> np.ndarray:
 @law
 @given(matrix)
 def test_int8_error(values: np.ndarray) -> None:
-    codes, scale = codecs.encode_int8(values)
+    stored, row = INT8.encode(values), values.shape[1:]
+    codes, scale = stored["values"], stored["scale"]
     assert codes.min() >= -127
     assert np.isfinite(scale).all()
-    error = np.abs(codecs.decode_int8(codes, scale) - values)
+    error = np.abs(INT8.decode(stored, row) - values)
     assert (error <= _bound(np.abs(values).max(axis=1, keepdims=True), 127)).all()
-    assert (codecs.decode_int8(codes, scale)[scale == 0] == 0).all()
+    assert (INT8.decode(stored, row)[scale == 0] == 0).all()
 
 
 @law
 @given(matrix)
 def test_int4_error_by_groups(values: np.ndarray) -> None:
-    packed, scale = codecs.encode_int4(values)
+    stored = INT4.encode(values)
+    packed, scale = stored["values"], stored["scale"]
     width = values.shape[1]
     assert packed.shape == (len(values), (width + 1) // 2)
     assert scale.shape == (len(values), -(-width // 64))
-    error = np.abs(codecs.decode_int4(packed, scale, width) - values)
+    error = np.abs(INT4.decode(stored, (width,)) - values)
     for group in range(scale.shape[1]):
         columns = slice(64 * group, 64 * group + 64)
         peak = np.abs(values[:, columns]).max(axis=1, keepdims=True)
@@ -48,26 +53,26 @@ def test_int4_error_by_groups(values: np.ndarray) -> None:
 
 def test_int4_nibble_order() -> None:
     values = np.array([[7, -7, 1, -1, 3]], np.float32)
-    packed, scale = codecs.encode_int4(values)
-    assert scale.tolist() == [[1]]
-    assert packed.tolist() == [[0x97, 0xF1, 0x03]]
+    stored = INT4.encode(values)
+    assert stored["scale"].tolist() == [[1]]
+    assert stored["values"].tolist() == [[0x97, 0xF1, 0x03]]
 
 
 @law
 @given(logs)
 def test_fixed_error(values: np.ndarray) -> None:
-    read = codecs.decode_fixed(codecs.encode_fixed(values))
+    read = FIXED.from_codes(FIXED.to_codes(values))
     inside = values >= -63.998
     assert (np.abs(read[inside] - values[inside]) <= 2.0**-11).all()
     low = ~inside & np.isfinite(values)
-    assert np.allclose(read[low], -codecs.FIXED_LAST / 1024)
+    assert np.allclose(read[low], -FIXED_LAST / 1024)
     assert (np.isneginf(read) == np.isneginf(values)).all()
 
 
 @law
 @given(logs)
 def test_root_error(values: np.ndarray) -> None:
-    read = codecs.decode_root(codecs.encode_root(values))
+    read = ROOT.from_codes(ROOT.to_codes(values))
     inside = values >= -63.0
     bound = np.sqrt(-values[inside]) / 32 + 2.0**-12 + 1e-5
     assert (np.abs(read[inside] - values[inside]) <= bound).all()
@@ -79,16 +84,16 @@ def test_root_error(values: np.ndarray) -> None:
 def test_every_square_code() -> None:
     codes = np.arange(256, dtype=np.uint8)
     exact = np.square(codes.astype(np.float32) / np.float32(255))
-    assert (codecs.decode_attention(codes) == exact).all()
+    assert (DEFAULT.attention.from_codes(codes) == exact).all()
 
 
 @law
 @given(arrays(np.float32, st.integers(1, 50), elements=st.floats(0, 1, width=32)))
 def test_square_error(values: np.ndarray) -> None:
-    for codec, step in (("default", 1), ("small", 5)):
-        read = codecs.decode_attention(codecs.encode_attention(codec, values))
+    for level, step in ((DEFAULT, 1), (SMALL, 5)):
+        read = level.attention.from_codes(level.attention.to_codes(values))
         assert (np.abs(read - values) <= step * np.sqrt(values) / 255 + 4e-6 * step**2).all()
-    assert (codecs.encode_attention("exact", values) == values).all()
+    assert (EXACT.attention.to_codes(values) == values).all()
 
 
 @law
@@ -96,8 +101,8 @@ def test_square_error(values: np.ndarray) -> None:
 def test_hidden_error_is_that_of_the_normalised_value(states: np.ndarray) -> None:
     width = states.shape[1]
     mean, deviation = np.linspace(-3, 3, width, dtype="f"), np.linspace(0.1, 5, width, dtype="f")
-    values, scale = codecs.encode_hidden("default", states, mean, deviation)
-    read = codecs.decode_scaled(values, scale, width) * deviation + mean
+    stored = DEFAULT.hidden.encode(states, mean, deviation)
+    read = DEFAULT.hidden.decode(stored, mean, deviation)
     peak = np.abs((states - mean) / deviation).max(axis=1, keepdims=True)
     rounding = 1e-6 * (np.abs(states).max() + 3 + peak * deviation)
     assert (np.abs(read - states) <= _bound(peak, 127) * deviation + rounding).all()
@@ -105,19 +110,20 @@ def test_hidden_error_is_that_of_the_normalised_value(states: np.ndarray) -> Non
 
 def test_all_codes_are_fixed_points() -> None:
     stored = np.arange(256, dtype=np.uint8)
-    assert (codecs.encode_root(codecs.decode_root(stored)) == stored).all()
-    assert (codecs.encode_attention("default", codecs.decode_attention(stored)) == stored).all()
-    assert (
-        codecs.encode_attention("small", codecs.decode_attention(stored[::5])) == stored[::5]
-    ).all()
+    assert (ROOT.to_codes(ROOT.from_codes(stored)) == stored).all()
+    square, coarse = DEFAULT.attention, SMALL.attention
+    assert (square.to_codes(square.from_codes(stored)) == stored).all()
+    assert (coarse.to_codes(coarse.from_codes(stored[::5])) == stored[::5]).all()
     stored = np.arange(65536, dtype=np.uint16)
-    assert (codecs.encode_fixed(codecs.decode_fixed(stored)) == stored).all()
+    assert (FIXED.to_codes(FIXED.from_codes(stored)) == stored).all()
 
 
 def test_head_codecs() -> None:
     values = np.random.default_rng(0).normal(size=(9, 33)).astype(np.float32)
-    half = codecs.decode_head(codecs.encode_head("default", values)[0], None)
+    half, small, exact = (
+        level.head.decode(level.head.encode(values), values.shape[1:])
+        for level in (DEFAULT, SMALL, EXACT)
+    )
     assert (np.abs(half - values) <= np.abs(values) * 2.0**-11 + 2.0**-25).all()
-    small = codecs.decode_head(*codecs.encode_head("small", values))
     assert (np.abs(small - values) <= _bound(np.abs(values).max(axis=1, keepdims=True), 127)).all()
-    assert (codecs.decode_head(codecs.encode_head("exact", values)[0], None) == values).all()
+    assert (exact == values).all()

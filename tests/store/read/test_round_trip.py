@@ -12,7 +12,7 @@ import pytest
 
 import store.read.part
 from store import StoreError, open_store
-from store.format import codecs
+from store.format.codecs.levels import LEVELS
 from support.arrays import starts
 from tests.store.making import Part, calibration_of, channel_scale
 
@@ -29,8 +29,9 @@ def expected_hidden(part: Part, codec: str, key: tuple[int, str], rows: slice) -
     if codec == "exact":
         return states
     mean, deviation = np.linspace(-1, 1, 37, dtype="f"), channel_scale(37).astype("f")
-    values, scale = codecs.encode_hidden(codec, states, mean, deviation)
-    return codecs.decode_scaled(values, scale, 37) * deviation + mean
+    stored = LEVELS[codec][0].hidden.encode(states, mean, deviation)
+    values: np.ndarray = LEVELS[codec][0].hidden.codec.decode(stored, (37,))
+    return values * deviation + mean
 
 
 def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:

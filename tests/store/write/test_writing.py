@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from store import Features, StoreError, StoreWriter, UserError, open_store
-from store.format.codecs import GROUPS
 from tests.store.making import IDENTITY, begin, features_of, make_part, make_store, put_part
 
 EXT = ("zarr", "h5")
@@ -132,13 +131,13 @@ def test_taken_names_are_refused_untouched(tmp_path: Path) -> None:
 
 def test_a_store_begun_with_an_earlier_form_of_the_codec(tmp_path: Path) -> None:
     path, now = tmp_path / "a.zarr", features_of("small")
-    begin(path, dataclasses.replace(now, group=GROUPS[1])).close()
+    begin(path, dataclasses.replace(now, form=1)).close()
     with pytest.raises(UserError, match="in another form of codec small.*anew: give another"):
         begin(path, now)
     for codec, views in (("default", 2), ("small", 3)):  # other arguments, too
         with pytest.raises(UserError, match="with other arguments: .*in the store and .* now"):
             begin(path, features_of(codec, views=views))
-    begin(path, dataclasses.replace(now, group=GROUPS[1])).close()
+    begin(path, dataclasses.replace(now, form=1)).close()
 
 
 @pytest.mark.parametrize("ext", EXT)

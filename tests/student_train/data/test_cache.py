@@ -15,17 +15,20 @@ import torch
 
 from store import FeatureStore, UserError, open_store
 from store.containers.zarr.shards import ShardSlices
-from store.format import codecs
+from store.format.codecs.codec import Codec
+from store.format.codecs.floats import Float16, Float32
+from store.format.codecs.integers import Int4, Int8
+from store.format.codecs.logs import Fixed, Root
+from store.format.codecs.squares import Coarse, Square
 from store.format.layout import part_arrays
 from store.read.part import KeptSlices
 from store.tools.copy import convert
 from student_train.cli import main
 from student_train.data import cache
-from student_train.data.encoded import decode_attention, decode_scaled
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.checks import check
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from tests.end_to_end.support import refused, says
 
 CPU = torch.device("cpu")
@@ -128,16 +131,23 @@ def test_nothing_is_read_twice(store: FeatureStore, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("width", [1, 63, 64, 200])
 def test_what_is_decoded_is_what_the_store_decodes(width: int) -> None:
+    """By every codec there is, in torch as in NumPy."""
     states = np.random.default_rng(width).normal(size=(9, width)).astype(np.float32) * 50
-    for values, scale in (
-        codecs.encode_int8(states),
-        *(codecs.encode_int4(states, group) for group in codecs.GROUPS),
-    ):
-        found = decode_scaled(torch.from_numpy(values), torch.from_numpy(scale), width)
-        np.testing.assert_array_equal(found, codecs.decode_scaled(values, scale, width))
-    codes = np.arange(256, dtype=np.uint8)
-    found = decode_attention(torch.from_numpy(codes))
-    np.testing.assert_array_equal(found, codecs.decode_attention(codes))
+    logs, shares = -np.abs(states), np.abs(states) / np.abs(states).max()
+    logs[::2] = -np.inf
+    codecs: list[tuple[Codec, np.ndarray]] = [
+        (Float32(), states), (Float16(), states), (Int8(), states), (Int4(64), states),
+        (Int4(32), states), (Fixed(), logs), (Root(), logs), (Square(), shares), (Coarse(), shares),
+    ]  # fmt: skip
+    for codec, values in codecs:
+        stored = codec.encode(values)
+        tensors = {name: torch.from_numpy(array) for name, array in stored.items()}
+        found = codec.decode(tensors, (width,), torch)
+        assert found.dtype == torch.float32 and found.shape == values.shape
+        np.testing.assert_array_equal(found, codec.decode(stored, (width,)))
+    square, codes = Square(), np.arange(256, dtype=np.uint8)
+    found = square.from_codes(torch.from_numpy(codes), torch)
+    np.testing.assert_array_equal(found, square.from_codes(codes))
 
 
 def test_what_does_not_fit(

@@ -34,7 +34,7 @@ from student_train.model.kinds import (
 )
 from student_train.output.run import run
 from student_train.settings.options import ALIGNMENTS, TrainOptions
-from student_train.train.loop import METRICS
+from student_train.train.student_training import METRICS
 from support.errors import UserError
 from tests.texts import SENTENCES
 
@@ -153,10 +153,19 @@ def test_a_saved_student_is_loaded_whole(
 
 
 def test_sizes() -> None:
-    assert parse_student("tiny") == Shape("bert", 264, 3, 12, 264, positions=True)
+    assert parse_student("tiny") == Shape("bert", 264, 3, 12, 264)
     assert parse_student("modernbert:tiny") == Shape("modernbert", 264, 3, 12, 264)
     assert parse_student("64x2x4", default="modernbert") == Shape("modernbert", 64, 2, 4, 64)
     assert parse_student("bilstm:300,600") == Shape("bilstm", 1200, 1, 0, 300)
+    found = [parse_student(word).positions for word in ("tiny", "modernbert:tiny", "bilstm:8,8")]
+    assert found == ["learnt", "rotary", "none"]
+
+
+def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> None:
+    for student, rate in (("tiny", 0.5 / 264), ("32x2x4", 4e-3), ("modernbert:tiny", 0.5 / 264),
+                          ("bilstm:300,600", 3e-3), ("bilstm:8,8", 3e-3)):  # fmt: skip
+        assert parse_student(student).learning_rate == rate
+        assert TrainOptions(store="", student=student).resolved_lr == rate
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from student_train.settings.options import TrainOptions
 from student_train.settings.stages import stages_of
 from student_train.train.checks import check
 from student_train.train.distiller import Distiller
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from support.errors import UserError
 
 SMALL: dict[str, Any] = {"vocab": "400", "batch_tokens": 512, "device": "cpu", "precision": "fp32"}

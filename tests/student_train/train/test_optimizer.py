@@ -17,7 +17,7 @@ from student_train.cli import main
 from student_train.output.report import check_out
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
-from student_train.train.loop import BETAS, train
+from student_train.train.student_training import BETAS, train
 from support.errors import UserError
 from tests.end_to_end.support import ok, refused, says
 from tests.training.lamb import LONGEST, check_steps

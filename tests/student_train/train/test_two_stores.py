@@ -18,7 +18,7 @@ from student_train.losses.logits import kl
 from student_train.output.run import make_collator, prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.lesson import Lesson
-from student_train.train.loop import train
+from student_train.train.student_training import train
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 from tests.teacher_dump.windows.test_gold_labels import MOODS
 

@@ -34,6 +34,7 @@ from support.errors import UserError
 from support.signals import Stopped, stoppable
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.job.options import DumpOptions
+from teacher_dump.mixed_vocab.embedding_training import BETAS, WEIGHT_DECAY, Course, train
 from teacher_dump.mixed_vocab.model import MixedTeacher
 from teacher_dump.mixed_vocab.segmentation import (
     MASKED,
@@ -47,7 +48,6 @@ from teacher_dump.mixed_vocab.segmentation import (
     word_numbers,
 )
 from teacher_dump.mixed_vocab.stage_one import MixedVocabOptions, mixed_vocab
-from teacher_dump.mixed_vocab.training import BETAS, WEIGHT_DECAY, Course, train
 from teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import dumped, ok, refused, write_corpus
 from tests.texts import ENGLISH, SENTENCES

@@ -1,4 +1,4 @@
-"""A teacher in memory in the place of a store: it feeds a training in the store's order."""
+"""A teacher in memory, in the place of a store: what training costs and gives without one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from store import Batch, FeatureStore
+from store.format.codecs.levels import EXACT
 from store.read.record import Logits
 from store.read.stream import HiddenBatch
-from support.arrays import Array
 from teacher_dump.teacher.heads import top_logits
 from teacher_dump.teacher.teacher import Activations, Teacher
 from teacher_dump.windows.length_batches import padded
@@ -34,7 +34,8 @@ class OnlineTeacher:
         self.one_at_a_time = Lock()  # training reads ahead in a thread, validation does not
 
     def stream(self, *order: Any, features: Any = None, **settings: Any) -> Iterator[Batch]:
-        """Batches as of `FeatureStore.stream`. States and maps are there, asked for or not."""
+        """As `FeatureStore.stream`; states and maps come with the forward pass, asked for or
+        not."""
         logits = features is None or "logits" in features
         for batch in self.store.stream(*order, features=(), **settings):
             yield self._fed(batch, settings["view"], logits)
@@ -46,7 +47,9 @@ class OnlineTeacher:
             got = self.teacher.run(ids, present)
         here = torch.from_numpy(present).to(self.teacher.device)
         hidden = {
-            name: HiddenBatch(states[here].cpu().numpy(), None, *self.store.calibration[name])
+            name: HiddenBatch(
+                {"values": states[here].cpu().numpy()}, *self.store.calibration[name], EXACT.hidden
+            )
             for name, states in got.hidden.items()
         }
         maps = {
@@ -64,6 +67,7 @@ class OnlineTeacher:
             logits=self._logits(got, here) if logits else None,
             attention=maps,
             stored={f"view{view}/attention/{name}/values": flat for name, flat in maps.items()},
+            level=EXACT,
         )
 
     def _logits(self, got: Activations, here: torch.Tensor) -> Logits | None:
@@ -77,7 +81,7 @@ class OnlineTeacher:
             )
         return Logits("topk", log_partition, ids, logprobs, rest)
 
-    def _read(self, batch: Batch, i: int, view: int) -> Array:
+    def _read(self, batch: Batch, i: int, view: int) -> np.ndarray:
         tokens = slice(batch.start[i], batch.start[i + 1])
         if view == 0:
             return batch.token_ids[tokens].copy()

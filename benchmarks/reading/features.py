@@ -1,4 +1,4 @@
-"""The work of a reader: the features of a store that it has to deliver, in shuffled batches."""
+"""What every reader of the benchmark has to deliver: the features of a store, and their order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from store import FeatureStore
 from store.format.layout import ArraySpec, part_arrays
-from support.arrays import Array, starts
+from support.arrays import starts
 
-Arrays = dict[str, Array]
+Arrays = dict[str, np.ndarray]
 Epoch = Callable[[int], Iterator[Arrays]]
 BATCH_TOKENS = 16_384
 MAPS = "view0/attention/mean/values"
@@ -24,7 +24,7 @@ class Corpus:
     """A store, and all its features in memory for peers to write."""
 
     store: FeatureStore
-    batches_of: dict[int, list[Array]] = field(default_factory=dict)
+    batches_of: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
     @cached_property
     def _specs(self) -> dict[str, ArraySpec]:
@@ -41,12 +41,12 @@ class Corpus:
         """One token: every such array is a field."""
         return np.dtype([(name, s.dtype, s.shape[1:]) for name, s in self._specs.items()])
 
-    def _whole(self, name: str) -> Array:
+    def _whole(self, name: str) -> np.ndarray:
         places = range(len(self.store.manifest.parts))
         return np.concatenate([self.store.part(place).all(name) for place in places])
 
     @cached_property
-    def tokens(self) -> Array:
+    def tokens(self) -> np.ndarray:
         """[N] records."""
         found = np.empty(self.store.meta["tokens"], self.record)
         for name in self.names:
@@ -54,23 +54,23 @@ class Corpus:
         return found
 
     @cached_property
-    def maps(self) -> Array:
+    def maps(self) -> np.ndarray:
         return self._whole(MAPS)
 
     @cached_property
-    def lengths(self) -> Array:
+    def lengths(self) -> np.ndarray:
         blocks = self.store.blocks().tolist()
         return np.concatenate([self.store.lengths(begin, end) for begin, end in blocks])
 
     @cached_property
-    def token_start(self) -> Array:
+    def token_start(self) -> np.ndarray:
         return starts(self.lengths)
 
     @cached_property
-    def square_start(self) -> Array:
+    def square_start(self) -> np.ndarray:
         return starts(self.lengths**2)
 
-    def sequences(self) -> Iterator[tuple[Array, Array]]:
+    def sequences(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Records and map of each sequence."""
         for (a, b), (c, d) in zip(
             zip(self.token_start[:-1], self.token_start[1:], strict=True),
@@ -79,7 +79,7 @@ class Corpus:
         ):
             yield self.tokens[a:b], self.maps[c:d]
 
-    def batches(self, epoch: int) -> list[Array]:
+    def batches(self, epoch: int) -> list[np.ndarray]:
         """Numbers of the sequences of each batch: the same for all who read by number."""
         if epoch not in self.batches_of:
             stream = self.store.stream(0, epoch, BATCH_TOKENS, features=())

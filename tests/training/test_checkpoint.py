@@ -12,8 +12,8 @@ import torch
 
 from store import UserError
 from student_train.output.report import SETTINGS, check_out
-from student_train.train.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from support import files
+from training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 
 
 def truncated(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The one training loop: store -> batches -> losses -> student."""
+"""Training a student: the one loop over its stages, with validation, metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
-from tqdm import tqdm
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from store import FeatureStore
@@ -26,11 +25,11 @@ from student_train.data.collator import Collator
 from student_train.model.freezing import set_frozen
 from student_train.output.board import Board
 from student_train.settings.options import TrainOptions
-from student_train.train.checkpoint import load_checkpoint, save_checkpoint
 from student_train.train.lesson import Lesson
 from support import files
-from support.errors import UserError
 from support.signals import stoppable
+from training.checkpoint import load_checkpoint, save_checkpoint
+from training.loop import Losses, Training
 from training.optimizer import optimizer_of
 from training.schedule import Schedule
 
@@ -64,44 +63,31 @@ def train(
     """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`,
     `features` and `meta`).
 
-    `others` are learnt from as well, in each step a batch of each (see `Lesson`).
+    Each step learns from a batch of `store` and a batch of each of the `others` (see `Lesson`).
 
-    With `out`, metrics and checkpoints are written there; `resume` goes on from the newest
+    Writes metrics and checkpoints into `out`, if given. `resume` goes on from the newest
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
-    step). `on_step` is told the step and its losses, `say` where a resumed training begins. Raises
+    step). Calls `on_step` with each step and its losses, `say` with a line for the user. Raises
     Stopped after SIGINT or SIGTERM, saved at the step that was under way; UserError where the loss
-    is no longer finite.
+    or its gradient is no longer finite.
     """
+    stores = [(store, collator), *others]
     with (
         stoppable() as stop,
-        closing(_Run([(store, collator), *others], student, options, out, resume, say)) as run,
-        stop.held(),
-        tqdm(
-            total=run.steps, initial=run.step, desc="train", unit="step", disable=None
-        ) as progress,
+        closing(_StudentTraining(stores, student, options, out, resume, on_step, say)) as training,
     ):
-        for found in run.losses():
-            progress.update()
-            progress.set_postfix(loss=f"{found['loss']:.3f}", refresh=False)
-            if on_step:
-                on_step(run.step, found)
-            run.record(found)
-            if (run.step - run.first) % run.eval_every == 0 and run.step < run.last:
-                run.validate()
-            if out is not None and (stop.asked or run.step % run.checkpoint_every == 0):
-                run.save()
-            stop.check()
-    return Trained(student, run.validation, run.step, run.tokens, run.seconds())
+        training.run(stop, "train")
+    return Trained(student, training.validation, training.step, training.tokens, training.seconds())
 
 
 def _give_back() -> None:
-    """Freed memory to the system: of blocks of ever other sizes glibc keeps gigabytes."""
+    """Return freed memory to the system: glibc keeps gigabytes of blocks whose sizes vary."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
-class _Run:
-    """The state of one training, that a checkpoint holds, and the steps over it."""
+class _StudentTraining(Training):
+    """One training of a student: stage after stage, over one or more stores."""
 
     def __init__(
         self,
@@ -110,30 +96,33 @@ class _Run:
         options: TrainOptions,
         out: Path | None,
         resume: bool,
+        on_step: Callable[[int, dict[str, float]], object] | None,
         say: Callable[[str], object],
     ) -> None:
-        self.out, self.say, self.seed = out, say, options.seed
+        self.out, self.on_step, self.say = out, on_step, say
         self.device = torch.device(options.device)
         torch.manual_seed(options.seed)
         self.lessons = [Lesson(*each, student, options, self.device) for each in stores]
-        self.model = nn.ModuleList(lesson.distiller for lesson in self.lessons)
+        model = nn.ModuleList(lesson.distiller for lesson in self.lessons)
+        super().__init__(model, options.seed, options.clip)
         self.stages = self.lessons[0].stages
         steps = [self.lessons[0].steps_of(number) for number in range(len(self.stages))]
-        self.ends = np.cumsum(steps).tolist()
+        self.ends = list(accumulate(steps))
         self.steps = self.ends[-1]
-        self.step = self.tokens = 0
+        self.tokens = 0
         self.spent, self.begun = 0.0, time.perf_counter()
         self.validation: dict[str, float] = {}
         self.enter(0)
         if out is not None and resume:
-            self.load()
+            self.load(out)
         # What a killed run showed after its last checkpoint comes again.
         purge = self.step + 1 if resume else None
         self.board = Board(out / "tensorboard", purge) if out else None
 
     def enter(self, number: int) -> None:
-        """Begin a stage: its losses, data and weights that move, with a new optimiser."""
+        """Begin a stage: its losses, its data, the weights that it trains, a new optimizer."""
         self.number, self.options = number, self.stages[number]
+        self.clip = self.options.clip
         self.first, self.last = [0, *self.ends][number], self.ends[number]
         steps = self.last - self.first
         for lesson in self.lessons:
@@ -166,11 +155,10 @@ class _Run:
             )
 
     def seconds(self) -> float:
-        """Of training so far, those before a resume included."""
+        """Measure how long the training took so far, the time before a resume included."""
         return self.spent + time.perf_counter() - self.begun
 
-    def losses(self) -> Iterator[dict[str, float]]:
-        """Take the steps that are left; for each, its losses and its tokens."""
+    def updates(self) -> Iterator[Losses]:
         yield from self._stage()
         self.leave()
         for number in range(self.number + 1, len(self.stages)):
@@ -178,55 +166,45 @@ class _Run:
             yield from self._stage()
             self.leave()
 
-    def _stage(self) -> Iterator[dict[str, float]]:
+    def _stage(self) -> Iterator[Losses]:
         options = self.options
         first = (self.step - self.first) * options.accumulate
         batches = [lesson.batches(first) for lesson in self.lessons]
         self.model.train()
+        count = options.accumulate * len(self.lessons)
         try:
             while self.step < self.last:
-                self._seed()
                 rate = options.resolved_lr * self.schedule.factor(self.step - self.first)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = rate
-                tokens, found = self._accumulate(batches)
-                norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.clip)
-                if not math.isfinite(found["loss"]) or not math.isfinite(norm):
-                    raise UserError(
-                        f"step {self.step + 1}: training has diverged (loss {found['loss']:g}, its"
-                        f" gradient's norm {float(norm):g}); lower --lr, here {rate:.2g}"
-                    )
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
-                self.step += 1
-                self.tokens += tokens
-                yield {**found, "lr": rate, "tokens": tokens}
+                before = self.tokens
+                losses = self.update(rate, self._losses(batches), count)
+                yield {**losses, "lr": rate, "tokens": self.tokens - before}
         finally:
             for each in batches:
                 each.close()
 
-    def _seed(self) -> None:
-        """Dropout is a function of (seed, step), so that a resumed run draws the same."""
-        sequence = np.random.SeedSequence([self.seed, self.step])
-        torch.manual_seed(int(sequence.generate_state(1)[0]))
-
-    def _accumulate(
+    def _losses(
         self, batches: Sequence[Generator[StudentBatch]]
-    ) -> tuple[int, dict[str, float]]:
-        """Add up the gradients of one optimiser step; its tokens and mean losses."""
-        tokens, found = 0, dict[str, float]()
-        shares = self.options.accumulate * len(self.lessons)
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Compute the losses of all batches of one step."""
         for _ in range(self.options.accumulate):
             for lesson, some in zip(self.lessons, batches, strict=True):
                 batch = next(some).to(self.device)
-                tokens += batch.tokens
-                loss, parts = lesson.loss(batch)
-                (loss / shares).backward()
-                for name, value in {**parts, "loss": loss}.items():
-                    found[name] = found.get(name, 0.0) + float(value.detach()) / shares
-        return tokens, found
+                self.tokens += batch.tokens
+                yield lesson.loss(batch)
+
+    def after(self, losses: Losses, progress: Any) -> None:
+        progress.set_postfix(loss=f"{losses['loss']:.3f}", refresh=False)
+        if self.on_step:
+            self.on_step(self.step, losses)
+        self.record(losses)
+        if (self.step - self.first) % self.eval_every == 0 and self.step < self.last:
+            self.validate()
+
+    def is_due(self) -> bool:
+        return self.step % self.checkpoint_every == 0
 
     def validate(self) -> dict[str, float]:
+        """Measure the losses of the held-out parts, tell the schedule, keep the best weights."""
         each = [lesson.validate() for lesson in self.lessons]
         found = dict(each[0])
         for number, values in enumerate(each[1:], 2):
@@ -250,13 +228,13 @@ class _Run:
         self.board.add(values, self.step)
 
     def save(self) -> None:
-        assert self.out is not None
+        if self.out is None:
+            return
         files.sync(self.out / METRICS)
         state = {
+            **self.state(),
             "stage": self.number,
             "best": self.best,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
             "schedule": vars(self.schedule),
             "tokens": self.tokens,
             "seconds": self.seconds(),
@@ -264,20 +242,19 @@ class _Run:
         }
         save_checkpoint(self.out / "checkpoints", self.step, state)
 
-    def load(self) -> None:
-        assert self.out is not None
-        (state, torn), written = load_checkpoint(self.out / "checkpoints"), 0
+    def load(self, out: Path) -> None:
+        """Go on from the newest checkpoint in `out`, if there is one."""
+        (state, torn), written = load_checkpoint(out / "checkpoints"), 0
         if state is not None:
             self.enter(state["stage"])
+            self.restore(state)
             self.best = state["best"]
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
             self.schedule = Schedule(**state["schedule"])
-            self.step, written = state["step"], state["metrics"]
             self.tokens, self.spent = state["tokens"], state["seconds"]
+            written = state["metrics"]
         passed = f" ({', '.join(path.name for path in torn)} torn: passed over)" if torn else ""
         self.say(f"resume    after step {self.step}{passed}")
-        metrics = self.out / METRICS
+        metrics = out / METRICS
         if metrics.exists() and metrics.stat().st_size > written:
             os.truncate(metrics, written)  # what was written after that checkpoint comes again
 

@@ -1,0 +1,1 @@
+"""Codecs: how values of the teacher become the codes that a store keeps (formulas in FORMAT.md)."""

@@ -1,0 +1,85 @@
+"""The registry: which codec a store of each level (`exact`, `default`, `small`) uses for what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from store.errors import StoreError
+from store.format.codecs.codec import DENSE, FAST, Codec, Elementwise, Packing
+from store.format.codecs.floats import Float16, Float32
+from store.format.codecs.hidden import HiddenCodec
+from store.format.codecs.integers import Int4, Int8
+from store.format.codecs.logs import Fixed, Root
+from store.format.codecs.squares import Coarse, Square
+from support.arrays import Array, Floats
+
+KINDS = ("hidden", "logprobs", "rest", "head", "attention")
+
+
+@dataclass(frozen=True)
+class Level:
+    """The codecs of a store; `ids` is how whole numbers beside its logits are packed."""
+
+    hidden: HiddenCodec
+    logprobs: Elementwise
+    rest: Elementwise
+    head: Codec
+    attention: Elementwise
+    ids: Packing = FAST
+
+    def encodings(self) -> dict[str, Any]:
+        """What undoes every lossy array of a store (JSON)."""
+        return {kind: dict(getattr(self, kind).description) for kind in KINDS}
+
+    def unlike(self, found: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+        """(dotted key, expected, found) of what decodes otherwise by the encodings `found`; prose
+        and keys that no codec knows are not compared."""
+        unlike = []
+        for kind in KINDS:
+            codec, described = getattr(self, kind), found.get(kind)
+            described = described if isinstance(described, Mapping) else {}
+            for key in codec.unlike(described):
+                unlike.append((f"{kind}.{key}", codec.description.get(key), described.get(key)))
+        return unlike
+
+
+EXACT = Level(HiddenCodec(Float32(), False), Float32(), Float32(), Float32(), Float32())
+DEFAULT = Level(HiddenCodec(Int8()), Fixed(), Fixed(), Float16(), Square())
+SMALL = Level(HiddenCodec(Int4(64)), Root(), Fixed(), Int8(DENSE), Coarse(), DENSE)
+FIRST_SMALL = Level(HiddenCodec(Int4(32)), Root(), Fixed(), Int8(DENSE), Square(DENSE), DENSE)
+
+LEVELS = {"exact": (EXACT,), "default": (DEFAULT,), "small": (SMALL, FIRST_SMALL)}
+"""The forms of each level, from no error to most: the one that is written, then earlier ones."""
+
+
+def bound(
+    level: Level, kind: str, values: Floats, stored: Mapping[str, Array] | None = None
+) -> Array:
+    """The largest error of each of `values` of a store that may have been recoded through every
+    level before its own. See `Codec.bound`."""
+    total: Array = getattr(level, kind).bound(values, stored)
+    for forms in LEVELS.values():
+        if level in forms:
+            break
+        total = total + getattr(forms[0], kind).bound(values)
+    return total
+
+
+def form_of(name: str, encodings: object) -> int:
+    """Which form of the level `name` a store with these `encodings` is of.
+
+    Raises StoreError, naming a key, if no form would decode the store rightly.
+    """
+    if not isinstance(encodings, Mapping):
+        raise StoreError(f"features: encodings must be a JSON object, got {encodings!r:.80}")
+    unlike = [level.unlike(encodings) for level in LEVELS[name]]
+    nearest = min(range(len(unlike)), key=lambda form: len(unlike[form]))
+    for key, expected, found in unlike[nearest]:
+        raise StoreError(
+            f"features: encodings.{key} of codec {name!r} is {json.dumps(found):.80}, expected"
+            f" {json.dumps(expected)}; read the store with the software that wrote it"
+        )
+    return nearest

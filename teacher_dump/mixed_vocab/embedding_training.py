@@ -1,0 +1,173 @@
+"""Training of the student's embeddings within the teacher, on the one loop of `training.loop`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support import files
+from support.arrays import Floats
+from support.differences import differences
+from support.errors import ANOTHER, UserError
+from support.lease import Lease
+from support.signals import Stop
+from teacher_dump.mixed_vocab.model import MixedTeacher
+from teacher_dump.mixed_vocab.segmentation import Batch, Mixer
+from training.checkpoint import read_checkpoint, write_checkpoint
+from training.loop import Losses, Training
+from training.optimizer import optimizer_of
+from training.schedule import Schedule
+
+LINES = 20  # of losses, that a training prints
+WARMUP = 0.05
+WEIGHT_DECAY = 0.01
+CLIP = 1.0
+BETAS = (0.9, 0.999)
+
+
+@dataclass(frozen=True)
+class Course:
+    """How long and how fast to train.
+
+    `begun` identifies the training: a checkpoint of another one is refused.
+    """
+
+    steps: int
+    lr: float
+    optimizer: str
+    seed: int
+    precision: str
+    checkpoint_every: int
+    begun: dict[str, Any]
+
+
+def train(
+    model: MixedTeacher,
+    mixer: Mixer,
+    course: Course,
+    checkpoint: Path,
+    device: str,
+    stop: Stop,
+    say: Callable[[str], object] = lambda line: None,
+) -> Floats:
+    """Train in place and return the student's embeddings, float32 [Vs, d].
+
+    Goes on from `checkpoint` if that file exists, along the same curve. Raises UserError where it
+    belongs to another training, and where the loss is no longer finite; Stopped, with a checkpoint
+    written, after a signal.
+    """
+    model.to(device).train()
+    training = _EmbeddingTraining(model, mixer, course, checkpoint, torch.device(device), say)
+    with closing(Lease(checkpoint)):  # two trainings would take each other's checkpoint for theirs
+        training.load()
+        training.run(stop, "mixed vocabulary")
+    embeddings: Floats = model.student.weight.detach().float().cpu().numpy().copy()
+    return embeddings
+
+
+class _EmbeddingTraining(Training):
+    """The training of a `MixedTeacher`: prints mean losses, keeps its checkpoint in one file."""
+
+    model: MixedTeacher
+
+    def __init__(
+        self,
+        model: MixedTeacher,
+        mixer: Mixer,
+        course: Course,
+        checkpoint: Path,
+        device: torch.device,
+        say: Callable[[str], object],
+    ) -> None:
+        super().__init__(model, course.seed, CLIP)
+        self.mixer, self.course, self.say = mixer, course, say
+        self.checkpoint, self.device = checkpoint, device
+        self.steps = course.steps
+        self.schedule = Schedule("linear", self.steps, round(WARMUP * self.steps))
+        self.optimizer = optimizer_of(
+            model, course.optimizer, lr=course.lr, weight_decay=WEIGHT_DECAY, betas=BETAS
+        )
+        self.sums, self.since = Losses(), time.perf_counter()
+
+    def updates(self) -> Iterator[Losses]:
+        self.since = time.perf_counter()
+        for batch in islice(self.mixer.batches(self.step), self.steps - self.step):
+            rate = self.course.lr * self.schedule.factor(self.step)
+            yield self.update(rate, self._losses(batch.to(self.device)))
+
+    def _losses(self, batch: Batch) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Compute the mean loss of a batch; beside it sums and counts, for the printed lines."""
+        narrow = self.course.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
+            sums = torch.stack(self.model(batch))
+        own = batch.labels_own.sum()
+        parts = {
+            "teacher": sums[0],
+            "student": sums[1],
+            "teacher_pieces": len(batch.labels) - own,
+            "student_pieces": own,
+            "tokens": batch.present.sum(),
+        }
+        yield sums.sum() / max(1, len(batch.labels)), parts
+
+    def after(self, losses: Losses, progress: Any) -> None:
+        for name, value in losses.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        if self.step % max(1, self.steps // LINES) == 0 or self.step == self.steps:
+            progress.clear()
+            self.say(self._line())
+            self.sums, self.since = Losses(), time.perf_counter()
+
+    def _line(self) -> str:
+        """Mean losses since the line before, in nats."""
+        sums, seconds = self.sums, time.perf_counter() - self.since
+        nats = sums["teacher"] + sums["student"]
+        pieces = sums["teacher_pieces"] + sums["student_pieces"]
+        return (
+            f"step {self.step}/{self.steps}  loss {nats / pieces:.4f}"
+            f"  teacher's pieces {sums['teacher'] / max(1, sums['teacher_pieces']):.4f}"
+            f"  student's {sums['student'] / max(1, sums['student_pieces']):.4f}"
+            f"  {sums['tokens'] / seconds:,.0f} tokens/s"
+        )
+
+    def is_due(self) -> bool:
+        return self.step % self.course.checkpoint_every == 0 or self.step == self.steps
+
+    def save(self) -> None:
+        try:
+            write_checkpoint(self.checkpoint, {**self.state(), "begun": self.course.begun})
+        except OSError as error:
+            raise UserError(
+                f"{self.checkpoint}: cannot be written: {files.reason(error)}"
+            ) from error
+
+    def load(self) -> None:
+        """Go on from the checkpoint, if there is one."""
+        if not self.checkpoint.exists():
+            return
+        state = read_checkpoint(self.checkpoint)
+        if state is None:
+            raise UserError(
+                f"{self.checkpoint}: the checkpoint of a stopped training cannot be read (torn, or"
+                " of another version); remove it to begin anew"
+            )
+        differ = [
+            f"{key} was {old} and is {new}"
+            for key, old, new in differences(state["begun"], self.course.begun)
+        ]
+        if differ:
+            raise UserError(
+                f"{self.checkpoint}: is of a training with other arguments: {'; '.join(differ)};"
+                f" use the same arguments to go on, or {ANOTHER}"
+            )
+        self.restore(state)
+        if self.step:
+            self.say(f"resume    after step {self.step} of {self.steps}")

@@ -1,0 +1,127 @@
+"""What a reader does not know: what may change the meaning of a store is refused, what only adds to
+it is ignored (FORMAT.md, section 6)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from store import StoreError, open_store
+from store.tools.verify import verify
+from tests.store.making import features_of, make_store
+from tests.store.rewriting import seal_again
+
+Edit = Callable[[dict[str, Any], dict[str, Any]], object]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("unknown") / "a.zarr"
+    make_store(path, features_of("default", "tagging"), parts=1, sequences=3)
+    return path
+
+
+def edited(path: Path, edit: Edit) -> None:
+    """The store after `edit` of its root attributes and manifest, with all that must be equal."""
+    attributes = json.loads((path / "zarr.json").read_text())["attributes"]
+    manifest = json.loads(zarr.open_array(path / "manifest", mode="r")[:].tobytes())
+    edit(attributes, manifest)
+    attributes["arrays"] = manifest["arrays"]
+    manifest["attributes"] |= {key: attributes[key] for key in ("features", "identity")}
+    part = path / "parts/0/zarr.json"
+    node = json.loads(part.read_text())
+    node["attributes"]["part"] = manifest["parts"][0]
+    part.write_text(json.dumps(node))
+    seal_again(path, attributes, manifest, random.Random(0))
+
+
+def add_array(path: Path, name: str) -> dict[str, Any]:
+    """Write another array; returns its entry."""
+    values = np.arange(5, dtype=np.uint8)
+    folder = path
+    for segment in name.split("/")[:-1]:
+        folder = folder / segment
+        if not (folder / "zarr.json").exists():
+            folder.mkdir()
+            node = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+            (folder / "zarr.json").write_text(json.dumps(node))
+    array = zarr.create_array(
+        zarr.storage.LocalStore(path), name=name, shape=(5,), dtype=values.dtype, chunks=(2,),
+        shards=(6,), compressors=[zarr.codecs.Crc32cCodec()], filters=None, fill_value=0,
+    )  # fmt: skip
+    array[...] = values
+    return {"shape": [5], "dtype": "uint8", "sha256": hashlib.sha256(values.tobytes()).hexdigest()}
+
+
+IGNORED: dict[str, Edit] = {
+    "root attribute": lambda root, manifest: root.update(more=1),
+    "key of features": lambda root, manifest: root["features"].update(more=[1]),
+    "key of the manifest": lambda root, manifest: manifest.update(more={"a": 1}),
+    "key of a part": lambda root, manifest: manifest["parts"][0].update(more=1),
+    "key of counts": lambda root, manifest: manifest["parts"][0]["counts"].update(more=1),
+    "key of an entry": lambda root, manifest: manifest["parts"][0]["arrays"]["token/id"].update(
+        more=1
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IGNORED)
+def test_what_is_ignored(sound: Path, tmp_path: Path, what: str) -> None:
+    path = tmp_path / "a.zarr"
+    shutil.copytree(sound, path)
+    edited(path, IGNORED[what])
+    assert verify(path).problems == []
+    assert open_store(path)[2].text == open_store(sound)[2].text
+
+
+@pytest.mark.parametrize("name", ("teacher/later/thing", "calibration/later/a/thing"))
+def test_arrays_outside_the_parts_are_ignored_and_checked(
+    sound: Path, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "a.zarr"
+    shutil.copytree(sound, path)
+    entry = add_array(path, name)
+    assert any(f"extra file {name}" in line for line in verify(path).problems)
+    edited(path, lambda root, manifest: manifest["arrays"].update({name: entry}))
+    assert verify(path).problems == []
+    assert open_store(path)[2].text == open_store(sound)[2].text
+    edited(path, lambda root, manifest: entry.update(sha256="0" * 64) or manifest["arrays"].update(
+        {name: entry}
+    ))  # fmt: skip
+    assert verify(path).problems == [f"array {name} does not match its checksum"]
+
+
+REFUSED: dict[str, Edit] = {
+    "logits must have": lambda root, manifest: root["features"].update(
+        logits={"tier": "topk", "size": 3, "more": 1}
+    ),
+    "task must have": lambda root, manifest: root["features"]["task"].update(more=1),
+    "its arrays are not those": lambda root, manifest: manifest["parts"][0]["arrays"].update(
+        {"token/more": manifest["parts"][0]["arrays"]["token/id"]}
+    ),
+    "arrays are not those of": lambda root, manifest: manifest["parts"][0]["arrays"].pop(
+        "token/tag"
+    ),
+    "does not belong in a store": lambda root, manifest: manifest["arrays"].update(
+        {"more/of/it": next(iter(manifest["arrays"].values()))}
+    ),
+    "attributes were altered": lambda root, manifest: manifest["attributes"].update(more=1),
+}
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_what_is_refused(sound: Path, tmp_path: Path, told: str) -> None:
+    path = tmp_path / "a.zarr"
+    shutil.copytree(sound, path)
+    edited(path, REFUSED[told])
+    with pytest.raises(StoreError, match=told):
+        open_store(path)
