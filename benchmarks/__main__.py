@@ -1,20 +1,50 @@
-"""`python -m benchmarks`: the measurements that take minutes, one after another.
-
-Those that take hours, or a store of your own, name their own command.
-"""
+"""List the benchmarks, or run some of them, each in a process of its own."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
-SHORT = ("codecs", "teacher_gone", "latency")
+import click
+
+FOLDER = Path(__file__).parent
+SHORT = ("quality.codec_costs", "speed.teacher_gone", "latency")  # minutes each
 
 
-def main() -> None:
-    """Each in a process of its own, so that none finds the memory of another in its figures."""
-    for name in SHORT:
-        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+def benchmarks() -> dict[str, str]:
+    """Every module here that is a command: what comes after `python -m benchmarks.`, and the first
+    line of its docstring."""
+    found = {}
+    for file in sorted(FOLDER.rglob("*.py")):
+        source = file.read_text("utf-8")
+        if file == Path(__file__) or "@click.command" not in source:
+            continue
+        name = ".".join(file.relative_to(FOLDER).with_suffix("").parts).removesuffix(".__main__")
+        found[name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    return found
+
+
+def listing() -> str:
+    """A line a benchmark."""
+    found = benchmarks()
+    width = max(map(len, found))
+    return "\n".join(f"{name:{width}}  {shows}" for name, shows in found.items())
+
+
+@click.command(epilog=f"\b\n{listing()}", context_settings={"max_content_width": 120})
+@click.argument("names", nargs=-1, type=click.Choice(list(benchmarks())), metavar="[NAME]...")
+def main(names: tuple[str, ...]) -> None:
+    """Run the benchmarks of these names, or the three that take minutes, one after another.
+
+    For options, call one by itself: `python -m benchmarks.NAME --help`.
+    """
+    for name in names or SHORT:
+        # In its own process, none finds the memory of another in its figures.
+        code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"]).returncode
+        if code:
+            raise click.ClickException(f"benchmarks.{name} ended with exit code {code}")
 
 
 if __name__ == "__main__":

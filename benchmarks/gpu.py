@@ -1,4 +1,4 @@
-"""What a GPU gives: a dump, its head, and a student's steps with every kind of cache.
+"""Speed on a GPU: a dump, its head, and a student's steps with every kind of cache.
 
     python -m benchmarks.gpu [--corpus TEXT]
 
@@ -29,7 +29,8 @@ from store import open_store
 from student_train.settings.options import CACHES, TrainOptions
 from support.console import check_device, command_errors
 from teacher_dump.job.options import DumpOptions
-from teacher_dump.teacher.teacher import heads, load_teacher
+from teacher_dump.teacher import heads
+from teacher_dump.teacher.teacher import load_teacher
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}  # a second
 FEATURES: dict[str, dict[str, Any]] = {
@@ -60,11 +61,11 @@ def operations(options: DumpOptions) -> float:
     )
     config = model.config
     decoder = 0 if options.head == "none" else config.vocab_size * config.hidden_size
-    return 2.0 * (weights + decoder)
+    return float(2 * (weights + decoder))
 
 
 def dumps(options: DumpOptions, repeats: int) -> list[list[object]]:
-    """A row a setting."""
+    """A row for each setting of the dump."""
     rows: list[list[object]] = []
     for features, words in FEATURES.items():
         one = replace(options, **words)
@@ -82,7 +83,7 @@ def dumps(options: DumpOptions, repeats: int) -> list[list[object]]:
 def head(
     model: str, device: str, precision: str, way: str, k: int, rows: int, runs: int
 ) -> Figures:
-    """Tokens a second through the head alone, `way` a function of `heads`."""
+    """Tokens a second through the head alone; `way` names a function of `heads`."""
     decoder = load_teacher(model, attention="none", device=device, precision=precision).decoder
     assert decoder is not None
     dtype = torch.bfloat16 if decoder.rounded else torch.float32
@@ -97,7 +98,7 @@ def head(
 
 
 def head_rows(options: DumpOptions, repeats: int, rows: int, runs: int) -> list[list[object]]:
-    """A row a setting; the kernel's only where it runs."""
+    """A row for each setting of the head. The fused kernel has one only where it runs."""
     found: list[list[object]] = []
     device = torch.device(options.device)
     decoder = load_teacher(options.model, attention="none").decoder
@@ -121,7 +122,7 @@ def head_rows(options: DumpOptions, repeats: int, rows: int, runs: int) -> list[
 
 
 def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]:
-    """A row a setting, after an epoch each; `base.steps` are timed."""
+    """A row for each setting: `base.steps` steps are timed, after an epoch."""
     steps = base.steps or 0
     store = open_store(base.store)
     epoch = store.batch_count(base.seed, 0, base.batch_tokens)
@@ -178,7 +179,11 @@ def main(
             table(HEAD_OF_DUMPS, dumps(options, repeats)),
             table(HEAD_OF_HEADS, head_rows(options, repeats, dump_batch, runs=5)),
         ]
-        settings = {"student": student, "vocab": vocab, "batch_tokens": batch_tokens}
+        settings: dict[str, Any] = {
+            "student": student,
+            "vocab": vocab,
+            "batch_tokens": batch_tokens,
+        }
         with on_small_store(teacher, corpus, tokens, steps=steps, device=device, **settings) as it:
             tables.append(table(HEAD_OF_STUDENTS, students(it.resolved(), teacher, repeats)))
     body = "\n\n".join(tables)

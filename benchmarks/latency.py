@@ -1,5 +1,6 @@
-"""Size, time and memory of students beside a teacher of rubert-base's size, as in the table of
-Kolesnikova et al. 2022.
+"""Size, time and memory of students beside a teacher of rubert-base's size.
+
+The table is that of Kolesnikova et al. 2022.
 
     python -m benchmarks.latency
 
@@ -8,6 +9,7 @@ Time and memory do not depend on what the weights are: all are random.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -15,8 +17,8 @@ from typing import Any
 
 import click
 
+from benchmarks.common.processes import in_own_process
 from benchmarks.common.results import RESULTS, publish, table
-from benchmarks.quality.sizes import measured
 from support.console import command_errors
 
 TEACHER = ("768x12x12", 119_547)
@@ -43,13 +45,23 @@ def random_model(folder: Path, shape: str, pieces: int) -> Path:
     words = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, pieces)}}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]"
     )
     path = folder / f"{shape}-{pieces}"
     make_student(shape, tokenizer, POSITIONS).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+def measured(models: list[Path], teacher: Path, size: tuple[str, ...]) -> list[dict[str, Any]]:
+    """A row of `downstream --task speed` for each model, the teacher last."""
+    named = [word for model in models for word in ("--model", model)]
+    with tempfile.TemporaryDirectory() as out:
+        words = ("--task", "speed", *named, "--teacher", teacher, *size, "--out", out)
+        in_own_process("downstream.cli", *words)
+        rows: list[dict[str, Any]] = json.loads((Path(out) / "scores.json").read_text())["models"]
+    return rows
 
 
 def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:

@@ -1,4 +1,4 @@
-"""Kill dumps and trainings at random moments; each is finished by the next start.
+"""Dumps and trainings killed at random moments, each finished by the next start.
 
     nice python -m benchmarks.reliability [--dump-kills 200] [--train-kills 50]
 
@@ -97,7 +97,7 @@ class Job:
         return self.killed(process)
 
     def kill_real(self, chance: random.Random) -> bool:
-        """The same with a process that was begun by a shell's means and imports everything."""
+        """Kill a process that was started as a shell starts one and imports everything."""
         self.clear()
         line = [sys.executable, "-m", "benchmarks.common.processes", *map(str, self.words)]
         with self.log.open("ab") as log:
@@ -115,7 +115,7 @@ class Job:
         return code == -signal.SIGKILL
 
     def trials(self, kills: int, seed: int, real: int = 0) -> list[object]:
-        """A row of the table. Raises RuntimeError if a single one does not end as it must."""
+        """Kill and finish it `kills` times; a row. Raises RuntimeError at any difference."""
         chance = random.Random(f"{self.name} {seed}")
         number = struck = 0
         while struck < kills:
@@ -132,7 +132,7 @@ class Job:
 
 
 def moment_of_dump(out: Path) -> str:
-    """What a dump is doing, or was when it was killed."""
+    """Name the step that a dump is at, or was at when it was killed."""
     parts = out / "parts" if out.suffix == ".zarr" else Path(f"{out}.parts")
     with suppress(OSError):
         beside = [path.name for path in out.parent.iterdir()]
@@ -170,7 +170,7 @@ def content_of_store(out: Path) -> object:
 
 
 def moment_of_training(out: Path) -> str:
-    """What a training is doing, or was when it was killed."""
+    """Name the step that a training is at, or was at when it was killed."""
     settings = out / "training.json"
     if not settings.exists():
         return "beginning"
@@ -196,13 +196,13 @@ def resume(out: Path) -> Words:
 def make_teacher(folder: Path, corpus: Path) -> None:
     """A random BERT with a tokenizer of the corpus."""
     from tokenizers import BertWordPieceTokenizer
-    from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, set_seed
+    from transformers import BertConfig, BertForMaskedLM, BertTokenizer, set_seed
 
     folder.mkdir()
     pieces = BertWordPieceTokenizer()
     pieces.train([str(corpus)], vocab_size=600, show_progress=False)
     pieces.save(str(folder / "pieces.json"))
-    tokenizer = BertTokenizerFast(tokenizer_file=str(folder / "pieces.json"), model_max_length=64)
+    tokenizer = BertTokenizer(tokenizer_file=str(folder / "pieces.json"), model_max_length=64)
     tokenizer.save_pretrained(folder)
     set_seed(0)
     config = BertConfig(
@@ -223,7 +223,16 @@ def jobs(folder: Path) -> list[Job]:
     made = []
     for ext in ("zarr", "h5"):
         out = folder / ext / f"store.{ext}"
-        words = ("teacher_dump.cli", "--model", model, "--corpus", corpus, "--out", out, *DUMP)
+        words: Words = (
+            "teacher_dump.cli",
+            "--model",
+            model,
+            "--corpus",
+            corpus,
+            "--out",
+            out,
+            *DUMP,
+        )
         made.append(Job(f"dump to .{ext}", out, (*words, "--device", "cpu"), moment_of_dump,
                         content_of_store, aimed=("writing", "sealing")))  # fmt: skip
     store, out = folder / "store.h5", folder / "training" / "student"

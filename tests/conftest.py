@@ -78,7 +78,7 @@ def _backend(kind: str, specials: dict[str, str]) -> Any:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
+        trainer: Any = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
     elif kind == "unigram":
         backend = Tokenizer(models.Unigram())
         backend.normalizer = normalizers.NFKC()

@@ -1,0 +1,1 @@
+"""Shared by benchmarks: processes, stores to measure on, and sections of results."""

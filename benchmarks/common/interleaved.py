@@ -1,4 +1,4 @@
-"""Settings that are compared in turn, each time in a process of its own."""
+"""Settings measured in turn, each time in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ Figures = dict[str, float]
 
 
 def interleaved(settings: Mapping[str, Callable[[], Figures]], repeats: int) -> dict[str, Figures]:
-    """Medians of what each setting measures; they take turns, so that a busy machine is busy for
-    all of them. A setting has to be picklable (`functools.partial` of a function of a module)."""
+    """Medians of the figures of each setting.
+
+    Settings take turns, so that a busy machine is busy for all of them. A setting has to be
+    picklable (`functools.partial` of a function of a module).
+    """
     runs: dict[str, list[Figures]] = {name: [] for name in settings}
     for _ in range(repeats):
         for name, work in settings.items():
@@ -25,7 +28,7 @@ def interleaved(settings: Mapping[str, Callable[[], Figures]], repeats: int) -> 
 
 
 def alone(work: Callable[[], Figures]) -> Figures:
-    """What a function finds in a new process, that holds the memory of no other."""
+    """Call a function in a new process, which holds the memory of no other."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(work).result()
 

@@ -1,8 +1,8 @@
-"""Commands in processes that begin at once: forked from one that has imported everything.
+"""Commands in processes that start at once: each is forked from one that has imported everything.
 
     python -m benchmarks.common.processes teacher_dump.cli --model DIR ...
 
-does in a real process what `in_small_parts` does in a forked one.
+does in a new process what `in_small_parts` does in a forked one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from support.errors import UserError
 
 PART_TOKENS = 400
 IMPORTED = [
@@ -39,7 +43,8 @@ ALONE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM"
 
 @functools.cache
 def _context() -> Any:
-    """Its server has one thread and has computed nothing: a fork of it is as good as new."""
+    """Start the server that is forked: with one thread and nothing computed, a fork of it is as
+    good as a new process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     before = dict(os.environ)
@@ -78,12 +83,30 @@ def command(module: str, *words: str | Path | int) -> None:
 
 
 def in_small_parts(module: str, *words: str | Path | int) -> None:
-    """The same; a dump has parts of PART_TOKENS tokens, so that a small one has many."""
-    import teacher_dump.cli
+    """Do as `command`, with dumps in parts of PART_TOKENS tokens, so that a small dump has many."""
     from teacher_dump.job.options import DumpOptions
 
-    small: Any = functools.partial(DumpOptions, part_tokens=PART_TOKENS)
-    teacher_dump.cli.DumpOptions = small  # type: ignore[misc]
+    small = functools.partial(DumpOptions, part_tokens=PART_TOKENS)
+    with mock.patch("teacher_dump.cli.DumpOptions", small):
+        command(module, *words)
+
+
+def in_own_process(module: str, *words: str | Path, jobs: int = 1) -> None:
+    """Run the `main` of a module in a process of its own, with its share of the cores.
+
+    Raises UserError where it ends otherwise than well.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+    code = finish(fork(_with_threads, threads, module, *words), seconds=None)
+    if code != 0:
+        said = shlex.join([module, *map(str, words)])
+        raise UserError(f"{said}: ended with exit code {code}; what it said stands above")
+
+
+def _with_threads(threads: int, module: str, *words: str | Path) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
     command(module, *words)
 
 

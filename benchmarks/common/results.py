@@ -1,5 +1,4 @@
-"""What every benchmark says beside its figures: hardware, versions, settings; and where the figures
-go."""
+"""Sections of RESULTS.md: tables of figures with hardware, versions and settings."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import functools
 import os
 import platform
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-RESULTS = Path(__file__).parent / "RESULTS.md"
+RESULTS = Path(__file__).parents[1] / "RESULTS.md"
 # Real texts and a real teacher, where a machine has them.
-SHARED = Path(os.environ.get("TEACHONCE_DATA") or Path(__file__).parents[2] / "shared")
+SHARED = Path(os.environ.get("TEACHONCE_DATA") or Path(__file__).parents[3] / "shared")
 TEACHER, NOVELS = SHARED / "models/minilm-mlm", SHARED / "data/text/en_novels.txt"
 
 
@@ -71,6 +71,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(
         "| " + " | ".join(line) + " |" for line in [list(head), ["---"] * len(head), *told]
     )
+
+
+def mean_and_deviation(values: Sequence[float]) -> str:
+    """`mean ± sample deviation` of some seeds; of a single one the value alone."""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
 def publish(title: str, settings: str, body: str, results: Path = RESULTS) -> str:

@@ -1,4 +1,4 @@
-"""Small stores that a benchmark dumps itself, and random teachers of any size."""
+"""Small stores that are dumped for a benchmark, and random teachers of any size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from student_train.settings.options import TrainOptions
 def small_store(
     model: str, corpus: str, tokens: int, out: Path, logits: str | None = "none"
 ) -> None:
-    """The teacher's states, and logits if they are asked for, of some tokens."""
+    """Dump the teacher's states, and logits if asked for, of some tokens."""
     from teacher_dump.job.dump import dump
     from teacher_dump.job.options import DumpOptions
 
@@ -34,8 +34,10 @@ def small_store(
 def on_small_store(
     model: str, corpus: str, tokens: int, logits: str | None = "none", **options: Any
 ) -> Iterator[TrainOptions]:
-    """Options of students of view 0, with nothing held out, of a small store that is there
-    meanwhile."""
+    """Options for training on view 0 of a small store, with nothing held out.
+
+    The store is removed at the end.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store.zarr"
         small_store(model, corpus, tokens, store, logits)
@@ -50,7 +52,8 @@ def random_teacher(folder: Path, like: str, head: bool = False, **config: int) -
     from teacher_dump.teacher.checkpoint_names import resolve_model
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(like).path_or_id)
-    settings = BertConfig(**{"vocab_size": len(tokenizer), **config})
+    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), **config}
+    settings = BertConfig(**sizes)
     (BertForMaskedLM if head else BertModel)(settings).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

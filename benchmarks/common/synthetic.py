@@ -1,5 +1,4 @@
-"""A store of random but realistic features, written through `StoreWriter`: for measurements that
-need size, and no teacher."""
+"""Stores of random but realistic features, for measurements that need size and no teacher."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from store import Features, LogitsSpec, PartWriter, StoreWriter
+from support.arrays import Array
 
 VOCABULARY, MAX_LENGTH = 30522, 256
 MEDIAN, SPREAD = (
@@ -64,7 +64,7 @@ def make_store(path: Path, tokens: int, features: Features, seed: int = 0) -> No
     writer.seal()
 
 
-def _put_text(part: PartWriter, counts: np.ndarray, rng: np.random.Generator) -> None:
+def _put_text(part: PartWriter, counts: Array, rng: np.random.Generator) -> None:
     """A token a word, between two special tokens."""
     texts, offsets, special = [], [], []
     for length in counts.tolist():
@@ -83,12 +83,12 @@ def _put_text(part: PartWriter, counts: np.ndarray, rng: np.random.Generator) ->
     )  # fmt: skip
 
 
-def _ids(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def _ids(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Rare ids are rare: log-uniform over the vocabulary."""
     return (VOCABULARY ** rng.random(shape, np.float32)).astype(np.int64) - 1
 
 
-def _put_logits(part: PartWriter, rows: np.ndarray, kept: int, rng: np.random.Generator) -> None:
+def _put_logits(part: PartWriter, rows: Array, kept: int, rng: np.random.Generator) -> None:
     """Steeply falling logits, and some probability left over."""
     logits = -np.cumsum(rng.standard_exponential((len(rows), kept), np.float32), axis=1)
     left = rng.standard_normal(len(rows), np.float32) - 2

@@ -1,4 +1,4 @@
-"""What the demo measures: how alike two models find sentences, and how large and fast they are."""
+"""Measures of a model: how it orders pairs of sentences, how large it is, and how fast."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from support.arrays import Array
 from teacher_dump.windows.length_batches import length_batches
 
 BATCH_TOKENS = 2048
@@ -23,8 +24,31 @@ class Encoded:
     """Sentence vectors float32 [B,D] of one model, and how many sentences it encoded in a
     second."""
 
-    vectors: np.ndarray
+    vectors: Array
     sentences_per_second: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """One row of the comparison. `agreement` is the rank correlation with the teacher's
+    similarities."""
+
+    name: str
+    parameters: int
+    megabytes: float
+    sentences_per_second: float
+    similarities: Array
+    agreement: float
+    mlm: float | None = None  # held-out masked-LM loss, nats a token
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is printed and drawn; `curves` holds the rows of each student's metrics.jsonl."""
+
+    models: list[Model]  # the teacher first
+    curves: dict[str, list[dict[str, float]]]
+    sentences: int
 
 
 def encode(
@@ -43,9 +67,9 @@ def encode(
 @torch.inference_mode()
 def _vectors(
     model: nn.Module, tokenizer: Any, texts: Sequence[str], max_length: int, progress: Any
-) -> np.ndarray:
+) -> Array:
     rows = tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
-    found: list[tuple[np.ndarray, Tensor]] = []
+    found: list[tuple[Array, Tensor]] = []
     for batch in length_batches([len(row) for row in rows], BATCH_TOKENS):
         padded = tokenizer.pad({"input_ids": [rows[i] for i in batch]}, return_tensors="pt")
         output = model(**padded, output_hidden_states=True)
@@ -63,7 +87,7 @@ def sentence_vectors(states: Sequence[Tensor], present: Tensor) -> Tensor:
     return (mean * weight).sum(dim=1) / weight.sum(dim=1)
 
 
-def similarities(vectors: np.ndarray) -> np.ndarray:
+def similarities(vectors: Array) -> Array:
     """Cosine of every pair of B sentences, float64 [B(B-1)/2], after the mean vector of all of
     them is taken off.
 
@@ -73,10 +97,11 @@ def similarities(vectors: np.ndarray) -> np.ndarray:
     centred = vectors.astype(np.float64) - vectors.mean(axis=0)
     centred /= np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
     first, second = np.triu_indices(len(vectors), 1)
-    return (centred @ centred.T)[first, second]
+    found: Array = (centred @ centred.T)[first, second]
+    return found
 
 
-def spearman(one: np.ndarray, other: np.ndarray) -> float:
+def spearman(one: Array, other: Array) -> float:
     """Rank correlation of two lists of similarities."""
     from scipy.stats import spearmanr
 

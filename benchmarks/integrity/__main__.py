@@ -1,4 +1,42 @@
-from benchmarks.integrity.integrity import main
+"""Damaged and forged stores that are found, sound ones that pass, odd texts that survive.
+
+python -m benchmarks.integrity [--flips N] [--stores N] [--forgeries N] [--texts N]
+python -m benchmarks.integrity --soak MINUTES [--store PATH]
+"""
+
+from __future__ import annotations
+
+import click
+
+from benchmarks.common.results import publish
+from benchmarks.integrity.checks import checked, long_run
+from support.console import command_errors
+from support.errors import UserError
+
+
+@click.command()
+@click.option("--flips", default=1000, help="Flipped bits for each format.")
+@click.option("--stores", default=50, help="Sound stores.")
+@click.option("--forgeries", default=2000, help="Stores with forged metadata.")
+@click.option("--characters", default=0x110000, help="Code points of Unicode, from the first.")
+@click.option("--texts", default=100_000, help="Odd texts.")
+@click.option("--seed", default=0)
+@click.option("--soak", "minutes", type=float, help="Only this: minutes of training and reading.")
+@click.option("--store", help="The store that --soak reads.  [default: a small one is made]")
+@click.option("--readers", default=3, help="Processes that --soak has reading.")
+@command_errors
+def main(seed: int, minutes: float | None, store: str | None, readers: int, **counts: int) -> None:
+    """Print the table and put it into RESULTS.md; exit code 1 if anything is not as it must be."""
+    if minutes is not None:
+        wrong = long_run(minutes, store, readers)
+    else:
+        rows, wrong = checked(counts, seed)
+        publish("Integrity", f"`python -m benchmarks.integrity`; seed {seed}.", rows)
+    for line in wrong[:20]:
+        click.echo(line)
+    if wrong:
+        raise UserError(f"{len(wrong)} case(s) are not as they must be")
+
 
 if __name__ == "__main__":
     main()

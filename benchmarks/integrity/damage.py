@@ -1,5 +1,4 @@
-"""Ways in which a store is damaged, and stores that are not: what `feature-store verify` must tell
-apart."""
+"""Damaged stores and sound ones, which `feature-store verify` must tell apart."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def small_store(path: Path, parts: int = 2, sequences: int = 4, **changes: Any) 
 
 
 def problems(path: Path) -> list[str]:
-    """What verify reports; a store that it cannot open is a problem, too."""
+    """Problems that verify reports. A store that it cannot open is a problem, too."""
     try:
         return verify(path).problems
     except StoreError as error:
@@ -200,7 +199,7 @@ def damaged(source: Path, folder: Path, ext: str) -> Iterator[tuple[str, list[st
 
 
 def good_stores(folder: Path, count: int) -> Iterator[tuple[str, list[str]]]:
-    """Sound stores of many kinds, and what was reported of them: nothing, it is to be hoped."""
+    """Sound stores of many kinds, and the problems reported of them, which should be none."""
     widths, chance = (1, 2, 31, 32, 33, 64, 100, 384), random.Random(count)
     kinds = list(product(FORMATS, ("exact", "default", "small"), ("topk", "sample", "head", None)))
     for number in range(count):

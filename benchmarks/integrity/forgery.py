@@ -1,9 +1,11 @@
-"""Stores from a stranger: their metadata altered at random, as a forger would, with checksums that
-fit again. Each must be refused in one line, or read as it was; nothing else may happen.
+"""Forged stores: metadata altered at random, with checksums that fit again.
+
+Each must be refused in one line, or read as it was; nothing else may happen.
 
     python -m benchmarks.integrity.forgery FOLDER SEED COUNT
 
-does it in a process with little memory and a short time for each, and prints what went wrong.
+forges COUNT stores in a process with little memory and a short time for each, and prints what
+went wrong.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ def _seal_zarr(path: Path, manifest: bytes, root: dict[str, Any]) -> None:
 
 def forge_zarr(path: Path, chance: random.Random) -> str:
     """Alter one zarr.json or the manifest, and with it the checksums over it."""
-    manifest = json.loads(zarr.open_array(path / "manifest", mode="r")[:].tobytes())
+    manifest = json.loads(np.asarray(zarr.open_array(path / "manifest", mode="r")[:]).tobytes())
     root = json.loads((path / "zarr.json").read_bytes())
     kind = chance.randrange(4)
     if kind == 0:
@@ -220,12 +222,12 @@ def everything(store: FeatureStore) -> dict[str, str]:
     optional = dict(store.teacher_files()) | dict(store.teacher_weights())
     check_tokens(store)
     store.close()
-    digests = {name: hashlib.sha256(value).hexdigest() for name, value in optional.items()}
+    digests = {name: hashlib.sha256(bytes(value)).hexdigest() for name, value in optional.items()}
     return digests | {"": digest.hexdigest()}
 
 
 def outcome(path: Path) -> dict[str, str] | str:
-    """What reading a store gives: digests of everything, `refused: ...`, or `WRONG: ...`."""
+    """Read a store: digests of everything, `refused: ...`, or `WRONG: ...`."""
     try:
         return everything(open_store(path))
     except UserError as error:

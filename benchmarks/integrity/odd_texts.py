@@ -1,4 +1,4 @@
-"""Texts of every odd kind on their way through the house: corpus, windows, store, alignment."""
+"""Odd texts of every kind on their way through corpus, windows, store and alignment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -49,7 +49,7 @@ ODD = (
 )  # fmt: skip
 SCRIPTS = ((0x590, 0x800), (0x900, 0x1000), (0x1100, 0x1200), (0x2000, 0x2100), (0x3040, 0x3100),
            (0x4E00, 0x9FFF), (0xAC00, 0xD7A4), (0xFB00, 0xFE00), (0x1F300, 0x1FA00))  # fmt: skip
-FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+FORMS: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ("NFC", "NFD", "NFKC", "NFKD")
 
 
 def odd_text(chance: random.Random) -> str:
@@ -73,7 +73,7 @@ def odd_text(chance: random.Random) -> str:
 
 
 def odd_texts(seed: int, count: int) -> Iterator[str]:
-    """The same texts for the same seed; one in 20,000 is a word of a million characters."""
+    """Texts by seed. One in 20,000 is a word of a million characters."""
     chance = random.Random(seed)
     for number in range(count):
         if number % 20_000 == 10_000:
@@ -124,13 +124,14 @@ def run(texts: Sequence[str], folder: Path, tokenizers: dict[str, Any]) -> Count
 
 
 def check_documents(documents: list[str], windows: list[Window], tokenizer: Any) -> None:
-    """Put together, the windows are the document; what was left out has no token."""
+    """Check that windows make up their documents and that what they leave out has no token."""
     of_document = defaultdict(list)
-    for window in windows:
-        of_document[window.document].append(window)
+    for each in windows:
+        of_document[each.document].append(each)
     for number, text in enumerate(documents):
         place = 0
-        for window in [*of_document[number], None]:
+        ends: list[Window | None] = [*of_document[number], None]
+        for window in ends:
             begin = len(text) if window is None else window.document_begin
             gap = text[place:begin]
             assert begin >= place, f"document {number}: windows overlap"
@@ -143,7 +144,7 @@ def check_documents(documents: list[str], windows: list[Window], tokenizer: Any)
 
 
 def through_store(windows: list[Window], path: Path, tokenizer: Any) -> tuple[list[str], Tokens]:
-    """Written, sealed, verified (which tokenises every text again) and read back unchanged."""
+    """Write, seal and verify a store (which tokenises every text again), and read it unchanged."""
     features = Features(views=2, max_length=MAX_LENGTH, vocabulary=len(tokenizer))
     writer = StoreWriter.create_or_resume(
         path,
@@ -205,7 +206,7 @@ def _spelt(piece: str, special: bool) -> bytes:
 
 
 def check_slices(kind: str, texts: list[str], tokens: Tokens, tokenizer: Any) -> None:
-    """What a token's offsets cut out of the text is, normalised, what the token spells."""
+    """Check that the slice of a token, normalised, is what the token spells."""
     backend, known = tokenizer.backend_tokenizer, set[tuple[str, str]]()
     added = set(tokenizer.all_special_tokens)
     pieces = tokenizer.convert_ids_to_tokens(tokens.ids.tolist())
@@ -242,7 +243,7 @@ def _covers(kind: str, backend: Any, token: str, slice_: str, added: bool) -> bo
         return token in slice_
     if kind == "bpe":
         return _spelt(token, False) in slice_.encode()
-    normal = backend.normalizer.normalize_str(slice_)
+    normal: str = backend.normalizer.normalize_str(slice_)
     if kind == "unigram":  # one character may be several pieces: (fi) is f, i
         return token.replace("▁", "") in normal.replace(" ", "").replace("▁", "")
     return token.removeprefix("##") == normal.strip() or token == normal.strip()
@@ -258,7 +259,7 @@ def _vocabulary_map(teacher: str, student: str) -> VocabularyMap:
 def check_alignments(
     kind: str, texts: list[str], teacher: Tokens, tokenizers: dict[str, Any]
 ) -> None:
-    """The laws of every alignment with every other tokenizer, and with itself."""
+    """Check the laws of every alignment with every tokenizer, its own included."""
     text = FlatText.of(texts)
     same = align_span(text, teacher, teacher)
     assert np.array_equal(same.teacher, same.student)
@@ -284,7 +285,7 @@ def check_alignments(
 
 
 def check_laws(text: FlatText, teacher: Tokens, student: Tokens, found: Alignment) -> None:
-    """Runs rise, do not overlap, hold no special token, and cover the same solid characters."""
+    """Check that runs rise, do not overlap, hold no special token, and cover equal characters."""
     covered = []
     for runs, tokens in ((found.teacher, teacher), (found.student, student)):
         flat = runs.astype(np.int64).reshape(-1)
@@ -300,4 +301,5 @@ def check_laws(text: FlatText, teacher: Tokens, student: Tokens, found: Alignmen
         of_character = np.full(len(text.codepoints), -1)
         of_character[ranges(begin, end - begin)] = np.repeat(run, end - begin)
         covered.append(of_character[text.solid])
-    assert np.array_equal(*covered)
+    teacher_runs, student_runs = covered
+    assert np.array_equal(teacher_runs, student_runs)

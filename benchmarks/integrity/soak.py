@@ -1,4 +1,4 @@
-"""A training and several readers on one store for a long time: do memory and open files grow?
+"""Memory and open files of a training and several readers on one store, over a long time.
 
 python -m benchmarks.integrity.soak STORE     is one of the readers
 """
@@ -26,7 +26,7 @@ HEAD = ("process", "samples", "anonymous memory, MB: halfway, last, most", "its 
 
 @dataclass
 class Series:
-    """What a process held over time: memory of its own and with mapped files (MB), open files."""
+    """Samples of a process: its own memory, its memory with mapped files (MB), its open files."""
 
     anonymous: list[float] = field(default_factory=list)
     resident: list[float] = field(default_factory=list)

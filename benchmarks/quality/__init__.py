@@ -1,0 +1,1 @@
+"""Quality of students by losses, codecs, tiers of logits and sizes."""

@@ -1,4 +1,4 @@
-"""Does distillation help? Equal students, data and steps; only losses, alignment and start differ.
+"""Does distillation help? Students that differ only in losses, alignment and start.
 
     python -m benchmarks.quality.distillation_helps --store en.zarr --work /tmp/arms
 
@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
-from benchmarks.common.results import SHARED, publish, table
+from benchmarks.common.results import SHARED, mean_and_deviation, publish, table
 from benchmarks.quality.judge import MEASURES, Tags, judge, tagging
 from store import FeatureStore, open_store
 from student_train.model.vocabulary import student_tokenizer
@@ -58,12 +57,12 @@ TUNED_AS = {  # the loss decides the rate, more than the alignment or the start
 
 
 def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
-    """Where the student of an arm, a learning rate and a seed lies."""
+    """The folder of the student of an arm, a learning rate and a seed."""
     return work / f"{arm.replace(' ', '-')}-lr{lr:g}-{seed}"
 
 
 def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> Path:
-    """See `finished`."""
+    """Train the student of an arm, if it is not there yet; its folder. See `finished`."""
     changes = dict(ARMS[arm])
     changes["loss"] = parse_losses((changes["loss"],))
     return finished(arm, replace(base, **{"view": 0, **changes}), store, work)
@@ -72,13 +71,12 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
 def finished(
     arm: str, asked: TrainOptions, store: FeatureStore, work: Path, by: FeatureStore | None = None
 ) -> Path:
-    """The folder of a trained student, with what the store, or another one `by` the same teacher of
-    the same text, says of it in scores.json.
+    """Train and judge a student; its folder, with the judgement in scores.json.
 
-    One that is there is not trained again. Raises UserError if it had other settings.
+    It is judged by `store`, or by `by`, a store of the same teacher and text. A student that is
+    already there is not trained again. Raises UserError if that one had other settings.
     """
     options = asked.resolved()
-    options.check()
     folder = folder_of(work, arm, options.resolved_lr, options.seed)
     settings = json.loads(json.dumps(options.describing()))
     if (folder / SCORES).exists():
@@ -87,7 +85,8 @@ def finished(
         return folder
     student, collator, _ = prepare(options, store)
     trained = train(store, student, collator, options)
-    student.eval().save_pretrained(folder)
+    student.train(False)
+    student.save_pretrained(folder)
     collator.student_tokenizer.save_pretrained(folder)
     found: dict[str, Any] = judge(student, collator.student_tokenizer, options, by or store)
     found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
@@ -98,7 +97,7 @@ def finished(
 
 
 def scores_of(folder: Path) -> dict[str, Any]:
-    """What was found of a student so far."""
+    """Read the scores that a student has so far."""
     found: dict[str, Any] = json.loads((folder / SCORES).read_text())
     return found
 
@@ -129,20 +128,13 @@ def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> 
 
 
 def report(title: str, found: dict[str, list[dict[str, Any]]], settings: str) -> None:
-    """Mean and deviation over seeds."""
+    """Publish the mean and deviation over seeds of every arm."""
     rows = []
     for arm, scores in found.items():
         values = ([of_seed[measure] for of_seed in scores] for measure in MEASURES)
         rate = scores[0]["settings"]["lr"]
         rows.append([arm, f"{rate:g}", len(scores), *map(mean_and_deviation, values)])
     publish(title, settings, table(["arm", "lr", "seeds", *MEASURES.values()], rows))
-
-
-def mean_and_deviation(values: list[float]) -> str:
-    """`mean ± sample deviation`, without the latter for a single value."""
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""What a finished student is worth: held-out loss, likeness to the teacher, a probe, a task."""
+"""Scores of a finished student: held-out loss, likeness to the teacher, a probe, a task."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def agreement(distiller: Distiller, store: FeatureStore, collator: Any, blocks: 
 def judge(
     student: Any, tokenizer: Any, options: TrainOptions, store: FeatureStore
 ) -> dict[str, float]:
-    """What the held-out part of the store says of a student."""
+    """Score a student on the held-out part of the store."""
     _, held_out = split_blocks(store, options.held_out)
     scores = {}
     for view, loss in ((0, {"mlm": 1.0}), (1, {"kl": 1.0})):

@@ -1,0 +1,1 @@
+"""Reading a store, beside other readers and other formats."""

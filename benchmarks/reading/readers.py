@@ -1,4 +1,4 @@
-"""Our readers, other readers of the same store, and a memory map. See `benchmarks.reading`."""
+"""The readers that are compared: ours, others of the same store, and a memory map."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
-from benchmarks.reading.features import BATCH_TOKENS, MAPS, Arrays, Corpus, Epoch
 from benchmarks.reading.record_formats import Arrow, HuggingFace, LitData, Mosaic
+from benchmarks.reading.workload import BATCH_TOKENS, MAPS, Arrays, Corpus, Epoch
 from store import open_store
 from store.containers.zarr.tree import ZarrSource
 from store.read.pool import Buffers
 from store.read.stream import gather_maps
-from support.arrays import ranges
+from support.arrays import Array, ranges
 
 
 class Peer(Protocol):
     """A way to keep and read features. ImportError from `write` if its package is missing."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name in the tables."""
 
     def write(self, corpus: Corpus, path: Path) -> None:
         """Put the corpus under a path."""
@@ -58,17 +60,17 @@ class Stream:
 
 
 def by_zarr_python(path: str) -> ZarrSource:
-    """A slice for each array of each block of 4,096 tokens, by zarr-python."""
+    """Read a slice for each array of each block of 4,096 tokens, by zarr-python."""
 
     class Slices:
         def __init__(self, array: Any, blocks: int) -> None:
             self.array, self.shape, self.dtype = array, array.shape, array.dtype
             self.rows = -(-array.shape[0] // blocks)
 
-        def read(self, begin: int, end: int) -> np.ndarray:
+        def read(self, begin: int, end: int) -> Array:
             return np.asarray(self.array[begin:end])
 
-        def read_into(self, begin: int, end: int, out: np.ndarray) -> None:
+        def read_into(self, begin: int, end: int, out: Array) -> None:
             for row in range(begin, end, self.rows):
                 piece = self.read(row, min(end, row + self.rows))
                 out[row - begin : row - begin + len(piece)] = piece
@@ -86,17 +88,17 @@ def by_zarr_python(path: str) -> ZarrSource:
 
 
 def by_tensorstore(path: str) -> ZarrSource:
-    """The same slices by tensorstore."""
+    """Read a slice for each array of each block of 4,096 tokens, by tensorstore."""
     import tensorstore
 
     class Slices:
         def __init__(self, array: Any) -> None:
             self.array, self.shape, self.dtype = array, array.shape, array.dtype.numpy_dtype
 
-        def read(self, begin: int, end: int) -> np.ndarray:
+        def read(self, begin: int, end: int) -> Array:
             return np.asarray(self.array[begin:end].read().result())
 
-        def read_into(self, begin: int, end: int, out: np.ndarray) -> None:
+        def read_into(self, begin: int, end: int, out: Array) -> None:
             out[...] = self.read(begin, end)
 
         def prefetch(self, begin: int, end: int) -> None:
@@ -111,7 +113,7 @@ def by_tensorstore(path: str) -> ZarrSource:
 
 
 class Npy:
-    """Two memory-mapped .npy files: what no file format can beat."""
+    """Two memory-mapped .npy files: the bound that no file format can beat."""
 
     name = ".npy memory map, fused records"
 
@@ -141,7 +143,7 @@ class Npy:
 
 
 def peers(zarr: Path, h5: Path) -> list[Peer]:
-    """Ours first."""
+    """Every reader, ours first."""
     return [
         Stream("ours, Zarr", zarr),
         Stream("ours, HDF5", h5),

@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.reading.features import MAPS, Arrays, Corpus, Epoch
+from benchmarks.reading.workload import MAPS, Arrays, Corpus, Epoch
+from support.arrays import Array
 
 
 class Arrow:
@@ -63,7 +64,7 @@ class Arrow:
         return epoch
 
 
-def _items(corpus: Corpus, fused: bool) -> Iterator[dict[str, np.ndarray]]:
+def _items(corpus: Corpus, fused: bool) -> Iterator[dict[str, Array]]:
     """Each sequence as an array a feature, or as the bytes of its records and its map."""
     for tokens, maps in corpus.sequences():
         if fused:
@@ -78,7 +79,7 @@ def _items(corpus: Corpus, fused: bool) -> Iterator[dict[str, np.ndarray]]:
 def _joined(corpus: Corpus, columns: Mapping[str, Sequence[Any]]) -> Arrays:
     """The flat batch of such sequences."""
 
-    def flat(name: str, dtype: Any) -> np.ndarray:
+    def flat(name: str, dtype: Any) -> Array:
         items = columns[name]
         if isinstance(items[0], bytes):
             items = [np.frombuffer(item, dtype) for item in items]
@@ -109,6 +110,7 @@ class Records:
     """A format that keeps a sequence as a record: of two blobs, or of an array a feature."""
 
     fused: bool
+    package: ClassVar[str]
 
     @property
     def name(self) -> str:

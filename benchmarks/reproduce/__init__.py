@@ -1,0 +1,1 @@
+"""The papers in miniature: their teachers, arms and orderings."""

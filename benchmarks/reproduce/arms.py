@@ -1,9 +1,8 @@
-"""The arms of a source: commands as a user types them, each in a process of its own."""
+"""The arms of a paper: the commands that train and score them, each in its own process."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.common import processes
+from benchmarks.common.processes import in_own_process
 from student_train.output.report import read_report
 from support.errors import UserError
 
@@ -37,7 +36,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Task:
-    """What a finished model is scored by: the words of `downstream` beside --model and --out;
+    """A task to score a model by: the words of `downstream` beside --model and --out;
     {work} in a word is the folder of all arms, {seed} that of the arm. Several files to test have
     a column each beside the measure, which is their mean."""
 
@@ -71,30 +70,13 @@ class Source:
     joined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-def command(module: str, *words: str | Path, jobs: int = 1) -> None:
-    """Run the `main` of a module in a process of its own, with its share of the cores.
-
-    Raises UserError where it ends otherwise than well.
-    """
-    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
-    code = processes.finish(processes.fork(_on, threads, module, *words), seconds=None)
-    if code != 0:
-        said = shlex.join([module, *map(str, words)])
-        raise UserError(f"{said}: ended with exit code {code}; what it said stands above")
-
-
-def _on(threads: int, module: str, *words: str | Path) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
-    processes.command(module, *words)
-
-
 def downstream(out: Path, *words: str | Path, jobs: int = 1) -> dict[str, float]:
-    """Run it where it has not run yet; its main measure on "test", and on each of several files
-    by the first part of its name."""
+    """Run `downstream`, unless that is done already, and read its main measure.
+
+    The measure is given on "test", and by the first part of its name on each of several files.
+    """
     if not (out / "scores.json").exists():
-        command("downstream.cli", *words, "--out", out, jobs=jobs)
+        in_own_process("downstream.cli", *words, "--out", out, jobs=jobs)
     found = json.loads((out / "scores.json").read_text())
     scores = {
         split: float(figures[found["primary"]])
@@ -112,14 +94,14 @@ def trained_teacher(out: Path, *words: str | Path) -> Path:
     """A masked LM by `downstream --task mlm`; one that was stopped goes on."""
     if not (out / "metrics.json").exists():
         resume = ["--resume"] if (out / "settings.json").exists() else []
-        command("downstream.cli", "--task", "mlm", *words, "--out", out, *resume)
+        in_own_process("downstream.cli", "--task", "mlm", *words, "--out", out, *resume)
     return out
 
 
 def dump(out: Path, *words: str | Path) -> Path:
-    """The same for a store."""
+    """Dump a store, unless that is done already."""
     if not (out.with_suffix(".done")).exists():
-        command("teacher_dump.cli", *words, "--out", out)
+        in_own_process("teacher_dump.cli", *words, "--out", out)
         out.with_suffix(".done").touch()
     return out
 
@@ -160,12 +142,12 @@ class Reproduction:
         }
 
     def settings(self) -> str:
-        """What decides the work, but for the words of single arms."""
+        """The settings that all arms share, in words."""
         words = shlex.join(self.source.words[self.size])
         return f"--size {self.size}; {self.source.settings[self.size]}\n{words}\n"
 
     def minutes(self) -> float:
-        """What all of it took so far."""
+        """Minutes that all of it took so far."""
         file = self.work / "minutes"
         return float(file.read_text()) if file.exists() else 0.0
 
@@ -210,7 +192,9 @@ class Reproduction:
         """Train it with a seed, and score it."""
         out = self.work / f"{name}-{seed}".replace(" ", "-")
         if "result" not in (read_report(out) or {}):
-            command("student_train.cli", *self._words(name, stores, seed, out), jobs=self.jobs)
+            in_own_process(
+                "student_train.cli", *self._words(name, stores, seed, out), jobs=self.jobs
+            )
         found = self._scored(out, self.work / f"scores-{out.name}", seed)
         told = ", ".join(f"{measure} {value:.4f}" for measure, value in found.items())
         print(f"{name}, seed {seed}: {told}", flush=True)

@@ -1,4 +1,4 @@
-"""Examples that students which are masked LMs are fine-tuned on and scored by."""
+"""Examples of tasks, cut out of public data, to fine-tune and score masked LMs by."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Data:
     few: int = 800
 
     def file(self, part: str) -> str:
-        """What the examples of "train", "dev" or "test" are called."""
+        """Name of the file with the examples of "train", "dev" or "test"."""
         return f"{self.name}.{part}.tsv"
 
     def cut(self, work: Path, size: str) -> None:

@@ -1,5 +1,7 @@
-"""The papers whose students are masked LMs, fine-tuned afterwards: Russian with reduced
-vocabularies, mixed vocabularies, Slovak."""
+"""The papers whose students are masked LMs that are fine-tuned afterwards.
+
+They are about reduced vocabularies in Russian, mixed vocabularies, and Slovak.
+"""
 
 from __future__ import annotations
 

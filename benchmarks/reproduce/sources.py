@@ -1,4 +1,4 @@
-"""The papers that `benchmarks.reproduce` has in miniature."""
+"""All papers by name, and which of them `all` and `best` run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SOURCES = MLM_SOURCES | TASK_SOURCES
 """By the name that the command knows."""
 
 ALL = {name: source for name, source in SOURCES.items() if name != "mukherjee-500"}
-"""What `all` and `best` run: every task of every paper once, in less than two hours on 2 cores."""
+"""The papers that `all` and `best` run: every task once, in less than two hours on 2 cores."""
 
 BEST = (
     "settings, data and steps of each source. Ours: masked LMs by the default of `student-train`"
@@ -18,4 +18,4 @@ BEST = (
     " the same hidden"
     " states (`--loss ce=1,kl=1,hidden=30`), in one stage as long as all of the source's together."
 )
-"""What the comparison with our recipe says of its settings."""
+"""Settings of the comparison with our recipe, as its section tells them."""

@@ -30,7 +30,7 @@ def recipe(name: str, *words: str, store: int = 0) -> Arm:
 
 
 def as_long(name: str, *words: str, stages: int = 1) -> Arm:
-    """Of so many stages that read all text, each its share of the epochs."""
+    """An arm whose epochs are shared out among its stages that read all text."""
     return recipe(name, "--epochs", str(IN_ALL // stages), *words)
 
 
@@ -42,7 +42,7 @@ def as_it_is(measure: str, task: str, *tests: str) -> dict[str, tuple[Task, ...]
 def few_labels(
     path: Path, work: Path, per_class: int = PER_CLASS, unlabelled: int = 10**6
 ) -> tuple[Path, Path, Path]:
-    """Of a table of texts and labels: few labelled rows, as many for choosing the epoch, and texts
+    """Split a table of texts and labels: few labelled rows, rows for choosing the epoch, and texts
     with the labels of the few alone."""
     head, *rows = path.read_text("utf-8").splitlines()
     random.Random(0).shuffle(rows)
@@ -83,7 +83,7 @@ TESTED = 500  # sentences of a language
 
 
 def sentences_of(language: str, split: str) -> list[str]:
-    """Of WikiANN, or of Universal NER where that has the language."""
+    """Sentences of WikiANN, or of Universal NER where that has the language."""
     (path,) = (DATA / "ner").glob(f"{language}_*.{split}.tsv")
     return path.read_text("utf-8").strip().split("\n\n")
 
@@ -104,7 +104,8 @@ def tagger(work: Path, size: str) -> tuple[list[Path], Path]:
     """One teacher of all languages, fine-tuned on few sentences of each, and what it says of many
     more; and stores of the gold sentences of each language alone."""
     whole = 600 if size == "small" else None
-    few, dev, corpora, alone = [], [], [], []
+    few, dev, alone = list[str](), list[str](), list[Path]()
+    corpora: list[str | Path] = []
     for name in LANGUAGES:
         train = sentences_of(name, "train")
         few += train[:LABELLED]
@@ -125,7 +126,16 @@ def tagger(work: Path, size: str) -> tuple[list[Path], Path]:
     length = ("--epochs", "8", "--lr", "3e-4", "--precision", "bf16", *SHORT)
     downstream(work / "teacher", *words, *length, "--save")
     model = work / "teacher/model"
-    options = ("--model", model, "--head", "tagging", "--hidden", "layer:6", "--attention", "none")
+    options: tuple[str | Path, ...] = (
+        "--model",
+        model,
+        "--head",
+        "tagging",
+        "--hidden",
+        "layer:6",
+        "--attention",
+        "none",
+    )
     return [
         dump(work / "tags.zarr", *corpora, *options),
         *(dump(gold.with_suffix(".zarr"), "--corpus", gold, *options) for gold in alone),

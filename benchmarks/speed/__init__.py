@@ -1,0 +1,1 @@
+"""Time and memory of dumping, aligning, training and fine-tuning."""

@@ -1,4 +1,4 @@
-"""What it costs to give teacher and student the same tokens: tokenising, alignment, pooling.
+"""Time of tokenising, aligning and pooling, alone and as shares of a training step.
 
     python -m benchmarks.speed.aligning [--model DIR --corpus TEXT]
 
@@ -76,7 +76,7 @@ def aligned(how: str, sides: list[Sides], collator: Collator) -> Callable[[], ob
 
 
 def alignments(base: TrainOptions, store: FeatureStore, repeats: int) -> list[list[object]]:
-    """A row a strategy: its speed on large batches, and what share of a training step it is."""
+    """A row for each strategy: its speed on large batches, and its share of a training step."""
     rows: list[list[object]] = []
     for how in ALIGNMENTS:
         options = replace(base, align=how).resolved()
@@ -117,13 +117,13 @@ def pooled(how: str, runs: Runs, values: torch.Tensor) -> Callable[[], object]:
 
     def work() -> None:
         values.grad = None
-        mean().sum().backward()
+        mean().sum().backward()  # type: ignore[no-untyped-call]
 
     return work
 
 
 def poolings(sides: Sides, repeats: int) -> list[list[object]]:
-    """A row a way, on the student's side of the runs of `span`."""
+    """A row for each way to pool, on the student's side of the runs of `span`."""
     texts, teacher, native = sides
     runs = Runs.of(align_span(FlatText.of(texts), teacher, native).student)
     rows: list[list[object]] = []
@@ -173,7 +173,12 @@ def main(
 ) -> None:
     """Print the tables and put them into RESULTS.md."""
     torch.set_num_threads(1)
-    options = {"student": student, "vocab": vocab, "loss": parse_losses((LOSS,)), "steps": steps}
+    options: dict[str, Any] = {
+        "student": student,
+        "vocab": vocab,
+        "loss": parse_losses((LOSS,)),
+        "steps": steps,
+    }
     with on_small_store(model, corpus, tokens, **options) as base:
         store = open_store(base.store)
         rows = alignments(base, store, repeats)

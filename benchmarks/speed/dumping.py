@@ -1,4 +1,4 @@
-"""How fast a teacher is dumped, beside its bare forward pass and beside a straightforward dump.
+"""Speed of a dump, beside the bare forward pass and a straightforward script.
 
     python -m benchmarks.speed.dumping [--model DIR --corpus TEXT] [--precision bf16]
 
@@ -64,7 +64,7 @@ def parts_of(options: DumpOptions) -> list[list[Window]]:
 
 
 def speed_of(begun: float, parts: list[list[Window]]) -> Figures:
-    """Of all parts but the first, from its end on."""
+    """Speed over all parts but the first, and the peak of memory."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
@@ -115,7 +115,7 @@ def ours(options: DumpOptions) -> Figures:
 
 @torch.inference_mode()
 def straightforward(options: DumpOptions) -> Figures:
-    """What a script of an afternoon does."""
+    """Dump with transformers and zarr-python alone, as a script of an afternoon does."""
     from transformers import AutoTokenizer
 
     parts = parts_of(options)
@@ -185,7 +185,7 @@ def compared(options: DumpOptions) -> dict[str, Callable[[], Figures]]:
 
 
 def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[list[object]]:
-    """A row a setting."""
+    """A row for each setting."""
     rows: list[list[object]] = []
     for features in kinds:
         found = interleaved(compared(replace(options, **FEATURES[features])), repeats)
@@ -205,7 +205,7 @@ def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[li
 
 
 def memories(options: DumpOptions) -> list[list[object]]:
-    """A row a batch size: the most memory that a dump of all features held."""
+    """A row for each batch size: the most memory that a dump of all features held."""
     every = replace(options, **FEATURES["all features"])
     return [
         [f"{size:,}", f"{alone(partial(ours, replace(every, batch_tokens=size)))['memory']:,.0f}"]

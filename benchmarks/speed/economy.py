@@ -1,4 +1,4 @@
-"""What K students cost from one dump, and with the teacher in memory.
+"""Time of K students from one dump, and with the teacher in memory.
 
     python -m benchmarks.speed.economy [--corpus TEXT]
 

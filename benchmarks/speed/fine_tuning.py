@@ -1,4 +1,4 @@
-"""What `downstream --group-by-length` gains in time, and whether it costs any quality.
+"""Time and quality of fine-tuning with `downstream --group-by-length`, and without.
 
     python -m benchmarks.speed.fine_tuning [--model DIR]
 
@@ -17,8 +17,7 @@ from pathlib import Path
 import click
 
 from benchmarks.common.interleaved import Figures, alone
-from benchmarks.common.results import RESULTS, TEACHER, publish, table
-from benchmarks.quality.distillation_helps import mean_and_deviation
+from benchmarks.common.results import RESULTS, TEACHER, mean_and_deviation, publish, table
 from benchmarks.reproduce.examples import Data, cut_all
 from benchmarks.reproduce.masked_lms import INTENTS
 from support.console import command_errors

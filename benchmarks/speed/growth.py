@@ -30,7 +30,7 @@ from store.tools.copy import begin_copy, copy_part
 from support.console import command_errors
 
 STEPS = 30
-TINY = {
+TINY: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
@@ -138,7 +138,7 @@ def opened(path: Path) -> Figures:
 
 
 def sizes(model: str, folder: Path, most: int) -> list[list[object]]:
-    """A row a size, tens apart."""
+    """A row for each size of the corpus, in powers of ten."""
     rows: list[list[object]] = []
     for tokens in itertools.takewhile(lambda n: n <= most, (10**k for k in range(4, 9))):
         corpus, out = corpus_of(folder / "text.txt", tokens), folder / f"{tokens}.zarr"
@@ -160,7 +160,7 @@ def sizes(model: str, folder: Path, most: int) -> list[list[object]]:
 
 
 def starts(folder: Path, most: int) -> list[list[object]]:
-    """A row a number of parts."""
+    """A row for each number of parts."""
     rows: list[list[object]] = []
     for parts in itertools.takewhile(lambda n: n <= most, (100, 1000, 10_000)):
         path = folder / f"{parts}-parts.zarr"

@@ -1,4 +1,4 @@
-"""The two commands on real text, as a user types them: what they take, and what comes out.
+"""Time, size and loss of the two commands on real text, as a user types them.
 
     python -m benchmarks.speed.main_job --model DIR --corpus TEXT --work DIR
 
@@ -33,7 +33,7 @@ def command(module: str, *words: str | Path) -> float:
     return (time.perf_counter() - begun) / 60
 
 
-def train(store: Path, out: Path, words: tuple[str, ...]) -> dict[str, Any]:
+def train(store: Path, out: Path, words: tuple[str | Path, ...]) -> dict[str, Any]:
     """training.json of a student."""
     if not (out / "model.safetensors").exists():
         command("student_train.cli", "--store", store, "--out", out, *words)
@@ -71,9 +71,9 @@ def main(
     minutes = float(json.loads(took.read_text()))
     rows: list[list[object]] = [["dump", minutes, whole_size(store) / 1e6, "", "", ""]]
     settings: dict[str, Any] = {}
-    for name, words in STUDENTS.items():
+    for name, losses in STUDENTS.items():
         out = work / name.replace(" ", "-")
-        report = train(store, out, ("--student", student, "--vocab", vocab, *words))
+        report = train(store, out, ("--student", student, "--vocab", vocab, *losses))
         result, settings = report["result"], report["settings"]
         rows.append(
             [

@@ -1,4 +1,4 @@
-"""How fast a student's step is, beside the plain step of transformers, and how long it waits.
+"""Speed of a student's step beside the plain step of transformers, and how long it waits.
 
     python -m benchmarks.speed.stepping [--model DIR --corpus TEXT]
 
@@ -25,6 +25,7 @@ from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store
 from store import open_store
+from student_train.data.stream import loaded
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions, parse_losses
 from student_train.train import lesson
@@ -41,7 +42,6 @@ def ours(options: TrainOptions, warm: int = WARM) -> Figures:
     store = open_store(options.store)
     student, collator, _ = prepare(options, store)
     waited, times, tokens = list[float](), list[float](), list[float]()
-    loaded = lesson.loaded
 
     def watched(*order: Any, **settings: Any) -> Iterator[Any]:
         with closing(loaded(*order, **settings)) as batches:
@@ -65,7 +65,7 @@ def ours(options: TrainOptions, warm: int = WARM) -> Figures:
 
 
 def plain(options: TrainOptions, sequences: int) -> Figures:
-    """What one writes with transformers alone."""
+    """Train with transformers alone."""
     from transformers import DataCollatorForLanguageModeling
 
     store = open_store(options.store)
@@ -94,7 +94,7 @@ def plain(options: TrainOptions, sequences: int) -> Figures:
 
 
 def measure(base: TrainOptions, students: list[str], repeats: int) -> list[list[object]]:
-    """A row a setting; all have about as many tokens in a batch."""
+    """A row for each setting. All have about as many tokens in a batch."""
     rows: list[list[object]] = []
     for name in students:
         mlm = replace(base, student=name, loss=parse_losses(("mlm=1",)))
@@ -141,7 +141,7 @@ def main(
     results: Path,
 ) -> None:
     """Print the table and put it into RESULTS.md."""
-    options = {"vocab": vocab, "batch_tokens": batch_tokens, "steps": steps}
+    options: dict[str, Any] = {"vocab": vocab, "batch_tokens": batch_tokens, "steps": steps}
     with on_small_store(model, corpus, tokens, **options) as base:
         rows = measure(base, students.split(","), repeats)
     publish(

@@ -1,4 +1,4 @@
-"""What a student step costs from the store, and with the teacher in memory.
+"""Time and memory of a student's step from the store, and with the teacher in memory.
 
     python -m benchmarks.speed.teacher_gone [--model DIR --corpus TEXT]
 
@@ -32,7 +32,7 @@ def resident() -> int:
 def training(options: TrainOptions, model: str | None) -> Figures:
     """Some steps, with the teacher in memory if there is a `model`: seconds a step, student tokens
     a second, and the most memory after a step."""
-    from benchmarks.speed.online import OnlineTeacher
+    from benchmarks.speed.online_teacher import OnlineTeacher
     from store import open_store
     from student_train.output.run import prepare
     from student_train.train.student_training import train

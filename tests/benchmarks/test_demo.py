@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.demo.demo import Settings, demo, held_out_texts
+from benchmarks.demo import compare
+from benchmarks.demo.compare import Settings, demo, held_out_texts
 from benchmarks.demo.measure import encode, sentence_vectors, similarities, spearman
 from benchmarks.demo.table import show
 from store import open_store
@@ -37,8 +38,12 @@ def settings(tiny_teacher, tmp_path_factory) -> Settings:
     )
 
 
-def test_a_demo_and_another_over_it(settings, capsys):
-    first = demo(settings)
+def test_a_demo_and_another_over_it(settings, capsys, monkeypatch):
+    with monkeypatch.context() as without_matplotlib:
+        without_matplotlib.setattr(compare, "find_spec", {}.get)
+        first = demo(settings)
+    assert not settings.picture.exists()
+    assert "pip install -e '.[demo]'" in capsys.readouterr().out
     stray = settings.out / "distilled" / "left-over"
     stray.touch()
     comparison = demo(settings)

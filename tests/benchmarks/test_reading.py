@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks.common import synthetic
+from benchmarks.reading import rounds
 from benchmarks.reading.readers import peers
-from benchmarks.reading.reading import Bench, measure, reading, sums
+from benchmarks.reading.rounds import Bench, measure, sums
 from store import StoreError, open_store
 from store.tools.verify import verify
 
@@ -22,7 +23,7 @@ def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def some(zarr: Path, h5: Path) -> list[Any]:
         return [peer for peer in peers(zarr, h5) if peer.name in few]
 
-    monkeypatch.setattr(reading, "peers", some)
+    monkeypatch.setattr(rounds, "peers", some)
     results = tmp_path / "RESULTS.md"
     measure(tmp_path / "work", tokens=3000, width=16, kept=4, rounds=1, results=results)
     told = results.read_text("utf-8")

@@ -14,8 +14,10 @@ import click
 import pytest
 
 from benchmarks import latency
-from benchmarks.quality import sizes
-from benchmarks.reproduce import arms, examples, reproduce, sources
+from benchmarks.common import processes
+from benchmarks.quality import tagger_sizes
+from benchmarks.reproduce import __main__ as reproduce
+from benchmarks.reproduce import arms, examples, orderings
 from benchmarks.reproduce.arms import OURS, SIZES, Arm, Reproduction, Source, Task
 from benchmarks.reproduce.examples import CHOSEN, SCORED, Data
 from benchmarks.reproduce.sources import SOURCES
@@ -45,7 +47,7 @@ def in_this_process(module: str, *words: str | Path, jobs: int = 1) -> None:
 def test_arms_are_trained_scored_and_judged(
     tmp_path: Path, tiny_teacher: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arms, "command", in_this_process)
+    monkeypatch.setattr(arms, "in_own_process", in_this_process)
     lines = []
     for text in (ENGLISH + RUSSIAN) * 2:
         lines += [f"{word}\t{TAGS[0]}" for word in text.split()] + [""]
@@ -91,7 +93,7 @@ def test_arms_are_trained_scored_and_judged(
     other = replace(source, words={"small": (*WORDS, "--lr", "1e-3")})
     with pytest.raises(UserError, match="work of other settings, told in settings.txt"):
         Reproduction(other, work, 1, "small").scores()
-    said = reproduce.report(source, scores)
+    said = orderings.ordering_table(source, scores)
     assert "| teacher |" in said and f"| {OURS} | --recipe tinymbert-d2" in said
     assert (
         "| published |" in said
@@ -113,12 +115,12 @@ def test_arms_are_trained_scored_and_judged(
     assert rows["both"] == {
         "corpus": [of_corpus], "de": [of_de], "mean": [pytest.approx((of_corpus + of_de) / 2)]
     }  # fmt: skip
-    assert "| both | --recipe tinymbert-d0 |" in reproduce.report(apart, rows)
+    assert "| both | --recipe tinymbert-d0 |" in orderings.ordering_table(apart, rows)
     before = (work / "tags-0/model.safetensors").stat().st_mtime_ns
-    compared = reproduce.compare_best({"a": source}, tmp_path, 1, "small")
+    compared = orderings.compare_best({"a": source}, tmp_path, 1, "small")
     assert "| a | tags | macro F1 |" in compared and "- a, ours is better: " in compared
     for name in ("ALL", "SOURCES"):
-        monkeypatch.setattr(sources, name, {"a": source})
+        monkeypatch.setattr(reproduce, name, {"a": source})
     results = tmp_path / "RESULTS.md"
     options = ("--work", tmp_path, "--seeds", "1", "--results", results)
     ok(reproduce.main, "all", *options)
@@ -129,9 +131,9 @@ def test_arms_are_trained_scored_and_judged(
 
 
 def test_a_command_that_fails_ends_all() -> None:
-    arms.command("downstream.cli", "--help")
+    processes.in_own_process("downstream.cli", "--help")
     with pytest.raises(UserError, match="downstream.cli --task nonsense: ended with exit code 2"):
-        arms.command("downstream.cli", "--task", "nonsense")
+        processes.in_own_process("downstream.cli", "--task", "nonsense")
 
 
 def test_an_ordering_is_decided_by_more_than_the_deviation() -> None:
@@ -140,7 +142,7 @@ def test_an_ordering_is_decided_by_more_than_the_deviation() -> None:
     tasks = {"small": [Task("F1", ())]}
     source = Source("", {}, {}, tasks, {}, claims, "a", lambda work, size: ([], work))
     scores = {name: {"F1": values} for name, values in arms.items()}
-    said = reproduce.report(source, {"teacher": {"F1": [1.0]}, **scores})
+    said = orderings.ordering_table(source, {"teacher": {"F1": [1.0]}, **scores})
     assert "- 1: holds in F1 (a 0.610, b 0.510; better with 3 of 3 seeds)" in said
     assert "- 2: does not hold in F1" in said and "- 3: not decided in F1" in said
     assert "0.610 ± 0.010 | 61% |" in said
@@ -166,13 +168,12 @@ def test_all_words_of_a_source_are_understood(name: str, size: str, plain: Path)
     for arm in there:
         words = ["--store", str(plain), *source.words[size], *source.arms[arm].words]
         options = options_from(given(student_train, words))
-        options.check()
         stages_of(options, parse_student(options.student).layers)
     for task in source.tasks[size]:
         found = given(score, [*task.words, "--model", "m", "--out", "o"])
         taken, as_is = scoped(Asked, found["task"]), scoped(Asked, AS_IS)
         known = taken & as_is if found.get("as_is") else taken - {"as_is"}
-        assert found.keys() <= known
+        assert found.keys() <= known | {"task"}
 
 
 def given(command: click.Command, words: list[str]) -> dict[str, Any]:
@@ -228,11 +229,11 @@ def test_sizes_are_scored_and_timed_beside_the_teacher(
     make_tokenizer: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sizes, "command", in_this_process)
+    monkeypatch.setattr(latency, "in_own_process", in_this_process)
     student = saved(make_tokenizer("wordpiece"), tmp_path / "s", TaskSpec("tagging", TAGS))
-    rows = sizes.measured([student], tiny_teacher("bert"), sizes.SPEED)
+    rows = latency.measured([student], tiny_teacher("bert"), tagger_sizes.SPEED)
     scores = {"teacher": {"F1": [0.9]}, "24,24": {"F1": [0.5, 0.6]}}
-    teacher, told = sizes.sizes_table(scores, rows).splitlines()[2:]
+    teacher, told = tagger_sizes.sizes_table(scores, rows).splitlines()[2:]
     assert teacher.startswith("| teacher |  | 0.900 |") and "| 1/1.0 |" in teacher
     assert told.startswith("| 24 | 24 | 0.550 ± 0.071 |")
     share = rows[1]["parameters"] / rows[0]["parameters"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed.online import OnlineTeacher
+from benchmarks.speed.online_teacher import OnlineTeacher
 from store import FeatureStore, open_store
 from student_train.data.stream import split_blocks
 from student_train.output.run import prepare
@@ -60,7 +60,6 @@ def curve(
         held_out=0.1,
         device="cpu",
     ).resolved()
-    options.check()
     student, collator, _ = prepare(options, store)
     steps: Curve = []
     done = train(source, student, collator, options, on_step=lambda _, found: steps.append(found))

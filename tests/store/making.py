@@ -196,7 +196,7 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
         for view, logits in part.logits.items():
             assert features.logits
             taken = {name: array[rows] for name, array in logits.items()}
-            put = {"topk": w.put_topk, "sample": w.put_samples, "head": w.put_head}
+            put: dict[str, Any] = {"topk": w.put_topk, "sample": w.put_samples, "head": w.put_head}
             put[features.logits.tier](view, rows, **taken)
     for view, outputs in part.task.items():
         for rows in np.array_split(rng.permutation(len(outputs)), 2):

@@ -1,4 +1,4 @@
-"""A teacher in memory, in the place of a store: what training costs and gives without one."""
+"""A teacher in memory in the place of a store: it feeds a training in the store's order."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from store import Batch, FeatureStore
 from store.format.codecs.levels import EXACT
 from store.read.record import Logits
 from store.read.stream import HiddenBatch
+from support.arrays import Array
 from teacher_dump.teacher.heads import top_logits
 from teacher_dump.teacher.teacher import Activations, Teacher
 from teacher_dump.windows.length_batches import padded
@@ -34,8 +35,7 @@ class OnlineTeacher:
         self.one_at_a_time = Lock()  # training reads ahead in a thread, validation does not
 
     def stream(self, *order: Any, features: Any = None, **settings: Any) -> Iterator[Batch]:
-        """As `FeatureStore.stream`; states and maps come with the forward pass, asked for or
-        not."""
+        """Batches as of `FeatureStore.stream`. States and maps are there, asked for or not."""
         logits = features is None or "logits" in features
         for batch in self.store.stream(*order, features=(), **settings):
             yield self._fed(batch, settings["view"], logits)
@@ -81,7 +81,7 @@ class OnlineTeacher:
             )
         return Logits("topk", log_partition, ids, logprobs, rest)
 
-    def _read(self, batch: Batch, i: int, view: int) -> np.ndarray:
+    def _read(self, batch: Batch, i: int, view: int) -> Array:
         tokens = slice(batch.start[i], batch.start[i + 1])
         if view == 0:
             return batch.token_ids[tokens].copy()

@@ -1,23 +1,22 @@
-"""BiLSTM taggers of several widths: what they score, hold and take, as TinyMBERT's table of sizes.
+"""Scores, sizes and times of BiLSTM taggers of several widths, as in TinyMBERT's table.
 
-    python -m benchmarks.quality.sizes --work DIR [--seeds N]
+    python -m benchmarks.quality.tagger_sizes --work DIR [--seeds N]
 
 DIR is that of `benchmarks.reproduce tinymbert`, whose teacher, store and scores are taken.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.common.results import RESULTS, publish, table
-from benchmarks.reproduce.arms import Arm, Reproduction, Scores, command
-from benchmarks.reproduce.reproduce import of_tasks
+from benchmarks.common.results import RESULTS, mean_and_deviation, publish, table
+from benchmarks.latency import measured
+from benchmarks.reproduce.arms import Arm, Reproduction, Scores
+from benchmarks.reproduce.orderings import of_tasks
 from benchmarks.reproduce.sources import SOURCES
 from support.console import command_errors
 
@@ -29,20 +28,8 @@ HEAD = (
 SPEED = ("--batch-size", "32", "--max-length", "128")  # batches as published
 
 
-def measured(models: list[Path], teacher: Path, size: tuple[str, ...]) -> list[dict[str, Any]]:
-    """A row of `downstream --task speed` for each model, the teacher last."""
-    named = [word for model in models for word in ("--model", model)]
-    with tempfile.TemporaryDirectory() as out:
-        words = ("--task", "speed", *named, "--teacher", teacher, *size, "--out", out)
-        command("downstream.cli", *words)
-        rows: list[dict[str, Any]] = json.loads((Path(out) / "scores.json").read_text())["models"]
-    return rows
-
-
 def sizes_table(scores: Scores, rows: list[dict[str, Any]]) -> str:
     """`scores` of "E,H" and of "teacher" in the order of `rows`, but the teacher first."""
-    from benchmarks.quality.distillation_helps import mean_and_deviation
-
     told = []
     teacher = rows[-1]
     for (name, found), row in zip(scores.items(), [teacher, *rows[:-1]], strict=True):
@@ -75,7 +62,7 @@ def main(work: Path, seeds: int, results: Path) -> None:
     models = [work / f"{name}-0" for name in arms]
     rows = measured(models, work / "teacher/model", SPEED)
     settings = (
-        f"`python -m benchmarks.quality.sizes --seeds {seeds}`; strategy D4.2 on the data of"
+        f"`python -m benchmarks.quality.tagger_sizes --seeds {seeds}`; strategy D4.2 on the data of"
         f" `Massive"
         " multilingual tagging in miniature`, word pieces 5k; float32 on a CPU, batches of 32 x 128"
         " tokens and single sentences of 32. Published (Table 16): from E 300, H 600 to 50, 100 F1"

@@ -1,6 +1,6 @@
-"""What codecs and tiers of logits cost in the quality of students.
+"""Quality of students by codec and by tier of logits.
 
-    python -m benchmarks.quality.quality --work DIR [--model DIR --corpus TEXT]
+    python -m benchmarks.quality.codec_students --work DIR [--model DIR --corpus TEXT]
 
 Codecs: one dump, kept exactly and in each codec; beside them, as an experiment, states by product
 quantisation (Jegou et al. 2011), of which no codec was made. Tiers: the same text dumped with the
@@ -20,13 +20,14 @@ import click
 import numpy as np
 from sklearn.cluster import MiniBatchKMeans
 
-from benchmarks.common.results import NOVELS, RESULTS, TEACHER, publish, table
-from benchmarks.quality.distillation_helps import MASKED, finished, mean_and_deviation, scores_of
+from benchmarks.common.results import NOVELS, RESULTS, TEACHER, mean_and_deviation, publish, table
+from benchmarks.quality.distillation_helps import MASKED, finished, scores_of
 from store import FeatureStore, open_store
 from store.format.codecs.levels import LEVELS
 from store.tools.copy import begin_copy, convert
 from student_train.model.vocabulary import student_tokenizer
 from student_train.settings.options import TrainOptions, parse_losses
+from support.arrays import Array
 from support.console import command_errors
 from teacher_dump.job.dump import dump
 from teacher_dump.job.options import DumpOptions
@@ -40,8 +41,10 @@ JUDGED = {"mlm": "MLM nats/token", "agreement": "agreement", "kl": "KL to the te
 
 
 def product(source: FeatureStore, target: Path, size: int) -> None:
-    """A copy of an exact store whose states are as precise as one byte for `size` channels allows;
-    they are written decoded."""
+    """Copy an exact store with its states as precise as one byte for `size` channels allows.
+
+    The states are written decoded.
+    """
     numbers = [part.number for part in source.manifest.parts]
     writer = begin_copy(target, source, source.features, source.identity, numbers)
     books: dict[str, list[Any]] = {}
@@ -75,7 +78,7 @@ def bytes_of(path: Path, group: str) -> float:
     """Bytes a token and view of the arrays whose names have `/group/`."""
     store = open_store(path)
     size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and f"/{group}/" in str(f))
-    return size / store.meta["tokens"] / store.features.views
+    return size / float(store.meta["tokens"]) / store.features.views
 
 
 def state_error(exact: FeatureStore, other: FeatureStore) -> float:
@@ -87,10 +90,10 @@ def state_error(exact: FeatureStore, other: FeatureStore) -> float:
     return float(np.concatenate(found).mean())
 
 
-def divergences(store: FeatureStore, whole: np.ndarray) -> tuple[float, float]:
+def divergences(store: FeatureStore, whole: Array) -> tuple[float, float]:
     """Mean KL of the stored to the whole distribution, and of the whole to the stored one with its
     rest spread evenly; `whole` [n,V]: log-probabilities of the first n tokens of view 1."""
-    forward, backward, token = [], [], 0
+    forward, backward, token = list[float](), list[float](), 0
     head = store.head() if store.features.logits and store.features.logits.tier == "head" else None
     for record in store:
         logits = record.views[1].logits
@@ -106,7 +109,7 @@ def divergences(store: FeatureStore, whole: np.ndarray) -> tuple[float, float]:
     raise AssertionError("too few tokens")
 
 
-def distribution(logits: Any, t: int, vocabulary: int, head: Any) -> np.ndarray:
+def distribution(logits: Any, t: int, vocabulary: int, head: Any) -> Array:
     """Probabilities [V] of token t, as a student can know them."""
     told = np.zeros(vocabulary)
     if logits.tier == "topk":
@@ -119,10 +122,11 @@ def distribution(logits: Any, t: int, vocabulary: int, head: Any) -> np.ndarray:
         weight, bias = head
         scores = weight @ logits.values[t].astype(np.float32) + bias
         told = np.exp((scores - scores.max()).astype(np.float64))
-    return told / told.sum()
+    found: Array = told / told.sum()
+    return found
 
 
-def whole_distribution(exact_head: FeatureStore) -> np.ndarray:
+def whole_distribution(exact_head: FeatureStore) -> Array:
     """Log-probabilities [n,V] of the first tokens of view 1, of the exact input of the head."""
     weight, bias = exact_head.head()
     values = []
@@ -133,7 +137,8 @@ def whole_distribution(exact_head: FeatureStore) -> np.ndarray:
     scores = (np.concatenate(values)[:MEASURED] @ weight.T + bias).astype(np.float64)
     highest = scores.max(axis=1, keepdims=True)
     partition = highest + np.log(np.exp(scores - highest).sum(axis=1, keepdims=True))
-    return (scores - partition).astype(np.float32)
+    found: Array = (scores - partition).astype(np.float32)
+    return found
 
 
 class Trial:
@@ -145,7 +150,7 @@ class Trial:
         self.exact = self.dumped("exact", codec="exact")
 
     def dumped(self, name: str, **settings: Any) -> Path:
-        """A store of the text; one that is finished stays."""
+        """Dump the text, unless that is done already."""
         path = self.work / f"{name}.zarr"
         done = path.with_suffix(".done")
         if not done.exists():
@@ -154,17 +159,17 @@ class Trial:
         return path
 
     def vocabulary(self) -> str:
-        """Of students that do not speak the teacher's."""
+        """The folder of a vocabulary for students that do not have the teacher's."""
         path = self.work / "vocabulary"
         if not path.exists():
             student_tokenizer("5k", open_store(self.exact)).save_pretrained(path)
         return str(path)
 
     def students(self, name: str, path: Path, losses: str, **settings: Any) -> list[str]:
-        """Cells of a row: what students of a store are worth."""
+        """Cells of a row: the scores of students of a store."""
         store, by = open_store(path), open_store(self.exact)
-        learnt = {"store": str(path), "loss": parse_losses((losses,))}
-        options = replace(self.base, **learnt, **MASKED, **settings)
+        learnt: dict[str, Any] = {"store": str(path), "loss": parse_losses((losses,))}
+        options = replace(self.base, **{**learnt, **MASKED, **settings})
         found = [
             scores_of(finished(name, replace(options, seed=seed), store, self.work, by))
             for seed in self.seeds
@@ -172,7 +177,7 @@ class Trial:
         return [mean_and_deviation([of[key] for of in found]) for key in JUDGED]
 
     def codecs(self, losses: str) -> list[list[object]]:
-        """A row a codec."""
+        """Rows of the table of codecs."""
         rows: list[list[object]] = []
         exact, vocabulary = open_store(self.exact), self.vocabulary()
         for name in (*LEVELS, *PRODUCT):
@@ -193,7 +198,7 @@ class Trial:
         return rows
 
     def tiers(self, losses: str, tiers: list[str], student: str) -> list[list[object]]:
-        """A row a tier; the student has the teacher's width."""
+        """Rows of the table of tiers. The students have the teacher's width."""
         exact = self.dumped("exact-head", codec="exact", logits="head", limit=4 * MEASURED)
         whole = whole_distribution(open_store(exact))
         rows: list[list[object]] = []
@@ -249,7 +254,7 @@ def main(
     )  # fmt: skip
     trial = Trial(work, dumps, base, [int(seed) for seed in seeds.split(",")])
     settings = (
-        f"`python -m benchmarks.quality.quality`; teacher {Path(model).name}, {tokens:,}"
+        f"`python -m benchmarks.quality.codec_students`; teacher {Path(model).name}, {tokens:,}"
         f" tokens, masked"
         f" view; {steps} steps of 1,024 tokens, {len(trial.seeds)} seeds, ± sample deviation,"
         " judged by the exact store. "

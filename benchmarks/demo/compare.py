@@ -1,19 +1,11 @@
-"""`make demo`: dump the embedded teacher, train a student with what it knew and one without,
-compare.
-
-The two students are equal in all but the loss: size, vocabulary, start, text, masks, seed, steps.
-They are compared with the teacher, and with the start that both have, on paragraphs of the corpus
-that come after the dumped ones.
-"""
+"""Dump a teacher, train a student with what it knew and one without, and compare them."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +14,10 @@ import numpy as np
 
 from benchmarks.common.results import whole_size
 from store import FeatureStore, open_store
-from support.console import command_errors
 from support.errors import UserError
 
 if TYPE_CHECKING:
-    from benchmarks.demo.measure import Encoded
+    from benchmarks.demo.measure import Comparison
     from student_train.settings.options import TrainOptions
 
 STUDENTS = {"distilled": {"mlm": 1.0, "hidden": 30.0}, "MLM only": {"mlm": 1.0}}
@@ -35,7 +26,7 @@ SHORTEST, LONGEST = 40, 400  # characters of a held-out paragraph
 
 @dataclass(frozen=True)
 class Settings:
-    """What the demo runs; the tests run the same with less."""
+    """Sizes of the demo: everything that it runs depends on these alone."""
 
     out: Path = Path("demo-output")
     model: str = "minilm"
@@ -80,42 +71,24 @@ class Settings:
         )
 
 
-@dataclass(frozen=True)
-class Model:
-    """One row of the comparison. `agreement` is the rank correlation with the teacher's
-    similarities."""
-
-    name: str
-    parameters: int
-    megabytes: float
-    sentences_per_second: float
-    similarities: np.ndarray
-    agreement: float
-    mlm: float | None = None  # held-out masked-LM loss, nats a token
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All that is printed and drawn; `curves` holds the rows of each student's metrics.jsonl."""
-
-    models: list[Model]  # the teacher first
-    curves: dict[str, list[dict[str, float]]]
-    sentences: int
-
-
 def demo(settings: Settings) -> Comparison:
-    """Dump, train, compare, draw; whatever an earlier demo left in the folder goes first.
+    """Dump, train, compare and draw, after removing what an earlier demo left in the folder.
 
-    Raises UserError if the corpus is too small for these settings.
+    Without matplotlib no picture is drawn. Raises UserError if the corpus is too small for these
+    settings.
     """
-    from benchmarks.demo.table import draw
-
+    drawn = find_spec("matplotlib") is not None
+    if not drawn:
+        _say("matplotlib is missing, so no picture is drawn: pip install -e '.[demo]' installs it")
     _clear(settings)
     _dump(settings)
     texts = held_out_texts(open_store(settings.store), settings.corpus, settings.sentences)
     reports = {name: _train(settings, name) for name in STUDENTS}
     comparison = compare(settings, texts, reports)
-    draw(comparison, settings.picture)
+    if drawn:
+        from benchmarks.demo.picture import draw
+
+        draw(comparison, settings.picture)
     return comparison
 
 
@@ -168,7 +141,7 @@ def compare(settings: Settings, texts: list[str], reports: dict[str, dict[str, A
     """Teacher, the students' common start and both students on text that none of them has seen."""
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    from benchmarks.demo.measure import encode, similarities, spearman
+    from benchmarks.demo.measure import Comparison, Model, encode, similarities, spearman
     from student_train.output.run import prepare
     from teacher_dump.teacher.teacher import load_teacher
 
@@ -186,7 +159,7 @@ def compare(settings: Settings, texts: list[str], reports: dict[str, dict[str, A
 
     models: list[Model] = []
     for name, (whole, encoder, tokenizer) in encoders.items():
-        found: Encoded = encode(encoder.eval(), tokenizer, texts, settings.max_length, name)
+        found = encode(encoder.eval(), tokenizer, texts, settings.max_length, name)
         pairs = similarities(found.vectors)
         parameters = sum(p.numel() for p in whole.parameters())
         models.append(
@@ -232,34 +205,3 @@ def _rows(path: Path) -> list[dict[str, float]]:
 
 def _say(line: str) -> None:
     click.secho(line, bold=not line.startswith(" "))
-
-
-def _offline_without_hub() -> None:
-    """Where the hub cannot be reached, say so to its client, which would try for half a minute at
-    each look-up."""
-    try:
-        socket.create_connection(("huggingface.co", 443), timeout=3).close()
-    except OSError:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Settings.out,
-    help="The folder.",
-)
-@click.option("--tokens", default=Settings.tokens, help="Tokens that the teacher reads.")
-@click.option("--steps", default=Settings.steps, help="Training steps of each student.")
-@command_errors
-def main(**arguments: Any) -> None:
-    """Dump the embedded teacher, train two students, print and draw the comparison."""
-    begun = time.perf_counter()
-    _offline_without_hub()
-    from benchmarks.demo.table import show
-
-    settings = Settings(**arguments)
-    comparison = demo(settings)
-    show(comparison)
-    click.echo(f"{time.perf_counter() - begun:.0f} s; the picture: {settings.picture}")

@@ -1,6 +1,6 @@
-"""What each codec costs on disk and in precision, beside float16 arrays.
+"""Bytes and errors of every codec, beside float16 arrays.
 
-python -m benchmarks.quality.codecs --model DIR --corpus TEXT [--tokens N]
+python -m benchmarks.quality.codec_costs --model DIR --corpus TEXT [--tokens N]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.common.results import TEACHER, of_text, publish, table, whole_size
 from store import FeatureStore, open_store
 from store.tools.copy import convert
+from support.arrays import Array
 from support.console import command_errors
 from teacher_dump.job.dump import dump
 from teacher_dump.job.options import DumpOptions
@@ -47,11 +48,11 @@ def float16_bytes(store: FeatureStore) -> float:
     kept = features.logits.size if features.logits else 0
     squares = sum(len(store[i].token_ids) ** 2 for i in range(len(store)))
     maps = squares / store.meta["tokens"] * len(features.attention)
-    return 2 * features.width * len(features.hidden) + kept * 6 + 2 * maps
+    return float(2 * features.width * len(features.hidden) + kept * 6 + 2 * maps)
 
 
 def errors(exact: FeatureStore, other: FeatureStore) -> dict[str, float]:
-    """Of every feature of every sequence, against the exact store."""
+    """Errors of every feature over all sequences, against the exact store."""
     hidden, logprobs, maps, kls = [], [0.0], [0.0], []
     for i in range(len(exact)):
         want, got = exact[i].views[0], other[i].views[0]
@@ -73,7 +74,7 @@ def errors(exact: FeatureStore, other: FeatureStore) -> dict[str, float]:
     }
 
 
-def divergence(want: Any, got: Any) -> np.ndarray:
+def divergence(want: Any, got: Any) -> Array:
     """KL [T] from the exact kept distribution, its rest as one outcome, to the decoded one."""
     p, q = (
         np.concatenate([x.logprobs, x.rest[:, None]], axis=1).astype(float) for x in (want, got)
@@ -81,7 +82,8 @@ def divergence(want: Any, got: Any) -> np.ndarray:
     p, q = np.exp(p), np.exp(q)
     q = q / q.sum(axis=1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(p > 0, p * np.log(p / q), 0).sum(axis=1)
+        found: Array = np.where(p > 0, p * np.log(p / q), 0).sum(axis=1)
+    return found
 
 
 def kinds_on_disk(path: Path, tokens: int) -> list[float]:
@@ -98,7 +100,7 @@ def safetensors_bytes(store: FeatureStore, path: Path) -> float:
     """Bytes a token of one safetensors file with the features in float16, ids in 4 bytes."""
     from safetensors.numpy import save_file
 
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Array] = {}
     for number, sequence in enumerate(store):
         view = sequence.views[0]
         half = {**view.hidden, **{f"map {name}": each for name, each in view.attention.items()}}
@@ -116,8 +118,10 @@ LOGITS = ("topk:16", "topk:64") if TEACHER.exists() else ("none",)  # minilm has
 
 
 def measure(options: DumpOptions, folder: Path) -> tuple[Rows, Rows, FeatureStore]:
-    """Dump once exactly, recode, and compare: rows of `HEAD`, the first of safetensors and one a
-    codec, and rows of `BY_KIND`."""
+    """Dump once exactly, recode and compare.
+
+    Returns rows of `HEAD` (safetensors, then the codecs), rows of `BY_KIND`, and the exact store.
+    """
     dump(options)
     exact = open_store(options.out)
     plain, tokens = float16_bytes(exact), exact.meta["tokens"]
@@ -168,7 +172,7 @@ def main(model: str, corpus: str, tokens: int, results: Path, logits: tuple[str,
             text = len(exact.teacher_file("tokenizer.json")) / count
     publish(
         "Codecs",
-        f"`python -m benchmarks.quality.codecs --tokens {tokens}`; teacher {Path(model).name}"
+        f"`python -m benchmarks.quality.codec_costs --tokens {tokens}`; teacher {Path(model).name}"
         f" (d={width}),"
         f" {count:,} tokens, hidden mean, attention mean, tokenizer included ({text:.0f} B/token)."
         " All errors against float32.",

@@ -1,8 +1,4 @@
-"""Is a wrong store found, and is nothing else taken for one? The long versions of the tests.
-
-python -m benchmarks.integrity [--flips N] [--stores N] [--forgeries N] [--texts N]
-python -m benchmarks.integrity --soak MINUTES [--store PATH]
-"""
+"""The checks of integrity at any length, and what each finds that is not as it must be."""
 
 from __future__ import annotations
 
@@ -17,8 +13,6 @@ import click
 from benchmarks.common.results import publish, table
 from benchmarks.integrity import damage, forgery, odd_texts
 from benchmarks.integrity.soak import soak
-from support.console import command_errors
-from support.errors import UserError
 from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 
 MEMORY = Path("/dev/shm")  # the stores are small and many: no disk has to be waited for
@@ -62,7 +56,7 @@ def texts(folder: Path, _: str, count: int, seed: int) -> Found:
 
 
 def characters(folder: Path, _: str, count: int, seed: int) -> Found:
-    """The same with every code point up to `count`."""
+    """Every code point up to `count` through corpus, windows, store and alignment."""
     return count, _broken(folder, odd_texts.characters(count))
 
 
@@ -102,7 +96,7 @@ CHECKS: tuple[tuple[str, Check, str, str], ...] = (
 )
 
 
-def integrity(counts: dict[str, int], seed: int) -> tuple[str, list[str]]:
+def checked(counts: dict[str, int], seed: int) -> tuple[str, list[str]]:
     """Run every check whose count is not 0; the table, and what was not as it must be."""
     rows, wrong = [], Counter[str]()
     for name, check, ext, option in CHECKS:
@@ -138,7 +132,7 @@ def long_run(minutes: float, path: str | None, readers: int) -> list[str]:
 
 
 def small_dump(folder: Path, out: Path, limit: int = 400_000) -> None:
-    """What a small random teacher knows about Python's own documentation."""
+    """Dump what a small random teacher knows about Python's own documentation."""
     from teacher_dump.job.dump import dump
     from teacher_dump.job.options import DumpOptions
 
@@ -151,27 +145,3 @@ def small_dump(folder: Path, out: Path, limit: int = 400_000) -> None:
             logits="topk:16", views=2, part_tokens=20_000, device="cpu", precision="fp32",
         )
     )  # fmt: skip
-
-
-@click.command()
-@click.option("--flips", default=1000, help="Flipped bits for each format.")
-@click.option("--stores", default=50, help="Sound stores.")
-@click.option("--forgeries", default=2000, help="Stores with forged metadata.")
-@click.option("--characters", default=0x110000, help="Code points of Unicode, from the first.")
-@click.option("--texts", default=100_000, help="Odd texts.")
-@click.option("--seed", default=0)
-@click.option("--soak", "minutes", type=float, help="Only this: minutes of training and reading.")
-@click.option("--store", help="The store that --soak reads.  [default: a small one is made]")
-@click.option("--readers", default=3, help="Processes that --soak has reading.")
-@command_errors
-def main(seed: int, minutes: float | None, store: str | None, readers: int, **counts: int) -> None:
-    """Print the table and put it into RESULTS.md; exit code 1 if anything is not as it must be."""
-    if minutes is not None:
-        wrong = long_run(minutes, store, readers)
-    else:
-        rows, wrong = integrity(counts, seed)
-        publish("Integrity", f"`python -m benchmarks.integrity`; seed {seed}.", rows)
-    for line in wrong[:20]:
-        click.echo(line)
-    if wrong:
-        raise UserError(f"{len(wrong)} case(s) are not as they must be")

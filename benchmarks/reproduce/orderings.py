@@ -1,14 +1,4 @@
-"""What the sources claim, in miniature: their arms on real data, and which of their orderings hold.
-
-    python -m benchmarks.reproduce SOURCE --work DIR [--seeds N] [--size small|full] [--jobs N]
-    python -m benchmarks.reproduce best|all --work DIR
-
-Every step is a command as a user types it; --jobs students at a time are trained and scored, and
-share the cores. What is finished in --work is not made again; no arm is chosen by the test set, it
-only scores. `best` compares our recipe with the best of each source; it finds finished work in
-DIR/SOURCE. `all` is every task of every paper once in DIR/SOURCE, and then `best`. A section that
-is written again loses what was written below it by hand.
-"""
+"""Which of a paper's orderings hold among its arms, and how our recipe compares, as tables."""
 
 from __future__ import annotations
 
@@ -17,17 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import click
-
-from benchmarks.common.results import RESULTS, publish, table
-from benchmarks.reproduce.arms import OURS, SIZES, Reproduction, Scores, Source
-from support.console import command_errors
+from benchmarks.common.results import mean_and_deviation, table
+from benchmarks.reproduce.arms import OURS, Reproduction, Scores, Source
 
 
-def report(source: Source, scores: Scores) -> str:
+def ordering_table(source: Source, scores: Scores) -> str:
     """The table of all arms, and which orderings hold, in words."""
-    from benchmarks.quality.distillation_helps import mean_and_deviation
-
     measures = list(scores["teacher"])
     head = ["", "student-train", *measures, "of the teacher"]
     if source.published:
@@ -87,8 +72,6 @@ def compare_best(
     sources: Mapping[str, Source], work: Path, seeds: int, size: str, jobs: int = 1
 ) -> str:
     """Our recipe and the best of each source: same student, data and steps."""
-    from benchmarks.quality.distillation_helps import mean_and_deviation
-
     head = ("source", "its best", "measure", "its own", OURS, "student-train of ours")
     rows, lines, minutes = [], [], 0.0
     for name, source in sources.items():
@@ -103,36 +86,3 @@ def compare_best(
         lines.append(f"- {name}, ours is better: {_judged(scores, OURS, source.best)}")
     lines.append(f"\nAll arms of these sources took {minutes:.0f} minutes with --jobs {jobs}.")
     return table(head, rows) + "\n\n" + "\n".join(lines)
-
-
-@click.command()
-@click.argument("name", metavar="SOURCE")
-@click.option("--work", type=click.Path(path_type=Path), required=True)
-@click.option("--seeds", type=click.IntRange(min=1), default=3)
-@click.option("--size", type=click.Choice(SIZES), default="small")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, help="students at a time")
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
-@command_errors
-def main(name: str, work: Path, seeds: int, size: str, jobs: int, results: Path) -> None:
-    """Train and score the arms of a SOURCE: kolesnikova, mukherjee (also mukherjee-snips
-    and mukherjee-500), tinymbert, zhao, slovakbert; best: our recipe against that of each; all:
-    these but mukherjee-500, and best."""
-    from benchmarks.reproduce.sources import ALL, BEST, SOURCES
-
-    if name not in (*SOURCES, "best", "all"):
-        raise click.BadParameter(f"there are {', '.join(SOURCES)}, best, all", param_hint="SOURCE")
-    folders = {each: work / each for each in ALL if name == "all"}
-    if name in SOURCES:
-        folders = {name: work}
-    how = f"--seeds {seeds} --size {size}"
-    for each, folder in folders.items():
-        source = SOURCES[each]
-        arms = Reproduction(source, folder, seeds, size, jobs)
-        body = report(source, arms.scores())
-        took = f"All of it took {arms.minutes():.0f} minutes with --jobs {jobs}."
-        said = f"`python -m benchmarks.reproduce {each} {how}`; {source.settings[size]} {took}"
-        publish(source.title, said, body, results)
-    if name not in SOURCES:
-        body = compare_best(ALL, work, seeds, size, jobs)
-        said = f"`python -m benchmarks.reproduce best {how}`; {BEST}"
-        publish("Our recipe against those of the sources", said, body, results)

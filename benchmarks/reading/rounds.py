@@ -1,12 +1,4 @@
-"""How fast features come back from disk, beside other formats and readers.
-
-python -m benchmarks.reading [--tokens N] [--width D] [--kept K] [--rounds R]
-
-A synthetic store; every reader delivers all of view 0, as stored (codes, not floats), in shuffled
-flat batches of 16,384 tokens with padding. Each reader's first epoch is compared with ours, sum by
-sum; then come rounds in which all take turns, each in a process of its own, after an epoch that is
-not timed. Run it on a quiet machine.
-"""
+"""The formats of one corpus, read in turn: warm, from the disk, and by two processes at once."""
 
 from __future__ import annotations
 
@@ -14,23 +6,20 @@ import gc
 import multiprocessing
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
-from benchmarks.common.results import RESULTS, publish, table
+from benchmarks.common.results import publish, table
 from benchmarks.common.synthetic import features_of, make_store
-from benchmarks.reading.features import Arrays, Corpus
 from benchmarks.reading.readers import Peer, Stream, peers
+from benchmarks.reading.workload import Arrays, Corpus
 from store import StoreError, open_store
 from store.tools.copy import convert
-from support.console import command_errors
 
 SECONDS = 3.0  # of an epoch of a slow reader
 EPOCHS = 3  # that are timed in a process
@@ -58,7 +47,7 @@ def consume(batches: Iterator[Arrays]) -> tuple[float, float]:
 
 
 def sums(batches: Iterator[Arrays]) -> dict[str, int]:
-    """Of the bits of every array over an epoch: the same in any order."""
+    """Sum the bits of every array over an epoch. The order of batches does not matter."""
     found: dict[str, int] = {}
     for arrays in batches:
         for name, values in arrays.items():
@@ -126,7 +115,7 @@ class Bench:
         return sum(file.stat().st_size for file in files(path)) / self.tokens
 
     def warm(self, rounds: int) -> list[list[object]]:
-        """A row a reader: bytes a token, tokens a second and a second of work, ours over its."""
+        """A row for each reader: bytes a token, tokens a second and a CPU second, ratios."""
         speeds: dict[str, list[tuple[float, float]]] = {peer.name: [] for peer, _ in self.peers}
         for _ in range(rounds):
             for peer, path in self.peers:
@@ -141,7 +130,7 @@ class Bench:
         return rows + [[name, why, *[""] * 5] for name, why in self.missing.items()]
 
     def cold(self, rounds: int) -> list[list[object]]:
-        """A row a reader: tokens a second from the disk, and of reading its files end to end."""
+        """A row for each reader: tokens a second from the disk, beside reading files through."""
         self.corpus.store.close()
         rows: list[list[object]] = []
         for peer, path in self.peers:
@@ -165,7 +154,7 @@ class Bench:
         return rows
 
     def scaling(self, rounds: int) -> float:
-        """How much faster two processes read the Zarr store than one."""
+        """Speed of two processes that read the Zarr store, over the speed of one."""
         halves: list[tuple[Peer, Path]] = [
             (Stream("half", self.zarr, half=half), self.zarr) for half in (0, 1)
         ]
@@ -199,7 +188,7 @@ def together(zarr: Path, readers: list[tuple[Peer, Path]]) -> list[tuple[float, 
 
 
 def versions() -> str:
-    """Of the peers that are installed."""
+    """Versions of the peers that are installed."""
     found = []
     for name in PACKAGES:
         try:
@@ -210,7 +199,7 @@ def versions() -> str:
 
 
 def measure(folder: Path, tokens: int, width: int, kept: int, rounds: int, results: Path) -> None:
-    """Everything, into a section of `results`."""
+    """Measure everything and publish it as a section of `results`."""
     bench = Bench(folder, tokens, width, kept)
     warm = bench.warm(rounds)
     cold = bench.cold(rounds)
@@ -230,18 +219,3 @@ def measure(folder: Path, tokens: int, width: int, kept: int, rounds: int, resul
         " times one.",
     ]
     publish(f"Reading, d={width}, top-{kept}", settings, "\n\n".join(body), results)
-
-
-@click.command()
-@click.option("--tokens", default=500_000)
-@click.option("--width", default=384)
-@click.option("--kept", default=16)
-@click.option("--rounds", default=7)
-@click.option(
-    "--results", default=RESULTS, type=click.Path(path_type=Path), help="File of the section."
-)
-@command_errors
-def main(tokens: int, width: int, kept: int, rounds: int, results: Path) -> None:
-    """Print the tables and put them into RESULTS.md."""
-    with tempfile.TemporaryDirectory() as name:
-        measure(Path(name), tokens, width, kept, rounds, results)

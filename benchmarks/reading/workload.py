@@ -1,4 +1,4 @@
-"""What every reader of the benchmark has to deliver: the features of a store, and their order."""
+"""The work of a reader: the features of a store that it has to deliver, in shuffled batches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from store import FeatureStore
 from store.format.layout import ArraySpec, part_arrays
-from support.arrays import starts
+from support.arrays import Array, starts
 
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, Array]
 Epoch = Callable[[int], Iterator[Arrays]]
 BATCH_TOKENS = 16_384
 MAPS = "view0/attention/mean/values"
@@ -24,7 +24,7 @@ class Corpus:
     """A store, and all its features in memory for peers to write."""
 
     store: FeatureStore
-    batches_of: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    batches_of: dict[int, list[Array]] = field(default_factory=dict)
 
     @cached_property
     def _specs(self) -> dict[str, ArraySpec]:
@@ -41,12 +41,12 @@ class Corpus:
         """One token: every such array is a field."""
         return np.dtype([(name, s.dtype, s.shape[1:]) for name, s in self._specs.items()])
 
-    def _whole(self, name: str) -> np.ndarray:
+    def _whole(self, name: str) -> Array:
         places = range(len(self.store.manifest.parts))
         return np.concatenate([self.store.part(place).all(name) for place in places])
 
     @cached_property
-    def tokens(self) -> np.ndarray:
+    def tokens(self) -> Array:
         """[N] records."""
         found = np.empty(self.store.meta["tokens"], self.record)
         for name in self.names:
@@ -54,23 +54,23 @@ class Corpus:
         return found
 
     @cached_property
-    def maps(self) -> np.ndarray:
+    def maps(self) -> Array:
         return self._whole(MAPS)
 
     @cached_property
-    def lengths(self) -> np.ndarray:
+    def lengths(self) -> Array:
         blocks = self.store.blocks().tolist()
         return np.concatenate([self.store.lengths(begin, end) for begin, end in blocks])
 
     @cached_property
-    def token_start(self) -> np.ndarray:
+    def token_start(self) -> Array:
         return starts(self.lengths)
 
     @cached_property
-    def square_start(self) -> np.ndarray:
+    def square_start(self) -> Array:
         return starts(self.lengths**2)
 
-    def sequences(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def sequences(self) -> Iterator[tuple[Array, Array]]:
         """Records and map of each sequence."""
         for (a, b), (c, d) in zip(
             zip(self.token_start[:-1], self.token_start[1:], strict=True),
@@ -79,7 +79,7 @@ class Corpus:
         ):
             yield self.tokens[a:b], self.maps[c:d]
 
-    def batches(self, epoch: int) -> list[np.ndarray]:
+    def batches(self, epoch: int) -> list[Array]:
         """Numbers of the sequences of each batch: the same for all who read by number."""
         if epoch not in self.batches_of:
             stream = self.store.stream(0, epoch, BATCH_TOKENS, features=())

@@ -1,0 +1,71 @@
+"""The list of benchmarks names each command, and each command that a page names is on it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import __main__ as listing
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(
+        ROOT / page
+        for page in ("README.md", "CONTRIBUTING.md", "Makefile", "benchmarks/RESULTS.md")
+    ),
+    *sorted((ROOT / "benchmarks").rglob("*.py")),
+]
+# A program inside another's process, not a measurement.
+HELPERS = {"common.processes", "integrity.forgery", "integrity.soak", "NAME"}
+
+
+def test_help_lists_all_with_a_sentence_and_runs_none() -> None:
+    words = [sys.executable, "-m", "benchmarks", "--help"]
+    told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    found = listing.benchmarks()
+    assert {"demo", "reading", "integrity", "reproduce", "gpu", "latency", "reliability"} <= {
+        *found
+    }
+    assert len(found) >= 19
+    for name, shows in found.items():
+        assert re.search(f"^ +{re.escape(name)} +{re.escape(shows)}$", told, re.MULTILINE)
+        assert shows.endswith((".", "?")), name
+
+
+def test_those_named_run_in_their_order_and_without_names_the_short_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[str] = []
+
+    def run(words: list[str]) -> subprocess.CompletedProcess[bytes]:
+        assert words[:2] == [sys.executable, "-m"]
+        ran.append(words[2])
+        return subprocess.CompletedProcess(words, 3 if words[2] == "benchmarks.gpu" else 0)
+
+    monkeypatch.setattr(listing.subprocess, "run", run)
+    assert CliRunner().invoke(listing.main, ["latency", "speed.growth"]).exit_code == 0
+    assert ran == ["benchmarks.latency", "benchmarks.speed.growth"]
+    ran.clear()
+    assert CliRunner().invoke(listing.main, []).exit_code == 0
+    assert ran == [f"benchmarks.{name}" for name in listing.SHORT]
+    assert set(listing.SHORT) <= listing.benchmarks().keys()
+    ran.clear()
+    failed = CliRunner().invoke(listing.main, ["gpu", "latency"])
+    assert failed.exit_code == 1 and "benchmarks.gpu ended with exit code 3" in failed.output
+    assert ran == ["benchmarks.gpu"]
+    assert "nonsense" in CliRunner().invoke(listing.main, ["nonsense"]).output
+
+
+def test_commands_that_pages_name_are_there() -> None:
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"-m benchmarks\.([a-zA-Z_.]*\w)", page.read_text("utf-8"))
+    }
+    assert len(named) > 15
+    assert named <= listing.benchmarks().keys() | HELPERS
