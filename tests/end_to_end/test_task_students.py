@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -23,7 +22,6 @@ from student_train.cli import main
 from student_train.data.collator import word_begins
 from student_train.data.gold_labels import has_gold
 from student_train.data.stream import split_blocks
-from student_train.losses import task
 from student_train.output.run import prepare, run
 from student_train.settings.options import TrainOptions
 from student_train.sweep import main as sweep
@@ -145,6 +143,29 @@ def test_words_begin_after_a_blank_however_offsets_count_it(
         assert not begins[special].any()
 
 
+def gold_of(store: FeatureStore, text: str) -> list[int]:
+    """The label of a text, or the tags of its words."""
+    assert store.features.task is not None
+    if store.features.task.kind == "classification":
+        return [int(text in RUSSIAN)]
+    return [int(word[0].isupper()) for word in text.split()]
+
+
+def told_by(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> list[int]:
+    """The label that a loaded student gives to each text, or to the first piece of each word."""
+    found = []
+    for text in texts:
+        read = tokenizer(text.split(), is_split_into_words=True, return_tensors="pt")
+        words = read.word_ids()
+        with torch.no_grad():
+            best = model(**read).logits.argmax(dim=-1)[0]
+        if best.ndim == 0:
+            found.append(int(best))
+        else:
+            found += [int(best[words.index(word)]) for word in range(len(text.split()))]
+    return found
+
+
 @pytest.mark.parametrize("student", KINDS)
 def test_students_learn_gold_labels_and_load_again(
     classes: FeatureStore, tags: FeatureStore, tmp_path: Path, student: str
@@ -160,7 +181,7 @@ def test_students_learn_gold_labels_and_load_again(
             "--loss",
             "ce=1",
             "--lr",
-            "4e-3",
+            "3e-2" if student.startswith("bilstm") else "4e-3",
             "--epochs",
             "20",
             "--held-out",
@@ -174,13 +195,11 @@ def test_students_learn_gold_labels_and_load_again(
         assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         assert model.config.id2label == dict(enumerate(labels))
         tokenizer = AutoTokenizer.from_pretrained(out)
-        right = 0
-        for text in (ENGLISH[0], RUSSIAN[0]):
-            with torch.no_grad():
-                logits = model.eval()(**tokenizer(text, return_tensors="pt")).logits
-            if factory is AutoModelForSequenceClassification:
-                right += int(logits.argmax()) == (text in RUSSIAN)
-        assert right == 2 or factory is AutoModelForTokenClassification
+        said = told_by(model.eval(), tokenizer, (*ENGLISH[:4], *RUSSIAN[:4]))
+        wanted = [label for text in (*ENGLISH[:4], *RUSSIAN[:4]) for label in gold_of(store, text)]
+        right = np.array(said) == np.array(wanted)
+        for label in range(2):  # of each label most, not of both together
+            assert right[np.array(wanted) == label].mean() > 0.7, (student, labels[label])
 
 
 @pytest.mark.parametrize("student", KINDS)
@@ -204,27 +223,6 @@ def test_every_loss_of_a_task_falls(
             optimizer.zero_grad()
             found.append(float(value.detach()))
         assert found[-1] < 0.97 * found[0], store.path
-
-
-def test_losses_are_what_their_papers_say() -> None:
-    torch.manual_seed(0)
-    own, teacher = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3)
-    p, q = (teacher / 2).softmax(1), (own / 2).softmax(1)
-    by_hand = 4 * (p * (p / q).log()).sum(1).mean()
-    assert torch.allclose(task.kl(own, teacher, 2.0), by_hand, atol=1e-6)
-    assert torch.allclose(task.kl(teacher, teacher, 2.0), torch.zeros(()), atol=1e-6)
-    odds = (teacher.softmax(1) / (1 - teacher.softmax(1))).log()
-    assert torch.allclose(task.log_odds(odds, teacher), torch.zeros(()), atol=1e-5)
-    certain = torch.tensor([[99.0, 0.0, 0.0]])
-    assert task.log_odds(torch.zeros(1, 3), certain).isfinite()
-    gold = torch.tensor([2, -1, 0, -1, 1])
-    some = functional.cross_entropy(own[[0, 2, 4]], gold[[0, 2, 4]])
-    assert torch.equal(task.ce(own, gold), some)
-    nothing = task.ce(own, torch.full((5,), -1))
-    nothing.backward()
-    assert float(nothing.detach()) == 0 and float(own.grad.abs().sum()) == 0
-    for loss in (task.logit, task.hard, task.log_odds):
-        assert float(loss(own[:0], teacher[:0]).detach()) == 0
 
 
 def test_stages_over_labelled_and_all_text(

@@ -1,0 +1,132 @@
+"""Losses of vocabulary logits against numbers worked out by hand and direct computation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from student_train.data.targets import fold
+from student_train.losses.logits import LogitTargets, hard, kl, logit, mlm
+from tests.student_train.kept_logits import (
+    V_STUDENT,
+    V_TEACHER,
+    G,
+    kept_logits,
+    teacher_logits,
+)
+
+LN2 = math.log(2)
+
+
+def one_run() -> LogitTargets:
+    """Half for piece 0, a quarter for piece 2, a quarter for all others; log-partition 1."""
+    return LogitTargets(
+        ids=torch.tensor([[0, 2]]),
+        logprobs=torch.tensor([[-LN2, -2 * LN2]]),
+        valid=torch.tensor([[True, True]]),
+        rest=torch.tensor([-2 * LN2]),
+        log_partition=torch.tensor([1.0]),
+    )
+
+
+def test_losses_of_one_run_are_the_numbers_worked_out_by_hand() -> None:
+    even = torch.tensor([[0.0, LN2, 0.0]])  # 1/4, 1/2, 1/4
+    # KL(1/2, 1/4, 1/4 || 1/4, 1/4, 1/2) = 1/2 ln 2 + 0 - 1/4 ln 2
+    assert kl(even, one_run(), 1.0).item() == pytest.approx(LN2 / 4, rel=1e-5)
+    assert hard(even, one_run()).item() == pytest.approx(2 * LN2, rel=1e-5)
+    # the teacher's logits are 1 - ln 2 and 1 - 2 ln 2, the student's 0 and 1
+    logits = torch.tensor([[0.0, 9.0, 1.0]])
+    assert logit(logits, one_run()).item() == pytest.approx(1.0079854, rel=1e-5)
+    assert mlm(even.repeat(2, 1), torch.tensor([0, 1])).item() == pytest.approx(1.5 * LN2, rel=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), slots=st.integers(1, 3))
+def test_slots_that_are_not_valid_change_nothing(seed: int, slots: int) -> None:
+    vocabulary = np.random.default_rng(seed).integers(-1, V_STUDENT, V_TEACHER)
+    targets, some = fold(*kept_logits(seed, 6), vocabulary)
+    if not some.any():
+        return
+    logits = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (int(some.sum()), 12)))
+    first = targets.ids.gather(1, targets.valid.int().argmax(dim=1, keepdim=True))
+    empty = torch.full((len(first), slots), -torch.inf)
+    wider = replace(
+        targets,
+        ids=torch.cat([targets.ids, first.repeat(1, slots)], dim=1),
+        logprobs=torch.cat([targets.logprobs, empty], dim=1),
+        valid=torch.cat([targets.valid, torch.zeros_like(empty, dtype=torch.bool)], dim=1),
+    )
+    assert kl(logits, wider, 2.0).item() == pytest.approx(kl(logits, targets, 2.0).item(), rel=1e-5)
+    assert torch.equal(logit(logits, wider), logit(logits, targets))
+    assert torch.equal(hard(logits, wider), hard(logits, targets))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_kl_is_that_of_the_grouped_distributions(temperature: float) -> None:
+    vocabulary = np.random.default_rng(5).integers(-1, V_STUDENT, V_TEACHER)
+    targets, some = fold(*kept_logits(5, 8), vocabulary)
+    logits = torch.randn(int(some.sum()), V_STUDENT, generator=torch.Generator().manual_seed(0))
+    want = []
+    for row in range(len(logits)):
+        q = logits[row].softmax(0)
+        valid = targets.valid[row]
+        pieces = targets.ids[row][valid]
+        p = torch.cat([targets.logprobs[row][valid].exp(), targets.rest[row].exp()[None]])
+        outcome = torch.cat([q[pieces], (1 - q[pieces].sum())[None]])
+        p, outcome = (x ** (1 / temperature) for x in (p, outcome))
+        p, outcome = p / p.sum(), outcome / outcome.sum()
+        want.append((p * (p / outcome).log()).sum() * temperature**2)
+    assert kl(logits, targets, temperature).item() == pytest.approx(
+        torch.stack(want).mean().item(), rel=1e-4
+    )
+
+
+def test_kl_is_zero_for_the_same_distribution_and_has_finite_gradients() -> None:
+    # Pieces that the student lacks join the rest: without their mass the two would differ.
+    shared = np.where(np.arange(V_TEACHER) % 3 > 0, np.arange(V_TEACHER), -1)
+    targets, some = fold(*kept_logits(1, V_STUDENT - 4), shared)
+    same = torch.from_numpy(teacher_logits(1)[some]).float()
+    assert kl(same, targets, 2.0).item() == pytest.approx(0, abs=1e-5)
+    assert kl(same.roll(1, dims=1), targets, 2.0).item() > 0.1
+    sure = (same * 100).requires_grad_()
+    kl(sure, targets, 2.0).backward()
+    assert sure.grad is not None and torch.isfinite(sure.grad).all()
+
+
+def test_draws_without_a_rest_give_finite_losses() -> None:
+    ids, logprobs, _, log_partition = kept_logits(2, 5)
+    shares = np.exp(logprobs) / np.exp(logprobs).sum(1, keepdims=True)
+    targets, _ = fold(ids, np.log(shares), np.full(G, -np.inf), log_partition, np.arange(V_TEACHER))
+    logits = torch.randn(G, V_TEACHER, requires_grad=True)
+    loss = kl(logits, targets, 1.0)
+    loss.backward()
+    assert logits.grad is not None
+    assert torch.isfinite(loss) and torch.isfinite(logits.grad).all()
+
+
+def test_logit_and_hard_losses() -> None:
+    ids, logprobs, rest, log_partition = kept_logits(3, 4)
+    vocabulary = np.where(np.arange(V_TEACHER) < V_STUDENT, np.arange(V_TEACHER), -1)
+    targets, some = fold(ids, logprobs, rest, log_partition, vocabulary)
+    same = torch.from_numpy(teacher_logits(3)[some][:, :V_STUDENT]).float()
+    assert logit(same, targets).item() == pytest.approx(0, abs=1e-4)
+    assert logit(same + 1, targets).item() == pytest.approx(1, abs=1e-3)
+    best = targets.ids[:, :1].clone()
+    for row in range(len(best)):
+        valid = targets.valid[row]
+        best[row] = targets.ids[row][valid][targets.logprobs[row][valid].argmax()]
+    want = torch.nn.functional.cross_entropy(same, best[:, 0])
+    assert hard(same, targets).item() == pytest.approx(want.item(), rel=1e-5)
+
+
+def test_a_batch_without_masked_tokens_has_a_zero_loss_with_a_gradient() -> None:
+    logits = torch.zeros(0, 5, requires_grad=True)
+    loss = mlm(logits, torch.zeros(0, dtype=torch.long))
+    loss.backward()
+    assert loss.item() == 0

@@ -1,0 +1,50 @@
+"""Every loss is one entry, and its entry says the truth."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from inspect import signature
+
+from student_train.losses.registry import (
+    FEATURES,
+    LOSSES,
+    features_of,
+    help_text,
+    loss_names,
+    losses_for,
+)
+
+
+def test_every_entry_names_a_formula_that_takes_what_it_compares() -> None:
+    for loss in LOSSES:
+        sides = 3 if loss.student == "maps" else 2
+        assert len(signature(loss.measure).parameters) == sides + loss.tempered, loss.name
+        assert loss.feature is None or loss.feature in FEATURES
+        assert (loss.projection == "none") == (loss.student not in ("runs", "sentence"))
+
+
+def test_a_name_means_one_loss_of_a_student() -> None:
+    for task in (False, True):
+        names = [loss.name for loss in losses_for(task)]
+        assert len(names) == len(set(names))
+    assert [loss.formula for loss in losses_for(True, ["kl"])] == ["task.kl"]
+    assert [loss.formula for loss in losses_for(False, ["kl"])] == ["logits.kl"]
+    assert not losses_for(True, ["mlm"]) and not losses_for(False, ["ce", "log-odds"])
+
+
+def test_what_losses_read_of_a_store() -> None:
+    names = ["mlm", "kl", "hidden", "attention", "ce"]
+    assert features_of(losses_for(False, names)) == ["hidden", "logits", "attention"]
+    assert features_of(losses_for(True, names)) == ["hidden", "task", "attention"]
+    assert features_of(losses_for(False, ["mlm"])) == []
+
+
+def test_help_lists_every_loss() -> None:
+    words = help_text().replace(",", " ").replace(";", " ").split()
+    assert set(loss_names()) <= set(words)
+
+
+def test_the_list_of_losses_does_not_wait_for_torch() -> None:
+    code = "import sys, student_train.losses.registry; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,51 @@
+"""Losses over the classes of a task against numbers worked out by hand and direct computation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from student_train.losses import task
+
+
+def test_losses_are_what_their_papers_say() -> None:
+    torch.manual_seed(0)
+    own, teacher = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3)
+    p, q = (teacher / 2).softmax(1), (own / 2).softmax(1)
+    by_hand = 4 * (p * (p / q).log()).sum(1).mean()
+    assert torch.allclose(task.kl(own, teacher, 2.0), by_hand, atol=1e-6)
+    assert torch.allclose(task.kl(teacher, teacher, 2.0), torch.zeros(()), atol=1e-6)
+    odds = (teacher.softmax(1) / (1 - teacher.softmax(1))).log()
+    assert torch.allclose(task.log_odds(odds, teacher), torch.zeros(()), atol=1e-5)
+    certain = torch.tensor([[99.0, 0.0, 0.0]])
+    assert task.log_odds(torch.zeros(1, 3), certain).isfinite()
+    gold = torch.tensor([2, -1, 0, -1, 1])
+    some = functional.cross_entropy(own[[0, 2, 4]], gold[[0, 2, 4]])
+    assert torch.equal(task.ce(own, gold), some)
+    nothing = task.ce(own, torch.full((5,), -1))
+    nothing.backward()
+    assert own.grad is not None
+    assert float(nothing.detach()) == 0 and float(own.grad.abs().sum()) == 0
+    for loss in (task.logit, task.hard, task.log_odds):
+        assert float(loss(own[:0], teacher[:0]).detach()) == 0
+
+
+def test_logit_and_hard_are_the_numbers_worked_out_by_hand() -> None:
+    own, teacher = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0], [0.0, 4.0]])
+    assert task.logit(own, teacher).item() == pytest.approx((0 + 4 + 9 + 0) / 4)
+    own, teacher = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]]), torch.tensor([[1, 2], [5, 1]])
+    want = (math.log(4 / 3) + math.log(2)) / 2  # 3/4 for the second class, 1/2 for the first
+    assert want == pytest.approx(0.4904146)
+    assert task.hard(own, teacher.float()).item() == pytest.approx(want, rel=1e-5)
+
+
+def test_texts_without_a_label_change_nothing() -> None:
+    own, gold = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
+    gold[3:] = task.NO_LABEL
+    changed = own.clone()
+    changed[3:] = 99
+    assert torch.equal(task.ce(changed, gold), task.ce(own, gold))
+    assert torch.equal(task.ce(own[:3], gold[:3]), task.ce(own, gold))
