@@ -99,6 +99,7 @@ LOSSES = (
     Loss("cosine", "states.cosine", "raw", "runs", "widths differ"),  # Sanh et al. 2019
     Loss("contrastive", "states.contrastive", "raw", "runs", "always"),
     Loss("sentence", "states.hidden", "sentence", "sentence", "always"),
+    Loss("sentence-gelu", "states.hidden_gelu", "sentence", "sentence", "always"),
     Loss("sentence-kld", "states.hidden_kld", "sentence", "sentence", "always"),
     Loss("attention", "maps.attention", "maps", "maps"),
     Loss("kl", "logits.kl", "distribution", "pieces", tempered=True),

@@ -34,9 +34,11 @@ def hidden_sum(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def hidden_gelu(student: Tensor, teacher: Tensor) -> Tensor:
-    """`hidden` of GELU(student).
+    """`hidden` of GELU(student): the squared error of GELU(W z + b), mean over G and D.
 
-    (Mukherjee & Awadallah 2020, section 3.2, where it stands beside `hidden_kld`.)
+    For the state of a whole text this is the representation loss of Mukherjee & Awadallah 2019,
+    eq. 7, up to its factor: they take half the sum over D. `teacher` is normalised per channel, and
+    theirs is not. For tokens it takes the projection of Mukherjee & Awadallah 2020, eq. 5.
     """
     return hidden(functional.gelu(student.float()), teacher)
 

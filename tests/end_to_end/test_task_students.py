@@ -203,7 +203,7 @@ def test_students_learn_gold_labels_and_load_again(
 
 
 @pytest.mark.parametrize("student", KINDS)
-@pytest.mark.parametrize("loss", [*OF_ANY_TASK, "sentence", "sentence-kld"])
+@pytest.mark.parametrize("loss", [*OF_ANY_TASK, "sentence", "sentence-gelu", "sentence-kld"])
 def test_every_loss_of_a_task_falls(
     classes: FeatureStore, tags: FeatureStore, student: str, loss: str
 ) -> None:
@@ -223,6 +223,20 @@ def test_every_loss_of_a_task_falls(
             optimizer.zero_grad()
             found.append(float(value.detach()))
         assert found[-1] < 0.97 * found[0], store.path
+
+
+def test_a_student_is_trained_by_the_state_of_a_text_through_a_gelu(
+    classes: FeatureStore, tmp_path: Path
+) -> None:
+    out = tmp_path / "student"
+    words = ("--student", "bilstm:12,10", "--loss", "sentence-gelu=10,ce=1", "--steps", 30)
+    said = ok(main, "--store", classes.path, "--out", out, *SMALL, *words, "--lr", "3e-2")
+    assert "10 sentence-gelu + 1 ce" in said
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    found = [step["sentence-gelu"] for step in steps if "sentence-gelu" in step]
+    assert np.mean(found[-5:]) < 0.9 * np.mean(found[:5])
+    assert "valid_sentence-gelu" in json.loads((out / "training.json").read_text())["result"]
+    assert "sentence-gelu" in ok(main, "--help")
 
 
 def test_stages_over_labelled_and_all_text(

@@ -33,6 +33,12 @@ def test_a_name_means_one_loss_of_a_student() -> None:
     assert not losses_for(True, ["mlm"]) and not losses_for(False, ["ce", "log-odds"])
 
 
+def test_a_whole_text_is_compared_through_a_gelu_as_tokens_are() -> None:
+    (loss,), (of_tokens,) = (losses_for(True, [name]) for name in ("sentence-gelu", "hidden-gelu"))
+    assert loss.measure is of_tokens.measure and loss.projection == "always"
+    assert (loss.teacher, loss.student, loss.feature) == ("sentence", "sentence", "hidden")
+
+
 def test_what_losses_read_of_a_store() -> None:
     names = ["mlm", "kl", "hidden", "attention", "ce"]
     assert features_of(losses_for(False, names)) == ["hidden", "logits", "attention"]

@@ -32,6 +32,13 @@ def test_losses_of_states_are_their_formulas() -> None:
     assert states.hidden_kld(student, teacher).item() == pytest.approx(divergence, rel=1e-4)
 
 
+def test_a_gelu_ends_the_projection_before_the_squares() -> None:
+    student, teacher = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.5, 0.0]])
+    # GELU(x) = x Phi(x): Phi(1) = .8413447, so .8413447 and -.1586553
+    want = (0.3413447**2 + 0.1586553**2) / 2
+    assert states.hidden_gelu(student, teacher).item() == pytest.approx(want, rel=1e-5)
+
+
 def test_contrastive_is_the_number_worked_out_by_hand() -> None:
     student = torch.tensor([[1.0, 0.0], [5.0, 0.0]])
     teacher = torch.tensor([[0.8, 0.6], [1.2, 1.6]])
