@@ -9,13 +9,9 @@ from numpy.typing import ArrayLike
 
 from store.errors import StoreError
 from store.format.features import TaskSpec
-from support.arrays import Array
+from support.arrays import Array, starts
 
 ACTIONS = 3
-
-
-def _starts(lengths: Sequence[int] | Array) -> Array:
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
 
 
 def _encode_text(text: str, where: str) -> bytes:
@@ -73,7 +69,7 @@ def encode_sequences(
         "sequence/document": np.asarray(columns["document"], np.int64),
         "sequence/document_begin": np.asarray(columns["document_begin"], np.int64),
         "sequence/hard_cut": np.asarray(columns["hard_cut"], bool),
-        "sequence/text_start": _starts([len(data) for data in encoded]),
+        "sequence/text_start": starts([len(data) for data in encoded]),
         "sequence/token_start": token_start.astype(np.int64),
         "text/utf8": np.frombuffer(b"".join(encoded), np.uint8),
         "token/id": ids.astype(np.uint32),
@@ -127,7 +123,7 @@ def encode_masks(spans: Sequence[ArrayLike], texts: Sequence[str], where: str) -
         rows.append(masked)
     joined = np.concatenate(rows) if rows else np.empty((0, 3), np.int64)
     return {
-        "start": _starts([len(masked) for masked in rows]),
+        "start": starts([len(masked) for masked in rows]),
         "begin": joined[:, 0].astype(np.int32),
         "end": joined[:, 1].astype(np.int32),
         "action": joined[:, 2].astype(np.uint8),

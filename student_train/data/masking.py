@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from align import Tokens
+from support.spans import covering_spans_of_texts
 from training.rare_masks import rare_weights, waits
 
 IGNORED = -100
@@ -71,7 +72,8 @@ class Masker:
         A token is masked if it shares a character with a span, whatever its boundaries.
         """
         rng = np.random.default_rng(key)
-        span = covering_spans(tokens, spans, spans_start)
+        lengths, counts = np.diff(tokens.start), np.diff(spans_start)
+        span = covering_spans_of_texts(tokens.offsets, lengths, spans, counts)
         chosen = (span >= 0) & ~tokens.special
         action = np.where(chosen, spans[span, 2] if len(spans) else 0, 2)
         return self._apply(tokens, chosen, action, rng)
@@ -85,18 +87,3 @@ class Masker:
         ids = np.where(chosen & (action == MASK), self.mask_id, ids)
         ids = np.where(chosen & (action == RANDOM), others, ids)
         return MaskedTokens(ids, labels)
-
-
-def covering_spans(tokens: Tokens, spans: np.ndarray, spans_start: np.ndarray) -> np.ndarray:
-    """For each flat token the first span [N] that shares a character with it, or -1."""
-    if len(spans) == 0:
-        return np.full(len(tokens.ids), -1)
-    sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
-    # One number line for all sequences: each gets a stretch longer than any text of the batch.
-    stretch = int(max(tokens.offsets.max(initial=0), spans[:, 1].max())) + 1
-    base = np.repeat(np.arange(len(spans_start) - 1), np.diff(spans_start)) * stretch
-    begin, end = spans[:, 0] + base, spans[:, 1] + base
-    low, high = tokens.offsets[:, 0] + sequence * stretch, tokens.offsets[:, 1] + sequence * stretch
-    found = np.minimum(np.searchsorted(end, low, side="right"), len(spans) - 1)
-    overlaps = (begin[found] < high) & (end[found] > low) & (low < high)
-    return np.where(overlaps, found, -1)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from support.arrays import begins, ranges
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -21,8 +23,7 @@ class Runs:
     def of(cls, runs: np.ndarray) -> Runs:
         """From half-open runs [G,2]."""
         lengths = (runs[:, 1] - runs[:, 0]).astype(np.int64)
-        begin = np.cumsum(lengths) - lengths
-        member = np.arange(lengths.sum()) + np.repeat(runs[:, 0] - begin, lengths)
+        member, begin = ranges(runs[:, 0], lengths), begins(lengths)
         return cls(torch.from_numpy(member), torch.from_numpy(begin))
 
     def pool(self, values: Tensor, how: str) -> Tensor:
@@ -60,14 +61,13 @@ class MapPooling:
         """From half-open runs [G,2] of flat tokens whose sequences begin at `start` [B+1]."""
         sequence = np.searchsorted(start, runs[:, 0], side="right") - 1
         counts = np.bincount(sequence, minlength=len(start) - 1)
-        place = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)
+        place = ranges(np.zeros_like(counts), counts)
         longest = int(np.diff(start).max())
         attended = np.zeros(
             (len(start) - 1, max(1, int(counts.max(initial=0))), longest), np.float32
         )
         lengths = runs[:, 1] - runs[:, 0]
-        offset = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        column = np.repeat(runs[:, 0] - start[sequence], lengths) + offset
+        column = ranges(runs[:, 0] - start[sequence], lengths)
         attended[np.repeat(sequence, lengths), np.repeat(place, lengths), column] = 1
         total = attended.sum(axis=2, keepdims=True)
         asking = attended / np.maximum(total, 1)

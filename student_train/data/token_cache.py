@@ -23,6 +23,7 @@ import numpy as np
 from align import Tokens
 from store import FeatureStore
 from support import files
+from support.arrays import ranges, starts
 
 ARRAYS: Mapping[str, type] = {
     "lengths": np.int32,
@@ -62,8 +63,7 @@ class TokenTable:
     def of(self, index: np.ndarray) -> Tokens:
         """The tokens of some sequences [B], one after another."""
         lengths = self.start[index + 1] - self.start[index]
-        start = np.concatenate([[0], np.cumsum(lengths)])
-        rows = np.arange(start[-1]) + np.repeat(self.start[index] - start[:-1], lengths)
+        start, rows = starts(lengths), ranges(self.start[index], lengths)
         offsets = np.stack([self.begin[rows], self.end[rows]], axis=1)
         return Tokens(self.ids[rows].astype(np.int64), offsets, self.special[rows], start)
 
@@ -76,7 +76,7 @@ def tokenize(tokenizer: Any, texts: list[str]) -> Tokens:
         ids=np.array([i for e in encodings for i in e.ids], np.int64),
         offsets=np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2),
         special=np.array([s for e in encodings for s in e.special_tokens_mask], bool),
-        start=np.concatenate([[0], np.cumsum(lengths)]),
+        start=starts(lengths),
     )
 
 
@@ -133,8 +133,7 @@ def _load(folder: Path) -> TokenTable:
     lengths, ids, begin, end, special = (
         _mapped(folder / name, dtype) for name, dtype in ARRAYS.items()
     )
-    start = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return TokenTable(start, ids, begin, end, special, folder)
+    return TokenTable(starts(lengths), ids, begin, end, special, folder)
 
 
 def _mapped(file: Path, dtype: type) -> np.ndarray:

@@ -15,6 +15,7 @@ from itertools import chain
 import numpy as np
 
 from store.extras.word_counts import WordCounts
+from support.spans import covering_spans
 from training.rare_masks import rare_weights, waits
 
 MASK, RANDOM, KEEP = 0, 1, 2
@@ -132,13 +133,11 @@ def masked_input(
     `vocabulary_size` that is not in `special_ids`, 2 the token itself. `key` is the (seed, view,
     sequence) that drew the spans.
     """
-    begin, end = offsets[:, 0], offsets[:, 1]
     if len(spans) == 0:
         return ids.copy(), np.zeros(len(ids), bool)
-    nearest = np.minimum(np.searchsorted(spans[:, 1], begin, side="right"), len(spans) - 1)
-    shared = np.minimum(end, spans[nearest, 1]) > np.maximum(begin, spans[nearest, 0])
-    mask = shared & ~special
-    action = spans[nearest, 2]
+    span = covering_spans(*offsets.T, *spans[:, :2].T)
+    mask = (span >= 0) & ~special
+    action = spans[span, 2]
     result = ids.copy()
     result[mask & (action == MASK)] = mask_id
     drawn = mask & (action == RANDOM)

@@ -11,11 +11,12 @@ import torch
 from align import Tokens
 from store import Features, TaskSpec
 from student_train.data.batch import Inputs
-from student_train.data.masking import IGNORED, Masker, covering_spans
+from student_train.data.masking import IGNORED, Masker
 from student_train.data.stream import loaded, split_blocks, student_batches, view_of
 from student_train.data.token_cache import tokenize
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
+from support.spans import covering_spans_of_texts
 from training.schedule import PATIENCE, Schedule
 
 
@@ -76,9 +77,11 @@ def test_any_number_of_workers_makes_the_same_batches(store, collator, workers):
 
 def test_spans_of_one_sequence_do_not_reach_into_the_next():
     tokens = Tokens.of([[1, 2], [3, 4]], [[(0, 3), (4, 9)], [(0, 3), (4, 9)]], [[0, 0], [0, 0]])
-    spans, start = np.array([[4, 9, 0]], np.int32), np.array([0, 0, 1])
-    assert covering_spans(tokens, spans, start).tolist() == [-1, -1, -1, 0]
-    assert covering_spans(tokens, spans[:0], np.array([0, 0, 0])).tolist() == [-1] * 4
+    spans, lengths = np.array([[4, 9, 0]], np.int32), np.diff(tokens.start)
+    found = covering_spans_of_texts(tokens.offsets, lengths, spans, np.array([0, 1]))
+    assert found.tolist() == [-1, -1, -1, 0]
+    none = covering_spans_of_texts(tokens.offsets, lengths, spans[:0], np.array([0, 0]))
+    assert none.tolist() == [-1] * 4
 
 
 def test_held_out_blocks_are_apart_and_the_same_for_all(store):
