@@ -1,0 +1,1 @@
+"""What only some stores hold outside their parts."""

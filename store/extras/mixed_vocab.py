@@ -1,5 +1,5 @@
-"""The student's vocabulary and word embeddings that mixed-vocabulary training gave (FORMAT.md,
-section 6)."""
+"""The student's vocabulary and word embeddings that come from mixed-vocabulary training
+(FORMAT.md, section 6)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MixedVocab:
     settings: bytes
 
     def arrays(self) -> dict[str, Array]:
-        """As they are stored, by path."""
+        """The stored arrays by their paths."""
         return {
             f"{GROUP}/{EMBEDDINGS}": np.asarray(self.embeddings, np.float32),
             f"{GROUP}/{TOKENIZER}": np.frombuffer(self.tokenizer, np.uint8),
@@ -49,7 +49,7 @@ class MixedVocab:
 
     @staticmethod
     def stored(store: FeatureStore) -> MixedVocab | None:
-        """That of a store, checked; None where it has none.
+        """Read and check what a store holds; None where it holds nothing of it.
 
         Raises StoreError if it is damaged, or its embeddings are not those of its tokenizer.
         """
@@ -73,7 +73,8 @@ class MixedVocab:
 
     @staticmethod
     def of(store: FeatureStore) -> MixedVocab:
-        """That of a store. StoreError where it has none, too."""
+        """Read and check what a store holds. Raises StoreError where it holds nothing of it, and as
+        `stored` does."""
         found = MixedVocab.stored(store)
         if found is None:
             raise StoreError(

@@ -1,5 +1,5 @@
-"""How often the words of a corpus occur, by which the masks of a dump were drawn (FORMAT.md,
-section 6)."""
+"""Counts of the words of a corpus, by which rare words are masked more often (FORMAT.md, section
+6)."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class WordCounts:
     counts: Mapping[str, int]
 
     def of(self, words: list[str]) -> Array:
-        """int64 [n]"""
+        """The counts int64 [n] of n words."""
         return np.array([self.counts.get(word, 1) for word in words], np.int64)
 
     def arrays(self) -> dict[str, Array]:
-        """As they are stored, by path."""
+        """The stored arrays by their paths."""
         words = sorted(word for word, count in self.counts.items() if count >= LEAST)
         text = "".join(f"{word}\n" for word in words).encode()
         return {
@@ -48,12 +48,13 @@ class WordCounts:
 
     @staticmethod
     def stored(store: FeatureStore) -> WordCounts | None:
-        """Those of a store, checked; None where it has none. StoreError if they are damaged."""
+        """Read and check the counts of a store; None where it has none. StoreError if they are
+        damaged."""
         return _read(store.manifest.arrays, store.outside, store.path)
 
     @staticmethod
     def unfinished(path: str | Path) -> WordCounts | None:
-        """The same of an unfinished store."""
+        """Read and check the counts of an unfinished store, as `stored` does."""
         with closing(staging_of(path).source()) as source:
             return _read(source.attributes().get("arrays", {}), read_outside(source), source.path)
 

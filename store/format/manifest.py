@@ -27,7 +27,7 @@ DAMAGED = f"the store is damaged: {RESTORE}"
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """What cannot be read here keeps `feature-store verify` from opening the store, too."""
+    """Give errors another remedy: `feature-store verify` cannot open such a store either."""
     try:
         yield
     except StoreError as error:
@@ -38,8 +38,10 @@ def opening() -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Thousands of parts are a million objects, none of them garbage: to look through them again
-    and again takes the collector longer than it takes to make them."""
+    """Stop the garbage collector meanwhile.
+
+    Thousands of parts are a million objects, none of them garbage. To look through them again and
+    again takes the collector longer than it takes to make them."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -82,7 +84,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A part as the manifest knows it."""
+    """What the manifest says of a part: its number, its counts and its arrays by name."""
 
     number: int
     counts: Counts
@@ -119,10 +121,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`arrays` are those outside the parts: teacher/... and calibration/...
+    """The manifest of a store, whose `arrays` are those outside the parts.
 
-    `lengths` [n] are the tokens of every sequence of the store, of the dtype of `length_dtype`;
-    None while it is unfinished, and in stores of before these were kept.
+    `lengths` [n] are the tokens of every sequence of the store, of the dtype of `length_dtype`.
+    They are None in unfinished stores, and in those from before lengths were stored.
     """
 
     attributes: dict[str, Any]
@@ -131,8 +133,8 @@ class Manifest:
     lengths: Array | None = field(default=None, compare=False)
 
     def content(self) -> str:
-        """SHA-256 over the checksums of all arrays: the same in Zarr and HDF5, and for every dump
-        of equal values."""
+        """SHA-256 over the checksums of all arrays. Stores of equal values have it in common, be
+        they Zarr or HDF5."""
         digests = {name: entry.sha256 for name, entry in self.arrays.items()}
         for part in self.parts:
             for name, entry in part.arrays.items():
@@ -157,7 +159,8 @@ def digest(values: Array) -> str:
 
 
 def seal_checksum(manifest: bytes, created: str) -> str:
-    """The root attribute `checksum`: covers the manifest, and `created`, which it leaves out."""
+    """The root attribute `checksum`: SHA-256 of the manifest, and of `created`, which is not in
+    the manifest."""
     return hashlib.sha256(manifest + created.encode()).hexdigest()
 
 

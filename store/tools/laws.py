@@ -1,4 +1,4 @@
-"""What the arrays of a part mean, beyond their bytes: the laws of FORMAT.md, and that the stored
+"""Check what the arrays of a part mean: the rules of FORMAT.md for values, and that the stored
 tokenizer gives the stored tokens."""
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ BATCH = 256  # sequences that are tokenised at once
 
 
 def check_part(part: PartReader, tokenizer: Any = None) -> list[str]:
-    """Which laws a part breaks, in a line each; `tokenizer` (or None) must give its tokens.
+    """A line for each rule that a part breaks; `tokenizer` (or None) must give its tokens.
 
-    Raises StoreError where it cannot even be read.
+    Raises StoreError if the part cannot be read.
     """
     everything = (0, part.part.counts.sequences)
     texts = part.texts(*everything)
@@ -102,7 +102,8 @@ def _broken_task(part: PartReader) -> list[str]:
 
 
 def other_tokens(part: PartReader, tokenizer: Any, first: int, last: int) -> str | None:
-    """Where `tokenizer` gives other tokens than are stored for sequences first..last of a part."""
+    """Say for which of sequences first..last of a part `tokenizer` gives other tokens than are
+    stored; None if there is no such."""
     for low in range(first, last, BATCH):
         high = min(low + BATCH, last)
         edges = part.token_start[low : high + 1]

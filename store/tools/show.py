@@ -112,7 +112,7 @@ def record_table(store: FeatureStore, index: int, view: int = 0) -> tuple[str, R
 
 def _headline(store: FeatureStore, record: Record, view: int) -> str:
     where = f"document {record.document} from character {record.document_begin}"
-    cut = ", cut inside a word" if record.hard_cut else ""
+    cut = ", begins inside a word" if record.hard_cut else ""
     views = f", view {view} of {store.features.views}" if store.features.views > 1 else ""
     tokens = counted(len(record.token_ids), "token")
     line = f"sequence {record.index} of {len(store):,}: {where}{cut}, {tokens}{views}"

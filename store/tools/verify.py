@@ -1,4 +1,4 @@
-"""Read a whole store and compare it with its manifest, and with what a store must be."""
+"""Read a whole store, and compare it with its manifest and with the rules of FORMAT.md."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ Progress = Callable[[list[Any], str], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Problem:
-    """A line for a person; `part` is the number of the part it lies in, None outside the parts."""
+    """One thing that is wrong, as a line for a person; `part` is the number of its part, None
+    outside the parts."""
 
     line: str
     part: int | None = None
@@ -42,7 +43,7 @@ class Problem:
 
 @dataclass
 class Report:
-    """What `verify` read and found; each problem names the part, the array, and the chunk."""
+    """What `verify` read, and the problems that it found; each names part, array and chunk."""
 
     parts: int
     arrays: int = 0
@@ -72,21 +73,20 @@ def verify(
     progress: Progress = lambda items, unit: items,
     allow_partial: bool = False,
 ) -> Report:
-    """Read every array of a store once, in threads, and check it against the manifest; then check
-    the meaning of every part whose bytes are those that were written.
+    """Check every array of a store against the manifest, then the meaning of every sound part.
 
-    Decoding (in HDF5 of whole chunks, by us) and SHA-256 release the GIL; each thread holds
-    SLICE_BYTES of an array, or the tokens of a part. `progress` wraps a list and says what it
-    counts, as tqdm does. `allow_partial` checks the published parts of an unfinished store. Raises
-    StoreError if the store cannot be opened at all (see `open_store`); everything else is a problem
-    in the report.
+    Each array is read once, in threads: decoding and SHA-256 release the GIL. A thread holds
+    SLICE_BYTES of an array, or the tokens of a part. `progress(items, unit)` wraps a list, as tqdm
+    does. `allow_partial` checks the published parts of an unfinished store. Raises StoreError if
+    the store cannot be opened at all (see `open_store`); everything else is a problem in the
+    report.
     """
     store = open_store(path, storage_options=storage_options, allow_partial=allow_partial)
     return verify_store(store, progress)
 
 
 def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: items) -> Report:
-    """`verify` of an open store, which is closed."""
+    """Check an open store as `verify` does, and close it."""
     report = Report(len(store.manifest.parts))
     absent = {problem.part: problem for problem in _absent_parts(store)}
     report.found += absent.values()
@@ -129,7 +129,7 @@ def _place(name: str) -> str:
 
 
 def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
-    """What is wrong with an array, and how many bytes of it were read."""
+    """The problem of an array (None if it is sound), and how many of its bytes were read."""
     size = 0
     try:
         array = store.source.array(name)
@@ -164,7 +164,7 @@ def _chunks(store: FeatureStore, name: str) -> str:
 
 
 def _absent_parts(store: FeatureStore) -> Iterator[Problem]:
-    """One line for a part that is gone, or whose attributes are not those that were written."""
+    """A problem for each part that cannot be opened, or whose attribute is not its entry."""
     shapes = PartShapes(store.features)
     for part in store.manifest.parts:
         try:
@@ -176,8 +176,8 @@ def _absent_parts(store: FeatureStore) -> Iterator[Problem]:
 
 
 def _own_entry(value: object, shapes: PartShapes) -> Part | None:
-    """A part by its attribute; keys that this version does not know are ignored, as in the
-    manifest."""
+    """The part as its attribute `part` describes it, None if it does not; unknown keys are
+    ignored, as in the manifest."""
     try:
         return Part.from_json(value, shapes, "")
     except StoreError:
@@ -185,7 +185,7 @@ def _own_entry(value: object, shapes: PartShapes) -> Part | None:
 
 
 def _check_groups(store: FeatureStore, names: list[str]) -> Iterator[Problem]:
-    """The other groups have no attributes."""
+    """A problem for each group but those of the parts and the root that has attributes."""
     groups = {"parts"}
     for name in names:
         segments = name.split("/")
@@ -199,7 +199,9 @@ def _check_groups(store: FeatureStore, names: list[str]) -> Iterator[Problem]:
 
 
 def _files(store: FeatureStore, names: list[str]) -> list[Problem]:
-    """What the file format alone can tell; an unfinished store has files that come and go."""
+    """Problems that the container alone can tell: missing, extra and altered files.
+
+    An unfinished store is not asked: its files come and go."""
     if store.meta["state"] != "sealed":
         return []
     lines = store.source.damage([*names, "manifest"])
@@ -223,8 +225,8 @@ def _tokenizer(store: FeatureStore, report: Report) -> Any:
 
 
 def _others(store: FeatureStore, report: Report) -> list[Problem]:
-    """What a store may hold outside its parts, where it is not what it must be; damaged bytes were
-    told already."""
+    """Problems of what only some stores hold outside their parts; arrays that have a problem
+    already are not read again."""
     found, told = [], "\n".join(report.problems)
     for group, read in OTHERS.items():
         if f"array {group}/" not in told:

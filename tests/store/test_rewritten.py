@@ -58,10 +58,10 @@ def assert_sound(path: Path, before: Path) -> None:
 def test_other_chunks_and_compressors_are_no_damage(
     tmp_path: Path, ext: str, codec: str, tier: str
 ) -> None:
-    before, path = tmp_path / f"before.{ext}", tmp_path / f"a.{ext}"
+    before = tmp_path / f"before.{ext}"
     make_store(before, small(codec, tier), parts=2, sequences=6)
     for seed in range(SEEDS):
-        shutil.rmtree(path, ignore_errors=True)
+        path = tmp_path / f"{seed}.{ext}"
         (shutil.copytree if before.is_dir() else shutil.copy)(before, path)
         REWRITE[ext](path, seed)
         assert_sound(path, before)
