@@ -15,10 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-_HOMES = {
+_HOMES = {  # None: a module of this package
     name.name: statement.module
     for statement in ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8")).body
-    if isinstance(statement, ast.ImportFrom) and statement.module
+    if isinstance(statement, ast.ImportFrom)
     for name in statement.names
 }
 __all__ = sorted([*_HOMES, "__version__"])
@@ -29,7 +29,9 @@ def __getattr__(name: str) -> Any:
         return version("teachonce")
     if name not in _HOMES:
         raise AttributeError(f"module 'teachonce' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    home = _HOMES[name]
+    found = getattr(import_module(home), name) if home else import_module(f"{__name__}.{name}")
+    globals()[name] = found
     return found
 
 

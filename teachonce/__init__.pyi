@@ -32,5 +32,7 @@ from teacher_dump.job.dump import DumpSummary as DumpSummary
 from teacher_dump.job.dump import dump as dump
 from teacher_dump.job.options import DumpOptions as DumpOptions
 
+from . import losses as losses
+
 __version__: str
 __all__: list[str]

@@ -15,13 +15,14 @@ import pytest
 import align
 import store
 import teachonce
+from student_train.losses.registry import LOSSES, Loss
 
-NAMES = [name for name in dir(teachonce) if name != "__version__"]
+NAMES = [name for name in dir(teachonce) if name not in ("__version__", "losses")]
 PROMISED = {
     *("open_store", "FeatureStore", "Record", "Batch", "StoreError", "UserError"),
     *("Features", "StoreWriter", "Vocabulary", "VocabularyMap", "Alignment"),
     *("align_match", "align_span", "align_reduce", "FlatText", "Tokens"),
-    *("TrainOptions", "train", "run", "DumpOptions", "dump", "__version__"),
+    *("TrainOptions", "train", "run", "DumpOptions", "dump", "losses", "__version__"),
 }
 
 
@@ -39,6 +40,13 @@ def test_a_name_is_documented_and_the_object_of_its_package(name: str) -> None:
     told = inspect.getdoc(found)
     # A dataclass without a docstring is given its own signature as one.
     assert told and not told.startswith(f"{name}(")
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.formula)
+def test_every_loss_is_there_and_documented(loss: Loss) -> None:
+    module, _, function = loss.formula.partition(".")
+    found = getattr(getattr(teachonce.losses, module), function)
+    assert found is loss.measure and inspect.getdoc(found)
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

@@ -1,0 +1,9 @@
+"""The losses by what they compare: `losses.states.cosine`, `losses.logits.kl`, `losses.task.ce`.
+
+Each is a pure function of the student's side, the teacher's, and where needed a temperature or
+which pairs are present; its docstring says formula, shapes, normaliser and source.
+"""
+
+from student_train.losses import logits, maps, states, task
+
+__all__ = ["logits", "maps", "states", "task"]
