@@ -1,0 +1,1 @@
+"""What a student is asked for: its options, stages and recipes, as data."""

@@ -23,8 +23,8 @@ from store import FeatureStore
 from student_train.data.batch import StudentBatch
 from student_train.data.collator import Collator
 from student_train.model.freezing import set_frozen
-from student_train.output.board import Board
 from student_train.settings.options import TrainOptions
+from student_train.train.event_file import EventFile
 from student_train.train.lesson import Lesson
 from support import files
 from support.signals import stoppable
@@ -117,7 +117,7 @@ class _StudentTraining(Training):
             self.load(out)
         # What a killed run showed after its last checkpoint comes again.
         purge = self.step + 1 if resume else None
-        self.board = Board(out / "tensorboard", purge) if out else None
+        self.events = EventFile(out / "tensorboard", purge) if out else None
 
     def enter(self, number: int) -> None:
         """Begin a stage: its losses, its data, the weights that it trains, a new optimizer."""
@@ -221,11 +221,11 @@ class _StudentTraining(Training):
         return found
 
     def record(self, values: dict[str, float]) -> None:
-        if self.out is None or self.board is None:
+        if self.out is None or self.events is None:
             return
         with (self.out / METRICS).open("a") as file:
             file.write(json.dumps({"step": self.step, **values}) + "\n")
-        self.board.add(values, self.step)
+        self.events.add(values, self.step)
 
     def save(self) -> None:
         if self.out is None:
@@ -259,5 +259,5 @@ class _StudentTraining(Training):
             os.truncate(metrics, written)  # what was written after that checkpoint comes again
 
     def close(self) -> None:
-        if self.board is not None:
-            self.board.close()
+        if self.events is not None:
+            self.events.close()

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 
-class Board:
+class EventFile:
     """Scalars over steps for TensorBoard.
 
     torch's SummaryWriter writes in a thread, which prints its errors and loses what follows.
