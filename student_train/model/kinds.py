@@ -324,11 +324,13 @@ def make_student(
     option: str = "--student ",
     default: str = DEFAULT_KIND,
     task: TaskSpec | None = None,
+    **settings: Any,
 ) -> PreTrainedModel:
     """A model with random weights for the tokenizer's pieces and at most `positions` tokens.
 
     It is a masked LM, or with a task a classifier or tagger of its labels. A BiLSTM reads texts of
-    any length. Raises UserError where `student` is no kind and size; see `parse_student`.
+    any length. `settings` go to the `config` of its kind. Raises UserError where `student` is no
+    kind and size; see `parse_student`.
     """
     shape = parse_student(student, option, default)
     common: dict[str, Any] = {
@@ -342,7 +344,7 @@ def make_student(
             common["later_label"] = task.later_label
     kind = KINDS[shape.kind]
     return kind.models[task.kind if task else "mlm"](
-        kind.config(shape, tokenizer, positions, **common)
+        kind.config(shape, tokenizer, positions, **settings, **common)
     )
 
 

@@ -23,12 +23,13 @@ from student_train.model.vocabulary import student_tokenizer
 from student_train.model.word_vectors import set_word_vectors
 from student_train.output.card import environment, hub_id, model_card
 from student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash
-from student_train.settings.options import TrainOptions
+from student_train.settings.options import NETWORK, TrainOptions
 from student_train.train.checks import check
 from student_train.train.student_training import Trained, train
 from support import files
 from support.errors import UserError
 from support.lease import Lease
+from support.options import scoped
 from training.checkpoint import remove_checkpoints
 
 
@@ -138,7 +139,11 @@ def prepare(
     tokenizer.model_max_length = options.max_length or min(512, 2 * longest)
     torch.manual_seed(options.seed)
     student = make_student(
-        options.student, tokenizer, tokenizer.model_max_length, task=store.features.task
+        options.student,
+        tokenizer,
+        tokenizer.model_max_length,
+        task=store.features.task,
+        **{name: getattr(options, name) for name in scoped(TrainOptions, NETWORK)},
     )
     # The fused kernels never hold the probabilities, and their backward pass is slow on a CPU.
     if has_attention(student) and ("attention" in options.losses() or options.device == "cpu"):

@@ -27,7 +27,7 @@ from support.options import (
 )
 from training.optimizer import OPTIMIZERS, check_optimizer
 from training.rare_masks import MASK_WORDS
-from training.schedule import SCHEDULES
+from training.schedule import SCHEDULES, Schedule
 
 ALIGNMENTS = ("span", "match", "reduce")
 CACHES = ("none", "ram", "device")
@@ -40,6 +40,7 @@ STAGE = "stage"  # may differ from one stage to the next
 LENGTH = "length"  # says how long a stage is; one takes the place of the other
 COMMAND = "command"  # has no place in a recipe, and one value in a sweep
 MACHINE = "machine"  # does not shape the student
+NETWORK = "network"  # goes to the config of the student's kind, under its own name
 START = "start"  # only the making of a student can refuse it
 UNNAMED = "unnamed"  # came after the first students: a folder's name does not tell its default
 NEW = "new"  # came later still: training.json does not tell its default, either
@@ -342,6 +343,10 @@ class TrainOptions:
         from student_train.model.kinds import parse_student
 
         return parse_student(self.student).learning_rate if self.lr is None else self.lr
+
+    def schedule_over(self, steps: int) -> Schedule:
+        """How the learning rate goes over a stage of so many steps."""
+        return Schedule(self.schedule, steps, round(steps * self.warmup))
 
     def resolved(self) -> TrainOptions:
         """These options with what depends on the machine decided: device, precision, 3 epochs where

@@ -138,8 +138,7 @@ class _StudentTraining(Training):
             betas=BETAS,
             fused=True,
         )
-        warmup = round(steps * self.options.warmup)
-        self.schedule = Schedule(self.options.schedule, steps, warmup)
+        self.schedule = self.options.schedule_over(steps)
         self.best: dict[str, Any] | None = None
 
     def leave(self) -> None:
