@@ -1,18 +1,22 @@
-"""Learning rates: warm-up, then linear to zero, or halved when the validation loss stands still."""
+"""Learning rates: warm-up, then down a line or a cosine, or halved when the validation loss stands
+still."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-SCHEDULES = ("linear", "plateau")
+SCHEDULES = ("linear", "cosine", "plateau")
 PATIENCE = 3
 
 
 @dataclass
 class Schedule:
-    """Factor of the learning rate at a step.
+    """Factor of the peak learning rate at a step.
 
-    `plateau` counts validations without progress (Kolesnikova et al. 2022).
+    After `warmup` steps of all `steps`, `linear` and `cosine` go from 1 down to `end`: cosine along
+    half a wave (Loshchilov & Hutter 2017, equation 5, without restarts). `plateau` counts
+    validations without progress (Kolesnikova et al. 2022).
     """
 
     kind: str
@@ -21,6 +25,7 @@ class Schedule:
     best: float = float("inf")
     waited: int = 0
     halvings: int = 0
+    end: float = 0.0
 
     def factor(self, step: int) -> float:
         """For step 0, 1, ...: a pure function of the step and of the validations so far."""
@@ -28,7 +33,10 @@ class Schedule:
             return (step + 1) / self.warmup
         if self.kind == "plateau":
             return 0.5**self.halvings
-        return max(0.0, (self.steps - step) / max(1, self.steps - self.warmup))
+        left = max(0.0, (self.steps - step) / max(1, self.steps - self.warmup))
+        if self.kind == "cosine":
+            left = (1 - math.cos(math.pi * left)) / 2
+        return self.end + (1 - self.end) * left
 
     def validated(self, loss: float) -> None:
         """Take note of a validation loss."""

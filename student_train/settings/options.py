@@ -201,10 +201,16 @@ class TrainOptions:
         told_default="as found with adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003",
         scope={STAGE},
     )
+    lr_end: float = option(
+        0.0,
+        "Learning rate at the end of a linear or cosine schedule.",
+        within=NOT_NEGATIVE,
+        scope={STAGE, NEW},
+    )
     warmup: float = option(0.05, "Share of the steps.", within=SHARE, scope={STAGE})
     schedule: str = option(
         "linear",
-        "After warm-up: linear to 0, or halved on a validation plateau.",
+        "After warm-up: linear or cosine down to --lr-end, or halved on a validation plateau.",
         choices=SCHEDULES,
         scope={STAGE},
     )
@@ -317,6 +323,15 @@ class TrainOptions:
                              ("--best", self.best)):  # fmt: skip
             if wanted and not self.held_out:
                 raise UserError(f"{name} and --held-out 0: nothing to validate on")
+        if self.lr_end and self.schedule == "plateau":
+            raise UserError(
+                f"--lr-end {self.lr_end:g} and --schedule plateau: that has no end; use linear or"
+                " cosine"
+            )
+        if self.lr_end and self.lr_end > self.resolved_lr:
+            raise UserError(
+                f"--lr-end {self.lr_end:g}: expected at most --lr, here {self.resolved_lr:g}"
+            )
         if not self.mask_prob and ("mlm" in self.loss or self.targets == "masked"):
             raise UserError("--mask-prob 0: nothing would be masked for --loss mlm to learn")
         if self.workers and self.cache != "none":
@@ -346,7 +361,8 @@ class TrainOptions:
 
     def schedule_over(self, steps: int) -> Schedule:
         """How the learning rate goes over a stage of so many steps."""
-        return Schedule(self.schedule, steps, round(steps * self.warmup))
+        warmup = round(steps * self.warmup)
+        return Schedule(self.schedule, steps, warmup, end=self.lr_end / self.resolved_lr)
 
     def resolved(self) -> TrainOptions:
         """These options with what depends on the machine decided: device, precision, 3 epochs where

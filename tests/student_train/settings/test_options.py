@@ -17,7 +17,7 @@ from support.options import default_of, options_of, scoped
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"schedule": "nonsense"}, "--schedule nonsense: expected one of linear, plateau"),
+        ({"schedule": "nonsense"}, "--schedule nonsense: expected one of linear, cosine, plateau"),
         ({"pool": "max"}, "--pool max: expected one of sum, mean"),
         ({"targets": "some"}, "--targets some: expected one of all, masked"),
         ({"projection": "none"}, "--projection none: expected one of trainable, frozen"),
@@ -37,6 +37,9 @@ from support.options import default_of, options_of, scoped
         ({"seed": 2**32}, "--seed 4294967296: expected 0 to 4294967295"),
         ({"steps": 1, "epochs": 1.0}, "--steps and --epochs contradict each other"),
         ({"best": True, "held_out": 0.0}, "--best and --held-out 0: nothing to validate on"),
+        ({"lr_end": -1e-4}, "--lr-end -0.0001: expected 0 or more, and finite"),
+        ({"lr": 1e-3, "lr_end": 2e-3}, "--lr-end 0.002: expected at most --lr, here 0.001"),
+        ({"lr_end": 1e-4, "schedule": "plateau"}, "--lr-end 0.0001 and --schedule plateau"),
         ({"mask_prob": 0.0}, "--mask-prob 0: nothing would be masked"),
         ({"cache": "ram", "workers": 2}, "--cache ram and --workers 2: each process"),
     ],
@@ -54,12 +57,13 @@ def test_python_is_refused_what_the_command_line_is(changes: dict[str, Any], tol
         ({"student": "tiny"}, "stage 2: student is no setting of a stage; there are batch_tokens"),
         ({"unfreeze": "up"}, "stage 2: unfreeze 'up': expected 'top-down'"),
         ({"steps": 1, "epochs": 2.0}, "stage 2: --steps and --epochs contradict"),
+        ({"lr": 1e-5}, "stage 2: --lr-end 0.0001: expected at most --lr, here 1e-05"),
         ({"mask_prob": 0.0}, "stage 2: --mask-prob 0: nothing would be masked"),
     ],
 )
 def test_a_stage_from_python_is_refused_with_its_number(stage: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as error:
-        TrainOptions(store="a.zarr", stages=({"steps": 3}, stage))
+        TrainOptions(store="a.zarr", lr_end=1e-4, stages=({"steps": 3}, stage))
     assert str(error.value).startswith(told)
 
 
@@ -97,3 +101,10 @@ def test_an_option_that_came_later_is_told_where_it_is_not_the_default() -> None
 def test_every_option_says_what_it_is() -> None:
     for name, about in options_of(TrainOptions).items():
         assert about.help, name
+
+
+def test_the_end_of_the_learning_rate_is_a_rate() -> None:
+    options = TrainOptions(store="a.zarr", lr=1e-3, lr_end=1e-4, schedule="cosine", warmup=0.1)
+    factor = options.schedule_over(100).factor
+    assert [1e-3 * factor(step) for step in (10, 55, 100)] == pytest.approx([1e-3, 5.5e-4, 1e-4])
+    assert options.describing()["lr_end"] == 1e-4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +110,11 @@ def test_when_it_is_judged_counts_where_that_decides(store: FeatureStore) -> Non
 
 STAGES: tuple[dict[str, Any], ...] = (
     {"loss": {"hidden": 1.0}, "steps": 7, "freeze": ("head",)},
-    {"loss": {"mlm": 1.0, "kl": 1.0}, "steps": 5, "best": True, "eval_every": 2, "lr": 2e-3},
-)
+    {
+        "loss": {"mlm": 1.0, "kl": 1.0}, "steps": 5, "best": True, "eval_every": 2, "lr": 2e-3,
+        "schedule": "cosine", "lr_end": 1e-3, "warmup": 0.0,
+    },
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("stop_at", [3, 7, 10])
@@ -135,6 +140,10 @@ def test_a_stopped_training_goes_on_in_its_stage(
     said: list[str] = []
     resumed = train(store, again, collator, options, out, resume=True, say=said.append)
     assert said[0] == f"resume    after step {stop_at}"
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    rates = [row["lr"] for row in map(json.loads, lines) if "lr" in row]
+    wave = [1.5e-3 + 5e-4 * math.cos(math.pi * step / 5) for step in range(5)]
+    assert len(rates) == 12 and rates[7:] == pytest.approx(wave)
     assert resumed.validation == straight.validation and resumed.steps == straight.steps == 12
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name

@@ -1,0 +1,36 @@
+"""Learning rates, worked out by hand: down a line, down half a wave of a cosine, to an end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import get_cosine_schedule_with_warmup
+
+from training.schedule import Schedule
+
+
+def test_half_a_wave_by_hand() -> None:
+    cosine = Schedule("cosine", 100, 10)
+    steps = (0, 9, 10, 40, 55, 70, 100, 101)  # a third of 90 steps: cos(60 degrees) = 1/2
+    expected = [0.1, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert [cosine.factor(step) for step in steps] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("kind", "third"), [("linear", 2 / 3), ("cosine", 0.75)])
+def test_both_go_down_to_their_end(kind: str, third: float) -> None:
+    schedule = Schedule(kind, 100, 10, end=0.2)
+    assert schedule.factor(4) == 0.5 and schedule.factor(10) == 1.0
+    assert schedule.factor(40) == pytest.approx(0.2 + 0.8 * third)
+    assert schedule.factor(100) == schedule.factor(120) == pytest.approx(0.2)
+
+
+def test_after_warm_up_it_is_the_cosine_of_transformers() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = get_cosine_schedule_with_warmup(optimizer, 10, 100)
+    rates = []
+    for _ in range(100):
+        rates.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    ours = [Schedule("cosine", 100, 10).factor(step) for step in range(100)]
+    assert ours[10:] == pytest.approx(rates[10:])
