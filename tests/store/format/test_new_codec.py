@@ -1,0 +1,142 @@
+"""A codec that no room knows is written, read, streamed, recoded and compared: its object and its
+place in the registry are all there is to adding one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from store import open_store
+from store.format.codecs.codec import FAST, Codec, CodecArray, Elementwise, wide
+from store.format.codecs.hidden import HiddenCodec
+from store.format.codecs.levels import LEVELS, Level, bound
+from store.tools.copy import convert
+from store.tools.verify import verify
+from student_train.data.cache import Resident, Streamed
+from support.arrays import Array, Floats
+from support.errors import UserError
+from tests.store.making import features_of, make_store
+
+EXT = ("zarr", "h5")
+
+
+class Range(Codec):
+    """Codes 0..255 between the least and the greatest value of a token: three arrays."""
+
+    name = "range"
+    names = ("values", "low", "step")
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"encoding": "range", "formula": "value = low[token] + code * step[token]"}
+
+    def arrays(self, row: tuple[int, ...]) -> dict[str, CodecArray]:
+        ends = CodecArray(np.dtype(np.float32), row[:-1], FAST)
+        return {"values": CodecArray(np.dtype(np.uint8), row, FAST), "low": ends, "step": ends}
+
+    def encode(self, values: Floats) -> dict[str, Array]:
+        low = values.min(axis=1)
+        step = np.maximum((values.max(axis=1) - low) / 255, 1e-9).astype(np.float32)
+        codes = np.clip(np.rint((values - low[:, None]) / step[:, None]), 0, 255)
+        return {"values": codes.astype(np.uint8), "low": low, "step": step}
+
+    def decode(self, stored: Mapping[str, Any], row: tuple[int, ...], xp: Any = np) -> Any:
+        found = wide(stored["values"], xp) * stored["step"][:, None]
+        found += stored["low"][:, None]
+        return found
+
+    def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        spread = np.ptp(values, axis=1) if stored is None else stored["step"] * 255
+        return np.broadcast_to(spread[:, None] / 500, values.shape)
+
+
+class Tenth(Elementwise):
+    """Tenths of a number between -100 and 1, in an int16."""
+
+    name = "tenth"
+    dtype = np.dtype(np.int16)
+    binds = ("step",)
+    lowest = -100.0
+    description = {"encoding": "tenth", "step": 0.1}
+
+    def to_codes(self, values: Floats) -> Array:
+        return np.rint(np.maximum(values, self.lowest) * 10).astype(np.int16)
+
+    def from_codes(self, codes: Any, xp: Any = np) -> Any:
+        return wide(codes, xp) * np.float32(0.1)
+
+    def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        return np.full(values.shape, 0.0501)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Level:
+    """The registry's line."""
+    level = Level(HiddenCodec(Range()), Tenth(), Tenth(), Range(), Tenth())
+    monkeypatch.setitem(LEVELS, "tiny", (level,))
+    return level
+
+
+@pytest.mark.parametrize("ext", EXT)
+@pytest.mark.parametrize("tier", ["topk", "head"])
+def test_it_is_all_there_is(tmp_path: Path, tiny: Level, ext: str, tier: str) -> None:
+    parts = make_store(tmp_path / f"a.{ext}", features_of("tiny", tier))
+    assert verify(tmp_path / f"a.{ext}").problems == []
+    store = open_store(tmp_path / f"a.{ext}")
+    mean, deviation = store.calibration["mean"]
+    for index in (0, 17, 35):
+        record, part, place = store[index], parts[index // 12], index % 12
+        begin = int(part.token_counts[:place].sum())
+        rows = slice(begin, begin + int(part.token_counts[place]))
+        for number, view in enumerate(record.views):
+            states = part.hidden[number, "mean"][rows]
+            error = np.abs(view.hidden["mean"] - states) / deviation
+            allowed = bound(tiny, "hidden", (states - mean) / deviation)
+            assert error.any() and (error <= allowed + 1e-3).all()
+            maps = part.attention[number, "mean"][place]
+            assert (np.abs(view.attention["mean"] - maps) <= 0.0501).all()
+            put = part.logits[number]
+            if tier == "topk":
+                logs = np.maximum(put["logprobs"][rows], -100)
+                assert (np.abs(view.logits.logprobs - logs) <= 0.0501).all()
+            else:
+                values = put["values"][rows]
+                error = np.abs(view.logits.values - values)
+                assert (error <= bound(tiny, "head", values) + 1e-6).all()
+
+
+def test_streams_and_devices_decode_it(tmp_path: Path, tiny: Level) -> None:
+    make_store(tmp_path / "a.zarr", features_of("tiny"))
+    store = open_store(tmp_path / "a.zarr")
+    sources = (Streamed(), Resident(store, torch.device("cpu")))
+    for batch in store.stream(0, 0, 200, view=1):
+        records = [store[int(index)].views[1] for index in batch.index]
+        states = np.concatenate([view.hidden["mean"] for view in records])
+        maps = np.concatenate([view.attention["mean"].ravel() for view in records])
+        np.testing.assert_array_equal(batch.hidden["mean"].states(), states)
+        np.testing.assert_array_equal(batch.attention["mean"], maps)
+        rows = np.arange(len(states))
+        for source in sources:
+            taught = source.states(batch, 1, rows, torch.from_numpy(rows))["mean"]
+            np.testing.assert_allclose(taught.states(), states, rtol=1e-6, atol=1e-6)
+            entries, begin, codec = source.maps(batch, 1)
+            length = int(batch.start[1] - batch.start[0])
+            first = entries["mean"][int(begin[0]) : int(begin[0]) + length**2]
+            np.testing.assert_array_equal(codec.from_codes(first, torch), maps[: length**2])
+
+
+@pytest.mark.parametrize("tier", ["topk", "head"])
+def test_stores_are_recoded_to_it_and_not_back(tmp_path: Path, tiny: Level, tier: str) -> None:
+    make_store(tmp_path / "exact.zarr", features_of("exact", tier))
+    make_store(tmp_path / "tiny.h5", features_of("tiny", tier))
+    convert(tmp_path / "exact.zarr", tmp_path / "copy.h5", codec="tiny")
+    one, two = open_store(tmp_path / "tiny.h5"), open_store(tmp_path / "copy.h5")
+    assert one.manifest.content() == two.manifest.content() and two.features.codec == "tiny"
+    assert two.meta["features"]["encodings"]["rest"] == {"encoding": "tenth", "step": 0.1}
+    with pytest.raises(UserError, match="'tiny' cannot become 'exact': what was lost is lost"):
+        convert(tmp_path / "copy.h5", tmp_path / "back.h5", codec="exact")
