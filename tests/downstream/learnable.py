@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 WORDS = ("old", "lamp", "stairs", "market", "moss", "stones", "globe", "letters")
+TAGS = {"the": "DET", "old": "ADJ", "lamp": "NOUN", "stairs": "NOUN", "light": "VERB"}
 
 
 def table(path: Path, header: str, rows: list[tuple[Any, ...]]) -> Path:
@@ -60,4 +61,21 @@ def asked(path: Path, size: int, seed: int, length: int = 8, unanswered: float =
         qas = {"id": str(number), "question": "where is it?", "answers": answers}
         paragraphs.append({"context": " ".join(words), "qas": [qas]})
     path.write_text(json.dumps({"version": "2.0", "data": [{"paragraphs": paragraphs}]}))
+    return path
+
+
+def write_tagged(path: Path, sentences: int, seed: int) -> Path:
+    """Sentences of six words each, every word with the tag of TAGS."""
+    words = np.random.default_rng(seed).choice(list(TAGS), (sentences, 6))
+    rows = ("\n".join(f"{word}\t{TAGS[word]}" for word in row) for row in words)
+    path.write_text("\n\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def entities(path: Path, size: int, seed: int) -> Path:
+    """The sentences of `write_tagged`: adjectives are entities of kind X, nouns of kind Y."""
+    text = write_tagged(path, size, seed).read_text()
+    for tag, iob in (("DET", "O"), ("VERB", "O"), ("ADJ", "B-X"), ("NOUN", "B-Y")):
+        text = text.replace(f"\t{tag}", f"\t{iob}")
+    path.write_text(text)
     return path

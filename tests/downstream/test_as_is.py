@@ -18,8 +18,7 @@ from transformers import (
 from downstream.tasks.tagged_sentences import first_pieces, read_tagged
 from store.format.features import TaskSpec
 from student_train.cli import main as student_train
-from tests.downstream.learnable import classified, paired, table
-from tests.downstream.tasks.test_tagging import TAGS, write_tagged
+from tests.downstream.learnable import TAGS, classified, entities, paired, table, write_tagged
 from tests.downstream.test_bilstm import saved
 from tests.downstream.test_cli import run
 from tests.end_to_end.support import dumped, ok
@@ -44,14 +43,6 @@ def refused(*arguments: object) -> str:
     assert result.exit_code == 1 and "Traceback" not in result.output
     (line,) = result.stderr.strip().splitlines()
     return line
-
-
-def entities(path: Path, size: int, seed: int) -> Path:
-    text = write_tagged(path, size, seed).read_text()
-    for tag, iob in (("DET", "O"), ("VERB", "O"), ("ADJ", "B-X"), ("NOUN", "B-Y")):
-        text = text.replace(f"\t{tag}", f"\t{iob}")
-    path.write_text(text)
-    return path
 
 
 def renamed(path: Path, size: int, seed: int) -> Path:

@@ -15,8 +15,7 @@ from downstream.encoders import default_lr, longest_input
 from downstream.tasks.linear_probe import linear_probe
 from store.format.features import TaskSpec
 from student_train.model.kinds import make_student
-from tests.downstream.learnable import asked, classified, paired
-from tests.downstream.tasks.test_tagging import write_tagged
+from tests.downstream.learnable import asked, classified, entities, paired, write_tagged
 from tests.downstream.test_cli import run
 from tests.texts import SENTENCES
 
@@ -58,13 +57,12 @@ def test_it_learns_to_tag_and_to_classify(student: Path, tmp_path: Path) -> None
     assert sorted(kept.config.label2id) == ["KEEPER", "STUDENT", "TEACHER"]
 
 
-def test_pairs_and_entities_run(student: Path, tmp_path: Path) -> None:
+def test_it_learns_pairs_and_entities(student: Path, tmp_path: Path) -> None:
     pairs = paired(tmp_path / "pairs.csv", 24, 0)
     found = tuned("pair", student, pairs, pairs, tmp_path / "pair")
     assert found["pearson"] > 0.2
-    tags = tmp_path / "tags"
-    tags.write_text("old\tB-X\nlamp\tI-X\nthe\tO\n\nthe\tO\nold\tB-X\n")
-    assert "entity_f1" in tuned("ner", student, tags, tags, tmp_path / "ner")
+    train, dev = (entities(tmp_path / str(size), size, size) for size in (60, 30))
+    assert tuned("ner", student, train, dev, tmp_path / "ner")["entity_f1"] > 0.8
 
 
 def test_a_student_of_a_task_takes_another_head(

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from downstream.cli import main
-from tests.downstream.tasks.test_tagging import write_tagged
+from tests.downstream.learnable import entities, write_tagged
 from tests.texts import SENTENCES
 
 Teacher = Callable[[str], Path]
@@ -96,11 +96,7 @@ def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> No
 
 def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: Path) -> None:
     for name in ("train", "dev"):
-        tagged = write_tagged(tmp_path / name, 8, 0).read_text()
-        (tmp_path / name).write_text(tagged.replace("\tNOUN", "\tB-Y").replace("\tDET", "\tO"))
-        for tag in ("ADJ", "VERB"):
-            renamed = (tmp_path / name).read_text().replace(f"\t{tag}", "\tB-X")
-            (tmp_path / name).write_text(renamed)
+        entities(tmp_path / name, 8, 0)
     result = run(
         *("--task", "ner", "--model", tiny_teacher("electra"), "--train", tmp_path / "train"),
         *("--dev", tmp_path / "dev", "--out", tmp_path / "out", "--seeds", 1, "--epochs", 1),

@@ -13,8 +13,7 @@ import pytest
 
 from downstream.score_tables import save
 from downstream.speed import STATUS, Subject, peak_memory
-from tests.downstream.learnable import asked, classified, paired
-from tests.downstream.tasks.test_tagging import write_tagged
+from tests.downstream.learnable import asked, classified, paired, write_tagged
 from tests.downstream.test_cli import run
 
 Teacher = Callable[[str], Path]
@@ -214,6 +213,17 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
         ),
         (("--task", "pos", "--stride", 3), "does not take --stride"),
         (("--task", "pos", "RUN"), "does not take a RUN"),
+        (
+            *(("--task", "classify", "--model", "m", "--train", "a", "--out", "o", "--limit", 1),),
+            "needs --dev",
+        ),
+        (
+            (
+                *("--task", "classify", "--model", "m", "--train", "a", "--out", "o"),
+                *("--limit", 1, "--per-class", 1),
+            ),
+            "--limit and --per-class contradict each other; give one",
+        ),
         (
             ("--task", "classify", "--model", "m", "--train", "a.tsv", "--out", "o"),
             "needs --dev",

@@ -19,17 +19,8 @@ from downstream.tasks.tagging import LATER, Entities, PartsOfSpeech, encode, wor
 from downstream.tasks.task_interface import IGNORED
 from support.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
+from tests.downstream.learnable import write_tagged
 from tests.texts import SENTENCES
-
-TAGS = {"the": "DET", "old": "ADJ", "lamp": "NOUN", "stairs": "NOUN", "light": "VERB"}
-
-
-def write_tagged(path: Path, sentences: int, seed: int) -> Path:
-    """Sentences of six words each, every word with the tag of TAGS."""
-    words = np.random.default_rng(seed).choice(list(TAGS), (sentences, 6))
-    rows = ("\n".join(f"{word}\t{TAGS[word]}" for word in row) for row in words)
-    path.write_text("\n\n".join(rows) + "\n", encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
@@ -131,7 +122,8 @@ def test_tags_that_training_lacks_are_refused_or_counted(tmp_path: Path) -> None
         PartsOfSpeech().prepare(splits)
     task = PartsOfSpeech("count")
     task.prepare(splits)
-    assert task.head()["id2label"] == {0: "N", 1: "V"} and task.options()
+    assert task.head()["id2label"] == {0: "N", 1: "V"}
+    assert task.options() == {"unseen_labels": "count"}
     rows = [{"first": [0, 1]}, {"first": [0, 1]}]
     score = task.score(splits["test"], rows, np.eye(2)[[[0, 1], [0, 1]]])
     assert score["accuracy"] == pytest.approx(3 / 4)
