@@ -17,6 +17,7 @@ STORES = {
     "small.h5": ("small", "topk"),
     "tags.h5": ("small", "tagging"),  # made later, when stores could first hold a task
     "groups64.h5": ("small", "topk"),  # `small` since its groups have 64 channels
+    "named.zarr": ("default", "topk"),  # Zarr since dimensions have names
 }
 
 
