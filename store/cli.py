@@ -42,7 +42,7 @@ def main() -> None:
 @allow_partial
 @command_errors
 def info(path: str, as_json: bool, allow_partial: bool) -> None:
-    """What a store holds: teacher, corpus, features, codec, sizes."""
+    """Tell what a store holds: teacher, corpus, features, codec, sizes."""
     from store.read.store import open_store
     from store.tools.info import describe, info_lines
 
@@ -58,13 +58,14 @@ def info(path: str, as_json: bool, allow_partial: bool) -> None:
 def verify(path: str, allow_partial: bool) -> None:
     """Read everything and compare it with its checksums.
 
-    And with the store's own tokenizer. Exit code 1 if anything is wrong.
+    The stored tokens are compared with those of the stored tokenizer. Exit code 1 if anything is
+    wrong.
     """
     check_sound(path, allow_partial)
 
 
 def check_sound(path: str, allow_partial: bool) -> None:
-    """Verify a store and print what was found. StoreError if anything is wrong."""
+    """Verify a store and print what was found. Raises StoreError if anything is wrong."""
     from store.tools.verify import verify
 
     report = verify(path, progress=_bars, allow_partial=allow_partial)
@@ -92,7 +93,7 @@ def _print_report(path: str, report: Report) -> None:
 def repair(path: str) -> None:
     """Verify a store and drop its damaged parts.
 
-    The command that made it, typed again, makes just these again and finishes it.
+    The command that made the store, typed again, makes only these parts again and finishes it.
     """
     from store.tools.repair import repair as drop
 
@@ -115,8 +116,8 @@ def repair(path: str) -> None:
 def convert(source: str, target: str, codec: str | None) -> None:
     """Copy a store to another format or codec, or to an address.
 
-    TARGET ends in .zarr or .h5, or is the address (s3://...) of a .zarr. Stopped, the same command
-    goes on; to an address it begins again.
+    TARGET ends in .zarr or .h5, or is the address (s3://...) of a .zarr. After a stop the same
+    command goes on; to an address it begins again.
     """
     if "://" in target:
         if codec:
@@ -170,7 +171,7 @@ def _written(path: str) -> None:
 @allow_partial
 @command_errors
 def show(path: str, number: int, view: int, allow_partial: bool) -> None:
-    """One sequence: text, tokens with their spans, best logits."""
+    """Show one sequence: text, tokens with their spans, best logits."""
     from store.read.store import open_store
     from store.tools.show import record_table
 

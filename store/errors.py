@@ -1,4 +1,4 @@
-"""What is wrong with a store, and what to do about it."""
+"""Errors of stores, and the words for what to do about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from support.errors import UserError
 
 
 class StoreError(UserError):
-    """A feature store that is missing, unfinished, damaged, of another version, or badly fed."""
+    """A feature store is missing, unfinished, damaged, of another version, or badly filled."""
 
 
 VERIFY = "run `feature-store verify`"
@@ -16,7 +16,7 @@ RESTORE = "restore it from a copy, or remove it and dump again with the same arg
 
 
 def without_remedy(message: object) -> str:
-    """A message (or error) without what it says to do at its end, where that is of no use."""
+    """A message without the advice at its end, for places where the advice would not help."""
     text = str(message)
     for remedy in (VERIFY, RESTORE, "the store is damaged"):
         text = text.removesuffix(remedy).rstrip("; :")

@@ -1,0 +1,1 @@
+"""What every package needs: errors, console, signals, files, threads, arrays."""

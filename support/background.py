@@ -1,4 +1,4 @@
-"""Work that a thread does beside its caller: ahead of it, or behind it."""
+"""Do work in a thread: ahead of its caller, or behind it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PATIENCE = 10.0  # seconds that an item under way is waited for when nobody want
 
 
 def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
-    """The same items, made by a thread that runs at most `ready` ahead; to be closed.
+    """Yield the items, made by a thread that runs at most `ready` ahead.
 
-    Its errors are raised here.
+    Errors of the thread are raised here. Close the generator to stop the thread.
     """
     slots: queue.Queue[tuple[str, object]] = queue.Queue(ready)
     stop = threading.Event()
@@ -58,11 +58,11 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
 
 
 class Behind:
-    """Calls made by one thread, in order, while the caller goes on; `waiting` of them at most.
+    """Makes calls in one thread, in order, while the caller goes on; at most `waiting` calls wait.
 
-    What a call raises is raised by the next `call` or `finish`, and those after it are left out. On
-    leaving the context those that wait are made first; where it is left by another error, or a
-    stop, `say` is told in a line what one of them has raised.
+    An error of a call is raised by the next `call` or `finish`, and later calls are left out.
+    Leaving the context makes the waiting calls first. If another error or a stop ends the context,
+    `say` gets a line with the error of a call.
     """
 
     def __init__(self, waiting: int, say: Callable[[str], object] = lambda line: None) -> None:
@@ -73,13 +73,13 @@ class Behind:
         self._failure: BaseException | None = None
 
     def call(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Have it made; waits while too many do."""
+        """Queue a call; blocks while too many wait."""
         while len(self._calls) > self._waiting or (self._calls and self._calls[0].done()):
             self._calls.popleft().result()
         self._calls.append(self._thread.submit(self._made, work, arguments))
 
     def finish(self) -> None:
-        """Wait until all are made."""
+        """Wait until all calls are made."""
         while self._calls:
             self._calls.popleft().result()
 

@@ -1,4 +1,4 @@
-"""What the commands of all packages share on the command line."""
+"""Helpers that the commands of all packages share."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 part`, `1,204 parts`."""
+    """A number with its noun: `1 part`, `1,204 parts`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def readable(size: float) -> str:
-    """Bytes as `812 B`, `43 kB`, `1.2 GB`."""
+    """A size in bytes for people: `812 B`, `43 kB`, `1.2 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 999.5:
             return f"{size:.3g} {unit}"
@@ -41,8 +41,8 @@ def readable(size: float) -> str:
 
 
 def wide_console() -> Console:
-    """Where tables are printed: as wide as the terminal, or in a file or pipe as wide as they
-    are."""
+    """The console for tables: as wide as the terminal, or in a file or pipe as wide as the table
+    needs."""
     from rich.console import Console
 
     console = Console()
@@ -52,8 +52,11 @@ def wide_console() -> Console:
 
 
 def check_device(device: str, gpus: int | None = None) -> None:
-    """UserError for a name of `--device` that is none, or a GPU beyond the `gpus` that are here
-    (None where nobody has counted them: that takes torch)."""
+    """Raise UserError if `--device` has an unknown name, or names a GPU beyond the `gpus` of this
+    machine.
+
+    `gpus` is None where they are not counted, as counting takes torch.
+    """
     found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", device)
     if not found:
         raise UserError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
@@ -64,11 +67,12 @@ def check_device(device: str, gpus: int | None = None) -> None:
 
 
 def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Turn a UserError or OSError of a click callback into one line on stderr and exit code 1,
-    Ctrl-C and SIGTERM into one line and exit code 130 and 143.
+    """Decorate a click callback so that errors and signals end it with one line.
 
-    Before that, OpenMP is told to wait asleep: on a machine with other work its spinning threads
-    make small students ten times slower. It reads the setting when torch is first imported.
+    A UserError or OSError goes to stderr with exit code 1; Ctrl-C and SIGTERM give exit code 130
+    and 143. OpenMP is told first to let waiting threads sleep: on a machine with other work,
+    spinning threads make small students ten times slower. OpenMP reads this setting when torch is
+    first imported.
     """
 
     @functools.wraps(command)

@@ -1,4 +1,4 @@
-"""Where two JSON values differ, for a person."""
+"""Tell people where two JSON values differ."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BEFORE = 12
 
 
 def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """(dotted key, one, other) of every value that differs, the values as quoted text.
+    """Yield (dotted key, one, other) for every value that differs, the values as quoted text.
 
-    Long ones are cut to where they begin to differ; `null` also stands for a value that is missing.
+    Long values are cut to where they begin to differ. `null` also stands for a missing value.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for name in sorted(set(one) | set(other)):
@@ -32,13 +32,14 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Which values of `now` are others than then, as "key was A and is B", "" where none is."""
+    """Tell which values of `now` differ from `then`: "key was A and is B", or "" if none does."""
     keys = [key for key in sorted(now) if now[key] != then.get(key)]
     return ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in keys)
 
 
 def check_same(path: Path, found: Iterable[tuple[str, str, str]]) -> None:
-    """UserError, naming them, if the unfinished store of a path was begun with other arguments."""
+    """Raise UserError, naming the arguments, if the unfinished store at a path was begun with
+    others."""
     differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]
     if differ:
         raise UserError(

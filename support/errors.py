@@ -1,4 +1,4 @@
-"""Errors that are written for the person at the keyboard."""
+"""Errors written for the person at the keyboard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 class UserError(Exception):
-    """One line: what is wrong, where, what was expected and found, what to do next."""
+    """One line that says what is wrong, where, what was expected and found, and what to do next."""
 
 
 ANOTHER = "give another name, or remove what is there"
@@ -23,19 +23,19 @@ NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short: torch says so in a RuntimeError with words of the device."""
+    """Whether an error means that memory was short; torch says so in words of a RuntimeError."""
     if isinstance(error, RuntimeError):
         return any(words in str(error) for words in NO_MEMORY)
     return isinstance(error, MemoryError)
 
 
 def of_path(error: OSError) -> str:
-    """What the system says of a file or folder, and what to look at."""
+    """One line for an OSError: the file or folder, the cause, and what to check."""
     where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     cause = error.strerror or first_line(error)
     return f"{where}{cause}; check the name, its permissions and the room that is left"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, or its kind if it says nothing."""
+    """The first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Making files last: fsync, whole or not at all, and what to do where that fails."""
+"""Write files that last: synced to the disk, whole or not at all; explain errors of the disk."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """fsync every file and folder of a tree, many at once: a disk joins them into few writes."""
+    """fsync every file and folder of a tree, many at once, so that the disk joins the writes."""
     paths = [folder, *folder.rglob("*")]
     with ThreadPoolExecutor(16) as workers:
         list(workers.map(sync, paths))
 
 
 def discard(folder: Path, prefix: str) -> None:
-    """Remove what lies in `folder`, if there is one, under names that begin so."""
+    """Remove everything in `folder` whose name begins with `prefix`; the folder may be missing."""
     for left in folder.iterdir() if folder.is_dir() else ():
         if left.name.startswith(prefix):
             folder_itself = left.is_dir() and not left.is_symlink()
@@ -43,7 +43,7 @@ def discard(folder: Path, prefix: str) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename and make the new name last."""
+    """Rename a file or folder and sync its folder, so that the new name lasts."""
     os.rename(source, target)
     sync(target.parent)
 
@@ -63,7 +63,7 @@ def write(path: Path, data: bytes | memoryview) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Why a write failed and what to do first: "No space left on device; make room"."""
+    """The cause of a failed write and what to do first: "No space left on device; make room"."""
     told = re.search(r"(?:errno =|os error) (\d+)", str(error))  # as HDF5, safetensors tell it
     number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
     cause = os.strerror(number) if number else " ".join(str(error).split())
@@ -71,7 +71,8 @@ def reason(error: BaseException) -> str:
 
 
 def lock(file: int, wait: bool) -> bool | None:
-    """Whether this process has now locked the open file; None on a file system without locks."""
+    """Lock an open file. Returns whether this process has the lock; None if the file system has no
+    locks."""
     import fcntl
 
     try:

@@ -1,9 +1,10 @@
-"""One writer for each store or student: a lease, a small file beside it, kept fresh by the writer.
+"""A lease lets one process write a store or student: a small file beside it that the writer keeps
+fresh.
 
 `.<name>.lease` names the writer as JSON: host, process, a random token. Its modification time is
 the last heartbeat, by the clock of the file system that all hosts share. On the writer's machine a
-lock on the file, else the process number, tells at once whether it lives; elsewhere only silence:
-a server may keep the lock of a machine that is gone.
+lock on the file, or else the process number, tells at once whether the writer lives. On other
+machines only silence tells, as a server may keep the lock of a machine that is gone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _own: dict[Path, Lease] = {}  # of this process, which may begin a store anew
 class Lease:
     """The right of this process to write one store or student, until `close` or its death.
 
-    Raises UserError if a living process has it, OSError where nothing can be written.
+    Raises UserError if a living process has the right, OSError if nothing can be written.
     """
 
     def __init__(self, store: Path) -> None:
@@ -61,7 +62,7 @@ class Lease:
         _own[self.path] = self
 
     def _take(self) -> tuple[int, bool]:
-        """The open file of the lease, and whether it is new."""
+        """Take the lease; returns its open file, and whether the file is new."""
         for _ in range(TRIES):
             if (made := self._make()) is not None:
                 return made, True
@@ -70,7 +71,7 @@ class Lease:
         raise UserError(f"{self.store}: {self.path.name} beside it comes and goes; start again")
 
     def _make(self) -> int | None:
-        """A new lease, locked and signed before it has its name; None if there is one."""
+        """Make a new lease, locked and signed before it gets its name; None if there is one."""
         new = self.path.with_name(f"{self.path.name}-{self.token}")
         file = self._create(new)
         try:
@@ -108,7 +109,7 @@ class Lease:
                 os.utime(self._file)
 
     def check(self) -> None:
-        """UserError if another process has taken the lease over, or somebody has removed it."""
+        """Raise UserError if another process has taken the lease over, or the file was removed."""
         writer = _read(self.path)
         if not writer:
             raise UserError(
@@ -122,7 +123,7 @@ class Lease:
             )
 
     def close(self) -> None:
-        """Let others write; a second call does nothing."""
+        """Let other processes write; a second call does nothing."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -134,12 +135,12 @@ class Lease:
 
 
 def lease_path(store: Path) -> Path:
-    """Where the lease of a store lies."""
+    """The path of the lease of a store."""
     return (whole := store.resolve()).parent / f".{whole.name}.lease"
 
 
 def check_free(store: Path) -> None:
-    """UserError if a living process other than this one writes the store."""
+    """Raise UserError if a living process other than this one writes the store."""
     if lease_path(store) in _own:
         return
     try:
@@ -153,7 +154,7 @@ def check_free(store: Path) -> None:
 
 
 def _open(path: Path, flags: int = os.O_RDWR) -> int:
-    """Open a lease. UserError if it is a link or no file: what it led to would be overwritten."""
+    """Open a lease. Raises UserError for a link or a device, as its target would be overwritten."""
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -167,7 +168,7 @@ def _open(path: Path, flags: int = os.O_RDWR) -> int:
 
 
 def _dead(store: Path, file: int) -> bool:
-    """UserError if the lease's writer lives; else whether nobody else can find it dead, too."""
+    """Raise UserError if the writer of a lease lives; returns whether its death is certain."""
     locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
     with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
         silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime
@@ -189,7 +190,8 @@ def _dead(store: Path, file: int) -> bool:
 
 
 def _process(pid: object) -> dict[str, Any]:
-    """A process of this machine; `begun` tells apart those of one number, None if it is gone."""
+    """Describe a process of this machine; `begun` tells processes with one number apart, None if it
+    is gone."""
     host, namespace, begun = socket.gethostname(), None, None
     boot = host
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -201,7 +203,7 @@ def _process(pid: object) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a lease says; empty if it says nothing."""
+    """Read what a lease says; empty if it cannot be read."""
     with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
         with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
             writer = json.loads(file.read(SIZE))

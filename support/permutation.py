@@ -1,7 +1,7 @@
 """Random permutations that are pure functions of a seed.
 
-Raw output of PCG64 is stable across numpy versions (its distributions are not), so that a seed
-means the same order for ever.
+The raw output of PCG64 is the same in all versions of NumPy (its distributions are not), so a seed
+gives the same order for ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first stops cleanly, the second leaves at once."""
+"""Handle Ctrl-C and SIGTERM: the first stops cleanly, the second leaves at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ AGAIN = 0.02  # seconds after which a signal that was lost is sent again
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has asked to stop; `kept` says in a line what there is and how to go on.
+    """A signal asked to stop; `kept` says in a line what is kept and how to go on.
 
-    No Exception: what handles errors must not handle this.
+    It is no Exception, so that code that handles errors lets it pass.
     """
 
     def __init__(self, number: int = signal.SIGINT, kept: str = "") -> None:
@@ -27,7 +27,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """The handler of both signals: raises Stopped at once, or by `check` where work is held."""
+    """Handler of both signals: raises Stopped at once, or at the next `check` inside `held`."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -36,8 +36,8 @@ class Stop:
         self.unraisable = sys.unraisablehook
 
     def listen(self) -> None:
-        """Handle both signals from now on, but none that is ignored, as it is for a job in the
-        background of a shell."""
+        """Handle both signals from now on, except an ignored one: a shell ignores Ctrl-C for its
+        background jobs."""
         for each in SIGNALS:
             if signal.getsignal(each) is not signal.SIG_IGN:
                 signal.signal(each, self)
@@ -55,14 +55,16 @@ class Stop:
         return self.number is not None
 
     def check(self) -> None:
-        """Raise Stopped if there was a signal."""
+        """Raise Stopped if a signal has come."""
         if self.number is not None:
             self.raised = Stopped(self.number)
             raise self.raised
 
     def dropped(self, unraisable: Any) -> None:
-        """The `sys.unraisablehook`: a Stopped that arose where Python drops every exception, in
-        the callback of a weak reference or a destructor, is raised again elsewhere."""
+        """Send a signal again whose Stopped was lost; serves as `sys.unraisablehook`.
+
+        Python drops every exception in a destructor or in the callback of a weak reference.
+        """
         if not isinstance(unraisable.exc_value, Stopped):
             self.unraisable(unraisable)
             return
@@ -74,7 +76,7 @@ class Stop:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Signals wait until `check` is called."""
+        """Make signals wait until `check` is called."""
         self._held = True
         try:
             yield
@@ -87,11 +89,12 @@ _first: Stop | None = None  # of those that are open
 
 @contextmanager
 def stoppable(kept: Callable[[], str] | None = None) -> Iterator[Stop]:
-    """Handle the signals while open, as the one who opened first does; `kept` tells, after a stop,
-    what there is and how to go on.
+    """Handle both signals while the context is open; `kept` tells after a stop what is kept and how
+    to go on.
 
-    Compiled libraries, above all while they are imported, may answer a Stopped with an error of
-    their own: any error that follows one is taken for it.
+    Inside another such context the outer handler stays. A compiled library may answer Stopped with
+    an error of its own, above all while it is imported, so any error after a stop counts as the
+    stop.
     """
     with _handled() as stop:
         try:
@@ -105,7 +108,8 @@ def stoppable(kept: Callable[[], str] | None = None) -> Iterator[Stop]:
 
 @contextmanager
 def _handled() -> Iterator[Stop]:
-    """Outside the main thread no signal is handled: there they never arrive."""
+    """Install the handler, and restore the old ones at the end; outside the main thread, where
+    signals never arrive, nothing is installed."""
     global _first
     if _first or threading.current_thread() is not threading.main_thread():
         yield _first or Stop()

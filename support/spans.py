@@ -1,4 +1,4 @@
-"""Which tokens lie under which spans of characters, such as masked words."""
+"""Find the tokens under spans of characters, such as masked words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some rows of what Blosc compressed, without decoding all of it."""
+"""Blosc frames: decode some rows without decoding all of them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ BLOSC_COPIED = 2  # flag: the data follow the header as they are
 
 
 class Damage(Exception):
-    """What is wrong with stored bytes; whoever knows where they lie says so, too."""
+    """Tells what is wrong with stored bytes; the caller adds where they lie."""
 
 
 def decoded_size(frame: Bytes) -> int:
-    """What a Blosc frame says that it decodes to; -1 if it is too short to say."""
+    """The size that a Blosc frame declares for its decoded bytes; -1 if the frame is too short."""
     return int(BLOSC_HEADER.unpack_from(frame.data)[4]) if len(frame) >= BLOSC_HEADER.size else -1
 
 
 def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) -> None:
-    """Bytes low..high of the `size` bytes that a Blosc frame decodes to. Raises Damage.
+    """Decode bytes low..high of a Blosc frame of `size` decoded bytes into `out`. Raises Damage.
 
-    Sizes in the frame are believed only where they agree with `size` and its own length: Blosc
-    would read and write by them.
+    Sizes in the frame are trusted only if they agree with `size` and with the length of the frame:
+    Blosc reads and writes as far as they say.
     """
     if len(frame) < BLOSC_HEADER.size:
         raise Damage(f"{what} has {len(frame)} bytes, too few for Blosc")
@@ -54,10 +54,10 @@ def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) 
 
 
 def _blocks(frame: Bytes, size: int, block: int, low: int, high: int) -> tuple[Any, int, int]:
-    """The smallest frame with bytes low..high, and which bytes it holds.
+    """Cut the smallest frame that holds bytes low..high; returns it and which bytes it holds.
 
-    A frame of format 2 is its header, an int32 for each block saying where it starts, and the
-    blocks: some of them with a header of their own are a frame, too.
+    A frame of format 2 is its header, an int32 for each block that says where it starts, and the
+    blocks. A few blocks with a header of their own are a frame, too.
     """
     version, library, flags, typesize, *_ = BLOSC_HEADER.unpack_from(frame.data)
     count = -(-size // block)

@@ -1,4 +1,4 @@
-"""The seam between the store and its file formats: what a backend must be able to do."""
+"""What a file format must be able to do for a store: protocols to read, write and begin one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Slices(Protocol):
         """Rows begin..end, decoded. Raises StoreError if the bytes are damaged or missing."""
 
     def read_into(self, begin: int, end: int, out: Array) -> None:
-        """The same, into a contiguous array [end - begin, ...] of the stored dtype."""
+        """Read rows begin..end into a contiguous array [end - begin, ...] of the stored dtype."""
 
     def prefetch(self, begin: int, end: int) -> None:
-        """Rows begin..end are read soon: let the disk begin, where that is possible."""
+        """Announce that rows begin..end are read soon, so that the disk can begin."""
 
 
 class Source(Protocol):
@@ -44,7 +44,7 @@ class Source(Protocol):
         """Open an array by its path; its data is read later. StoreError if there is none."""
 
     def damage(self, arrays: Collection[str]) -> list[str]:
-        """What the format alone can tell: missing, extra or altered files or objects."""
+        """Problems that only the file format shows: missing, extra or altered files or objects."""
 
     def damaged_chunks(self, name: str) -> list[int]:
         """Numbers of the chunks of an array (along the rows) that cannot be decoded."""
@@ -56,7 +56,7 @@ class Source(Protocol):
         """What the stored form of an array has that FORMAT.md does not allow; None if nothing."""
 
     def close(self) -> None:
-        """Close what is open; a later read opens it again."""
+        """Close open files; a later read opens them again."""
 
 
 class Sink(Protocol):
@@ -68,35 +68,35 @@ class Sink(Protocol):
         """Write a whole array; returns its fingerprint (see Source)."""
 
     def close(self) -> None:
-        """Everything is on the disk when this returns."""
+        """Finish: everything is on the disk when this returns."""
 
 
 class Staging(Protocol):
-    """How a store of one format is begun, gets its parts, and is sealed, step by atomic step."""
+    """Begin a store of one format, publish its parts and seal it, in atomic steps."""
 
     path: Path
     mark: str  # in temporary names: those of a writer that has lost its lease are not ours
 
     def clear(self, mark: str = "") -> None:
-        """Remove what lies under the temporary names of one writer, or of all."""
+        """Remove everything under the temporary names of one writer, or of all."""
 
     def create(self) -> Sink:
-        """The tree of a new store, under a temporary name."""
+        """Make the tree of a new store under a temporary name."""
 
     def begin(self) -> None:
         """Give the created tree its name."""
 
     def source(self) -> Source:
-        """Read the unfinished store."""
+        """Open the unfinished store for reading."""
 
     def part(self, number: int) -> Sink:
-        """The tree of a part, under a temporary name."""
+        """Make the tree of a part under a temporary name."""
 
     def publish(self, number: int) -> None:
         """Give the part its name."""
 
     def published(self) -> set[int]:
-        """Numbers of the parts that have their name."""
+        """Numbers of the published parts."""
 
     def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
         """Write manifest and root attributes; the store is finished after one last rename."""

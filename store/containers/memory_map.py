@@ -1,4 +1,4 @@
-"""Files mapped into memory for reading, and read ahead by the system."""
+"""Map files into memory for reading, and let the system read ahead."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ def prefetch(path: str, begin: int, size: int) -> None:
 
 
 class FileMap:
-    """The bytes of a file, read-only. Raises OSError.
+    """The bytes of a file, mapped read-only. Raises OSError.
 
-    `mmap.mmap` keeps a file descriptor for each map, and a process has few; here only the map is
-    kept, and ends with the last array that uses it. A forked process goes on reading it. Nobody may
-    shorten the file meanwhile (the system would end the process): finished parts never change.
+    `mmap.mmap` keeps a file descriptor open for each map before Python 3.13, and a process has few.
+    Here the file is closed at once, and the map ends with the last array that uses it. A forked
+    process can go on reading it. Nobody may shorten the file meanwhile, or the system ends the
+    process; finished parts never change.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which container a path means: the Zarr folder, HDF5 file or URL to read, the one to write."""
+"""Which container a path means: the Zarr folder, HDF5 file or URL to read, and the one to write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.errors import UserError, first_line, of_path
 
 
 def open_source(path: str | Path, storage_options: dict[str, Any] | None = None) -> Source:
-    """A Zarr folder, an HDF5 file, or an fsspec URL of a Zarr store. Raises StoreError."""
+    """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store. Raises StoreError."""
     if "://" in str(path):
         source = ZarrSource(str(path).rstrip("/"), storage_options)
         if not _answers(source):
@@ -28,7 +28,7 @@ def open_source(path: str | Path, storage_options: dict[str, Any] | None = None)
 
 
 def _answers(source: ZarrSource) -> bool:
-    """Whether there is a Zarr store. StoreError where nobody can be asked."""
+    """Whether a Zarr store is at a URL. Raises StoreError if the address cannot be reached."""
     try:
         return source.has("zarr.json")
     except StoreError:
@@ -56,8 +56,11 @@ def _local(path: Path) -> Source:
 
 
 def staging_of(path: str | Path) -> Staging:
-    """How a store with this name is written. UserError unless it ends in .zarr or .h5, and what has
-    the name, if anything, is a folder or file: to open a pipe is to wait for its other end."""
+    """Choose the format to write by the name of a store.
+
+    Raises UserError unless the name ends in .zarr or .h5, and if it belongs to anything but a
+    folder or file: opening a pipe would wait for its other end.
+    """
     target = Path(path)
     if "://" in str(path):
         raise UserError(f"{path}: stores are written to a local path; upload the finished folder")

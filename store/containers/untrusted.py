@@ -1,4 +1,4 @@
-"""What keeps a store from a stranger from leading its reader out of it, or into endless memory."""
+"""Checks of stores from strangers: no link out of the store, no array that exhausts the memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ JSON_RATIO, JSON_SMALL = 16, 2**20  # of the manifest: half of it is checksums, 
 
 
 class Folder:
-    """The ordinary files of a folder: a link out of it could show any file of this machine, and a
-    pipe would never end."""
+    """Checks that names in a folder are ordinary files inside it.
+
+    A link could lead to any file of this machine, and reading a pipe would never end.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
         self._inside = {""}  # folders under the root that were looked at
 
     def check(self, name: str, limit: int | None = None) -> None:
-        """StoreError if there is a `name`, but no ordinary file (of at most `limit` bytes) in the
-        folder."""
+        """Raise StoreError if `name` exists and is not an ordinary file (of at most `limit` bytes)
+        inside the folder."""
         self._enter(name.rpartition("/")[0])
         path = os.path.join(self.root, name)
         try:
@@ -48,7 +50,7 @@ class Folder:
             raise StoreError(f"{self.root}: {name} is larger than {limit:,} bytes")
 
     def _enter(self, folder: str) -> None:
-        """StoreError if the path of a folder leaves the store."""
+        """Raise StoreError if the path of a folder leads out of the store."""
         if folder in self._inside:
             return
         parent, _, last = folder.rpartition("/")
@@ -67,7 +69,7 @@ class Folder:
 
 
 def files_under(root: str) -> Iterator[str]:
-    """Every file under a folder by its path there; links to folders are files, not followed."""
+    """Paths of all files under a folder, relative to it; a link to a folder counts as a file."""
     for folder, names, files in os.walk(root):
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]
         for name in [*files, *links]:
@@ -75,9 +77,9 @@ def files_under(root: str) -> Iterator[str]:
 
 
 def check_size(where: str, decoded: int, chunk: int, stored: int, is_json: bool = False) -> None:
-    """StoreError if an array of `stored` bytes cannot honestly be one of `decoded` bytes.
+    """Raise StoreError if `stored` bytes cannot honestly decode to `decoded` bytes.
 
-    A few bytes may declare a shape that no memory holds; nothing is allocated before this.
+    A few bytes can declare a shape that no memory holds, so this runs before anything is allocated.
     """
     limit = SMALL + MAX_RATIO * stored
     allowed = JSON_SMALL + JSON_RATIO * stored if is_json else limit
@@ -89,7 +91,7 @@ def check_size(where: str, decoded: int, chunk: int, stored: int, is_json: bool 
 
 
 def check_links(file: h5py.File, name: str, where: str) -> None:
-    """StoreError unless every step of the path is an ordinary link of HDF5 in this very file;
+    """Raise StoreError if a step of the path is not an ordinary link within this HDF5 file;
     KeyError if there is no such path."""
     segments = [segment for segment in name.split("/") if segment]
     for depth in range(1, len(segments) + 1):
@@ -99,7 +101,8 @@ def check_links(file: h5py.File, name: str, where: str) -> None:
 
 
 def check_dataset(dataset: h5py.Dataset, where: str) -> None:
-    """StoreError if the values of a dataset lie in other files, or cannot be what they declare."""
+    """Raise StoreError if a dataset keeps its values in other files, or declares an impossible
+    size."""
     if dataset.external or dataset.is_virtual or dataset.dtype.hasobject:
         raise StoreError(f"{where}: has its values elsewhere, which is not followed; dump again")
     if foreign := set(filters_of(dataset)) - {BLOSC, FLETCHER}:
@@ -115,7 +118,7 @@ def check_dataset(dataset: h5py.Dataset, where: str) -> None:
 
 
 def attribute(attributes: Any, key: str) -> Any:
-    """An attribute of HDF5 that is a fixed-length text or a whole number. Raises ValueError."""
+    """Read an HDF5 attribute that is a fixed-length text or a whole number. Raises ValueError."""
     stored = attributes.get_id(key)
     if stored.shape != () or stored.dtype.kind not in "Siu" or stored.dtype.itemsize > MAX_JSON:
         raise ValueError(f"{stored.dtype}{list(stored.shape)} is neither a text nor a whole number")

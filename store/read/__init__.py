@@ -1,0 +1,1 @@
+"""Open and read a store: records, and streams of batches."""

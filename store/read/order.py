@@ -20,8 +20,8 @@ PARTS_TOGETHER = 8
 class StreamOrder:
     """What a stream gives, and in which order; see `FeatureStore.stream`.
 
-    blocks int64 [n, 2] are rows of `PartIndex.blocks`, in any order; `features` a subset of KINDS.
-    Raises StoreError for a number or a name that no stream has.
+    blocks int64 [n, 2] are rows of `PartIndex.blocks`, in any order; `features` are some of KINDS.
+    Raises StoreError for a number or a name that is not allowed.
     """
 
     seed: int
@@ -48,7 +48,7 @@ class StreamOrder:
             )
 
     def pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
-        """For each pool its blocks, and its batches of positions among their sequences."""
+        """Yield for each pool its blocks, and its batches as positions among their sequences."""
         rows = self.blocks
         if self.shuffle:
             rows = rows[order_blocks(index.part_of(rows[:, 0]), self.seed, self.epoch)]
@@ -62,7 +62,7 @@ class StreamOrder:
                 yield taken, plain_batches(lengths, self.batch_tokens)
 
     def unskipped(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
-        """`pools` without the first `skip` batches."""
+        """Yield `pools` without the first `skip` batches."""
         skip = self.skip
         for taken, batches in self.pools(index):
             if skip < len(batches):
@@ -70,7 +70,7 @@ class StreamOrder:
             skip = max(0, skip - len(batches))
 
     def batch_count(self, index: PartIndex) -> int:
-        """How many batches there are before any is skipped."""
+        """Count the batches of all pools, the skipped ones included."""
         return sum(len(batches) for _, batches in self.pools(index))
 
 

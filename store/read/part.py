@@ -1,4 +1,4 @@
-"""One part, opened array by array and read by slices."""
+"""One part of a store: its arrays, opened one by one and read by slices."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ class PartReader:
         lengths: Array | None = None,
         keeps: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        """`lengths` [n] are what the manifest says of the tokens of its sequences; arrays that
-        `keeps` names stay in memory once they are read."""
+        """Open no array yet.
+
+        `lengths` [n] are the tokens of its sequences by the manifest, if it has them. Arrays that
+        `keeps` names stay in memory once they are read.
+        """
         self._source, self.part, self.features = source, part, features
         self._lengths, self._keeps = lengths, keeps
         self.where = f"{source.path}: part {part.number}"
@@ -39,7 +42,7 @@ class PartReader:
         self._open: dict[str, Slices] = {}
 
     def array(self, name: str) -> Slices:
-        """Open an array of the part. StoreError if it is not what the manifest says."""
+        """Open an array of the part. Raises StoreError if it is not what the manifest says."""
         if name not in self._open:
             spec, path = self._specs[name], f"parts/{self.part.number}/{name}"
             try:
@@ -92,7 +95,7 @@ class PartReader:
 
     @cached_property
     def sequence_start(self) -> Array:
-        """int64 [n + 1]: rows of arrays that have one for each sequence."""
+        """int64 [n + 1]: rows of arrays with one row for each sequence."""
         return np.arange(self.part.counts.sequences + 1)
 
     @cached_property
@@ -120,7 +123,7 @@ class PartReader:
         return self._ragged(f"view{view}/logits/start", begin, end, self.part.counts.draws[view])
 
     def draws(self, view: int, begin: int, end: int) -> tuple[Array, Array, Array]:
-        """Sampled ids of tokens begin..end: how many of each token, the ids, their counts."""
+        """Sampled ids of tokens begin..end: how many each token has, the ids, and their counts."""
         start = self.draw_start(view, begin, end)
         flat = int(start[0]), int(start[-1])
         ids, counts = (self.read(f"view{view}/logits/{key}", *flat) for key in ("ids", "counts"))

@@ -22,10 +22,10 @@ OPEN_PARTS = 16
 
 
 class PartIndex:
-    """The parts of a store, in order; sequences are numbered through all of them.
+    """The parts of a store in order; sequences are numbered through all of them.
 
-    `first` int64 [parts + 1] are the first sequences of the parts, and how many there are. The
-    parts that were read last stay open.
+    `first` int64 [parts + 1] are the first sequences of the parts and, at the end, the number of
+    all. The parts that were read last stay open.
     """
 
     def __init__(self, source: Source, features: Features, manifest: Manifest) -> None:
@@ -67,7 +67,8 @@ class PartIndex:
         self._parts.clear()
 
     def specs(self) -> dict[str, ArraySpec]:
-        """The arrays of the first part: every part has their names, dtypes and shapes of rows."""
+        """Specs of the arrays of the first part; all parts share their names, dtypes and row
+        shapes."""
         return part_arrays(self.features, self._entries[0].counts)
 
     def part_of(self, index: ArrayLike) -> Array:
@@ -105,7 +106,7 @@ class PartIndex:
         return np.stack([rows, np.append(rows[1:], len(self))], axis=1)
 
     def check_blocks(self, blocks: ArrayLike) -> Array:
-        """Blocks [n, 2] given from outside. StoreError if one is empty or crosses a part."""
+        """Check blocks [n, 2] of a caller. Raises StoreError if one is empty or crosses a part."""
         rows = np.asarray(blocks, np.int64)
         if rows.ndim != 2 or rows.shape[1] != 2:
             raise StoreError(f"blocks must be [n, 2], got {list(rows.shape)}")

@@ -1,4 +1,4 @@
-"""The blocks that a stream mixes at once, read into buffers that are used again."""
+"""A pool: the blocks that a stream mixes at once, read into buffers that are used again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Buffers:
         self._arrays: dict[str, Array] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An array of this shape; its content is what was there before."""
+        """Return an array of this shape; it still holds what was there before."""
         held = self._arrays.get(name)
         if held is None or held.dtype != dtype or len(held) < shape[0]:
             held = np.empty((shape[0] + shape[0] // 8, *shape[1:]), dtype)
@@ -33,8 +33,11 @@ class Buffers:
 
 
 def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], Array, Array]:
-    """Runs begin..end of neighbouring blocks of a part, in order; the numbers of their sequences;
-    and where among these the sequences of each block are, block after block."""
+    """Sort blocks as the store has them, and join neighbours within a part.
+
+    Returns the joined runs begin..end, the numbers of their sequences, and the places of each given
+    block's sequences among them, block after block.
+    """
     sizes = blocks[:, 1] - blocks[:, 0]
     order = np.argsort(blocks[:, 0], kind="stable")
     begin, end = blocks[order].T
@@ -48,10 +51,10 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
 
 
 class Pool:
-    """All wanted arrays of some blocks, flat, as stored (not decoded).
+    """The wanted arrays of some blocks, flat, as stored (not decoded).
 
-    They lie in the order of the store, so that neighbouring blocks are read as one; `place` says
-    where the sequences of the blocks in their given order are.
+    Sequences lie in the order of the store, so that neighbouring blocks are read at once; `place`
+    [n] maps the order of the given blocks to them.
     """
 
     def __init__(self, parts: PartIndex, blocks: Array, view: int, kinds: tuple[str, ...]) -> None:
@@ -81,12 +84,12 @@ class Pool:
 
     @cached_property
     def _parts(self) -> list[tuple[PartReader, int, int]]:
-        """Of each run its part, held open, and begin..end there."""
+        """For each run its part, held open, and begin..end within the part."""
         found = [(*self._index.locate(begin), end - begin) for begin, end in self._runs]
         return [(part, first, first + size) for part, first, size in found]
 
     def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:
-        """What is to be read: part, array, rows of it, and rows of the pool."""
+        """List what to read: part, array, its rows there, and the rows of the pool."""
         done = 0
         for part, first, last in self._parts:
             after = done + last - first
@@ -102,7 +105,7 @@ class Pool:
             done = after
 
     def prefetch(self) -> None:
-        """Let the disk begin: the pool is read soon."""
+        """Let the disk begin: `read` follows soon."""
         if self.token_start[-1] < FEW_TOKENS:
             return  # to ask would take longer than to wait
         with suppress(StoreError):  # reading says what is wrong, when it is its turn
@@ -110,7 +113,7 @@ class Pool:
                 part.array(name).prefetch(rows.start, rows.stop)
 
     def read(self, buffers: Buffers) -> None:
-        """Read everything; what was in the buffers is lost."""
+        """Read all arrays into the buffers."""
 
         def take(names: list[str], start: Array) -> dict[str, Array]:
             shapes = {name: (int(start[-1]), *self._specs[name].shape[1:]) for name in names}
@@ -148,7 +151,7 @@ class Pool:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Read when the first batch is asked for its texts: not all who train want them."""
+        """Texts of all sequences, read when first asked for: not every training needs them."""
         found: list[str] = []
         for part, first, last in self._parts:
             found += part.texts(first, last)

@@ -1,4 +1,4 @@
-"""Random access: one sequence, decoded field by field when asked for."""
+"""Random access to one sequence, decoded field by field when asked for."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class MissingFeature(StoreError, KeyError):
 
 
 def as_ids(stored: Array) -> Array:
-    """uint32 as int32 without a copy: ids are below 2^31."""
+    """View uint32 ids as int32 without a copy; ids are below 2^31."""
     return stored.view(np.int32)
 
 
@@ -111,7 +111,7 @@ class View:
 
     @cached_property
     def logits(self) -> Logits:
-        """Logits of the store's tier. StoreError if it holds none."""
+        """Logits of the store's tier. Raises StoreError if it holds none."""
         features, part = self._record.features, self._record.part
         if features.logits is None:
             raise MissingFeature("no logits in this store")
@@ -138,14 +138,14 @@ class View:
 
     @cached_property
     def class_logits(self) -> Floats:
-        """float32 [C]: raw logits of the teacher's classes. StoreError if there are none."""
+        """float32 [C]: raw logits of the teacher's classes. Raises StoreError if there are none."""
         position = self._record.position
         row: Floats = self._task("classification", (position, position + 1))[0]
         return row
 
     @cached_property
     def tag_logits(self) -> Floats:
-        """float32 [T, C]: raw logits of the teacher's tags. StoreError if there are none."""
+        """float32 [T, C]: raw logits of the teacher's tags. Raises StoreError if there are none."""
         return self._task("tagging", self._record.tokens)
 
     def _hidden(self, name: str) -> Floats:
@@ -166,7 +166,7 @@ class View:
 
 
 class Record:
-    """One sequence of T tokens. Everything is read when first asked for, by slices."""
+    """One sequence of T tokens; each field is read when first asked for."""
 
     def __init__(
         self, index: int, part: PartReader, position: int, calibration: Calibration
@@ -216,7 +216,7 @@ class Record:
 
     @cached_property
     def label(self) -> int | None:
-        """Gold label of the text; None if it has none, or the store is not of classification."""
+        """Gold label of the text; None if it has none, or the store is not for classification."""
         task = self.features.task
         if task is None or task.kind != "classification":
             return None
@@ -225,7 +225,7 @@ class Record:
 
     @cached_property
     def tags(self) -> Array | None:
-        """int32 [T]: gold tags, -1 where there is none; None if the store is not of tagging."""
+        """int32 [T]: gold tags, -1 where there is none; None if the store is not for tagging."""
         task = self.features.task
         if task is None or task.kind != "tagging":
             return None

@@ -1,4 +1,4 @@
-"""Reading a store: `open_store` and what it gives."""
+"""Open a store for reading: `open_store` and the FeatureStore that it returns."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _manifest_bytes(source: Source) -> bytes:
 
 
 class FeatureStore(Sequence[Record]):
-    """A store that is open for reading. `len` is the number of sequences."""
+    """A store that is open for reading: a sequence of records. `len` is their number."""
 
     def __init__(
         self, source: Source, attributes: Mapping[str, Any], features: Features, manifest: Manifest
@@ -104,7 +104,7 @@ class FeatureStore(Sequence[Record]):
         self.spare = self._streamer.spare
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """Pickled, it is its address and options: a spawned worker opens it again."""
+        """Pickle the path and the options only; a spawned worker opens the store again."""
         unfinished, options = self.meta["state"] != "sealed", self.source.options
         again = partial(open_store, allow_partial=unfinished, storage_options=options)
         return again, (self.path,)
@@ -119,7 +119,10 @@ class FeatureStore(Sequence[Record]):
         return mean, deviation
 
     def outside(self, name: str) -> Array:
-        """A whole array outside the parts (teacher/..., calibration/...)."""
+        """Read a whole array outside the parts (teacher/..., calibration/...).
+
+        Raises StoreError if there is none, or if it is damaged.
+        """
         entry = self.manifest.arrays.get(name)
         if entry is None:
             raise StoreError(f"{self.path}: has no {name}")
@@ -163,9 +166,10 @@ class FeatureStore(Sequence[Record]):
         return len(self._index)
 
     def __getitem__(self, index: Any) -> Any:
-        """Sequence `index` (negative counts from the end), of a slice the list of them.
+        """Record of sequence `index` (negative counts from the end), or a list of records for a
+        slice.
 
-        Raises IndexError past the end, TypeError for what is neither.
+        Raises IndexError past the end, TypeError for any other index.
         """
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
@@ -227,7 +231,7 @@ class FeatureStore(Sequence[Record]):
         blocks: ArrayLike | None = None,
         pool_blocks: int = 64,
     ) -> int:
-        """How many batches `stream` with the same arguments gives; reads lengths only."""
+        """How many batches `stream` gives for these arguments; reads lengths only."""
         rows = self._blocks(blocks)
         return StreamOrder(seed, epoch, batch_tokens, rows, pool_blocks).batch_count(self._index)
 

@@ -1,4 +1,4 @@
-"""Stream: pools of blocks are read slice by slice, then gathered into batches of similar length."""
+"""Stream a store: read pools of blocks slice by slice, gather batches of similar length."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class HiddenBatch:
 
     @property
     def values(self) -> Array:
-        """The codes of the states, or with codec exact the states."""
+        """The codes of the states; the states themselves with codec exact."""
         return self.stored["values"]
 
     @property
     def scale(self) -> Array | None:
-        """What multiplies the codes; None with codec exact."""
+        """The factors of the codes; None with codec exact."""
         return self.stored.get("scale")
 
     def normalised(self) -> Floats:
@@ -104,14 +104,14 @@ class Batch:
 
 
 class Streamer:
-    """Streams a store: what it needs of one, and the buffers of streams that have ended."""
+    """Makes streams of a store, and keeps the buffers of ended streams for the next."""
 
     def __init__(self, index: PartIndex, calibration: Calibration) -> None:
         self._index, self._calibration = index, calibration
         self.spare: list[Buffers] = []
 
     def stream(self, order: StreamOrder) -> Iterator[Batch]:
-        """See `FeatureStore.stream`."""
+        """Yield the batches of an order; see `FeatureStore.stream`."""
         buffers = Buffers()
         try:  # no batch shows the buffers of a pool: another stream may have them after this one
             pool_buffers = self.spare.pop()
@@ -143,7 +143,7 @@ class Streamer:
 
 
 def _gather_stored(pool: Pool, chosen: Array, rows: Array, buffers: Buffers) -> dict[str, Array]:
-    """The arrays of chosen sequences, whose tokens are `rows` of the pool."""
+    """Copy the stored arrays of chosen sequences; their tokens are `rows` of the pool."""
     stored, lengths = {}, pool.lengths[chosen]
     for name, whole in pool.token.items():
         stored[name] = buffers.get(name, (len(rows), *whole.shape[1:]), whole.dtype)
@@ -158,7 +158,7 @@ def _gather_stored(pool: Pool, chosen: Array, rows: Array, buffers: Buffers) -> 
 
 
 def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffers) -> Batch:
-    """A batch of chosen sequences of a pool."""
+    """Make a batch of chosen sequences of a pool."""
     lengths = pool.lengths[chosen]
     rows = ranges(pool.token_start[chosen], lengths)
     stored = _gather_stored(pool, chosen, rows, buffers)
@@ -204,7 +204,10 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
 
 
 def gather_maps(whole: Array, begin: Array, lengths: Array, out: Array) -> None:
-    """Maps of L^2 entries from `begin`, one after another; neighbours of one length at once."""
+    """Copy maps of L^2 entries that start at `begin`, one after another, into `out`.
+
+    Neighbours of one length are copied at once.
+    """
     edges = np.flatnonzero(np.diff(lengths, prepend=0, append=0))
     place = 0
     for left, right in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):

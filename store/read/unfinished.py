@@ -1,4 +1,4 @@
-"""What an unfinished store has so far: the entries of its published parts, arrays outside them."""
+"""Read an unfinished store: the entries of its published parts, and arrays outside them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from support.console import counted
 
 
 def _place(path: str, part: int) -> str:
-    """Where a part of an unfinished store lies."""
+    """The path of a part of an unfinished store, for a message."""
     return f"{path}.parts/{part}.h5" if path.endswith(".h5") else f"{path}/parts/{part}"
 
 
 def unsealed_manifest(
     source: Source, attributes: Mapping[str, Any], features: Features
 ) -> Manifest:
-    """What an unfinished store has so far: its published parts."""
+    """Make the manifest of an unfinished store from its published parts. Raises StoreError."""
     manifest, unreadable = readable_manifest(source, attributes, features)
     for number, error in unreadable.items():
         raise unreadable_part(source, number, error) from error
@@ -38,7 +38,7 @@ def unsealed_manifest(
 
 
 def unreadable_part(source: Source, number: int, error: StoreError) -> StoreError:
-    """Why a part of an unfinished store is in the way."""
+    """The error for a part that keeps an unfinished store from going on."""
     return StoreError(
         f"{without_remedy(error)}; remove {_place(source.path, number)} and type the "
         "teacher-dump command again: it writes this part anew and goes on"
@@ -54,7 +54,7 @@ def _own_entry(source: Source, number: int, shapes: PartShapes) -> Part:
 
 
 def published_part(source: Source, number: int, features: Features) -> Part:
-    """A part of an unfinished store, by the entry that it holds itself."""
+    """The entry of a part of an unfinished store. Raises StoreError if it cannot be read."""
     try:
         return _own_entry(source, number, PartShapes(features))
     except StoreError as error:
@@ -67,9 +67,9 @@ def part_numbers(source: Source) -> list[int]:
 
 
 def unfinished(source: Source) -> StoreError:
-    """Why an unfinished store is refused.
+    """The error that refuses an unfinished store.
 
-    Parts are written in order, so one that is missing before another was there and is gone.
+    Parts are written in order, so a part that is missing before another one was there and is gone.
     """
     there = part_numbers(source)
     gone = there[-1] + 1 - len(there) if there else 0
@@ -84,8 +84,8 @@ def unfinished(source: Source) -> StoreError:
 def readable_manifest(
     source: Source, attributes: Mapping[str, Any], features: Features
 ) -> tuple[Manifest, dict[int, StoreError]]:
-    """The manifest made of the entries that parts hold themselves, and what is wrong with the parts
-    whose entries cannot be read."""
+    """Make a manifest from the entries that parts hold themselves; parts whose entries cannot be
+    read are returned with their errors."""
     parts, unreadable, shapes = [], {}, PartShapes(features)
     for number in part_numbers(source):
         try:
@@ -98,8 +98,8 @@ def readable_manifest(
 
 
 def read_calibration(source: Source) -> Calibration:
-    """(mean, deviation) of every hidden state of an unfinished store. StoreError unless they have
-    the checksums that they were written with."""
+    """Read (mean, deviation) of every hidden state of an unfinished store. Raises StoreError if a
+    checksum differs."""
     read = read_outside(source)
     return {
         name: (
@@ -111,8 +111,8 @@ def read_calibration(source: Source) -> Calibration:
 
 
 def read_outside(source: Source) -> Callable[[str], Array]:
-    """Reads arrays outside the parts of an unfinished store; StoreError for one that has not the
-    checksum that it was written with."""
+    """Return a reader of the arrays outside the parts of an unfinished store; it raises StoreError
+    if a checksum differs."""
     entries = read_entries(source.attributes().get("arrays"), source.path)
 
     def read(name: str) -> Array:

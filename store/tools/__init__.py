@@ -1,0 +1,1 @@
+"""What the commands of `feature-store` do: verify, repair, copy, merge, info, show."""

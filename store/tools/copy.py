@@ -41,8 +41,11 @@ def begin_copy(
     identity: dict[str, Any],
     numbers: Iterable[int],
 ) -> StoreWriter:
-    """Begin (or go on with) a store that holds all of `store` outside its parts, and is going to
-    have parts of these numbers. UserError if it was begun as a copy of another store."""
+    """Begin, or continue, a store with everything of `store` outside its parts; `numbers` are the
+    parts that it will have.
+
+    Raises UserError if it was begun as a copy of another store.
+    """
     weights = store.teacher_weights()
 
     def pairs() -> Iterator[tuple[str, Array]]:
@@ -74,10 +77,12 @@ def copy_part(
     writer: StoreWriter, number: int, store: FeatureStore, place: int, target: FeatureStore,
     documents: int,
 ) -> None:  # fmt: skip
-    """Publish the part at `place` of `store` as part `number`, in the codec of `writer` and with
-    the calibration of `target`; its document numbers are raised by `documents`. One that was
-    published before a stop is compared instead, and refused with a UserError if it is of another
-    source."""
+    """Publish the part at `place` of `store` as part `number`, in the codec of `writer`.
+
+    States are encoded with the calibration of `target`, and document numbers are raised by
+    `documents`. A part that was published before a stop is compared instead. Raises UserError if it
+    came from another source.
+    """
     if number in writer.published:
         _check_copied(writer, number, store, place, target, documents)
         return
@@ -94,8 +99,11 @@ def _check_copied(
     writer: StoreWriter, number: int, store: FeatureStore, place: int, target: FeatureStore,
     documents: int,
 ) -> None:  # fmt: skip
-    """By checksums, those left out that encoding alters. Equal identities alone may have unequal
-    parts: a merge leaves out the arguments that differ, and a GPU may have rounded otherwise."""
+    """Compare checksums of a published part with its source, without arrays that encoding alters.
+
+    Stores of equal identity may have unequal parts: a merge leaves out the arguments that differ,
+    and a GPU may have rounded otherwise.
+    """
     kept, part = writer.published_part(number).arrays, store.part(place)
     came = {name: entry.sha256 for name, entry in part.part.arrays.items()}
     came[DOCUMENT] = digest(part.document + documents)
@@ -124,7 +132,7 @@ def convert(
 ) -> None:
     """Copy a sealed store to `target` (.zarr or .h5), perhaps in a codec with more error.
 
-    Part by part, so that memory is bounded by one part; stopped, it goes on when started again.
+    The copy goes part by part, so that memory is bounded by one part; after a stop it goes on.
     Raises UserError if the codec would claim less error than the store has.
     """
     store = open_store(source, storage_options=storage_options)
@@ -147,11 +155,12 @@ def upload(
     *,
     progress: Progress = iter,
 ) -> None:
-    """Copy a sealed Zarr folder to an fsspec URL, `zarr.json` of the root, which alone says that it
-    is sealed, last: killed before, it is refused by every reader, and another call copies it anew.
+    """Copy a sealed Zarr folder to an fsspec URL.
 
-    Each file's size is asked for afterwards. Raises UserError for a source that is no such folder
-    and a target that exists, StoreError where the target cannot be written.
+    The root's `zarr.json`, which alone says that a store is sealed, comes last: after a kill every
+    reader refuses the copy, and another call copies it anew. Each file's size is asked for
+    afterwards. Raises UserError for a source that is no such folder and for a target that exists,
+    StoreError if the target cannot be written.
     """
     with closing(open_store(source)) as store:  # a sound and sealed one
         if not isinstance(store.source, ZarrSource) or "://" in str(source):

@@ -1,4 +1,4 @@
-"""What a store holds, for people and as JSON."""
+"""Describe what a store holds, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ HASH = 12  # characters shown of a hash
 
 
 def bytes_on_disk(path: str) -> dict[str, int] | None:
-    """Bytes of `features` (the parts), of `teacher` (weights, head, tokenizer) and of all together
-    (`total`, with metadata and gaps); None for a URL."""
+    """Bytes of the parts (`features`), of weights, head and tokenizer (`teacher`), and of
+    everything with metadata and gaps (`total`); None for a URL."""
     if "://" in path:
         return None
     target = Path(path)
@@ -42,7 +42,7 @@ def _size(folder: Path) -> int:
 
 
 def _datasets(path: Path) -> Counter[str]:
-    """Bytes of the datasets of an HDF5 file by the group at the root that they are in."""
+    """Bytes of the datasets of an HDF5 file, by their group at the root."""
     sizes = Counter[str]()
 
     def visit(name: str, thing: object) -> None:
@@ -55,7 +55,7 @@ def _datasets(path: Path) -> Counter[str]:
 
 
 def _encoded(store: FeatureStore) -> Counter[str]:
-    """Bytes of each kind of feature as encoded, before compression."""
+    """Bytes of each kind of feature, encoded but not compressed."""
     kinds = Counter[str]()
     for name, entry in entries(store):
         group, _, *kind, _ = name.split("/")
@@ -66,7 +66,7 @@ def _encoded(store: FeatureStore) -> Counter[str]:
 
 
 def describe(store: FeatureStore) -> dict[str, Any]:
-    """Everything `feature-store info` prints, as JSON."""
+    """All facts of `feature-store info`, as JSON."""
     tokens, disk = max(1, store.meta["tokens"]), bytes_on_disk(store.path)
     encoded = sorted(_encoded(store).items())
     return store.meta | {
@@ -81,7 +81,7 @@ def describe(store: FeatureStore) -> dict[str, Any]:
 
 
 def info_lines(store: FeatureStore) -> list[str]:
-    """A description for people, line by line."""
+    """Describe a store for people, line by line."""
     about, features = describe(store), store.features
     size = ", ".join(counted(about[what], what[:-1]) for what in ("sequences", "tokens", "parts"))
     rows = [
@@ -141,7 +141,7 @@ def _teacher(teacher: Any) -> str:
 
 
 def _corpus(corpus: Any) -> Iterator[str]:
-    """One line for each source, the first few of them."""
+    """One line for each of the first sources, and how many more there are."""
     found = list(_sources(corpus))
     yield from found[:SOURCES]
     if len(found) > SOURCES:
@@ -165,7 +165,7 @@ def _sources(corpus: Any) -> Iterator[str]:
 
 
 def _words(values: Any) -> str:
-    """`name value` pairs; hashes are cut, and what is not set is left out."""
+    """Join `name value` pairs; hashes are cut, and values that are not set are left out."""
     if not isinstance(values, Mapping):
         return str(values)
     return ", ".join(

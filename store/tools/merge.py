@@ -37,7 +37,7 @@ FREE = frozenset(
 
 
 def _facts(store: FeatureStore) -> dict[str, Any]:
-    """The identity, with the teacher's configuration in place of its hash."""
+    """The identity, and the teacher's configuration in place of its hash."""
     files = store.teacher_files()
     config = json.loads(files["config.json"]) if "config.json" in files else {}
     return {**store.identity, "config": config}
@@ -48,7 +48,7 @@ def _free(features: Features) -> frozenset[str]:
 
 
 def _check_alike(stores: Sequence[FeatureStore]) -> None:
-    """UserError unless a sequence would have been stored alike in all of them."""
+    """Raise UserError unless every store would keep a sequence in the same way."""
     first = stores[0]
     for other in stores[1:]:
         if "mixed_vocab" in other.identity and "mixed_vocab" not in first.identity:
@@ -81,7 +81,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
 
 
 def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> None:
-    """UserError, with the command that does it, if states have to be encoded again."""
+    """Raise UserError, with the command to type, if states have to be encoded again."""
     first, codec = stores[0], stores[0].features.codec
     for other in stores[1:]:
         if codec != "exact" and not same_calibration(first.calibration, other.calibration):
@@ -95,7 +95,8 @@ def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> No
 
 
 def _identity(stores: Sequence[FeatureStore]) -> dict[str, Any]:
-    """That of the first store, with all corpora, without the arguments that differ."""
+    """The identity of the merged store: the first store's, with all corpora, without arguments that
+    differ."""
     first = stores[0].identity
     merged = first | {"corpus": {"merged": _corpora(stores)}}
     if isinstance(arguments := first.get("arguments"), dict):
@@ -117,7 +118,7 @@ def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
 
 
 def _documents(store: FeatureStore) -> int:
-    """One more than the largest document number."""
+    """The number after the largest document number."""
     tops = [
         store.part(place).all("sequence/document").max()
         for place in range(len(store.manifest.parts))

@@ -1,4 +1,4 @@
-"""Take the damaged parts out of a store; the command that made it then makes just these again."""
+"""Take damaged parts out of a store; the command that made it then makes only these again."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ZARR_GROUP = r"(altered|missing) file (.*/)?zarr\.json|group .*"
 
 
 def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> tuple[int, Report]:
-    """Verify a store; if parts of it are damaged, drop these and make it an unfinished one.
+    """Verify a store; if parts are damaged, drop them and make the store an unfinished one.
 
-    Returns how many parts are left, and what was found (nothing: the store is as it was). The sound
-    parts, and what the store was begun with, stay: sealed again it has the bytes that it had.
-    A damaged manifest is made anew of the entries that the parts hold themselves. Killed at any
-    moment, it is repaired by another call. Raises UserError if there is damage outside the parts,
+    Returns how many parts are left, and what was found (nothing: the store is unchanged). Sound
+    parts and everything outside the parts stay, so the store has its old bytes when it is sealed
+    again. A damaged manifest is made anew from the entries that the parts hold themselves. After a
+    kill another call repairs the store. Raises UserError if there is damage outside the parts,
     which cannot be made again alone.
     """
     staging = staging_of(path)
@@ -77,8 +77,8 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
 
 
 def _opened(staging: Staging, sealed: bool) -> tuple[FeatureStore, dict[str, Any], list[Problem]]:
-    """The store, the root attributes that it has when it is unfinished, and what kept it from being
-    opened as it is."""
+    """Open a store as an unfinished one; returns it, its root attributes, and what kept it from
+    being opened as it is."""
     found: list[Problem] = []
     try:
         store = open_store(staging.path, allow_partial=True)
@@ -96,9 +96,11 @@ def _opened(staging: Staging, sealed: bool) -> tuple[FeatureStore, dict[str, Any
 def _salvaged(
     source: Source, path: Path, error: StoreError
 ) -> tuple[FeatureStore, dict[str, Any], list[Problem]]:
-    """A sealed store that cannot be opened because of `error`, as an unfinished one: with the
-    parts whose own entries can be read, its root attributes, and what is wrong. Raises the error
-    if the rest does not say enough."""
+    """Open a sealed store, which `error` keeps from being opened, by what the rest of it says.
+
+    Returns it with the parts whose own entries can be read, its root attributes as an unfinished
+    store, and what is wrong. Raises `error` if the rest does not say enough.
+    """
     attributes = _salvaged_attributes(source, path)
     if attributes is None:
         raise error
@@ -110,8 +112,11 @@ def _salvaged(
 
 
 def _salvaged_attributes(source: Source, path: Path) -> dict[str, Any] | None:
-    """Root attributes of an unfinished store. The manifest has them, too: where the checksum at the
-    root fits it, it is sound; else the root is believed, unless that cannot be read."""
+    """Root attributes as an unfinished store has them, None if they are lost.
+
+    The manifest holds them, too. It is sound if the checksum at the root fits it; otherwise the
+    root is believed, unless it cannot be read.
+    """
     try:
         root = source.attributes()
     except StoreError:
@@ -136,7 +141,7 @@ def _salvaged_attributes(source: Source, path: Path) -> dict[str, Any] | None:
 
 
 def _made_anew(staging: Staging, line: str) -> bool:
-    """Whether unsealing or sealing writes what this problem is about."""
+    """Whether the file of this problem is written again when the store is unsealed or sealed."""
     if isinstance(staging, Hdf5Staging):
         return line == FILE_ALTERED
     return re.fullmatch(ZARR_GROUP, line, re.DOTALL) is not None

@@ -1,0 +1,1 @@
+"""Write a store: begin, parts, seal."""

@@ -1,4 +1,4 @@
-"""What a store holds outside its parts, written when it is begun."""
+"""Begin a store: check and write what it holds outside its parts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Weights = Mapping[str, Array] | Iterable[tuple[str, Array]]
 
 
 class Outside(Protocol):
-    """What some stores hold outside their parts."""
+    """An optional group of arrays outside the parts; see store/extras."""
 
     def arrays(self) -> dict[str, Array]:
-        """As they are stored, by path."""
+        """The arrays to store, by path."""
 
 
 def begin(

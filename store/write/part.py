@@ -1,4 +1,4 @@
-"""One part: encoded buffers that are filled row by row in any order, then published whole."""
+"""Write one part: buffers of codes, filled row by row in any order, then published whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ LOG_SLACK = 1e-2
 
 
 class PartWriter:
-    """Rows are flat token numbers in the part; each must be put exactly once for each feature."""
+    """A part being filled. Rows are flat token numbers in the part; each is put exactly once for
+    each feature."""
 
     def __init__(
         self,
@@ -106,11 +107,11 @@ class PartWriter:
         special: ArrayLike,
         gold: ArrayLike | None = None,
     ) -> dict[str, Array]:
-        """Texts and flat tokens [N] in sequence order; offsets [N, 2] are characters. Returns them
-        as they are stored, by path in the part.
+        """Set texts and flat tokens [N] in the order of sequences; offsets [N, 2] are characters.
 
-        `gold` belongs to a store with a task: labels of the sequences [n] or tags of the tokens
-        [N], -1 where there is none; None is none at all.
+        Returns the arrays as they are stored, by path in the part. `gold` belongs to a store with a
+        task: labels of the sequences [n] or tags of the tokens [N], -1 where there is none; None if
+        there are none at all.
         """
         self._texts = list(texts)
         arrays = encode_sequences(
@@ -127,7 +128,7 @@ class PartWriter:
         return arrays
 
     def set_masks(self, view: int, spans: Sequence[ArrayLike]) -> None:
-        """For each sequence the masked words of a view > 0: int32 [M, 3] begin, end, action."""
+        """Set the masked words of a view > 0: for each sequence int32 [M, 3] begin, end, action."""
         if self._texts is None:
             raise StoreError(f"{self._where}: internal error: set_sequences comes before set_masks")
         if not 0 < view < self._features.views:
@@ -136,7 +137,7 @@ class PartWriter:
             self._arrays[f"view{view}/mask/{name}"] = array
 
     def put_hidden(self, view: int, name: str, rows: ArrayLike, states: ArrayLike) -> None:
-        """Raw states float32 [n, D] of n rows."""
+        """Put raw states float32 [n, D] of n rows."""
         path = f"view{view}/hidden/{name}"
         numbers = self._claim(path, rows)
         values = self._shaped(path, states, (len(numbers), self._features.width))
@@ -181,7 +182,7 @@ class PartWriter:
         rest: ArrayLike,
         log_partition: ArrayLike,
     ) -> None:
-        """ids, logprobs [n, K]; rest [n] log of what is left over; log_partition [n]."""
+        """Put ids and logprobs [n, K], rest [n] (log of what is left over), log_partition [n]."""
         numbers = self._logits("topk", view, rows, log_partition)
         size = self._features.logits.size if self._features.logits else 0
         path, level = f"view{view}/logits", self._features.level
@@ -198,7 +199,7 @@ class PartWriter:
     def put_samples(
         self, view: int, rows: ArrayLike, draws: ArrayLike, log_partition: ArrayLike
     ) -> None:
-        """draws [n, number of draws]: ids drawn at random from the teacher's distribution."""
+        """Put draws [n, number of draws]: ids drawn at random from the teacher's distribution."""
         numbers = self._logits("sample", view, rows, log_partition)
         size = self._features.logits.size if self._features.logits else 0
         ids = np.sort(self._ids(view, numbers, draws, size), axis=1)
@@ -211,7 +212,7 @@ class PartWriter:
     def put_head(
         self, view: int, rows: ArrayLike, values: ArrayLike, log_partition: ArrayLike
     ) -> None:
-        """values [n, D]: the input of the frozen LM head."""
+        """Put values [n, D]: the input of the frozen LM head."""
         numbers = self._logits("head", view, rows, log_partition)
         size = self._features.logits.size if self._features.logits else 0
         path, codec = f"view{view}/logits", self._features.level.head
@@ -222,7 +223,7 @@ class PartWriter:
             self._arrays[f"{path}/{key}"][numbers] = array
 
     def put_attention(self, view: int, name: str, sequence: int, probabilities: ArrayLike) -> None:
-        """The averaged map float32 [L, L] of one sequence of the part."""
+        """Put the averaged map float32 [L, L] of one sequence of the part."""
         path = f"view{view}/attention/{name}"
         self._claim(path, [sequence])
         length = int(self.token_start[sequence + 1] - self.token_start[sequence])
@@ -235,7 +236,7 @@ class PartWriter:
         self._arrays[f"{path}/values"][begin:end] = codes.reshape(-1)
 
     def put_task(self, view: int, rows: ArrayLike, logits: ArrayLike) -> None:
-        """Raw logits float32 [n, C] of n sequences (classification) or n tokens (tagging)."""
+        """Put raw logits float32 [n, C] of n sequences (classification) or n tokens (tagging)."""
         task = self._features.task
         if task is None:
             raise StoreError(f"{self._where}: this store has no task, so no logits of one")
@@ -247,7 +248,7 @@ class PartWriter:
         self._arrays[f"{path}/values"][numbers] = values
 
     def _gather_draws(self, view: int) -> int:
-        """Sampled ids in token order; returns how many."""
+        """Put the sampled ids in the order of tokens; returns how many there are."""
         put = self._draws[view]
         rows, lengths, ids, counts = (np.concatenate(arrays) for arrays in zip(*put, strict=True))
         order = np.argsort(rows)
@@ -259,7 +260,7 @@ class PartWriter:
         return int(start[-1])
 
     def publish(self) -> None:
-        """Write the part in one step. StoreError if anything was not put."""
+        """Write the part in one step. Raises StoreError if anything was not put."""
         missing = sorted(name for name, seen in self._seen.items() if not seen.all())
         if self._texts is None:
             missing.append("sequences")

@@ -1,4 +1,4 @@
-"""Writing a store: create or resume, part by part, then seal. One process writes a store."""
+"""Write a store: create or resume it, part by part, then seal it. One process writes a store."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 @contextmanager
 def _writing(path: Path, what: str = "") -> Iterator[None]:
-    """StoreError for whatever a disk refuses: what the cause was, and that parts are kept."""
+    """Turn an error of the disk into a StoreError that tells the cause and what is kept."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # h5py tells a full disk as RuntimeError
@@ -78,7 +78,7 @@ def _writing(path: Path, what: str = "") -> Iterator[None]:
 
 
 class StoreWriter:
-    """A store being written. `create_or_resume` makes one."""
+    """A store being written; made by `create_or_resume`."""
 
     def __init__(self, staging: Staging, attributes: dict[str, Any], lease: Lease) -> None:
         self._staging, self._attributes, self._lease = staging, attributes, lease
@@ -136,7 +136,7 @@ class StoreWriter:
 
     @staticmethod
     def _check_same(staging: Staging, attributes: dict[str, Any]) -> bool:
-        """Whether there is an unfinished store; UserError if it is of other arguments."""
+        """Whether there is an unfinished store. Raises UserError if it has other arguments."""
         stored = StoreWriter._stored(staging)
         if stored is None:
             return False
@@ -156,7 +156,7 @@ class StoreWriter:
 
     @staticmethod
     def check(path: str | Path) -> None:
-        """UserError unless a store can be begun, or gone on with, at `path`."""
+        """Raise UserError unless a store can be begun or continued at `path`."""
         staging = staging_of(path)
         stored = StoreWriter._stored(staging)
         if stored is not None and stored["state"] == "sealed":
@@ -175,8 +175,10 @@ class StoreWriter:
 
     @staticmethod
     def _tidy(staging: Staging) -> None:
-        """Remove what one left who was killed between sealing and tidying up. StoreError if the
-        writer, or a repair, lives: the parts are its own."""
+        """Remove what a writer left that was killed between sealing and tidying up.
+
+        Raises StoreError if a writer or a repair is alive: then the parts belong to it.
+        """
         parts = staging.parts if isinstance(staging, Hdf5Staging) else None
         if not (lease_path(staging.path).exists() or (parts and parts.exists())):
             return
@@ -188,7 +190,8 @@ class StoreWriter:
 
     @staticmethod
     def _stored(staging: Staging) -> dict[str, Any] | None:
-        """Root attributes of what has the name; UserError if that is no store."""
+        """Root attributes of the store at a path, None if nothing is there. Raises UserError if it
+        is no store."""
         path = staging.path
         if not path.exists():
             return None
@@ -208,7 +211,7 @@ class StoreWriter:
 
     @staticmethod
     def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
-        """Root attributes of a store of this state; None if there is none that can be read."""
+        """Root attributes of a store in this state; None if there is none that can be read."""
         try:
             attributes = StoreWriter._stored(staging_of(path))
         except UserError:
@@ -217,7 +220,7 @@ class StoreWriter:
 
     @staticmethod
     def kept(path: str | Path) -> tuple[int, int]:
-        """Parts and tokens that an unfinished store has so far."""
+        """Count the parts and tokens that an unfinished store has so far."""
         source = staging_of(path).source()
         attributes = source.attributes()
         features = check_root(attributes, str(path))
@@ -227,8 +230,10 @@ class StoreWriter:
 
     @staticmethod
     def calibration(path: str | Path) -> Calibration:
-        """(mean, deviation) float32 [D] of every hidden state of an unfinished store. StoreError
-        unless they are what it was begun with: all parts are encoded relative to them."""
+        """(mean, deviation) float32 [D] of every hidden state of an unfinished store.
+
+        Raises StoreError if a checksum differs: all parts are encoded relative to them.
+        """
         source = staging_of(path).source()
         found = read_calibration(source)
         source.close()
@@ -246,15 +251,18 @@ class StoreWriter:
         )
 
     def differing(self, number: int, token_counts: ArrayLike, **sequences: Any) -> list[str]:
-        """Arrays of the published part that differ from those of given sequences (as they are given
-        to `PartWriter.set_sequences`), by the checksums of its entry; the part is not read."""
+        """Names of the arrays of a published part that differ from those of given sequences.
+
+        Sequences are given as to `PartWriter.set_sequences`. Checksums are compared; the part is
+        not read.
+        """
         where, entries = f"{self.path}: part {number}", self.published_part(number).arrays
         part = PartWriter(self.features, self._calibration, token_counts, lambda *_: None, where)
         given = part.set_sequences(**sequences).items()
         return [name for name, values in given if digest(values) != entries[name].sha256]
 
     def published_part(self, number: int) -> Part:
-        """A published part by its own entry: counts and checksums."""
+        """The entry of a published part: counts and checksums."""
         source = self._staging.source()
         part = published_part(source, number, self.features)
         source.close()
@@ -267,7 +275,7 @@ class StoreWriter:
             raise StoreError(f"{self.path}: part {number} is published already")
 
     def write_part(self, number: int, counts: Counts, arrays: Mapping[str, Array]) -> None:
-        """Publish a part from encoded arrays (all of `layout.part_arrays`)."""
+        """Publish a part from encoded arrays, all that `layout.part_arrays` names."""
         self._check_number(number)
         with _writing(self.path, f"part {number} of "):
             try:
@@ -287,12 +295,11 @@ class StoreWriter:
         self.published.add(number)
 
     def seal(self) -> None:
-        """Write the manifest and finish the store. StoreError if no part was published.
+        """Write the manifest and finish the store. Raises StoreError if no part was published.
 
-        Of what parts hold only the lengths of their sequences are read again: all of it would take
-        as long as `feature-store verify`, and was on the disk before they had their names. Their
-        entries go into the manifest as they are, so that what a disk has lost since is found by
-        every later reader.
+        Only the lengths of sequences are read again: reading everything would take as long as
+        `feature-store verify`, and it was on the disk before the parts got their names. Entries of
+        parts go into the manifest as they are, so later readers find what a disk has lost since.
         """
         if not self.published:
             raise StoreError(f"{self.path}: no part was published; there is nothing to seal")
@@ -310,7 +317,8 @@ class StoreWriter:
         self.close()
 
     def _clear(self) -> None:
-        """Drop what was begun; what made that fail is told, not what this meets."""
+        """Remove what was begun. An error here is dropped, as the error before it is the one to
+        report."""
         with suppress(OSError):
             self._staging.clear(self._staging.mark)
 
@@ -322,9 +330,9 @@ class StoreWriter:
 def _sealed(
     source: Source, attributes: Mapping[str, Any], features: Features
 ) -> tuple[dict[str, Any], bytes]:
-    """Root attributes and manifest of an unfinished store when it is sealed as it is.
+    """Make the root attributes and the manifest that finish a store as it is.
 
-    Raises StoreError where a part does not say what it holds.
+    Raises StoreError if a part does not say what it holds.
     """
     manifest = unsealed_manifest(source, attributes, features)
     lengths = [_lengths(source, part, features) for part in manifest.parts]

@@ -27,8 +27,8 @@ def verify(
 ) -> None:
     """Read everything and compare it with its checksums.
 
-    And with the store's own tokenizer; with --model a sample is compared with what the teacher
-    says. Exit code 1 if anything is wrong.
+    The stored tokens are compared with those of the stored tokenizer. With --model the teacher runs
+    over a sample, and its output is compared with what is stored. Exit code 1 if anything is wrong.
     """
     cli.check_sound(path, allow_partial)
     if model is not None:

@@ -1,0 +1,1 @@
+"""Stores as HDF5 files."""

@@ -1,4 +1,4 @@
-"""Stored chunks of HDF5 datasets, decoded without HDF5: it decodes one at a time in a process."""
+"""Chunks of HDF5 datasets, decoded by many threads: HDF5 itself decodes one chunk at a time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BLOSC, FLETCHER = 32001, h5py.h5z.FILTER_FLETCHER32
 
 
 def filters_of(dataset: h5py.Dataset) -> tuple[int, ...]:
-    """Numbers of the filters that its chunks go through, in order."""
+    """The numbers of the filters of a dataset, in the order in which chunks go through them."""
     settings = dataset.id.get_create_plist()
     return tuple(settings.get_filter(place)[0] for place in range(settings.get_nfilters()))
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks of whole rows, and the filters that they went through."""
+    """How the chunks of a dataset are stored."""
 
     rows: int
     size: int  # bytes of a decoded chunk
@@ -30,7 +30,8 @@ class Chunks:
 
     @staticmethod
     def of(dataset: h5py.Dataset) -> Chunks | None:
-        """None where chunks are not of whole rows or not filtered as we filter."""
+        """Describe the chunks of a dataset; None if they are not whole rows, or not filtered as
+        ours."""
         chunks, filters = dataset.chunks, filters_of(dataset)
         if not chunks or chunks[1:] != dataset.shape[1:]:
             return None
@@ -39,8 +40,10 @@ class Chunks:
         return Chunks(chunks[0], prod(chunks) * dataset.dtype.itemsize, filters)
 
     def decode(self, skipped: int, stored: Bytes, out: Bytes) -> None:
-        """The first bytes of a chunk, as many as `out` takes; bit i of `skipped` is set if filter i
-        was not applied. Raises Damage."""
+        """Decode the first bytes of a chunk, as many as `out` takes. Raises Damage.
+
+        Bit i of `skipped` is set if filter i was not applied to this chunk.
+        """
         applied = [name for place, name in enumerate(self.filters) if not skipped >> place & 1]
         if FLETCHER in applied:
             stored = _checked(stored)
@@ -53,7 +56,7 @@ class Chunks:
 
 
 def _checked(stored: Bytes) -> Bytes:
-    """The bytes before the Fletcher-32 checksum that ends them."""
+    """Compare the Fletcher-32 checksum at the end; returns the bytes before it. Raises Damage."""
     try:
         return np.frombuffer(Fletcher32().decode(stored), np.uint8)
     except (RuntimeError, IndexError) as error:  # another checksum; too few bytes for one

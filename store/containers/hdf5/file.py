@@ -1,4 +1,4 @@
-"""New HDF5 files, on a disk that may be full: chunked, with hdf5plugin's Blosc and Fletcher-32."""
+"""Write HDF5 files, also on a full disk: chunked, with hdf5plugin's Blosc and Fletcher-32."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ DIGEST_BYTES = 32
 
 
 class NewFile(io.RawIOBase):
-    """A file that HDF5 writes, which takes whatever is written.
+    """A file for HDF5 to write that never refuses a write.
 
-    HDF5 cannot give a file up: what it failed to write it tries again whenever something is closed,
-    until it crashes. So the first error is kept for `check`, and what follows it is dropped.
+    HDF5 cannot give up a file: what it failed to write, it tries again whenever something is
+    closed, until it crashes. So the first error is kept for `check`, and all later writes are
+    dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +40,7 @@ class NewFile(io.RawIOBase):
             raise OSError(self._error.errno, self._error.strerror, str(self._path))
 
     def finish(self) -> None:
-        """Everything is on the disk when this returns."""
+        """Sync the file to the disk and close it. Raises the first error of a write."""
         self.check()
         os.fsync(self._file.fileno())
         self.close()
@@ -75,12 +76,12 @@ class NewFile(io.RawIOBase):
         return self._file.tell()
 
     def flush(self) -> None:
-        """Nothing is buffered."""
+        """Do nothing: there is no buffer."""
 
 
 def create_file(file: NewFile) -> h5py.File:
-    """The HDF5 side of a new file: checksummed metadata, no timestamps, so that equal stores are
-    equal."""
+    """Open a new file in HDF5, with checksums of its metadata and without timestamps, so that equal
+    stores have equal bytes."""
     created = h5py.h5p.create(h5py.h5p.FILE_CREATE)
     created.set_obj_track_times(False)
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
@@ -90,7 +91,7 @@ def create_file(file: NewFile) -> h5py.File:
 
 
 def create_group(file: h5py.File, name: str) -> h5py.Group:
-    """The group of that name, made (with its parents) if it is not there."""
+    """Return a group by its name; it and its parents are made where they are missing."""
     settings = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
     settings.set_obj_track_times(False)
     parents = name.split("/")
@@ -102,7 +103,8 @@ def create_group(file: h5py.File, name: str) -> h5py.Group:
 
 
 def write_attributes(group: h5py.Group, values: dict[str, Any]) -> None:
-    """Text as a fixed-length string, a whole number as int64, anything else as JSON text."""
+    """Write attributes: text as a fixed-length string, a whole number as int64, all else as JSON
+    text."""
     for key, value in values.items():
         if isinstance(value, int) and not isinstance(value, bool):
             group.attrs.create(key, np.int64(value))
@@ -139,7 +141,7 @@ class Hdf5Sink:
         return None
 
     def check(self) -> None:
-        """OSError if anything could not be written."""
+        """Raise OSError if anything could not be written."""
         self._new.check()
 
     def close(self) -> None:
@@ -158,9 +160,9 @@ def file_digest(path: Path, size: int) -> bytes:
 
 
 def append_digest(path: Path) -> None:
-    """End a finished file with the SHA-256 of all of it.
+    """Append the SHA-256 of a finished file to it.
 
-    HDF5 ignores what follows its end, and checksums all but the gaps between its objects.
+    HDF5 ignores bytes after its end. Its own checksums leave out the gaps between objects.
     """
     digest = file_digest(path, path.stat().st_size)
     with path.open("ab") as file:

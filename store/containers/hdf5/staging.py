@@ -1,4 +1,4 @@
-"""How an HDF5 store is begun, gets its parts as files beside it, and is sealed into one file."""
+"""Write an HDF5 store: begin it, publish its parts as files beside it, seal all into one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HDF5: the same tree as one file; reading it."""
+"""Read the tree of a store from an HDF5 file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILE_ALTERED = "the bytes of the file do not match the SHA-256 at its end"
 
 
 def read_attributes(group: h5py.Group, where: str) -> dict[str, Any]:
-    """Undo `write_attributes`."""
+    """Read attributes as `write_attributes` wrote them. Raises StoreError naming `where`."""
     values: dict[str, Any] = {}
     for key in group.attrs:
         try:
@@ -42,7 +42,7 @@ def read_attributes(group: h5py.Group, where: str) -> dict[str, Any]:
 
 
 class Hdf5Slices:
-    """Rows of an HDF5 dataset."""
+    """Slices of rows of an HDF5 dataset."""
 
     def __init__(self, source: Hdf5Source, name: str) -> None:
         self._source, self._name = source, name
@@ -86,8 +86,11 @@ class Hdf5Slices:
                 ) from error
 
     def _decoded(self, begin: int, end: int, out: Array) -> bool:
-        """Whole chunks, decoded outside the lock, so that threads share the work; False where HDF5
-        must do it: other rows, and what is damaged, of which it tells."""
+        """Decode whole chunks outside the lock, so that threads share the work.
+
+        Returns False where HDF5 must decode: for parts of chunks, and for damaged ones, which it
+        reports.
+        """
         chunks, length = self._chunks, self.shape[0]
         if chunks is None or out.dtype != self.dtype or not out.flags.c_contiguous:
             return False
@@ -125,7 +128,7 @@ class Hdf5Slices:
 
 
 def _datasets(thing: h5py.Group | h5py.Dataset, path: str) -> set[str]:
-    """Paths of the datasets at and under a path. Raises what HDF5 does for damaged groups."""
+    """Paths of the datasets at and under a path. Raises the errors of HDF5 for damaged groups."""
     found = {path} if isinstance(thing, h5py.Dataset) else set()
 
     def visit(name: str, inner: object) -> None:
@@ -148,7 +151,8 @@ class Hdf5Source:
         self._files: dict[Path, h5py.File] = {}
 
     def current(self) -> tuple[int, int]:
-        """(process, times closed): an HDF5 handle must never be used after a fork."""
+        """The process and how often files were closed: an HDF5 handle must never be used after a
+        fork."""
         if self.generation[0] != os.getpid():
             self._files, self._guard = {}, threading.RLock()
             self.generation = (os.getpid(), self.generation[1])
@@ -156,7 +160,8 @@ class Hdf5Source:
 
     @property
     def guard(self) -> threading.RLock:
-        """HDF5 is used by one thread at a time; a lock that a fork inherited may never be free."""
+        """The lock that lets one thread at a time use HDF5; new after a fork, as an inherited one
+        may never be released."""
         self.current()
         return self._guard
 
@@ -181,7 +186,8 @@ class Hdf5Source:
             return self._files[path]
 
     def _unfinished(self) -> bool:
-        """Whether parts lie beside the file; beside a sealed one they are not of the store."""
+        """Whether parts lie in files beside this one; files beside a sealed store do not belong to
+        it."""
         with self.guard:
             try:
                 state = attribute(self._handle(Path(self.path)).attrs, "state")

@@ -1,0 +1,1 @@
+"""Stores as Zarr v3 folders."""

@@ -1,7 +1,8 @@
-"""Zarr shards in a local folder, decoded from a map of their file straight into a caller's array.
+"""Read Zarr shards of a local folder, decoded from a map of the file straight into a caller's
+array.
 
-Understands what FORMAT.md lets a writer write, and decodes of each chunk only the Blosc blocks that
-hold the wanted rows. Where `layout_of` gives None, zarr-python reads.
+Reads what FORMAT.md lets a writer write, and decodes only the Blosc blocks that hold the wanted
+rows. Where `layout_of` gives None, zarr-python reads.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Layout:
 
 
 def layout_of(node: dict[str, Any]) -> Layout | None:
-    """What the zarr.json of an array describes; None if it is anything this module cannot read."""
+    """Read the layout of an array from its zarr.json; None if this module cannot read such an
+    array."""
     match node:
         case {
             "zarr_format": 3,
@@ -94,7 +96,7 @@ def layout_of(node: dict[str, Any]) -> Layout | None:
 
 
 def _checked(data: Bytes, what: str) -> Bytes:
-    """The data before the CRC-32C that ends them."""
+    """Compare the CRC-32C at the end; returns the bytes before it. Raises Damage."""
     payload, stored = data[:-CRC_BYTES], data[-CRC_BYTES:].tobytes()
     if len(data) < CRC_BYTES or google_crc32c.value(payload) != int.from_bytes(stored, "little"):
         raise Damage(f"{what} does not match its checksum")
@@ -102,7 +104,7 @@ def _checked(data: Bytes, what: str) -> Bytes:
 
 
 class Shard:
-    """The map of a shard file, and where its chunks lie. Raises Damage, OSError."""
+    """A mapped shard file and the places of its chunks. Raises Damage, OSError."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self._layout, self._bytes = layout, layout.rows * layout.row_bytes
@@ -118,7 +120,7 @@ class Shard:
         self._sound: set[int] = set()
 
     def _payload(self, chunk: int) -> Bytes:
-        """The bytes of a chunk; their checksum is compared at the first use of the map."""
+        """The encoded bytes of a chunk; their checksum is compared when they are first used."""
         begin, size = self._places[chunk]
         if not size:
             raise Damage(f"chunk {chunk} is missing or lies outside the file")
@@ -135,7 +137,7 @@ class Shard:
             self._map.prefetch(*self._places[chunk])
 
     def read_into(self, chunk: int, low: int, high: int, out: Bytes) -> None:
-        """Bytes low..high of a decoded chunk. Raises Damage."""
+        """Decode bytes low..high of a chunk into `out`. Raises Damage."""
         payload = self._payload(chunk)
         if self._layout.compressed:
             decode(payload, f"chunk {chunk}", self._bytes, low, high, out)
@@ -146,7 +148,7 @@ class Shard:
 
 
 class ShardMaps:
-    """The maps that were used last: a store of thousands of parts must not map them all."""
+    """The maps that were used last; a store of thousands of parts must not map all of them."""
 
     def __init__(self, limit: int = OPEN_MAPS) -> None:
         self._limit = limit
@@ -162,7 +164,7 @@ class ShardMaps:
         return shard
 
     def clear(self) -> None:
-        """Let go of all maps; those in use end with their reader."""
+        """Let go of all maps; a map in use ends with its reader."""
         self._held.clear()
 
     def __len__(self) -> int:
@@ -170,7 +172,7 @@ class ShardMaps:
 
 
 class ShardSlices:
-    """Rows of an array that is one shard. See `store.containers.interface.Slices`."""
+    """Slices of rows of an array that is one shard."""
 
     def __init__(self, maps: ShardMaps, path: Path, layout: Layout, where: str) -> None:
         self._maps, self._path, self._layout, self._where = maps, path, layout, where

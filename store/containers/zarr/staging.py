@@ -1,4 +1,4 @@
-"""How a Zarr store is begun, gets its parts, and is sealed: every step ends in one rename."""
+"""Write a Zarr store: begin it, publish its parts, seal it; every step ends in one rename."""
 
 from __future__ import annotations
 

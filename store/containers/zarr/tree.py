@@ -1,4 +1,4 @@
-"""Zarr v3: one shard file for each array of a part. Reading and writing of trees."""
+"""Read and write the tree of a store as Zarr v3, with one shard file for each array."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _create(store: Any, name: str, spec: ArraySpec) -> zarr.Array[Any]:
 
 
 def _shard(name: str, shape: tuple[int, ...]) -> str:
-    """The file of an array."""
+    """The path of the shard file of an array."""
     return f"{name}/c" + "/0" * len(shape)
 
 
@@ -126,7 +126,7 @@ class ZarrSource:
         return f"{self._root.rstrip('/')}/{name}"
 
     def bytes(self, name: str) -> bytes | None:
-        """A whole small file, None where there is none."""
+        """Read a whole small file; None if there is none."""
         try:
             address = self._address(name, MAX_JSON)
             if self._folder is None and (self._fs.size(address) or 0) > MAX_JSON:
@@ -182,7 +182,8 @@ class ZarrSource:
         return array
 
     def _mapped(self, name: str) -> tuple[Slices, int] | None:
-        """The array and the bytes of a decoded chunk, where it lies here as we write it."""
+        """Open an array of a local folder in our own reader, with the bytes of a decoded chunk;
+        None if zarr-python must read it."""
         if self.maps is None:
             return None
         try:
@@ -204,7 +205,7 @@ class ZarrSource:
             raise StoreError(f"{where} cannot be opened ({error}); the store is damaged") from error
 
     def fingerprint(self, name: str) -> str | None:
-        """Of the metadata that the array was opened with last."""
+        """Checksum of the metadata that the array was last opened with."""
         if (digest := self._digests.pop(name, None)) is not None:
             return digest
         data = self.bytes(f"{name}/zarr.json")

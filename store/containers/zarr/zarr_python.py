@@ -1,4 +1,4 @@
-"""Zarr arrays that zarr-python reads: those that are not in a local folder, or not as we write."""
+"""Read Zarr arrays by zarr-python: those behind a URL, and those that our reader does not know."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed")
 
 
 def check_codecs(node: dict[str, Any], where: str) -> None:
-    """StoreError unless the zarr.json of an array names only codecs that FORMAT.md allows: others
-    may decode a few bytes to more than the memory holds."""
+    """Raise StoreError if the zarr.json of an array names a codec that FORMAT.md does not allow: it
+    might decode a few bytes to more than the memory holds."""
     todo = [node.get("codecs")]
     while todo:
         listed = todo.pop()
@@ -37,7 +37,7 @@ def check_codecs(node: dict[str, Any], where: str) -> None:
 
 
 class _BoundedBlosc(BloscCodec):
-    """A Blosc frame says how much memory it takes: believed where that is the size of its chunk."""
+    """Blosc that decodes a frame only if it declares the size of its chunk."""
 
     async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
         size = prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize
@@ -55,7 +55,8 @@ def _bounded(codec: Codec) -> Codec:
 
 
 def open_slices(store: Any, name: str, where: str) -> tuple[ZarrSlices, int]:
-    """An array of a Zarr store, and the bytes of a decoded chunk. Raises what zarr-python does."""
+    """Open an array of a Zarr store; returns it and the bytes of a decoded chunk. Raises the errors
+    of zarr-python."""
     array = zarr.open_array(store, path=name, mode="r", zarr_format=3)
     metadata: Any = array.metadata
     bounded = dataclasses.replace(metadata, codecs=tuple(map(_bounded, metadata.codecs)))
@@ -64,7 +65,7 @@ def open_slices(store: Any, name: str, where: str) -> tuple[ZarrSlices, int]:
 
 
 class ZarrSlices:
-    """Rows of a Zarr array, by zarr-python. See `store.containers.interface.Slices`."""
+    """Slices of rows of a Zarr array, read by zarr-python."""
 
     def __init__(self, array: zarr.Array[Any], where: str) -> None:
         self._array, self._where = array, where
@@ -86,4 +87,4 @@ class ZarrSlices:
         out[...] = self.read(begin, end)
 
     def prefetch(self, begin: int, end: int) -> None:
-        """Zarr-python reads when it is asked."""
+        """Do nothing: zarr-python reads when it is asked."""
