@@ -19,18 +19,18 @@ from support.console import CONTEXT, command_errors
 from support.errors import UserError
 from support.options import read_words
 
-HELP = """Use a checkpoint for something.
+HELP = """Train a checkpoint as a masked LM, fine-tune it for a task, score it or measure its speed.
 
-mlm continues the masked-LM training of MODEL on text (a document a line), or begins it with MODEL
-scratch:HxLxA (width x layers x heads; any that student-train --student takes): once, or with
---seeds once for each, and prints the mean and the deviation of the loss on held-out text.
+mlm continues the masked-LM training of MODEL on text (a document a line), or begins it where MODEL
+is scratch:HxLxA (width x layers x heads; any that student-train --student takes). It trains once,
+with --seeds N N times, and prints mean and deviation of the loss on held-out text.
 
-pos, ner, classify, pair and qa fine-tune MODEL, once for each seed, and print the mean and the
-deviation; the epoch is chosen on --dev. A label that training lacks is refused, unless
---unseen-labels count makes it an error of the model.
+pos, ner, classify, pair and qa fine-tune MODEL once for each seed and print mean and deviation of
+its scores. The epoch is chosen on --dev. A label that training lacks is refused; with
+--unseen-labels count it is an error of the model.
 
-With --as-is all but qa score on --test, untrained, a MODEL that has its head: a masked LM, a
-student of a task teacher, or what --save kept.
+With --as-is, all of these but qa score a MODEL that has its head on --test, without training it: a
+masked LM, a student of a task teacher, or a model that --save kept.
 
 \b
 pos       word<TAB>tag, a blank line between sentences: macro F1, accuracy
@@ -40,12 +40,12 @@ pair      columns text_a, text_b, score (a number): Pearson, Spearman
 qa        SQuAD .json, or columns question, context, answer (empty: there
           is none): exact match, F1
 
-Columns are those of .tsv, .csv or .jsonl files; an option gives a column's name where it is
-another.
+Files with columns are .tsv, .csv or .jsonl. Where a column has another name, tell it with the
+option of the column, such as --text-column.
 
-speed measures parameters, size on disk, time and peak memory of MODEL, on a GPU as well where there
-is one. scores.json in --out holds everything. table joins finished RUNs (--out folders) of any
-tasks into one table, the speed of a model beside its scores.
+speed measures parameters, size on disk, time and peak memory of MODEL on the CPU, and on a GPU
+where there is one. table joins finished RUNs (--out folders) of any tasks into one table, the speed
+of a model beside its scores. scores.json in --out holds all figures.
 """
 
 

@@ -214,10 +214,6 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
         (("--task", "pos", "--stride", 3), "does not take --stride"),
         (("--task", "pos", "RUN"), "does not take a RUN"),
         (
-            *(("--task", "classify", "--model", "m", "--train", "a", "--out", "o", "--limit", 1),),
-            "needs --dev",
-        ),
-        (
             (
                 *("--task", "classify", "--model", "m", "--train", "a", "--out", "o"),
                 *("--limit", 1, "--per-class", 1),
