@@ -82,10 +82,16 @@ def _broken_logits(part: PartReader, view: int) -> list[str]:
         problems.append(f"{here}/ids are outside the vocabulary")
     if spec.tier == "sample":
         start = part.draw_start(view, 0, part.part.counts.tokens)
-        total = starts(part.all(f"{here}/counts"))
+        counts = part.all(f"{here}/counts")
+        total = starts(counts)
         whole = start[0] == 0 and start[-1] == len(ids)
         if not whole or (np.diff(total[start]) != spec.size).any():
             problems.append(f"{here}/counts do not sum to {spec.size} draws a token")
+        inside = np.ones(len(ids), bool)  # behind another id of the same token
+        inside[start[:-1][start[:-1] < len(ids)]] = False
+        follows = np.diff(ids.astype(np.int64), prepend=0) > 0
+        if (inside & ~follows).any() or not counts.all():
+            problems.append(f"{here}/ids of a token do not ascend, or were drawn 0 times")
     return problems
 
 

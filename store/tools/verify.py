@@ -105,7 +105,7 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
             damaged = report.damaged_parts()
             places = [i for i, p in enumerate(store.manifest.parts) if p.number not in damaged]
             tokenizer = _tokenizer(store, report)
-            report.found += _others(store, report)
+            report.found += [*_others(store, report), *_broken_calibration(store)]
             meant = threads.map(lambda place: _check_meaning(store, place, tokenizer), places)
             for _, found in zip(progress(places, "part"), meant, strict=True):
                 report.found += found
@@ -235,6 +235,13 @@ def _others(store: FeatureStore, report: Report) -> list[Problem]:
             except StoreError as error:
                 found.append(Problem(without_remedy(error)))
     return found
+
+
+def _broken_calibration(store: FeatureStore) -> Iterator[Problem]:
+    """A problem for each calibration by which no hidden state can be decoded."""
+    for name, (mean, deviation) in store.calibration.items():
+        if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
+            yield Problem(f"calibration of {name} is not finite with deviations over 0")
 
 
 def _check_meaning(store: FeatureStore, place: int, tokenizer: Any) -> list[Problem]:

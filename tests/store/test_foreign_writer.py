@@ -30,7 +30,7 @@ FEATURES = {
     "attention": ["mean"],
     "logits": {"tier": "topk", "size": 3},
     "encodings": {
-        "hidden": {"encoding": "int8", "normalised": True},
+        "hidden": {"encoding": "int8", "normalised": "by channel"},
         "logprobs": {"encoding": "fixed", "step": 1 / 1024, "minus_infinity": 65535},
         "rest": {"encoding": "fixed", "step": 1 / 1024, "minus_infinity": 65535},
         "head": {"encoding": "float16"},

@@ -56,6 +56,11 @@ def put(place: int | tuple[int, ...], value: float) -> Callable[[np.ndarray], An
     return lambda values: values.__setitem__(place, value)
 
 
+def twice(ids: np.ndarray) -> None:
+    """Give the first two draws of the first token one id."""
+    ids[1] = ids[0]
+
+
 LAWS: dict[str, tuple[str, str, Callable[[np.ndarray], Any], str]] = {
     "id": ("topk", "token/id", put(5, 1000), "token ids outside the vocabulary"),
     "end": ("topk", "token/end", put(3, 9999), "offsets outside the text"),
@@ -71,6 +76,7 @@ LAWS: dict[str, tuple[str, str, Callable[[np.ndarray], Any], str]] = {
     "best": ("topk", "view1/logits/ids", put(2, 5000), "ids are outside the vocabulary"),
     "draws": ("sample", "view0/logits/counts", put(1, 200), "do not sum to 12 draws"),
     "drawn": ("sample", "view0/logits/ids", put(1, 7000), "ids are outside the vocabulary"),
+    "drawn twice": ("sample", "view0/logits/ids", twice, "of a token do not ascend"),
     "label": ("classification", "sequence/label", put(3, 4), "sequence/label holds what is no"),
     "tag": ("tagging", "token/tag", put(2, -2), "token/tag holds what is no label"),
     "tag of a special": ("tagging", "token/tag", put(0, 1), "token/tag holds what is no label"),
@@ -111,6 +117,13 @@ def test_another_tokenizer(copy: Copy) -> None:
     forge(path, "teacher/files/tokenizer.json", put(0, ord("[")))
     (problem,) = verify(path).problems
     assert "tokenizer.json in it cannot be loaded" in problem
+
+
+@pytest.mark.parametrize("value", (0, np.nan, -1))
+def test_a_calibration_by_which_nothing_can_be_decoded(copy: Copy, value: float) -> None:
+    path = copy("h5")
+    forge(path, "calibration/hidden/mean/deviation", put(3, value))
+    assert verify(path).problems == ["calibration of mean is not finite with deviations over 0"]
 
 
 def test_values_outside_the_parts_are_checked_when_they_are_read(copy: Copy) -> None:
