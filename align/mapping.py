@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from align.alignment import Booleans
 from align.normalisers import Normaliser, normaliser_of
 from align.vocabulary import Piece, Vocabulary, isolated
+from support.arrays import starts
 
 Table = dict[bytes, int]
 
@@ -56,8 +57,7 @@ class VocabularyMap:
                 split = [int(match[number])]
             unknown[number] = split is None
             splits.append(_unknown(student) if split is None else split)
-        start = np.zeros(len(splits) + 1, np.int64)
-        np.cumsum([len(split) for split in splits], out=start[1:])
+        start = starts([len(split) for split in splits])
         ids = np.array([i for split in splits for i in split], np.int32)
         return cls(match, start, ids, unknown)
 
@@ -153,8 +153,8 @@ class _StudentPieces:
         if self.style == "blank":
             return self._greedy((b" " if begins else b"") + text, True)
         ids: list[int] = []
-        for word, starts in _words(text, begins, self.isolates):
-            pieces = self._greedy(word, starts or self.style != "prefix")
+        for word, begins_one in _words(text, begins, self.isolates):
+            pieces = self._greedy(word, begins_one or self.style != "prefix")
             if pieces is None:
                 return None
             ids += pieces

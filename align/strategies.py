@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from align.alignment import Alignment, AlignmentError, Booleans, Integers
 from align.mapping import VocabularyMap
 from align.text import FlatText, Tokens
+from support.arrays import ranges, starts
 
 Index = NDArray[np.int64]
 
@@ -74,8 +75,7 @@ def _outside(text: FlatText, tokens: Tokens, side: str, token: int) -> Alignment
 def _trim(text: FlatText, begin: Index, end: Index) -> None:
     """Take blanks off both edges of each span, in place; a span of blanks only stays as it is."""
     filled = np.flatnonzero(~text.space)
-    before = np.zeros(len(text.space) + 1, np.int64)  # filled characters before each one
-    np.cumsum(~text.space, out=before[1:])
+    before = starts(~text.space)  # filled characters before each one
     low, high = before[begin], before[end]
     some = np.flatnonzero(high > low)
     begin[some] = filled[low[some]]
@@ -93,8 +93,7 @@ def _runs(spans: _Spans, group: Index) -> tuple[Index, Index, Index]:
 
 
 def _holds_special(tokens: Tokens, first: Index, end: Index) -> Booleans:
-    before = np.zeros(len(tokens.ids) + 1, np.int64)
-    np.cumsum(tokens.special, out=before[1:])
+    before = starts(tokens.special)
     return before[end] > before[first]
 
 
@@ -178,10 +177,9 @@ def align_reduce(
     counts = vocabulary.split_start[teacher.ids.astype(np.int64) + 1] - first
     if max_length is not None:
         counts = np.where(_fits(teacher, counts, max_length), counts, 0)
-    bounds = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=bounds[1:])
+    bounds = starts(counts)
     token = np.repeat(np.arange(len(counts)), counts)
-    position = np.arange(bounds[-1]) + (first - bounds[:-1])[token]
+    position = ranges(first, counts)
     pieces = Tokens(
         vocabulary.split_ids[position],
         teacher.offsets[token],
@@ -197,8 +195,7 @@ def _fits(tokens: Tokens, counts: Index, max_length: int) -> Booleans:
     """Which tokens stay when each sequence is cut to max_length pieces: bool [T]."""
     start = tokens.start.astype(np.int64)
     lengths = np.diff(start)
-    bounds = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=bounds[1:])
+    bounds = starts(counts)
     total = bounds[start[1:]] - bounds[start[:-1]]
     final = np.zeros(len(counts), bool)
     final[start[1:][lengths > 0] - 1] = True
@@ -207,7 +204,8 @@ def _fits(tokens: Tokens, counts: Index, max_length: int) -> Booleans:
     closing[np.searchsorted(start, np.flatnonzero(final), "right") - 1] = counts[final]
     limit = np.where(total > max_length, max_length - closing, max_length)
     used = bounds[1:] - np.repeat(bounds[start[:-1]], lengths)
-    return (used <= np.repeat(limit, lengths)) | final
+    kept: Booleans = (used <= np.repeat(limit, lengths)) | final
+    return kept
 
 
 def _check_ids(teacher: Tokens, vocabulary: VocabularyMap) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from align.alignment import AlignmentError, Booleans, Integers
+from support.arrays import starts
 
 SOLID, BLANK, IGNORABLE = 0, 1, 2
 CODE_POINTS = 0x110000
@@ -52,8 +53,7 @@ class FlatText:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> FlatText:
-        start = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=start[1:])
+        start = starts([len(text) for text in texts])
         # surrogatepass: a lone surrogate is one character of a Python string like any other
         raw = "".join(texts).encode("utf-32-le", "surrogatepass")
         codepoints = np.frombuffer(raw, np.dtype("<u4"))
@@ -105,13 +105,12 @@ class Tokens:
         special: Sequence[Iterable[int]],
     ) -> Tokens:
         """From one list for each sequence, as a tokenizer gives them (convenient, not fast)."""
-        start = np.cumsum([0, *map(len, ids)], dtype=np.int64)
         spans = np.array(list(chain.from_iterable(offsets)), np.int32).reshape(-1, 2)
         return cls(
             np.array(list(chain.from_iterable(ids)), np.uint32),
             spans,
             np.array(list(chain.from_iterable(special)), bool),
-            start,
+            starts([len(sequence) for sequence in ids]),
         )
 
     def __len__(self) -> int:

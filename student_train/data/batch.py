@@ -14,6 +14,7 @@ from student_train.data.encoded import Encoded
 from student_train.data.pooling import MapPooling, Runs
 from student_train.data.targets import TaskTargets
 from student_train.losses.logits import LogitTargets
+from support.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Inputs:
     present: Tensor
 
     @classmethod
-    def of(cls, ids: np.ndarray, start: np.ndarray, padding: int) -> Inputs:
+    def of(cls, ids: Array, start: Array, padding: int) -> Inputs:
         """From flat ids [N] of sequences that begin at `start` [B+1]."""
         lengths = np.diff(start)
         present = np.arange(lengths.max()) < lengths[:, None]

@@ -17,7 +17,7 @@ from store import Batch, FeatureStore
 from store.format.codecs.codec import Elementwise
 from store.format.layout import part_arrays
 from student_train.data.encoded import TeacherStates
-from support.arrays import starts
+from support.arrays import Array, begins, starts
 from support.errors import UserError
 
 ON_DEVICE = ("hidden", "attention")  # of the groups of a view; what else is kept is kept in RAM
@@ -31,7 +31,7 @@ class Streamed:
     resident: tuple[str, ...] = ()  # kinds of features that need not be streamed
 
     def states(
-        self, batch: Batch, view: int, rows: np.ndarray, begin: Tensor
+        self, batch: Batch, view: int, rows: Array, begin: Tensor
     ) -> dict[str, TeacherStates]:
         """Of the batch's tokens `rows` [J], for runs that `begin` [G] among them."""
         return {
@@ -49,10 +49,10 @@ class Streamed:
             for name, stored in batch.hidden.items()
         }
 
-    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], np.ndarray, Elementwise]:
+    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], Array, Elementwise]:
         """Entries by name, where among them the maps of the B texts begin, and their codec."""
         stored = {name: batch.stored[_maps(view, name)] for name in batch.attention}
-        begin = starts(np.diff(batch.start) ** 2)[:-1]
+        begin = begins(np.diff(batch.start) ** 2)
         entries = {name: torch.from_numpy(codes.copy()) for name, codes in stored.items()}
         return entries, begin, batch.level.attention
 
@@ -70,7 +70,7 @@ class Resident:
         self._loading = Lock()  # training reads ahead in a thread while it validates in another
 
     def states(
-        self, batch: Batch, view: int, rows: np.ndarray, begin: Tensor
+        self, batch: Batch, view: int, rows: Array, begin: Tensor
     ) -> dict[str, TeacherStates]:
         """See `Streamed`."""
         sequence = np.searchsorted(batch.start, rows, side="right") - 1
@@ -88,7 +88,7 @@ class Resident:
             for name, (mean, deviation) in self._store.calibration.items()
         }
 
-    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], np.ndarray, Elementwise]:
+    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], Array, Elementwise]:
         """See `Streamed`."""
         features = self._store.features
         entries = {name: self._table(_maps(view, name)) for name in features.attention}

@@ -33,6 +33,7 @@ from student_train.data.token_cache import token_table, tokenize
 from student_train.losses.logits import LogitTargets
 from student_train.losses.registry import features_of, losses_for
 from student_train.settings.options import TrainOptions
+from support.arrays import Array
 from support.errors import UserError
 
 
@@ -52,7 +53,7 @@ class Collator:
         options: TrainOptions,
         *,
         max_length: int,
-        head: tuple[np.ndarray, np.ndarray] | None = None,
+        head: tuple[Array, Array] | None = None,
         store: FeatureStore | None = None,
     ) -> None:
         self.student_tokenizer = student_tokenizer
@@ -165,7 +166,7 @@ class Collator:
             encoded=self._encoded(batch, view, alignment.teacher),
         )
 
-    def _encoded(self, batch: Batch, view: int, runs: np.ndarray) -> Encoded:
+    def _encoded(self, batch: Batch, view: int, runs: Array) -> Encoded:
         """What is decoded on the device, of half-open runs [G,2] of the teacher's tokens."""
         pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
         read = self.read_of_teacher
@@ -212,7 +213,7 @@ class Collator:
         )
 
     def _logits(
-        self, batch: Batch, alignment: Alignment, labels: np.ndarray
+        self, batch: Batch, alignment: Alignment, labels: Array
     ) -> tuple[Runs, LogitTargets]:
         """Targets of the runs with a single teacher token: only they have a distribution."""
         chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
@@ -227,15 +228,15 @@ class Collator:
         return Runs.of(student), targets
 
 
-def _float(values: np.ndarray | None) -> Tensor | None:
+def _float(values: Array | None) -> Tensor | None:
     return None if values is None else torch.from_numpy(np.array(values, np.float32))
 
 
-def _long(values: np.ndarray) -> Tensor:
+def _long(values: Array) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
 
 
-def word_begins(batch: Batch) -> np.ndarray:
+def word_begins(batch: Batch) -> Array:
     """bool [N]: teacher tokens whose first character that is no blank, which some tokenizers count
     with the word that follows, begins the text or comes after a blank."""
     begins = np.zeros(len(batch.token_ids), bool)

@@ -7,11 +7,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from store import FeatureStore
+from support.arrays import Array
 
-_KNOWN: WeakKeyDictionary[FeatureStore, np.ndarray] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[FeatureStore, Array] = WeakKeyDictionary()
 
 
-def labelled(store: FeatureStore) -> np.ndarray:
+def labelled(store: FeatureStore) -> Array:
     """bool [n]: which of all sequences have a gold label, or a tag. Read once for an open store."""
     if store not in _KNOWN:
         _KNOWN[store] = np.concatenate(
@@ -23,7 +24,7 @@ def labelled(store: FeatureStore) -> np.ndarray:
     return _KNOWN[store]
 
 
-def has_gold(store: FeatureStore, blocks: np.ndarray | None = None) -> bool:
+def has_gold(store: FeatureStore, blocks: Array | None = None) -> bool:
     """Whether any sequence of the blocks [n,2], or of the store, has a gold label or a tag."""
     known = labelled(store)
     if blocks is None:
@@ -31,7 +32,7 @@ def has_gold(store: FeatureStore, blocks: np.ndarray | None = None) -> bool:
     return any(known[begin:end].any() for begin, end in blocks.tolist())
 
 
-def _of_part(store: FeatureStore, place: int) -> np.ndarray:
+def _of_part(store: FeatureStore, place: int) -> Array:
     task, part = store.features.task, store.part(place)
     if task is None:
         return np.zeros(part.part.counts.sequences, bool)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from align import Tokens
+from support.arrays import Array
 from support.spans import covering_spans_of_texts
 from training.rare_masks import rare_weights, waits
 
@@ -16,17 +17,19 @@ MASK, RANDOM = 0, 1  # actions of a stored span; any other leaves the tokens as 
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """Flat token ids [N] as the student reads them, and labels [N] (IGNORED where nothing is to be
-    told)."""
+    """Flat token ids int64 [N] as the student reads them, and labels int64 [N]: the id to predict,
+    or IGNORED."""
 
-    ids: np.ndarray
-    labels: np.ndarray
+    ids: Array
+    labels: Array
 
 
 class Masker:
-    """15 % of tokens, 80/10/10, special tokens never (Devlin et al. 2019, 3.1).
+    """Masks a share `probability` of the tokens as BERT does (Devlin et al. 2019, section 3.1): of
+    those chosen 80 % become the mask, 10 % a random piece, 10 % stay. Special tokens are never
+    chosen.
 
-    With the `counts` [V] of all pieces rare ones are chosen more often: as count^-0.7 (Sanh et al.
+    With the `counts` [V] of all pieces, rare ones are chosen more often: as count^-0.7 (Sanh et al.
     2019, after Lample & Conneau 2019). Every draw comes from an explicit key.
     """
 
@@ -36,14 +39,14 @@ class Masker:
         vocabulary: int,
         special_ids: set[int],
         probability: float,
-        counts: np.ndarray | None = None,
+        counts: Array | None = None,
     ) -> None:
         self.mask_id, self.probability = mask_id, probability
         self.weights = None if counts is None else rare_weights(counts)
         self.ordinary = np.array([i for i in range(vocabulary) if i not in special_ids])
 
     def dynamic(self, tokens: Tokens, key: tuple[int, ...]) -> MaskedTokens:
-        """Tokens chosen one by one, anew for each `key`."""
+        """Mask tokens chosen one by one, anew for each `key`."""
         rng = np.random.default_rng(key)
         draws = rng.random(len(tokens.ids))
         if self.weights is None:
@@ -53,8 +56,8 @@ class Masker:
         action = np.searchsorted([0.8, 0.9], rng.random(len(tokens.ids)), side="right")
         return self._apply(tokens, chosen, action, rng)
 
-    def _weighted(self, tokens: Tokens, draws: np.ndarray) -> np.ndarray:
-        """A share of the ordinary tokens, none twice, each by the weight of its piece."""
+    def _weighted(self, tokens: Tokens, draws: Array) -> Array:
+        """Choose a share of the ordinary tokens, none twice, each by the weight of its piece."""
         assert self.weights is not None
         order = waits(draws, self.weights[np.asarray(tokens.ids)])
         order[tokens.special] = np.inf
@@ -64,22 +67,23 @@ class Masker:
         return chosen
 
     def stored(
-        self, tokens: Tokens, spans: np.ndarray, spans_start: np.ndarray, key: tuple[int, ...]
+        self, tokens: Tokens, spans: Array, spans_start: Array, key: tuple[int, ...]
     ) -> MaskedTokens:
-        """The words that the teacher saw masked: `spans` [M,3] (begin, end, action), sequence b's
-        from spans_start[b].
+        """Mask the words that the teacher saw masked: `spans` [M,3] (begin, end, action), those of
+        sequence b from spans_start[b] on.
 
         A token is masked if it shares a character with a span, whatever its boundaries.
         """
         rng = np.random.default_rng(key)
-        lengths, counts = np.diff(tokens.start), np.diff(spans_start)
-        span = covering_spans_of_texts(tokens.offsets, lengths, spans, counts)
+        span = covering_spans_of_texts(
+            tokens.offsets, np.diff(tokens.start), spans, np.diff(spans_start)
+        )
         chosen = (span >= 0) & ~tokens.special
         action = np.where(chosen, spans[span, 2] if len(spans) else 0, 2)
         return self._apply(tokens, chosen, action, rng)
 
     def _apply(
-        self, tokens: Tokens, chosen: np.ndarray, action: np.ndarray, rng: np.random.Generator
+        self, tokens: Tokens, chosen: Array, action: Array, rng: np.random.Generator
     ) -> MaskedTokens:
         ids = np.asarray(tokens.ids).astype(np.int64)
         labels = np.where(chosen, ids, IGNORED)

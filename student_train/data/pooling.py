@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from support.arrays import begins, ranges
+from support.arrays import Array, begins, ranges
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Runs:
     begin: Tensor  # int64 [G]
 
     @classmethod
-    def of(cls, runs: np.ndarray) -> Runs:
+    def of(cls, runs: Array) -> Runs:
         """From half-open runs [G,2]."""
         lengths = (runs[:, 1] - runs[:, 0]).astype(np.int64)
-        member, begin = ranges(runs[:, 0], lengths), begins(lengths)
-        return cls(torch.from_numpy(member), torch.from_numpy(begin))
+        member = ranges(runs[:, 0].astype(np.int64), lengths)
+        return cls(torch.from_numpy(member), torch.from_numpy(begins(lengths)))
 
     def pool(self, values: Tensor, how: str) -> Tensor:
         """Sum or mean [G,D] of flat token values [N,D] over each run.
@@ -34,12 +34,12 @@ class Runs:
         return functional.embedding_bag(self.member, values, self.begin, mode=how)
 
     def pool_members(self, values: Tensor, how: str) -> Tensor:
-        """The same of values [J,D] of the members alone, in their order."""
+        """Sum or mean [G,D] over each run of values [J,D] of the members alone, in their order."""
         return pool_members(values, self.begin, how)
 
 
 def pool_members(values: Tensor, begin: Tensor, how: str) -> Tensor:
-    """Sum or mean [G,D] of values [J,D] over runs, one after another, that `begin` [G]."""
+    """Sum or mean [G,D] of values [J,D] over G runs, which follow one another from `begin` [G]."""
     members = torch.arange(len(values), device=values.device)
     return functional.embedding_bag(members, values, begin, mode=how)
 
@@ -57,7 +57,7 @@ class MapPooling:
     present: Tensor  # bool [B,G]
 
     @classmethod
-    def of(cls, runs: np.ndarray, start: np.ndarray) -> MapPooling:
+    def of(cls, runs: Array, start: Array) -> MapPooling:
         """From half-open runs [G,2] of flat tokens whose sequences begin at `start` [B+1]."""
         sequence = np.searchsorted(start, runs[:, 0], side="right") - 1
         counts = np.bincount(sequence, minlength=len(start) - 1)

@@ -15,6 +15,7 @@ from student_train.data.batch import StudentBatch
 from student_train.data.collator import Collator
 from student_train.data.gold_labels import labelled
 from student_train.settings.options import TrainOptions
+from support.arrays import Array
 from support.background import prefetched
 from support.errors import UserError
 
@@ -26,7 +27,7 @@ SPLIT_SEED = (
 )
 
 
-def split_blocks(store: FeatureStore, held_out: float) -> tuple[np.ndarray, np.ndarray]:
+def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
     """Blocks [n,2] to train on and blocks held out, chosen once and for all for a store and a
     share.
 
@@ -54,7 +55,7 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[np.ndarray, np.n
     return blocks[~held], blocks[held]
 
 
-def chosen_blocks(store: FeatureStore, blocks: np.ndarray, options: TrainOptions) -> np.ndarray:
+def chosen_blocks(store: FeatureStore, blocks: Array, options: TrainOptions) -> Array:
     """Of blocks [n,2] the runs of sequences that `--data` and `--min-length` let through.
 
     Raises UserError where none is left.
@@ -90,7 +91,7 @@ def view_of(epoch: int, features: Features, asked: int | None) -> int:
 def student_batches(
     store: FeatureStore,
     collator: Collator,
-    blocks: np.ndarray,
+    blocks: Array,
     *,
     seed: int,
     batch_tokens: int,
@@ -127,7 +128,7 @@ def student_batches(
 
 
 def loaded(
-    store: FeatureStore, collator: Collator, blocks: np.ndarray, workers: int, **order: Any
+    store: FeatureStore, collator: Collator, blocks: Array, workers: int, **order: Any
 ) -> Generator[StudentBatch]:
     """`student_batches`, made beside the training: by a thread, or by `workers` processes.
 
@@ -150,7 +151,7 @@ class _Shares(IterableDataset[StudentBatch]):
     """Of W workers, worker w makes the batches w, w + W, ...; a loader takes them in turn."""
 
     def __init__(
-        self, store: FeatureStore, collator: Collator, blocks: np.ndarray, order: dict[str, Any]
+        self, store: FeatureStore, collator: Collator, blocks: Array, order: dict[str, Any]
     ) -> None:
         self.store, self.collator, self.blocks, self.order = store, collator, blocks, order
 

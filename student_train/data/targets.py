@@ -11,6 +11,7 @@ from torch import Tensor
 from align import VocabularyMap
 from store import Logits
 from student_train.losses.logits import LogitTargets
+from support.arrays import Array
 
 HEAD_KEPT = 256  # logits kept of the slice that the head tier gives; the others join the rest
 
@@ -25,12 +26,12 @@ class TaskTargets:
 
 
 def fold(
-    ids: np.ndarray,
-    logprobs: np.ndarray,
-    rest: np.ndarray,
-    log_partition: np.ndarray,
-    vocabulary: np.ndarray,
-) -> tuple[LogitTargets, np.ndarray]:
+    ids: Array,
+    logprobs: Array,
+    rest: Array,
+    log_partition: Array,
+    vocabulary: Array,
+) -> tuple[LogitTargets, Array]:
     """Kept teacher logits [G,K] as outcomes over student pieces, and which rows have at least one
     piece [G].
 
@@ -63,7 +64,7 @@ def fold(
     return LogitTargets(*(torch.from_numpy(value[some]) for value in kept)), some
 
 
-def first_pieces(vocabulary: VocabularyMap) -> np.ndarray:
+def first_pieces(vocabulary: VocabularyMap) -> Array:
     """The student piece [Vt] with which each teacher piece begins, or -1: the shared piece itself
     where there is one."""
     has_one = (np.diff(vocabulary.split_start) > 0) & ~vocabulary.unknown
@@ -79,15 +80,13 @@ class TargetReader:
     is needed for the head tier.
     """
 
-    def __init__(
-        self, pieces: np.ndarray, head: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> None:
+    def __init__(self, pieces: Array, head: tuple[Array, Array] | None = None) -> None:
         self.pieces = pieces
         if head is not None:  # only what the student shares, cut out once
             self.shared = np.flatnonzero(pieces >= 0)
             self.weight, self.bias = (torch.from_numpy(part[self.shared]) for part in head)
 
-    def of(self, logits: Logits, rows: np.ndarray) -> tuple[LogitTargets, np.ndarray]:
+    def of(self, logits: Logits, rows: Array) -> tuple[LogitTargets, Array]:
         """Targets of the teacher's tokens `rows`, and which of them have any (see `fold`)."""
         log_partition = logits.log_partition[rows]
         if logits.tier == "topk":
@@ -98,9 +97,7 @@ class TargetReader:
             kept = self._sliced(logits.values[rows], log_partition)
         return fold(*kept, log_partition, self.pieces)
 
-    def _sliced(
-        self, values: np.ndarray, log_partition: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _sliced(self, values: Array, log_partition: Array) -> tuple[Array, Array, Array]:
         logits = torch.addmm(self.bias, torch.from_numpy(values), self.weight.T)
         logprobs = logits - torch.from_numpy(log_partition)[:, None]
         best, place = logprobs.topk(min(HEAD_KEPT, len(self.shared)), dim=1)
@@ -109,7 +106,7 @@ class TargetReader:
         return self.shared[place.numpy()], best.numpy(), rest.numpy()
 
 
-def _drawn(logits: Logits, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _drawn(logits: Logits, rows: Array) -> tuple[Array, Array, Array]:
     """Ragged draws as rectangles: ids [G,K], log shares [G,K], rest [G]; -inf where none is."""
     counts = (logits.start[rows + 1] - logits.start[rows]).astype(np.int64)
     slot = np.arange(max(1, counts.max(initial=0))) < counts[:, None]

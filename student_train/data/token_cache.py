@@ -23,7 +23,7 @@ import numpy as np
 from align import Tokens
 from store import FeatureStore
 from support import files
-from support.arrays import ranges, starts
+from support.arrays import Array, ranges, starts
 
 ARRAYS: Mapping[str, type] = {
     "lengths": np.int32,
@@ -44,11 +44,11 @@ class TokenTable:
     start int64 [n+1]; ids, begin, end int32 [N], special bool [N].
     """
 
-    start: np.ndarray
-    ids: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
-    special: np.ndarray
+    start: Array
+    ids: Array
+    begin: Array
+    end: Array
+    special: Array
     folder: Path | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,27 +56,26 @@ class TokenTable:
         arrays = (self.start, self.ids, self.begin, self.end, self.special)
         return (TokenTable, arrays) if self.folder is None else (_load, (self.folder,))
 
-    def counts(self, vocabulary: int) -> np.ndarray:
+    def counts(self, vocabulary: int) -> Array:
         """int64 [V]: how often each piece occurs in the store."""
         return np.bincount(self.ids, minlength=vocabulary)
 
-    def of(self, index: np.ndarray) -> Tokens:
+    def of(self, index: Array) -> Tokens:
         """The tokens of some sequences [B], one after another."""
         lengths = self.start[index + 1] - self.start[index]
-        start, rows = starts(lengths), ranges(self.start[index], lengths)
+        rows = ranges(self.start[index], lengths)
         offsets = np.stack([self.begin[rows], self.end[rows]], axis=1)
-        return Tokens(self.ids[rows].astype(np.int64), offsets, self.special[rows], start)
+        return Tokens(self.ids[rows].astype(np.int64), offsets, self.special[rows], starts(lengths))
 
 
 def tokenize(tokenizer: Any, texts: list[str]) -> Tokens:
     """Tokens of each text by a `tokenizers.Tokenizer`, cut as its truncation says."""
     encodings = tokenizer.encode_batch(texts)
-    lengths = [len(e.ids) for e in encodings]
     return Tokens(
         ids=np.array([i for e in encodings for i in e.ids], np.int64),
         offsets=np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2),
         special=np.array([s for e in encodings for s in e.special_tokens_mask], bool),
-        start=starts(lengths),
+        start=starts([len(e.ids) for e in encodings]),
     )
 
 
@@ -133,10 +132,11 @@ def _load(folder: Path) -> TokenTable:
     lengths, ids, begin, end, special = (
         _mapped(folder / name, dtype) for name, dtype in ARRAYS.items()
     )
-    return TokenTable(starts(lengths), ids, begin, end, special, folder)
+    start = starts(lengths)
+    return TokenTable(start, ids, begin, end, special, folder)
 
 
-def _mapped(file: Path, dtype: type) -> np.ndarray:
+def _mapped(file: Path, dtype: type) -> Array:
     empty = not file.stat().st_size  # which cannot be mapped
     return np.empty(0, dtype) if empty else np.memmap(file, dtype, mode="r")
 

@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from store import FeatureStore
+from support.arrays import Array
 from support.errors import UserError
 
 
@@ -39,7 +40,7 @@ def pruned_tokenizer(store: FeatureStore, size: int) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(settings))
 
 
-def _counts(store: FeatureStore) -> np.ndarray:
+def _counts(store: FeatureStore) -> Array:
     """How often each of the teacher's ids stands in the store: int64 [V]."""
     counts = np.zeros(store.features.vocabulary, np.int64)
     for place in range(len(store.manifest.parts)):
@@ -50,7 +51,7 @@ def _counts(store: FeatureStore) -> np.ndarray:
 def _kept(
     model: dict[str, Any],
     pieces: list[str],
-    counts: np.ndarray,
+    counts: Array,
     added: list[str],
     size: int,
 ) -> list[str]:

@@ -16,6 +16,7 @@ from store.errors import StoreError
 from store.extras.mixed_vocab import MixedVocab
 from student_train.model.kinds import parts_of
 from student_train.model.teacher_layers import cut_layers, layer_count, take_transform
+from support.arrays import Array
 from support.errors import UserError
 
 BIAS = "decoder.bias"
@@ -153,7 +154,7 @@ def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
     return other
 
 
-def _word_embeddings(weights: Mapping[str, np.ndarray]) -> str | None:
+def _word_embeddings(weights: Mapping[str, Array]) -> str | None:
     return next((name for name in weights if name.endswith(WORDS)), None)
 
 
@@ -164,9 +165,7 @@ def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
     return "teacher" if student.config.num_hidden_layers <= layers else "svd"
 
 
-def embedding_means(
-    teacher: np.ndarray, vocabulary: VocabularyMap, size: int
-) -> tuple[np.ndarray, np.ndarray]:
+def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:
     """Mean [Vs,D] of the teacher rows whose greedy split contains the student piece, and which
     pieces have one [Vs]."""
     pieces = np.asarray(vocabulary.split_ids, np.int64)
@@ -179,7 +178,7 @@ def embedding_means(
     return sums.numpy() / np.maximum(counts, 1)[:, None].astype(np.float32), counts > 0
 
 
-def _to_width(rows: np.ndarray, known: np.ndarray, width: int, svd: bool) -> np.ndarray:
+def _to_width(rows: Array, known: Array, width: int, svd: bool) -> Array:
     if width > rows.shape[1]:
         rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
     if not svd:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from store import FeatureStore
 from student_train.model.kinds import parts_of
+from support.arrays import Array
 from support.errors import UserError
 from training.position_embeddings import first_position
 
@@ -118,7 +119,7 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
     return [[n] for n in numbers]
 
 
-def take_transform(student: PreTrainedModel, weights: Mapping[str, np.ndarray]) -> bool:
+def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bool:
     """Set the transform of a masked-LM head to the teacher's, and say whether that was done: both
     must have one, of one width."""
     parts = parts_of(student)
@@ -147,7 +148,7 @@ def _bert_name(name: str) -> str:
     return name
 
 
-def _copy_block(parameter: Tensor, values: np.ndarray, stacked: int = 1) -> None:
+def _copy_block(parameter: Tensor, values: Array, stacked: int = 1) -> None:
     """Copy the leading block that both shapes have, of each of the stacked matrices. Columns beyond
     it become zero: what they would read, the teacher does not have."""
     both = zip(parameter.chunk(stacked), np.split(values, stacked), strict=True)

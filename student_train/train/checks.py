@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-import numpy as np
 import torch
 
 from store import FeatureStore
@@ -17,6 +16,7 @@ from student_train.model.kinds import Shape, parse_student
 from student_train.model.start import other_teacher
 from student_train.settings.options import TrainOptions
 from student_train.settings.stages import stages_of
+from support.arrays import Array
 from support.errors import UserError
 
 
@@ -109,7 +109,7 @@ def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> No
             raise UserError(f"stage {number}: {error}") from error
 
 
-def _check_task(options: TrainOptions, store: FeatureStore, held_out: np.ndarray) -> None:
+def _check_task(options: TrainOptions, store: FeatureStore, held_out: Array) -> None:
     task, name = store.features.task, store.path
     able = {loss.name for loss in losses_for(task is not None)}
     wrong = sorted(options.loss.keys() - able)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from store import FeatureStore
@@ -16,6 +15,7 @@ from student_train.losses.registry import losses_for
 from student_train.losses.task import NO_LABEL
 from student_train.settings.options import TrainOptions
 from student_train.train.distiller import Distiller
+from support.arrays import Array
 
 Measured = tuple[dict[str, torch.Tensor], torch.Tensor | None]
 """Losses by name, and the logits of a task; see `Distiller.measured`."""
@@ -26,7 +26,7 @@ def evaluate(
     distiller: Distiller,
     store: FeatureStore,
     collator: Collator,
-    blocks: np.ndarray,
+    blocks: Array,
     options: TrainOptions,
     measured: Callable[[StudentBatch], Measured] | None = None,
 ) -> dict[str, float]:
