@@ -6,11 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import h5py
-
-from store.containers.hdf5.chunks import BLOSC, FLETCHER, filters_of
 from store.errors import StoreError
 
 MAX_JSON = 2**25  # takes some 30 times its bytes when it is read
@@ -88,39 +84,3 @@ def check_size(where: str, decoded: int, chunk: int, stored: int, is_json: bool 
             f"{where}: declares {decoded:,} bytes (in chunks of {chunk:,}), but {stored:,} bytes"
             " are stored; the store is damaged"
         )
-
-
-def check_links(file: h5py.File, name: str, where: str) -> None:
-    """Raise StoreError if a step of the path is not an ordinary link within this HDF5 file;
-    KeyError if there is no such path."""
-    segments = [segment for segment in name.split("/") if segment]
-    for depth in range(1, len(segments) + 1):
-        path = "/".join(segments[:depth])
-        if file.id.links.get_info(path.encode()).type != h5py.h5l.TYPE_HARD:
-            raise StoreError(f"{where}: {path} is a link, which is not followed; dump again")
-
-
-def check_dataset(dataset: h5py.Dataset, where: str) -> None:
-    """Raise StoreError if a dataset keeps its values in other files, or declares an impossible
-    size."""
-    if dataset.external or dataset.is_virtual or dataset.dtype.hasobject:
-        raise StoreError(f"{where}: has its values elsewhere, which is not followed; dump again")
-    if foreign := set(filters_of(dataset)) - {BLOSC, FLETCHER}:
-        raise StoreError(
-            f"{where}: HDF5 filter {min(foreign)} has no place in a store (only {BLOSC},"
-            " Blosc, and Fletcher-32); the store is damaged"
-        )
-    chunk = dataset.dtype.itemsize
-    for size in dataset.chunks or ():
-        chunk *= int(size)
-    stored, is_json = int(dataset.id.get_storage_size()), dataset.name == "/manifest"
-    check_size(where, int(dataset.nbytes), chunk, stored, is_json)
-
-
-def attribute(attributes: Any, key: str) -> Any:
-    """Read an HDF5 attribute that is a fixed-length text or a whole number. Raises ValueError."""
-    stored = attributes.get_id(key)
-    if stored.shape != () or stored.dtype.kind not in "Siu" or stored.dtype.itemsize > MAX_JSON:
-        raise ValueError(f"{stored.dtype}{list(stored.shape)} is neither a text nor a whole number")
-    value = attributes[key]
-    return value.decode("ascii", "replace") if stored.dtype.kind == "S" else int(value)

@@ -15,12 +15,12 @@ import hdf5plugin  # noqa: F401  registers filter 32001
 import numpy as np
 
 from store.containers.blosc import Damage
-from store.containers.hdf5.chunks import FLETCHER, Chunks, filters_of
+from store.containers.hdf5.chunks import BLOSC, FLETCHER, Chunks, filters_of
 from store.containers.hdf5.file import DIGEST_BYTES, file_digest
 from store.containers.interface import Slices
 from store.containers.memory_map import prefetch
-from store.containers.untrusted import attribute, check_dataset, check_links
-from store.errors import StoreError
+from store.containers.untrusted import MAX_JSON, check_size
+from store.errors import VERIFY, StoreError
 from support.arrays import Array
 
 OPEN_FILES = 64  # parts of an unfinished store are files: a process may have some 1000 open
@@ -28,12 +28,48 @@ LARGE = 2**18  # bytes from which a read is worth decoding by threads
 FILE_ALTERED = "the bytes of the file do not match the SHA-256 at its end"
 
 
+def _check_links(file: h5py.File, name: str, where: str) -> None:
+    """Raise StoreError if a step of the path is not an ordinary link within this HDF5 file;
+    KeyError if there is no such path."""
+    segments = [segment for segment in name.split("/") if segment]
+    for depth in range(1, len(segments) + 1):
+        path = "/".join(segments[:depth])
+        if file.id.links.get_info(path.encode()).type != h5py.h5l.TYPE_HARD:
+            raise StoreError(f"{where}: {path} is a link, which is not followed; dump again")
+
+
+def _check_dataset(dataset: h5py.Dataset, where: str) -> None:
+    """Raise StoreError if a dataset keeps its values in other files, or declares an impossible
+    size."""
+    if dataset.external or dataset.is_virtual or dataset.dtype.hasobject:
+        raise StoreError(f"{where}: has its values elsewhere, which is not followed; dump again")
+    if foreign := set(filters_of(dataset)) - {BLOSC, FLETCHER}:
+        raise StoreError(
+            f"{where}: HDF5 filter {min(foreign)} has no place in a store (only {BLOSC},"
+            " Blosc, and Fletcher-32); the store is damaged"
+        )
+    chunk = dataset.dtype.itemsize
+    for size in dataset.chunks or ():
+        chunk *= int(size)
+    stored, is_json = int(dataset.id.get_storage_size()), dataset.name == "/manifest"
+    check_size(where, int(dataset.nbytes), chunk, stored, is_json)
+
+
+def _attribute(attributes: Any, key: str) -> Any:
+    """Read an HDF5 attribute that is a fixed-length text or a whole number. Raises ValueError."""
+    stored = attributes.get_id(key)
+    if stored.shape != () or stored.dtype.kind not in "Siu" or stored.dtype.itemsize > MAX_JSON:
+        raise ValueError(f"{stored.dtype}{list(stored.shape)} is neither a text nor a whole number")
+    value = attributes[key]
+    return value.decode("ascii", "replace") if stored.dtype.kind == "S" else int(value)
+
+
 def read_attributes(group: h5py.Group, where: str) -> dict[str, Any]:
     """Read attributes as `write_attributes` wrote them. Raises StoreError naming `where`."""
     values: dict[str, Any] = {}
     for key in group.attrs:
         try:
-            value = attribute(group.attrs, key)
+            value = _attribute(group.attrs, key)
             is_json = isinstance(value, str) and value[:1] in ("{", "[")
             values[key] = json.loads(value) if is_json else value
         except Exception as error:  # h5py raises many kinds for types it does not know
@@ -82,7 +118,7 @@ class Hdf5Slices:
             except (OSError, RuntimeError, ValueError, KeyError) as error:
                 raise StoreError(
                     f"{self._source.path}: array {self._name}: rows {begin}..{end} cannot be "
-                    f"decoded ({error}); run `feature-store verify`"
+                    f"decoded ({error}); {VERIFY}"
                 ) from error
 
     def _decoded(self, begin: int, end: int, out: Array) -> bool:
@@ -190,7 +226,7 @@ class Hdf5Source:
         it."""
         with self.guard:
             try:
-                state = attribute(self._handle(Path(self.path)).attrs, "state")
+                state = _attribute(self._handle(Path(self.path)).attrs, "state")
                 return bool(state == "writing")
             except (OSError, RuntimeError, KeyError, TypeError, ValueError):
                 return False
@@ -199,10 +235,10 @@ class Hdf5Source:
         with self.guard:
             try:
                 file = self._file(name)
-                check_links(file, name, self.path)
+                _check_links(file, name, self.path)
                 found = file[name or "/"]
                 if isinstance(found, h5py.Dataset):
-                    check_dataset(found, f"{self.path}: array {name}")
+                    _check_dataset(found, f"{self.path}: array {name}")
             except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
                 raise StoreError(
                     f"{self.path}: {name} is missing or unreadable ({error}); the store is damaged"

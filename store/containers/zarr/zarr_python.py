@@ -12,7 +12,7 @@ from zarr.abc.codec import Codec
 from zarr.codecs import BloscCodec, ShardingCodec
 
 from store.containers.blosc import decoded_size
-from store.errors import StoreError
+from store.errors import VERIFY, StoreError
 from support.arrays import Array
 
 CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed")
@@ -79,8 +79,7 @@ class ZarrSlices:
             return np.asarray(self._array[begin:end])
         except Exception as error:  # codecs raise whatever their library raises
             raise StoreError(
-                f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); "
-                "run `feature-store verify`"
+                f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); {VERIFY}"
             ) from error
 
     def read_into(self, begin: int, end: int, out: Array) -> None:
