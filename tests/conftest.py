@@ -18,6 +18,8 @@ import tempfile
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TEACHONCE_CACHE"] = tempfile.mkdtemp(prefix="teachonce-cache-")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: more threads would only wait
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import signal
 from collections.abc import Callable

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import gpu
-from benchmarks.common import interleaved
 from benchmarks.common.small_store import random_teacher, small_store
 from benchmarks.reproduce.examples import Data
 from benchmarks.speed import aligning, dumping, economy, fine_tuning, growth, stepping
@@ -45,19 +43,6 @@ def base(tiny_teacher, corpus) -> TrainOptions:
         view=0,
         held_out=0.0,
     ).resolved()
-
-
-def found_one() -> dict[str, float]:
-    return {"number": 1.0}
-
-
-def test_settings_run_in_processes_of_their_own():
-    settings = {"one": found_one, "other": partial(found_one)}
-    assert interleaved.interleaved(settings, 1) == {
-        "one": {"number": 1.0},
-        "other": {"number": 1.0},
-    }
-    assert interleaved.peak_memory() > 10
 
 
 def test_the_teacher_in_memory_is_measured_beside_the_store(base, tiny_teacher):

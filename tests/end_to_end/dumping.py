@@ -1,8 +1,7 @@
-"""A dump in a process that is going to be killed: `main` takes MODEL CORPUS OUT."""
+"""A dump in a process that is going to be killed."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from teacher_dump.job.dump import dump
@@ -19,5 +18,5 @@ def options(model: Path, corpus: Path, out: Path, seed: int = 0) -> DumpOptions:
     )
 
 
-def main() -> None:
-    dump(options(*map(Path, sys.argv[1:4])))
+def run(model: Path, corpus: Path, out: Path) -> None:
+    dump(options(model, corpus, out))

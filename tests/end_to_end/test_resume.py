@@ -9,11 +9,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.common.processes import command, finish, fork
 from store import open_store
 from store.tools.info import info_lines
 from store.tools.verify import verify
@@ -57,9 +59,14 @@ def stop_at(process: subprocess.Popen[str], out: Path, step: int, number: int) -
     return process.communicate(timeout=60)[1]
 
 
-def wait_for(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+def wait_for(
+    process: subprocess.Popen[str] | ForkServerProcess, reached: Callable[[], bool]
+) -> None:
     while not reached():
-        assert process.poll() is None, process.communicate()[1]
+        if isinstance(process, subprocess.Popen):
+            assert process.poll() is None, process.communicate()[1]
+        else:
+            assert process.is_alive(), process.exitcode
         time.sleep(0.01)
 
 
@@ -79,9 +86,11 @@ def assert_same_student(out: Path, undisturbed: Path) -> None:
 
 def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     out, chance = tmp_path / "student", random.Random(1)
-    killed = training(store, out)
-    stop_at(killed, out, chance.randrange(15, 60), signal.SIGKILL)
-    assert killed.returncode == -signal.SIGKILL
+    killed = fork(command, "student_train.cli", "--store", store, "--out", out, *SETTINGS)
+    step = chance.randrange(15, 60)
+    wait_for(killed, lambda: step <= last_step(out))
+    killed.kill()
+    assert finish(killed) == -signal.SIGKILL
     line = refused(student_train, "--store", store, "--out", out, *SETTINGS)
     assert "exists already" in line and "--resume" in line
     line = refused(student_train, "--store", store, "--out", out, *SETTINGS, "--lr=9", "--resume")
@@ -175,13 +184,12 @@ def test_killed_dump(
     whole, broken = tmp_path / "whole" / f"store.{ext}", tmp_path / f"store.{ext}"
     parts = broken / "parts" if ext == "zarr" else tmp_path / "store.h5.parts"
     for number in range(2):
-        process = start("tests.end_to_end.dumping", model, corpus, broken)
+        process = fork(dumping.run, model, corpus, broken)
         before = published(parts)
         wait_for(process, lambda before=before: published(parts) > before)  # type: ignore[misc]
         time.sleep(random.Random(number).uniform(0, 0.1))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        process.kill()
+        assert finish(process) == -signal.SIGKILL
     left = tree(tmp_path)
     with pytest.raises(UserError, match=r"identity\.arguments\.seed is '0' in the store and '1'"):
         dump(dumping.options(model, corpus, broken, seed=1))
