@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -33,14 +34,16 @@ from support.errors import UserError
 
 
 class BiLstmConfig(PreTrainedConfig):
-    """Sizes of a BiLSTM: `embedding_size` E, `lstm_size` H of each direction, and the `dropout` of
-    the embeddings, between layers and before the head.
+    """Sizes of a BiLSTM: `embedding_size` E, `lstm_size` H of each direction; the `dropout` of the
+    embeddings, between layers and before the head; the `recurrent_dropout` of the state that an
+    LSTM hands from one token to the next.
 
     Word vectors begin with a length of 1: from 0.02 a channel, as BERT's do, an LSTM without norms
     was still guessing the frequencies of words after hundreds of steps.
     """
 
     model_type = "bilstm"
+    recurrent_dropout = 0.0  # in config.json only where there is some
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class BiLstmConfig(PreTrainedConfig):
         lstm_size: int = 600,
         num_hidden_layers: int = 1,
         dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
         pad_token_id: int | None = 0,
         initializer_range: float | None = None,
         tie_word_embeddings: bool = True,
@@ -58,6 +62,8 @@ class BiLstmConfig(PreTrainedConfig):
         self.embedding_size, self.lstm_size = embedding_size, lstm_size
         self.num_hidden_layers = num_hidden_layers
         self.dropout = dropout
+        if recurrent_dropout:
+            self.recurrent_dropout = recurrent_dropout
         self.pad_token_id = pad_token_id
         self.initializer_range = initializer_range or embedding_size**-0.5
         self.tie_word_embeddings = tie_word_embeddings
@@ -85,7 +91,9 @@ class BiLstmModel(BiLstmPreTrainedModel):
             config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id
         )
         widths = [config.embedding_size] + [config.hidden_size] * (config.num_hidden_layers - 1)
-        self.layers = nn.ModuleList(BiLstmLayer(width, config.lstm_size) for width in widths)
+        self.layers = nn.ModuleList(
+            BiLstmLayer(width, config.lstm_size, config.recurrent_dropout) for width in widths
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.post_init()
 
@@ -163,8 +171,9 @@ class BiLstmLayer(nn.Module):
     Two of one direction each, as oneDNN runs these, padding and all, but not packed sequences.
     """
 
-    def __init__(self, width: int, lstm_size: int) -> None:
+    def __init__(self, width: int, lstm_size: int, recurrent_dropout: float = 0.0) -> None:
         super().__init__()
+        self.recurrent_dropout = recurrent_dropout
         self.left_to_right = nn.LSTM(width, lstm_size, batch_first=True)
         self.right_to_left = nn.LSTM(width, lstm_size, batch_first=True)
 
@@ -173,9 +182,34 @@ class BiLstmLayer(nn.Module):
         found = []
         for lstm, order in zip((self.left_to_right, self.right_to_left), orders, strict=True):
             places = order[:, :, None]
-            read, _ = lstm(states.gather(1, places.expand(-1, -1, states.shape[2])))
+            ordered = states.gather(1, places.expand(-1, -1, states.shape[2]))
+            if self.training and self.recurrent_dropout:
+                read = lstm_with_dropout(lstm, ordered, self.recurrent_dropout)
+            else:
+                read, _ = lstm(ordered)
             found.append(torch.zeros_like(read).scatter(1, places.expand_as(read), read))
         return torch.cat(found, dim=2)
+
+
+def lstm_with_dropout(lstm: nn.LSTM, inputs: Tensor, share: float) -> Tensor:
+    """States [B,S,H] of an LSTM over inputs [B,S,D]. A share of the channels of the state is
+    dropped on its way from one token to the next: of each row the same channels at every token.
+
+    (Gal & Ghahramani 2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
+    Networks", equation 7; the `recurrent_dropout` of Keras.)
+    """
+    ((of_input, of_state, *biases),) = lstm.all_weights
+    state = cell = inputs.new_zeros(len(inputs), lstm.hidden_size)
+    kept = functional.dropout(torch.ones_like(state), share)
+    given = functional.linear(inputs, of_input, biases[0] + biases[1])
+    states = []
+    for now in given.unbind(1):
+        gates = now + functional.linear(state * kept, of_state)
+        enter, keep, new, show = gates.chunk(4, dim=1)  # in the order of nn.LSTM's weights
+        cell = keep.sigmoid() * cell + enter.sigmoid() * new.tanh()
+        state = show.sigmoid() * cell.tanh()
+        states.append(state)
+    return torch.stack(states, dim=1)
 
 
 class _WithHead(BiLstmPreTrainedModel):

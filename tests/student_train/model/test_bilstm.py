@@ -23,6 +23,7 @@ from student_train.bilstm import (
     BiLstmForSequenceClassification,
     BiLstmForTokenClassification,
     BiLstmModel,
+    lstm_with_dropout,
 )
 from student_train.model.kinds import make_student
 from student_train.model.start import initialise
@@ -70,6 +71,41 @@ def test_padding_changes_nothing(own: Any, side: str) -> None:
             torch.testing.assert_close(together[number][present], apart[0])
         found = batch.logits[number]
         torch.testing.assert_close(found if found.dim() == 1 else found[present], alone.logits[0])
+
+
+def test_dropped_channels_of_a_state_are_dropped_at_every_token() -> None:
+    """The states of each row by cells of torch, whose mask is the one of the whole row."""
+    lstm = torch.nn.LSTM(3, 64, batch_first=True)
+    inputs = torch.randn(2, 6, 3)
+    torch.manual_seed(3)
+    found = lstm_with_dropout(lstm, inputs, 0.25)
+    torch.manual_seed(3)
+    mask = functional.dropout(torch.ones(2, 64), 0.25)
+    assert 0.1 < (mask == 0).float().mean() < 0.4
+    cell = torch.nn.LSTMCell(3, 64)
+    cell.load_state_dict({name.removesuffix("_l0"): w for name, w in lstm.state_dict().items()})
+    state = memory = torch.zeros(2, 64)
+    for place in range(6):
+        state, memory = cell(inputs[:, place], (state * mask, memory))
+        torch.testing.assert_close(found[:, place], state)
+    torch.testing.assert_close(lstm_with_dropout(lstm, inputs, 0.0), lstm(inputs)[0])
+
+
+def test_states_are_dropped_in_training_alone() -> None:
+    plain, dropping = model_of(BiLstmModel), model_of(BiLstmModel, recurrent_dropout=0.5)
+    assert "recurrent_dropout" not in plain.config.to_dict()
+    assert dropping.config.to_dict()["recurrent_dropout"] == 0.5
+    _, ids, mask = padded("between")
+    judged = dropping(ids, attention_mask=mask).last_hidden_state
+    assert torch.equal(judged, plain(ids, attention_mask=mask).last_hidden_state)
+    dropping.train()
+    torch.manual_seed(1)
+    first = dropping(ids, attention_mask=mask).last_hidden_state
+    torch.manual_seed(1)
+    assert torch.equal(first, dropping(ids, attention_mask=mask).last_hidden_state)
+    assert not torch.equal(first, judged) and (first[~mask.bool()] == 0).all()
+    first.square().sum().backward()
+    assert all(weight.grad is not None for weight in dropping.layers.parameters())
 
 
 def test_states_are_embeddings_and_layers() -> None:
