@@ -160,26 +160,34 @@ def _recurrent(kind: str, size: str) -> Shape:
     return Shape(kind, 2 * one_way, 1, 0, embeddings)
 
 
-def _bert(shape: Shape, tokenizer: Any, positions: int, **common: Any) -> BertConfig:
+def _bert(
+    shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
+) -> BertConfig:
     return BertConfig(
         hidden_size=shape.width,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         intermediate_size=4 * shape.width,
         max_position_embeddings=positions,
-        hidden_dropout_prob=0.0,  # a small student underfits: dropout would only slow it down
-        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
         **common,
     )
 
 
-def _modernbert(shape: Shape, tokenizer: Any, positions: int, **common: Any) -> ModernBertConfig:
+def _modernbert(
+    shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
+) -> ModernBertConfig:
     return ModernBertConfig(
         hidden_size=shape.width,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         intermediate_size=2 * shape.width,
         max_position_embeddings=positions,
+        embedding_dropout=dropout,
+        mlp_dropout=dropout,
+        attention_dropout=dropout,
+        classifier_dropout=dropout,
         layer_types=["full_attention"] * shape.layers,
         cls_token_id=tokenizer.cls_token_id,
         bos_token_id=tokenizer.cls_token_id,
@@ -189,11 +197,15 @@ def _modernbert(shape: Shape, tokenizer: Any, positions: int, **common: Any) -> 
     )
 
 
-def _bilstm(shape: Shape, tokenizer: Any, positions: int, **common: Any) -> BiLstmConfig:
+def _bilstm(
+    shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
+) -> BiLstmConfig:
     return BiLstmConfig(
         embedding_size=shape.embeddings,
         lstm_size=shape.width // 2,
         num_hidden_layers=shape.layers,
+        dropout=dropout,
+        recurrent_dropout=dropout,
         **common,
     )
 

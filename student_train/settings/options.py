@@ -164,6 +164,13 @@ class TrainOptions:
         " mixed-vocab | random | auto: teacher where its layers can be cut, else svd.",
         scope={START},
     )
+    dropout: float = option(
+        0.0,  # a small student underfits: dropout would only slow it down
+        "Share of hidden states and attention that are dropped in training; of a BiLSTM, of"
+        " embeddings, layers, and the state between two tokens.",
+        within=SHARE,
+        scope={NETWORK, NEW},
+    )
     word_vectors: str | None = option(
         None,
         "File of word vectors (GloVe, fastText or word2vec as text), as wide as the embeddings,"

@@ -1,0 +1,91 @@
+"""Dropout: in training alone, the same after a stop, and recorded with the student."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from store import FeatureStore
+from student_train.data.stream import split_blocks
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.distiller import Distiller
+from student_train.train.evaluate import evaluate
+from student_train.train.student_training import train
+
+DROPPED = {
+    "16x2x2": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "modernbert:16x2x2": (
+        "embedding_dropout",
+        "mlp_dropout",
+        "attention_dropout",
+        "classifier_dropout",
+    ),
+    "bilstm:8,8": ("dropout", "recurrent_dropout"),
+}
+
+
+def options_for(store: FeatureStore, student: str, **changes: Any) -> TrainOptions:
+    return TrainOptions(
+        store=store.path, student=student, vocab="400", loss={"mlm": 1.0, "hidden": 1.0}, steps=6,
+        batch_tokens=512, lr=1e-2, checkpoint_every=1, device="cpu", precision="fp32", **changes,
+    ).resolved()  # fmt: skip
+
+
+def weights(model: Any) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+@pytest.mark.parametrize("student", DROPPED)
+def test_a_stopped_training_drops_the_same(
+    store: FeatureStore, tmp_path: Path, student: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(step: int, found: dict[str, float]) -> None:
+        if step > 3:
+            raise Killed
+
+    options = options_for(store, student, dropout=0.3)
+    straight, collator, _ = prepare(options, store)
+    expected = train(store, straight, collator, options).validation
+    torn, _, _ = prepare(options, store)
+    with pytest.raises(Killed):
+        train(store, torn, collator, options, tmp_path, on_step=killed)
+    again, _, _ = prepare(options, store)
+    said: list[str] = []
+    resumed = train(store, again, collator, options, tmp_path, resume=True, say=said.append)
+    assert said == ["resume    after step 3"] and resumed.validation == expected
+    assert torch.equal(weights(again), weights(straight))
+    plain, _, _ = prepare(replace(options, dropout=0.0), store)
+    train(store, plain, collator, options)
+    assert not torch.equal(weights(plain), weights(straight))
+
+
+@pytest.mark.parametrize("student", DROPPED)
+def test_it_is_recorded_and_validation_drops_nothing(
+    store: FeatureStore, student: str, tmp_path: Path
+) -> None:
+    options = options_for(store, student, dropout=0.3)
+    model, collator, _ = prepare(options, store)
+    plain, _, _ = prepare(replace(options, dropout=0.0), store)
+    assert torch.equal(weights(model), weights(plain))
+    model.save_pretrained(tmp_path)
+    saved = type(model.config).from_pretrained(tmp_path)
+    for name in DROPPED[student]:
+        assert getattr(saved, name) == 0.3 and getattr(plain.config, name) == 0.0, name
+    found = []
+    for each in (model, plain):
+        torch.manual_seed(0)
+        distiller = Distiller(each, options, store.features.hidden, store.features.width).train()
+        _, held_out = split_blocks(store, options.held_out)
+        found.append(evaluate(distiller, store, collator, held_out, options))
+        assert distiller.training
+    assert found[0] == found[1] and found[0]["valid_loss"] > 0
+    assert options.name() != replace(options, dropout=0.0).name()
+    assert options.describing()["dropout"] == 0.3
