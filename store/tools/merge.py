@@ -83,8 +83,9 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
 def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> None:
     """Raise UserError, with the command to type, if states have to be encoded again."""
     first, codec = stores[0], stores[0].features.codec
+    normalised = first.features.level.hidden.normalised
     for other in stores[1:]:
-        if codec != "exact" and not same_calibration(first.calibration, other.calibration):
+        if normalised and not same_calibration(first.calibration, other.calibration):
             command = shlex.join([*(store.path for store in stores), str(target)])
             raise UserError(
                 f"{other.path}: codec {codec!r} stores hidden states relative to a mean and "

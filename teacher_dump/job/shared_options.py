@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from store.format.codecs.levels import LEVELS
+
 model = click.option(
     "--model", required=True, help="Teacher: model id, folder, or an alias (rubert-base, minilm)."
 )
@@ -26,7 +28,7 @@ text_column = click.option(
 )
 codec = click.option(
     "--codec",
-    type=click.Choice(["default", "exact", "small"]),
+    type=click.Choice(sorted(LEVELS)),
     default="default",
     help="Precision of what is kept.",
 )

@@ -60,7 +60,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, stored: Mapping[str, Any], row: tuple[int, ...], xp: Any = np) -> Any:
-        """Arrays of `encode` -> float32 [N, *row].
+        """Arrays of `encode` -> float32 [N, *row], which may be altered (but for `Float32`).
 
         `xp` is the module of the arrays: numpy, or torch on whatever device they are.
         """

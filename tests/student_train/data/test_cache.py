@@ -145,6 +145,8 @@ def test_what_is_decoded_is_what_the_store_decodes(width: int) -> None:
         found = codec.decode(tensors, (width,), torch)
         assert found.dtype == torch.float32 and found.shape == values.shape
         np.testing.assert_array_equal(found, codec.decode(stored, (width,)))
+        elsewhere = {name: tensor.to("meta") for name, tensor in tensors.items()}
+        assert codec.decode(elsewhere, (width,), torch).device.type == "meta"
     square, codes = Square(), np.arange(256, dtype=np.uint8)
     found = square.from_codes(torch.from_numpy(codes), torch)
     np.testing.assert_array_equal(found, square.from_codes(codes))
