@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -129,18 +130,17 @@ def _fine_tune(asked: Asked) -> None:
 
 
 def _task(asked: Asked) -> Any:
-    """The task, with the options that belong to it alone."""
+    """Make the task with those of the options that its class takes."""
     from downstream.tasks.classify import Classify
     from downstream.tasks.pair import PairScore
     from downstream.tasks.qa import QA
     from downstream.tasks.tagging import Entities, PartsOfSpeech
 
-    own = {"unseen_labels", "pieces", "per_class", "stride"}
-    given = {name: value for name, value in asked.given().items() if name in own}
-    if asked.task in ("pos", "ner"):
-        return PartsOfSpeech(**given) if asked.task == "pos" else Entities(**given)
-    kind = {"classify": Classify, "pair": PairScore, "qa": QA}[asked.task]
-    return kind(asked.columns(), **given)
+    kinds: tuple[Any, ...] = (PartsOfSpeech, Entities, Classify, PairScore, QA)
+    (kind,) = (kind for kind in kinds if kind.name == asked.task)
+    given = {**asked.given(), "columns": asked.columns()}
+    taken = inspect.signature(kind).parameters
+    return kind(**{name: given[name] for name in taken if name in given})
 
 
 def _speed(asked: Asked) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from downstream.cli import main
+from downstream.cli import _task, main
 from downstream.mlm.scoring import train_seeds
 from downstream.options import (
     OPTIONS,
@@ -106,3 +106,22 @@ def test_help_tells_tasks_defaults_and_ranges() -> None:
         "--train PATH Training examples.",
     ):
         assert words in told, words
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ({"task": "pos", "unseen_labels": "count"}, {"unseen_labels": "count"}),
+        ({"task": "ner", "pieces": "all"}, {"unseen_labels": "refuse", "pieces": "all"}),
+        (
+            {"task": "classify", "per_class": 2, "label_column": "class"},
+            {"columns": {"label": "class"}, "per_class": 2, "unseen_labels": "refuse"},
+        ),
+        ({"task": "pair", "score_column": "s"}, {"columns": {"score": "s"}}),
+        ({"task": "qa", "stride": 0}, {"columns": {}, "stride": 0}),
+    ],
+)
+def test_a_task_gets_its_own_options(words: dict[str, Any], own: dict[str, Any]) -> None:
+    asked = Asked(**words, model=("m",), train=(Path("a"),), out=Path("nowhere"), seed=3)
+    task = _task(asked)
+    assert (task.name, task.options()) == (words["task"], own)
