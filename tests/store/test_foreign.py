@@ -17,6 +17,7 @@ import pytest
 import zarr
 
 from store import open_store
+from store.format.features import TASKS
 from store.read.record import Record
 from tests.store.golden.make import STORES
 from tests.store.making import features_of, make_store
@@ -90,6 +91,10 @@ def test_a_reader_written_from_the_format_alone(
     logits = {"topk": "rest", "sample": "start", "head": "values"}
     assert kind not in logits or logits[kind] in records[0][0]["views"][1]["logits"]
     assert records[0][0]["views"][1]["mask"].dtype == bool
+    if kind in TASKS:
+        task = example.features["task"]
+        assert task["kind"] == kind and len(task["labels"]) == 4
+        assert {"classification": "label", "tagging": "tag"}[kind] in records[0][0]
 
 
 @pytest.mark.parametrize("name", STORES)
