@@ -45,7 +45,7 @@ def random_model(folder: Path, shape: str, pieces: int) -> Path:
     words = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, pieces)}}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]"
     )
     path = folder / f"{shape}-{pieces}"

@@ -73,8 +73,8 @@ def _quiet_transformers() -> None:
     """Silence warnings of heads that are new on purpose, and bars of reading weights."""
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def _mlm(asked: Asked) -> None:

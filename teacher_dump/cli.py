@@ -1,4 +1,4 @@
-"""`teacher-dump`: run the teacher once and keep what it knew."""
+"""The command `teacher-dump`: runs the teacher once and keeps what it knew."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from support.console import CONTEXT, command_errors, counted
-from teacher_dump.job import shared_options as shared
+from support.options import click_options, read_words
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.mixed_vocab.cli import mixed_vocab
-from training.rare_masks import MASK_WORDS
 
 HELP = """Run a teacher once over a corpus and write what it knew about every token into a store.
 
@@ -18,95 +17,35 @@ A dump that was stopped continues where it was: type the same command again.
 """
 
 
-class WithCommand(click.Command):
-    """A command that is another one where its first word is the name of that."""
+class CommandWithSubcommands(click.Group):
+    """A group that does work of its own unless its first word names a subcommand."""
 
-    other = mixed_vocab
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
-    ) -> click.Context:
-        if args[:1] != [self.other.name]:
-            return super().make_context(info_name, args, parent, **extra)
-        return self.other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_options(ctx, formatter)
-        with formatter.section("Commands"):
-            formatter.write_dl([(str(self.other.name), self.other.get_short_help_str(90))])
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Before a subcommand the group's own options, some of them required, are not asked for.
+        ctx.resilient_parsing = bool(args) and args[0] in self.commands
+        rest = super().parse_args(ctx, args)
+        ctx.resilient_parsing = False
+        return rest
 
 
-@click.command(cls=WithCommand, help=HELP, context_settings=CONTEXT)
-@shared.model
-@shared.corpus
-@shared.out
-@shared.text_column
-@click.option(
-    "--label-column",
-    help="Column with the gold label, by name or number, for a teacher that classifies texts.",
+@click.group(
+    cls=CommandWithSubcommands,
+    help=HELP,
+    context_settings=CONTEXT,
+    invoke_without_command=True,
+    subcommand_metavar="[COMMAND ...]",
 )
-@click.option(
-    "--head",
-    type=click.Choice(["auto", "mlm", "classification", "tagging", "causal", "none"]),
-    default="auto",
-    help=(
-        "Head to read logits from; auto takes what the checkpoint was fine-tuned for"
-        " (classification, tagging), else its masked-LM head."
-    ),
-)
-@click.option(
-    "--logits",
-    help="Of an LM head: topk:K | sample:DRAWS | head | none.  [default: topk:64]",
-)
-@click.option(
-    "--hidden",
-    default="mean",
-    help="mean | groups:N | layer:I (0 = embeddings) | none; a comma list for several.",
-)
-@click.option("--attention", default="mean", help="mean | groups:N | none.")
-@click.option(
-    "--views",
-    default=1,
-    help="Forward passes over each sequence; view 0 is plain, the others have words masked.",
-)
-@click.option("--mask-prob", default=0.15, help="Share of words masked in views 1, 2, ...")
-@click.option(
-    "--mask-words",
-    type=click.Choice(MASK_WORDS),
-    default="uniform",
-    help="rare: a word is masked the more often the rarer it is in the corpus (views 1, 2, ...).",
-)
-@click.option("--seed", default=0, help="Seed of masks and draws.")
-@shared.codec
-@click.option(
-    "--max-length",
-    type=int,
-    help=(
-        "Longest window in tokens, special ones included.  [default: 256 or the teacher's own"
-        " limit]"
-    ),
-)
-@click.option("--stride", default=0, help="Tokens by which windows of one document overlap.")
-@shared.batch_tokens
-@shared.device
-@shared.precision
-@shared.limit
-@click.option(
-    "--weights/--no-weights",
-    default=True,
-    help="Keep the encoder's weights (fp16), from which students start.",
-)
-@shared.trust_remote_code
+@click_options(DumpOptions)
 @command_errors
-def main(**arguments: Any) -> None:
-    from teacher_dump.job.dump import (
-        dump,  # torch and transformers load only for work, not for --help
-    )
+def main(**given: Any) -> None:
+    context = click.get_current_context()
+    if context.invoked_subcommand is not None:
+        if given["model"] is not None:
+            raise click.UsageError(f"give the options behind the word {context.invoked_subcommand}")
+        return
+    from teacher_dump.job.dump import dump  # loads torch only for work, not for --help
 
-    options = DumpOptions(corpus=shared.listed(arguments.pop("corpus")), **arguments)
+    options = DumpOptions(**read_words(DumpOptions, given))
     done = dump(options, say=click.echo)
     resumed = f" ({done.resumed_parts:,} of them from before)" if done.resumed_parts else ""
     click.echo(
@@ -130,3 +69,6 @@ def main(**arguments: Any) -> None:
     if done.widened:
         click.echo(f"{counted(done.widened, 'time')} NaN or infinity came: run in float32")
     click.echo(f"next: student-train --store {options.out} --vocab {done.vocab}")
+
+
+main.add_command(mixed_vocab)

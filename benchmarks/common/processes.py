@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
@@ -84,10 +85,15 @@ def command(module: str, *words: str | Path | int) -> None:
 
 def in_small_parts(module: str, *words: str | Path | int) -> None:
     """Do as `command`, with dumps in parts of PART_TOKENS tokens, so that a small dump has many."""
+    from teacher_dump.job import dump as job
     from teacher_dump.job.options import DumpOptions
 
-    small = functools.partial(DumpOptions, part_tokens=PART_TOKENS)
-    with mock.patch("teacher_dump.cli.DumpOptions", small):
+    whole = job.dump
+
+    def dump(options: DumpOptions, *more: Any, **named: Any) -> job.DumpSummary:
+        return whole(replace(options, part_tokens=PART_TOKENS), *more, **named)
+
+    with mock.patch.object(job, "dump", dump):
         command(module, *words)
 
 

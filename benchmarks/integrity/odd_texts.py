@@ -29,8 +29,9 @@ from store import Features, FeatureStore, StoreWriter, open_store
 from store.tools.verify import verify
 from support.arrays import ranges
 from teacher_dump.corpus.documents import Corpus
+from teacher_dump.windows.cutting import iter_windows
 from teacher_dump.windows.masked_views import mask_spans
-from teacher_dump.windows.window import Window, iter_windows
+from teacher_dump.windows.window import Window
 from tests.texts import SENTENCES
 
 KINDS = ("wordpiece", "bpe", "unigram")

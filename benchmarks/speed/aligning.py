@@ -117,7 +117,7 @@ def pooled(how: str, runs: Runs, values: torch.Tensor) -> Callable[[], object]:
 
     def work() -> None:
         values.grad = None
-        mean().sum().backward()  # type: ignore[no-untyped-call]
+        mean().sum().backward()
 
     return work
 

@@ -34,8 +34,9 @@ from teacher_dump.job.dump import dump, gathered
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.teacher import PRECISIONS, load_teacher
+from teacher_dump.windows.cutting import iter_windows
 from teacher_dump.windows.length_batches import length_batches, padded
-from teacher_dump.windows.window import Window, iter_windows
+from teacher_dump.windows.window import Window
 
 KEPT = 16
 PLAIN_BATCH = 32  # sequences

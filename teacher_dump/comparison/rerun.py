@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from store import Features, FeatureStore, Record, UserError
 from store.extras.word_counts import WordCounts
+from support.arrays import Array
 from support.console import check_device, counted
 from teacher_dump.comparison.errors import Comparison, Errors
 from teacher_dump.job.options import DumpOptions
@@ -231,7 +232,7 @@ class _Sample:
         size = self.arguments["batch_tokens"]
         batches = [chosen[batch] for batch in length_batches(lengths, size)] if lengths else []
 
-        def read(values: torch.Tensor, batch: np.ndarray) -> tuple[np.ndarray, ...]:
+        def read(values: torch.Tensor, batch: Array) -> tuple[Array, ...]:
             assert self.teacher.decoder is not None
             of_sequences = task and task.kind == "classification"
             pieces = values.split([1 if of_sequences else len(flat[i]) for i in batch])
@@ -247,7 +248,7 @@ class _Sample:
         for known in forward(self.teacher, self.windows, flat, batches, 0, Counter(), reader):
             self._compare(view, known, errors)
 
-    def _input(self, i: int, view: int) -> np.ndarray | None:
+    def _input(self, i: int, view: int) -> Array | None:
         """What the teacher read; None where that cannot be known."""
         record, window, tokenizer = self.records[i], self.windows[i], self.teacher.tokenizer
         spans = record.views[view].spans

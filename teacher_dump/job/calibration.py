@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 
 from store import StoreWriter
+from support.arrays import Array
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.teacher.forward import forward
 from teacher_dump.teacher.teacher import Teacher
@@ -18,7 +19,7 @@ CALIBRATION_TOKENS = 1 << 14
 
 def calibration(
     options: DumpOptions, teacher: Teacher, windows: list[Window]
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+) -> dict[str, tuple[Array, Array]]:
     """That of the unfinished store, else a new one."""
     if not teacher.hidden.groups:
         return {}
@@ -29,13 +30,13 @@ def calibration(
 
 def _calibrate(
     teacher: Teacher, windows: list[Window], batch_tokens: int
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+) -> dict[str, tuple[Array, Array]]:
     """Mean and deviation of every channel over windows spread evenly through the first part."""
     step = max(1, sum(len(w.ids) for w in windows) // CALIBRATION_TOKENS)
     inputs = [w.ids for w in windows]
     chosen = np.arange(0, len(windows), step)
     batches = length_batches([len(inputs[i]) for i in chosen], batch_tokens)
-    states: dict[str, list[np.ndarray]] = {name: [] for name in teacher.hidden.groups}
+    states: dict[str, list[Array]] = {name: [] for name in teacher.hidden.groups}
     for known in forward(teacher, windows, inputs, [chosen[b] for b in batches], 0, Counter()):
         for name, values in known.hidden.items():
             states[name].append(values)

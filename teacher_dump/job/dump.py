@@ -24,12 +24,13 @@ from support.console import counted
 from support.errors import UserError
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.contents import features_of, told, window_length
+from teacher_dump.job.chosen_features import features_of, told, window_length
 from teacher_dump.job.options import DumpOptions, check_options, describe
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
-from teacher_dump.windows.gold_labels import Labels
-from teacher_dump.windows.rare_words import word_counts
-from teacher_dump.windows.window import Window, iter_windows
+from teacher_dump.windows.cutting import iter_windows
+from teacher_dump.windows.label_numbers import Labels
+from teacher_dump.windows.rare_words import count_words
+from teacher_dump.windows.window import Window
 from training.wordpiece import suggested_size
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _dump(
         labels.check(corpus.met(task.kind), corpus.steps())
         windows = labels.numbered(windows)
     cut = gathered(_until(stop, windows), options.part_tokens, options.limit)
-    words = word_counts(options, corpus)
+    words = _word_counts(options, corpus)
     with closing(prefetched(cut, PARTS_AHEAD)) as parts:
         first = next(parts, None)
         if first is None:
@@ -176,6 +177,15 @@ def _dump(
     )
 
 
+def _word_counts(options: DumpOptions, corpus: Corpus) -> WordCounts | None:
+    """Take the counts of words from an unfinished store, or count; None if all are masked alike."""
+    if options.mask_words == "uniform":
+        return None
+    if StoreWriter.peek(options.out):
+        return WordCounts.unfinished(options.out)
+    return count_words(corpus)
+
+
 def _until(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
     """The same; raises Stopped in the thread that cuts them, too, which else went on to the end of
     its part."""
@@ -195,7 +205,7 @@ def _write(
 ) -> Counter[str]:
     """Write those parts that are not published; what all of them hold, and what `forward`
     tallies."""
-    from teacher_dump.job.parts import check_published, write_part
+    from teacher_dump.job.part_writing import check_published, write_part
 
     done: Counter[str] = Counter()
     with (

@@ -1,4 +1,4 @@
-"""What a dump is asked for."""
+"""Options of a dump: what each takes, and which contradict each other."""
 
 from __future__ import annotations
 
@@ -6,52 +6,137 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from store import LogitsSpec
+from store.format.codecs.levels import LEVELS
 from store.format.features import TASKS
 from support.console import check_device
 from support.errors import UserError
+from support.options import INNER_SHARE, at_least, check_values, option
 from teacher_dump.teacher.checkpoint_names import corpus_of
+from teacher_dump.teacher.layer_groups import feature_words
+from training.rare_masks import MASK_WORDS
 
-PART_TOKENS = (
-    1 << 17
-)  # work lost at most by a kill; a part is also what lies in memory before it is written
+PART_TOKENS = 1 << 17  # a kill loses at most so many; a part is in memory until it is written
 DEFAULT_CORPUS = "python-docs"
 DEFAULT_MAX_LENGTH = 256
 DEFAULT_LOGITS = "topk:64"
 MAX_DRAWS = 2**16 - 1  # of a token: a store counts them in 16 bits
 
 
+def _tier_and_size(spec: str) -> tuple[str, int]:
+    """Read `--logits` as far as that needs no teacher: tier and size, 0 for tiers without one.
+
+    Raises UserError for anything else.
+    """
+    tier, _, size = spec.partition(":")
+    if spec in ("none", "head"):
+        return spec, 0
+    if tier in ("topk", "sample") and size.isdecimal() and int(size) > 0:
+        if tier == "sample" and int(size) > MAX_DRAWS:
+            raise UserError(f"--logits {spec}: at most {MAX_DRAWS} draws of a token; ask for fewer")
+        return tier, int(size)
+    raise UserError(f"--logits {spec}: expected topk:K, sample:DRAWS, head or none")
+
+
+def listed(words: tuple[str, ...] | str) -> tuple[str, ...]:
+    """Split the words of a repeated option, each perhaps a comma list, into their parts."""
+    values = (words,) if isinstance(words, str) else words
+    return tuple(part for value in values for part in value.split(",") if part)
+
+
+def _check_device_name(device: str) -> None:
+    if device != "auto":
+        check_device(device)
+
+
 @dataclass(frozen=True)
 class DumpOptions:
-    """Everything that decides what a store holds; see `teacher-dump --help` for each."""
+    """Everything that decides what a store holds.
 
-    model: str
-    out: Path
-    corpus: tuple[str, ...] = ()
-    text_column: str | None = None
-    label_column: str | None = None
-    head: str = "auto"
-    logits: str | None = None  # DEFAULT_LOGITS where there is an LM head
-    hidden: str = "mean"
-    attention: str = "mean"
-    views: int = 1
-    mask_prob: float = 0.15
-    mask_words: str = "uniform"
-    seed: int = 0
-    codec: str = "default"
-    max_length: int | None = None
-    stride: int = 0
-    batch_tokens: int = 8192
-    device: str = "auto"
-    precision: str = "auto"
-    limit: int | None = None
+    Each field says what it is and what it takes, for the command line and for Python. Raises
+    UserError for a value that an option does not take; `check_options` checks them together.
+    """
+
+    model: str = option(
+        help="Teacher: model id, folder, or an alias (rubert-base, minilm).", required=True
+    )
+    out: Path = option(help="The store: NAME.zarr or NAME.h5.", required=True)
+    corpus: tuple[str, ...] = option(
+        (),
+        "Text: .txt (a document a line), .jsonl/.csv/.tsv/.parquet, token/tag .tsv, a folder,"
+        " hf:NAME[@CONFIG][:SPLIT], or python-docs. Repeatable.",
+        repeated=True,
+        read=listed,
+        told_default="the alias's own corpus, else python-docs (embedded)",
+    )
+    text_column: str | None = option(
+        None, "Column with the text in .jsonl/.csv/.tsv/.parquet and hf: sources."
+    )
+    label_column: str | None = option(
+        None,
+        "Column with the gold label, by name or number, for a teacher that classifies texts.",
+    )
+    head: str = option(
+        "auto",
+        "Head to read logits from; auto takes what the checkpoint was fine-tuned for"
+        " (classification, tagging), else its masked-LM head.",
+        choices=("auto", "mlm", "classification", "tagging", "causal", "none"),
+    )
+    logits: str | None = option(  # None: DEFAULT_LOGITS where there is an LM head
+        None,
+        "What to keep of an LM head's logits: topk:K | sample:DRAWS | head | none.",
+        told_default=DEFAULT_LOGITS,
+        check=_tier_and_size,
+    )
+    hidden: str = option(
+        "mean",
+        "Hidden states: mean | groups:N | layer:I (0 = embeddings) | none; a comma list for"
+        " several.",
+        check=feature_words,
+    )
+    attention: str = option(
+        "mean", "Attention maps: mean | groups:N | layer:I | none.", check=feature_words
+    )
+    views: int = option(
+        1,
+        "Forward passes over each sequence; view 0 is plain, the others have words masked.",
+        within=at_least(1),
+    )
+    mask_prob: float = option(0.15, "Share of words masked in views 1, 2, ...", within=INNER_SHARE)
+    mask_words: str = option(
+        "uniform",
+        "rare: a word is masked the more often the rarer it is in the corpus (views 1, 2, ...).",
+        choices=MASK_WORDS,
+    )
+    seed: int = option(0, "Seed of masks and draws.", within=at_least(0))
+    codec: str = option("default", "Precision of what is kept.", choices=tuple(sorted(LEVELS)))
+    max_length: int | None = option(
+        None,
+        "Longest window in tokens, special ones included.",
+        told_default=f"{DEFAULT_MAX_LENGTH} or the teacher's own limit",
+    )
+    stride: int = option(0, "Tokens by which windows of one document overlap.", within=at_least(0))
+    batch_tokens: int = option(
+        8192, "Tokens of a teacher batch, padding included: bounds memory.", within=at_least(1)
+    )
+    device: str = option("auto", "auto | cpu | cuda | cuda:N.", check=_check_device_name)
+    precision: str = option(
+        "auto", "auto: bf16 on a GPU, else fp32.", choices=("auto", "bf16", "fp16", "fp32")
+    )
+    limit: int | None = option(
+        None, "Stop after this many tokens of the corpus.", within=at_least(1)
+    )
     part_tokens: int = PART_TOKENS
-    weights: bool = True
-    trust_remote_code: bool = False
+    weights: bool = option(True, "Keep the encoder's weights (fp16), from which students start.")
+    trust_remote_code: bool = option(
+        False, "Run Python code that comes with the checkpoint.", flag="--trust-remote-code"
+    )
     text_only: bool = False  # what the store is for may lie outside the parts
 
+    def __post_init__(self) -> None:
+        check_values(self)
+
     def resolved(self) -> DumpOptions:
-        """The same options with every `auto` decided for this machine. UserError for a GPU that it
-        does not have."""
+        """Decide every `auto` for this machine; raises UserError for a GPU that it lacks."""
         device = self.device
         if device != "cpu":
             import torch  # here and not above: neither --help nor a mistake must wait for it
@@ -65,12 +150,12 @@ class DumpOptions:
         return replace(self, device=device, precision=precision, corpus=self.sources())
 
     def sources(self) -> tuple[str, ...]:
-        """The corpus, also where none was given."""
+        """List the corpus, or the default one where none was given."""
         return self.corpus or (corpus_of(self.model) or DEFAULT_CORPUS,)
 
 
 def describe(options: DumpOptions, corpus_was_given: bool) -> str:
-    """The settings that are known before the teacher is loaded, one line each."""
+    """Tell the settings that are known before the teacher is loaded, one line each."""
     source = "" if corpus_was_given else " (no --corpus given: the default)"
     rows = {
         "teacher": options.model,
@@ -88,22 +173,15 @@ def describe(options: DumpOptions, corpus_was_given: bool) -> str:
 
 
 def check_options(options: DumpOptions) -> None:
-    """Refuse, in one line, what cannot work whatever the teacher is; without torch, which takes
-    seconds to load."""
-    if options.views < 1:
-        raise UserError(f"--views {options.views}: view 0 is the plain text, so at least 1")
-    if not 0 < options.mask_prob < 1:
-        raise UserError(
-            f"--mask-prob {options.mask_prob}: expected a share of words between 0 and 1"
-        )
+    """Refuse options that contradict each other, whatever the teacher is.
+
+    Raises UserError. Needs no torch, which takes seconds to load.
+    """
     if options.mask_words == "rare" and options.views == 1:
         raise UserError(
             "--mask-words rare: in view 0, the only one, no word is masked; ask for masked views"
             " (--views 2), or leave it out"
         )
-    for name, tokens in (("--batch-tokens", options.batch_tokens), ("--limit", options.limit)):
-        if tokens is not None and tokens < 1:
-            raise UserError(f"{name} {tokens}: counts tokens, at least 1")
     head = "--head" if options.head == "none" else "--logits"
     logits = options.head if options.head == "none" else options.logits
     nothing = logits == options.hidden == options.attention == "none"
@@ -118,18 +196,10 @@ def check_options(options: DumpOptions) -> None:
         )
     if options.head != "auto":
         check_head(options, options.head)
-    if options.seed < 0:
-        raise UserError(f"--seed {options.seed}: expected 0 or more")
-    if options.logits is not None:
-        _tier_and_size(options.logits)
-    for spec in (options.hidden, options.attention):
-        feature_words(spec)
-    if options.device != "auto":
-        check_device(options.device)
 
 
 def check_head(options: DumpOptions, head: str) -> None:
-    """Refuse options that mean nothing for a head."""
+    """Raise UserError for options that mean nothing for a head."""
     if head in TASKS and options.logits not in (None, "none"):
         raise UserError(
             f"--logits {options.logits}: such tiers are for a vocabulary; of a {head} head all"
@@ -151,30 +221,10 @@ def check_head(options: DumpOptions, head: str) -> None:
         )
 
 
-def feature_words(spec: str) -> list[tuple[str, int]]:
-    """`mean`, `groups:3`, `layer:4` or a comma list of them as (kind, number); [] for `none`.
-
-    Raises UserError for an unknown word and for `none` beside others.
-    """
-    words = [part.strip() for part in spec.split(",")]
-    found = []
-    for word in words if words != ["none"] else ():
-        kind, _, number = word.partition(":")
-        if word == "none":
-            raise UserError(f"{spec}: none beside others; leave it out")
-        if word == "mean":
-            found.append((kind, 0))
-        elif number.isdecimal() and (kind == "layer" or (kind == "groups" and int(number) > 0)):
-            found.append((kind, int(number)))
-        else:
-            raise UserError(f"unknown feature {word!r}: expected mean, groups:N, layer:I or none")
-    return found
-
-
 def parse_logits(
     spec: str, width: int, vocabulary: int, next_token: bool = False
 ) -> LogitsSpec | None:
-    """`topk:K`, `sample:DRAWS`, `head` or `none` as a LogitsSpec; UserError for anything else."""
+    """Read `topk:K`, `sample:DRAWS`, `head` or `none`; raises UserError for anything else."""
     tier, size = _tier_and_size(spec)
     if tier == "none":
         return None
@@ -183,15 +233,3 @@ def parse_logits(
             f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; keep fewer"
         )
     return LogitsSpec(tier, size or width, next_token)
-
-
-def _tier_and_size(spec: str) -> tuple[str, int]:
-    """What can be told of `--logits` before the teacher is loaded; size 0 where it has none."""
-    tier, _, size = spec.partition(":")
-    if spec in ("none", "head"):
-        return spec, 0
-    if tier in ("topk", "sample") and size.isdecimal() and int(size) > 0:
-        if tier == "sample" and int(size) > MAX_DRAWS:
-            raise UserError(f"--logits {spec}: at most {MAX_DRAWS} draws of a token; ask for fewer")
-        return tier, int(size)
-    raise UserError(f"--logits {spec}: expected topk:K, sample:DRAWS, head or none")

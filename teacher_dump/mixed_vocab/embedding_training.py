@@ -19,7 +19,7 @@ from support.differences import differences
 from support.errors import ANOTHER, UserError
 from support.lease import Lease
 from support.signals import Stop
-from teacher_dump.mixed_vocab.model import MixedTeacher
+from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
 from teacher_dump.mixed_vocab.segmentation import Batch, Mixer
 from training.checkpoint import read_checkpoint, write_checkpoint
 from training.loop import Losses, Training

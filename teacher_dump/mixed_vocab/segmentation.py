@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from support.arrays import Array
 from support.errors import UserError
 from teacher_dump.windows.length_batches import length_batches, padded
 from teacher_dump.windows.masked_views import word_spans
@@ -32,11 +33,11 @@ class Pieces:
     word int64 [T], the word that each belongs to: -1 for special tokens before the text.
     """
 
-    ids: np.ndarray
-    own: np.ndarray
-    offsets: np.ndarray
-    special: np.ndarray
-    word: np.ndarray
+    ids: Array
+    own: Array
+    offsets: Array
+    special: Array
+    word: Array
 
     def __getitem__(self, rows: Any) -> Pieces:
         columns = (self.ids, self.own, self.offsets, self.special, self.word)
@@ -49,7 +50,7 @@ class Side:
 
     backend: Any  # tokenizers.Tokenizer
     mask: int
-    ordinary: np.ndarray  # int64: ids that are not special
+    ordinary: Array  # int64: ids that are not special
 
     @classmethod
     def of(cls, tokenizer: Any) -> Side:
@@ -66,10 +67,10 @@ class Side:
 class Masked:
     """A sequence as the network reads it: ids and own [L]; what stood at `places` [M] before."""
 
-    ids: np.ndarray
-    own: np.ndarray
-    places: np.ndarray
-    labels: np.ndarray
+    ids: Array
+    own: Array
+    places: Array
+    labels: Array
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Batch:
         return Batch(*(column.to(device) for column in vars(self).values()))
 
 
-def word_numbers(text: str, *offsets: np.ndarray) -> np.ndarray:
+def word_numbers(text: str, *offsets: Array) -> Array:
     """The word that each character of a text belongs to: int64 [characters], ascending from 0.
 
     Words are those of `masking.word_spans`, joined where a token of one of the tokenizations
@@ -140,11 +141,11 @@ def mixed(
     return joined[np.argsort(joined.word, kind="stable")]
 
 
-def _columns(pieces: Pieces) -> tuple[np.ndarray, ...]:
+def _columns(pieces: Pieces) -> tuple[Array, ...]:
     return pieces.ids, pieces.own, pieces.offsets, pieces.special, pieces.word
 
 
-def _pieces(encoding: Any, offsets: np.ndarray, words: np.ndarray, own: bool) -> Pieces:
+def _pieces(encoding: Any, offsets: Array, words: Array, own: bool) -> Pieces:
     special = np.array(encoding.special_tokens_mask, bool)
     first = np.minimum(offsets[:, 0], max(0, len(words) - 1))
     word = words[first] if len(words) else np.zeros(len(first), np.int64)

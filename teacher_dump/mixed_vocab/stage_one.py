@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,44 +20,17 @@ from support.differences import check_same, differences
 from support.errors import UserError
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.contents import window_length
+from teacher_dump.job.chosen_features import window_length
 from teacher_dump.job.dump import DumpSummary, dump, gathered, kept
-from teacher_dump.job.options import DumpOptions, check_options
+from teacher_dump.job.options import check_options
+from teacher_dump.mixed_vocab.options import MixedVocabOptions
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
-from teacher_dump.windows.window import iter_windows
-from training.optimizer import check_optimizer
+from teacher_dump.windows.cutting import iter_windows
 from training.wordpiece import SPECIALS, check_student_tokenizer, train_wordpiece, vocabulary_size
 
 if TYPE_CHECKING:
     from teacher_dump.job.identity import StageOne
     from teacher_dump.teacher.teacher import Teacher
-
-
-@dataclass(frozen=True)
-class MixedVocabOptions:
-    """What is asked of stage I; see `teacher-dump mixed-vocab --help` for each. `dump` says what
-    teacher and corpus are, and what else of the teacher the store keeps."""
-
-    dump: DumpOptions
-    vocab: str
-    width: int
-    steps: int = 2000
-    lr: float = 1e-4
-    student_share: float = 0.5
-    mask_prob: float = 0.15
-    optimizer: str = "adamw"
-    checkpoint_every: int = 500
-
-    def arguments(self) -> dict[str, Any]:
-        """What decides the embeddings, teacher and text aside, as JSON."""
-        own = {key: value for key, value in asdict(self).items() if key != "dump"}
-        del own["checkpoint_every"]
-        shared = {key: getattr(self.dump, key) for key in ("batch_tokens", "seed", "precision")}
-        return {**own, **shared}
-
-    def checkpoint(self) -> Path:
-        """Where a stopped training is kept, beside the store."""
-        return self.dump.out.with_name(f"{self.dump.out.name}.mixed-vocab")
 
 
 def mixed_vocab(
@@ -72,7 +45,8 @@ def mixed_vocab(
     """
     options = replace(options, dump=replace(options.dump, text_only=True))
     with stoppable(lambda: _kept(options)) as stop:
-        _check(options)
+        check_options(options.dump)
+        StoreWriter.check(options.dump.out)
         model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
         options = replace(options, dump=options.dump.resolved())
@@ -80,28 +54,6 @@ def mixed_vocab(
     summary = dump(options.dump, say, stage_one)
     options.checkpoint().unlink(missing_ok=True)
     return summary
-
-
-def _check(options: MixedVocabOptions) -> None:
-    check_options(options.dump)
-    StoreWriter.check(options.dump.out)
-    counts = ("width", "steps", "checkpoint_every")
-    for name in counts:
-        if getattr(options, name) < 1:
-            raise UserError(
-                f"--{name.replace('_', '-')} {getattr(options, name)}: expected at least 1"
-            )
-    for name in ("student_share", "mask_prob"):
-        if not 0 < getattr(options, name) < 1:
-            raise UserError(
-                f"--{name.replace('_', '-')} {getattr(options, name)}: expected a share between 0"
-                " and 1"
-            )
-    if not 0 < options.lr < 1:
-        raise UserError(f"--lr {options.lr:g}: expected a rate between 0 and 1")
-    if options.dump.precision == "fp16":
-        raise UserError("--precision fp16: gradients vanish in it; train with bf16 or fp32")
-    check_optimizer(options.optimizer)
 
 
 def _kept(options: MixedVocabOptions) -> str:
@@ -137,7 +89,7 @@ def _trained(
 ) -> StageOne:
     from teacher_dump.job.identity import StageOne
     from teacher_dump.mixed_vocab.embedding_training import Course, train
-    from teacher_dump.mixed_vocab.model import MixedTeacher
+    from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
     from teacher_dump.mixed_vocab.segmentation import Mixer, Side
     from teacher_dump.teacher.teacher import load_teacher, tokenizer_files
 

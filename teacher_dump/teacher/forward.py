@@ -6,32 +6,34 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from support.arrays import Array, begins
 from support.errors import UserError, out_of_memory
 from teacher_dump.teacher.teacher import Teacher
 from teacher_dump.windows.length_batches import padded
 from teacher_dump.windows.window import Window
 
 QUOTED = 40  # characters of a text by which a person finds it
-Logits = Callable[[torch.Tensor, np.ndarray], tuple[np.ndarray, ...]]
+Logits = Callable[[torch.Tensor, Array], tuple[Array, ...]]
 
 
 @dataclass
 class Known:
     """What the teacher knew of B sequences with N tokens in all: float32, without padding."""
 
-    sequences: np.ndarray  # [B] numbers in the part
-    lengths: np.ndarray  # [B]
-    hidden: dict[str, np.ndarray]  # [N,D]
-    attention: dict[str, list[np.ndarray]]  # B maps [L,L]
+    sequences: Array  # [B] numbers in the part
+    lengths: Array  # [B]
+    hidden: dict[str, Array]  # [N,D]
+    attention: dict[str, list[Array]]  # B maps [L,L]
     # what `Logits` gives, the log-partition last: each [N,...], or [B,...] if `of_sequences`
-    logits: tuple[np.ndarray, ...]
+    logits: tuple[Array, ...]
     of_sequences: bool = False
 
-    def of(self, chosen: np.ndarray) -> Known:
+    def of(self, chosen: Array) -> Known:
         """The same of some sequences, chosen [B] bool."""
         tokens = np.repeat(chosen, self.lengths)
         return Known(
@@ -46,28 +48,28 @@ class Known:
             self.of_sequences,
         )
 
-    def unusable(self) -> dict[str, np.ndarray]:
+    def unusable(self) -> dict[str, Array]:
         """For each feature where sequences [B] hold NaN or infinity."""
-        found = {}
+        found = dict[str, Array]()
         for name, states in self.hidden.items():
             found[f"hidden {name}"] = self._any(~np.isfinite(states).all(axis=1))
         for name, maps in self.attention.items():
             found[f"attention {name}"] = np.array([not np.isfinite(one).all() for one in maps])
         if self.logits:
-            bad = ~np.isfinite(self.logits[-1]).reshape(len(self.logits[-1]), -1).all(axis=1)
+            last = self.logits[-1].reshape(len(self.logits[-1]), -1)
+            bad = np.asarray(~np.isfinite(last).all(axis=1))
             found["logits"] = bad if self.of_sequences else self._any(bad)
         return found
 
-    def _any(self, tokens: np.ndarray) -> np.ndarray:
-        start = np.cumsum(self.lengths) - self.lengths
-        return np.logical_or.reduceat(tokens, start)
+    def _any(self, tokens: Any) -> Array:
+        return np.logical_or.reduceat(tokens, begins(self.lengths))
 
 
 def forward(
     teacher: Teacher,
     windows: Sequence[Window],
-    inputs: Sequence[np.ndarray],
-    batches: Sequence[np.ndarray],
+    inputs: Sequence[Array],
+    batches: Sequence[Array],
     first_sequence: int,
     tally: Counter[str],
     logits: Logits | None = None,
@@ -117,8 +119,8 @@ def forward(
 
 def _run(
     teacher: Teacher,
-    inputs: Sequence[np.ndarray],
-    batch: np.ndarray,
+    inputs: Sequence[Array],
+    batch: Array,
     logits: Logits | None,
     wide: bool,
 ) -> Known | None:
@@ -131,7 +133,7 @@ def _run(
             got = teacher.run(ids, present)
             lengths = present.sum(axis=1)
             here = torch.from_numpy(present).to(teacher.device)
-            read: tuple[np.ndarray, ...] = ()
+            read: tuple[Array, ...] = ()
             values, of_sequences = got.head_input, False
             if logits and values is not None:
                 of_sequences = values.dim() == 2

@@ -14,7 +14,7 @@ ROWS, COLUMNS = 64, 128  # of states and of the vocabulary that a program multip
 PROGRAMS = 256  # at least, for all processors of a GPU: few rows share the vocabulary among more
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _kernel(  # type: ignore[no-untyped-def]
     states, weight, bias, best_out, ids_out, highest_out, left_out, n, vocabulary, width, share,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from support.arrays import Array
 from support.errors import UserError, out_of_memory
 
 CHUNK_ELEMENTS = 1 << 23  # logits that exist at once: 32 MB in float32, whatever the batch
@@ -106,7 +106,8 @@ class _WithoutDecoder(nn.Module):
         self.steps = nn.Sequential(head.dense, head.transform_act_fn, head.LayerNorm)
 
     def forward(self, hidden: torch.Tensor, _embeddings: nn.Module) -> torch.Tensor:
-        return self.steps(hidden)
+        output: torch.Tensor = self.steps(hidden)
+        return output
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -114,9 +115,7 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, module)
 
 
-def top_logits(
-    decoder: Decoder, values: torch.Tensor, k: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, Array, Array, Array]:
     """Ids [N,K], log-probabilities [N,K] (best first), log of the mass left over [N], log-partition
     [N]."""
     kept: list[tuple[torch.Tensor, ...]] = []
@@ -194,9 +193,7 @@ def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
     return bool(once) and right and torch.allclose(left, wanted[2], rtol=0.02, atol=1e-12)
 
 
-def sampled_logits(
-    decoder: Decoder, values: torch.Tensor, uniform: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tuple[Array, Array]:
     """Token ids [N,draws] drawn from the teacher's distribution by inverse transform of `uniform`
     [N,draws], and the log-partition [N].
 
@@ -216,11 +213,11 @@ def sampled_logits(
     return torch.cat(draws).cpu().numpy(), torch.cat(partitions).cpu().numpy()
 
 
-def all_logits(decoder: Decoder, values: torch.Tensor) -> np.ndarray:
+def all_logits(decoder: Decoder, values: torch.Tensor) -> Array:
     """Raw logits [N,C] of `values` [N,D], for heads over a few classes or tags."""
     return torch.cat([logits for _, logits in decoder.logits(values)]).cpu().numpy()
 
 
-def log_partitions(decoder: Decoder, values: torch.Tensor) -> np.ndarray:
+def log_partitions(decoder: Decoder, values: torch.Tensor) -> Array:
     """Log sum exp of the logits [N] of `values` [N,D]."""
     return torch.cat([logits.logsumexp(-1) for _, logits in decoder.logits(values)]).cpu().numpy()

@@ -10,42 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from support.console import counted
 from support.errors import UserError
-from teacher_dump.job.options import feature_words
-
-
-def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
-    """Names and layer numbers of a feature option such as `mean`, `groups:3`, `layer:4` or a comma
-    list of them.
-
-    Layers are counted from 1 (the first transformer layer) to `layers`; `layer:0` is the output of
-    the embeddings. `mean` averages layers 1..L, `groups:N` cuts them into N equal consecutive
-    groups.
-
-    Raises UserError for an unknown word, `none` beside others, a layer that does not exist or
-    groups that do not divide the layers.
-    """
-    groups: dict[str, list[int]] = {}
-    for kind, number in feature_words(spec):
-        if kind == "mean":
-            groups["mean"] = list(range(1, layers + 1))
-        elif kind == "groups":
-            if layers % number:
-                raise UserError(
-                    f"groups:{number}: {counted(layers, 'layer')} cannot be cut into {number} equal"
-                    f" groups; choose a divisor of {layers}"
-                )
-            size = layers // number
-            for i in range(number):
-                groups[f"groups{number}.{i}"] = list(range(1 + i * size, 1 + (i + 1) * size))
-        else:
-            if number > layers:
-                raise UserError(
-                    f"layer:{number}: the teacher has layers 0 (embeddings) to {layers}"
-                )
-            groups[f"layer{number}"] = [number]
-    return groups
 
 
 def find_layers(base: nn.Module, count: int) -> nn.ModuleList:

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from store import TaskSpec
+from support.arrays import Array
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.teacher.heads import Decoder, split_decoder
+from teacher_dump.teacher.layer_groups import layer_groups
 from teacher_dump.teacher.loading import load_config, load_tokenizer
 from teacher_dump.teacher.networks import load_with_head, task_of
-from teacher_dump.teacher.taps import Accumulator, layer_groups, tapped
+from teacher_dump.teacher.taps import Accumulator, tapped
 from training.position_embeddings import first_position
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -75,7 +76,7 @@ class Teacher:
             self._arguments["use_cache"] = False  # of keys and values, which nobody asks for again
 
     @torch.inference_mode()
-    def run(self, ids: np.ndarray, present: np.ndarray) -> Activations:
+    def run(self, ids: Array, present: Array) -> Activations:
         """Forward pass over token ids [B,L] where `present` [B,L] is False on padding."""
         self.hidden.take()  # what a pass left that ran out of memory
         self.attention.take()
@@ -130,7 +131,7 @@ class Teacher:
         known = [int(n) for n in (limit, positions) if n and 0 < n < 1_000_000]
         return min(known, default=None)
 
-    def weights(self) -> Iterator[tuple[str, np.ndarray]]:
+    def weights(self) -> Iterator[tuple[str, Array]]:
         """Parameters of the encoder, and of a masked-LM head but for its output embeddings, as
         float16, in a fixed order."""
         found = self.base.state_dict()
@@ -156,7 +157,7 @@ class Teacher:
                 digest.update(value.data)
         return digest.hexdigest()
 
-    def head_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+    def head_arrays(self) -> tuple[Array, Array]:
         """Weight [V,D] and bias [V] of the decoder, float32."""
         assert self.decoder is not None
         return self.decoder.weight.cpu().numpy(), self.decoder.bias.cpu().numpy()

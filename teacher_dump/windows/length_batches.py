@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from support.arrays import Array
 
-def length_batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[np.ndarray]:
+
+def length_batches(lengths: Sequence[int] | Array, batch_tokens: int) -> list[Array]:
     """Row numbers grouped so that rows x longest row <= batch_tokens (a longer row is a batch
     alone), longest first.
 
     Longest first: a batch too large for the device shows at once, not after hours.
     """
     order = np.argsort(-np.asarray(lengths), kind="stable")
-    batches: list[np.ndarray] = []
+    batches: list[Array] = []
     begin = 0
     while begin < len(order):
         count = max(1, batch_tokens // int(lengths[order[begin]]))
@@ -23,7 +25,7 @@ def length_batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> li
     return batches
 
 
-def padded(rows: Sequence[np.ndarray], padding: int) -> tuple[np.ndarray, np.ndarray]:
+def padded(rows: Sequence[Array], padding: int) -> tuple[Array, Array]:
     """Token ids [B,L] filled up with `padding`, and where there is a token [B,L]."""
     lengths = np.array([len(row) for row in rows])
     present = np.arange(lengths.max()) < lengths[:, None]

@@ -15,6 +15,7 @@ from itertools import chain
 import numpy as np
 
 from store.extras.word_counts import WordCounts
+from support.arrays import Array
 from support.spans import covering_spans
 from training.rare_masks import rare_weights, waits
 
@@ -65,7 +66,7 @@ def _word_pattern() -> re.Pattern[str]:
     )
 
 
-def word_spans(text: str) -> np.ndarray:
+def word_spans(text: str) -> Array:
     """Whole words of a text, the same for every tokenizer: int32[W, 2] of (begin, end), ascending.
 
     A word is one Chinese or Japanese character, a longest run of letters, digits and underscores
@@ -82,7 +83,7 @@ def words_of(text: str) -> list[str]:
     return found
 
 
-def cjk_positions(text: str) -> np.ndarray:
+def cjk_positions(text: str) -> Array:
     """Where the Chinese and Japanese characters of a text are: int64[n], ascending."""
     return np.fromiter((match.start() for match in re.finditer(f"[{_CJK}]", text)), np.int64)
 
@@ -94,7 +95,7 @@ def mask_spans(
     sequence: int,
     probability: float = 0.15,
     counts: WordCounts | None = None,
-) -> np.ndarray:
+) -> Array:
     """Words of `text` that are masked in a view: int32[M, 3] of (begin, end, action), ascending.
 
     M = max(1, floor(probability * W + u)) of the W words with u uniform in [0, 1), so that
@@ -117,15 +118,15 @@ def mask_spans(
 
 
 def masked_input(
-    ids: np.ndarray,
-    offsets: np.ndarray,
-    special: np.ndarray,
-    spans: np.ndarray,
+    ids: Array,
+    offsets: Array,
+    special: Array,
+    spans: Array,
     mask_id: int,
     vocabulary_size: int,
     special_ids: Iterable[int],
     key: Key,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Array, Array]:
     """What the teacher reads in a view: (ids [T], mask bool[T]).
 
     `mask` marks the tokens that share a character with a span and are not special; a token over two
@@ -145,9 +146,7 @@ def masked_input(
     return result, mask
 
 
-def _random_ids(
-    count: int, vocabulary_size: int, special_ids: Iterable[int], key: Key
-) -> np.ndarray:
+def _random_ids(count: int, vocabulary_size: int, special_ids: Iterable[int], key: Key) -> Array:
     """int64[count], uniform over the ids below `vocabulary_size` that are not special."""
     special = np.unique(np.fromiter(special_ids, np.int64))
     special = special[special < vocabulary_size]
@@ -157,7 +156,7 @@ def _random_ids(
     return rank + np.searchsorted(special - np.arange(len(special)), rank, side="right")
 
 
-def _uniform(count: int, key: Key, stream: int) -> np.ndarray:
+def _uniform(count: int, key: Key, stream: int) -> Array:
     seed, view, sequence = key
     generator = np.random.Philox(
         key=np.array([seed % 2**64, view], np.uint64),

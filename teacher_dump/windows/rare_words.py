@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from store import StoreWriter
 from store.extras.word_counts import WordCounts
 from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.options import DumpOptions
 from teacher_dump.windows.masked_views import words_of
 from teacher_dump.windows.window import storable
 
 COUNTED_WORDS = 1 << 23  # some ten seconds, and a gigabyte if no two of them were alike
-
-
-def word_counts(options: DumpOptions, corpus: Corpus) -> WordCounts | None:
-    """Those of the unfinished store, else new ones; None where all words are masked alike."""
-    if options.mask_words == "uniform":
-        return None
-    if StoreWriter.peek(options.out):
-        return WordCounts.unfinished(options.out)
-    return count_words(corpus)
 
 
 def count_words(corpus: Corpus) -> WordCounts:

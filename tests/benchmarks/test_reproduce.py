@@ -33,7 +33,7 @@ from support.errors import UserError
 from support.options import scoped
 from tests.downstream.test_bilstm import saved
 from tests.end_to_end.support import dumped, ok, refused, write_corpus
-from tests.teacher_dump.windows.test_gold_labels import TAGS
+from tests.teacher_dump.windows.test_label_numbers import TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
 WORDS = ("--student", "bilstm:8,8", "--vocab", "300", "--device", "cpu", "--steps", "2")

@@ -22,7 +22,7 @@ from tests.downstream.learnable import TAGS, classified, entities, paired, table
 from tests.downstream.test_bilstm import saved
 from tests.downstream.test_cli import run
 from tests.end_to_end.support import dumped, ok
-from tests.teacher_dump.windows.test_gold_labels import TAGS as IOB
+from tests.teacher_dump.windows.test_label_numbers import TAGS as IOB
 
 Teacher = Callable[..., Path]
 LABELS = ("STUDENT", "KEEPER", "TEACHER")  # not in the order of the alphabet

@@ -181,14 +181,14 @@ def test_what_the_writing_thread_met_is_told(
     words: tuple[str | Path | int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is why the dump would not have gone on."""
-    from teacher_dump.job import parts
+    from teacher_dump.job import part_writing
 
     def fails(*arguments: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         wait_for(lambda: signals._first and signals._first.raised)
         raise UserError("a full disk; make room")
 
-    monkeypatch.setattr(parts, "_put", fails)
+    monkeypatch.setattr(part_writing, "_put", fails)
     result = CliRunner().invoke(teacher_dump, [str(word) for word in (*words, tmp_path / "a.zarr")])
     assert result.exit_code == 130, result.output
     told = [line.split(":")[0] for line in result.output.splitlines()[-2:]]

@@ -27,7 +27,7 @@ from student_train.settings.options import TrainOptions
 from student_train.sweep import main as sweep
 from student_train.train.distiller import Distiller
 from tests.end_to_end.support import dumped, ok, refused, says
-from tests.teacher_dump.windows.test_gold_labels import MOODS, TAGS
+from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
 Teachers = Callable[..., Path]

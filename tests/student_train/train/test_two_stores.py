@@ -20,7 +20,7 @@ from student_train.settings.options import TrainOptions
 from student_train.train.lesson import Lesson
 from student_train.train.student_training import train
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
-from tests.teacher_dump.windows.test_gold_labels import MOODS
+from tests.teacher_dump.windows.test_label_numbers import MOODS
 
 Teachers = Callable[..., Path]
 SMALL = ("--vocab", "400", "--student", "16x2x2", "--batch-tokens", "512", "--device", "cpu")

@@ -23,7 +23,7 @@ from teacher_dump.comparison import rerun
 from teacher_dump.comparison.cli import main
 from teacher_dump.comparison.rerun import LiveReport
 from teacher_dump.job import dump as dumping
-from teacher_dump.job import parts
+from teacher_dump.job import part_writing
 from teacher_dump.teacher import teacher
 from teacher_dump.windows.window import Window
 from tests.end_to_end.support import dumped, write_corpus
@@ -155,7 +155,7 @@ def shifted_offsets(patch: pytest.MonkeyPatch, model: Path) -> None:
 
 def swapped_texts(patch: pytest.MonkeyPatch, model: Path) -> None:
     """Two sequences of one length have each the features of the other."""
-    real = parts.forward
+    real = part_writing.forward
 
     def forward(teacher: Any, windows: Any, inputs: list[np.ndarray], *words: Any) -> Any:
         swapped = list(inputs)
@@ -165,7 +165,7 @@ def swapped_texts(patch: pytest.MonkeyPatch, model: Path) -> None:
                 return real(teacher, windows, swapped, *words)
         return real(teacher, windows, inputs, *words)
 
-    patch.setattr(parts, "forward", forward)
+    patch.setattr(part_writing, "forward", forward)
 
 
 WRONG: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], None], str]] = {
@@ -216,12 +216,12 @@ def test_draws_of_another_distribution(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a log-partition that is right, as if the temperature were another."""
-    real = parts.sampled_logits
+    real = part_writing.sampled_logits
 
     def warm(decoder: Any, values: torch.Tensor, uniform: np.ndarray) -> Any:
         return real(decoder, 0.9 * values, uniform)[0], real(decoder, values, uniform)[1]
 
-    monkeypatch.setattr(parts, "sampled_logits", warm)
+    monkeypatch.setattr(part_writing, "sampled_logits", warm)
     only = {"logits": "sample:50", "hidden": "none", "attention": "none"}
     store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **only)
     (problem,) = report(store, tiny_teacher("bert")).problems
@@ -232,7 +232,7 @@ def test_draws_of_another_distribution(
 def test_another_mask_is_found(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, wrong: str
 ) -> None:
-    real, masked = parts.mask_spans, {"views": 2, "mask_words": "rare"}
+    real, masked = part_writing.mask_spans, {"views": 2, "mask_words": "rare"}
 
     def mask_spans(text: str, seed: int, view: int, number: int, *drawn_by: Any) -> np.ndarray:
         if wrong == "seed":
@@ -240,7 +240,7 @@ def test_another_mask_is_found(
         return real(text, seed, view, number, drawn_by[0])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "mask_spans", mask_spans)
+        patch.setattr(part_writing, "mask_spans", mask_spans)
         store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **masked)
     assert any(
         line.startswith("view1/mask: ") for line in report(store, tiny_teacher("bert")).problems

@@ -35,7 +35,7 @@ from support.signals import Stopped, stoppable
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.mixed_vocab.embedding_training import BETAS, WEIGHT_DECAY, Course, train
-from teacher_dump.mixed_vocab.model import MixedTeacher
+from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
 from teacher_dump.mixed_vocab.segmentation import (
     MASKED,
     MASKED_BY_TEACHER,
@@ -470,7 +470,7 @@ def test_a_kill_while_the_text_is_written_trains_nothing_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("teacher_dump.job.parts.write_part", killed)
+        patch.setattr("teacher_dump.job.part_writing.write_part", killed)
         result = CliRunner().invoke(teacher_dump, [str(w) for w in (*words, "--out", out)])
         assert result.exit_code == 130
     with pytest.raises(StoreError, match="not finished"):
@@ -489,8 +489,8 @@ def test_a_kill_while_the_text_is_written_trains_nothing_anew(
         (("--width", 0), "--width 0: expected at least 1"),
         (("--vocab", 20), "--vocab 20: the text has .* ask for more"),
         (("--vocab", "nowhere"), "expected a size .* or a folder"),
-        (("--student-share", 1), "--student-share 1.0: expected a share between"),
-        (("--mask-prob", 0), "--mask-prob 0.0: expected a share"),
+        (("--student-share", 1), "--student-share 1: expected a share between"),
+        (("--mask-prob", 0), "--mask-prob 0: expected a share"),
         (("--lr", 0), "--lr 0: expected a rate"),
         (("--precision", "fp16"), "--precision fp16: gradients vanish"),
         (("--max-length", 4000), "the teacher reads at most 128 tokens"),

@@ -17,9 +17,9 @@ from benchmarks.common.processes import finish, fork
 from store import open_store
 from store.write.writer import StoreWriter
 from support.errors import UserError
-from teacher_dump.job import parts
+from teacher_dump.job import part_writing
 from teacher_dump.job.dump import dump
-from teacher_dump.job.parts import write_part
+from teacher_dump.job.part_writing import write_part
 from teacher_dump.teacher.teacher import Teacher, load_teacher
 from tests.end_to_end.support import dump_options, write_corpus
 
@@ -97,12 +97,12 @@ def test_one_sequence_alone_is_too_large(
         write_part(writer, number, *rest)
         written.append(number)
 
-    monkeypatch.setattr(parts, "write_part", write)
+    monkeypatch.setattr(part_writing, "write_part", write)
     line = r"sequence \d+ \(document \d+, '.{40}…'\): its 1\d\d tokens alone do not fit .*--device"
     with pytest.raises(UserError, match=line):
         dump(options)
     assert written == [0, 1]
-    monkeypatch.setattr(parts, "write_part", write_part)
+    monkeypatch.setattr(part_writing, "write_part", write_part)
     memory = 10_000
     assert dump(options).resumed_parts == 2
 
@@ -121,7 +121,7 @@ def with_little_memory(model: Path, corpus: Path, out: Path, spare: int) -> None
         resource.setrlimit(resource.RLIMIT_AS, (size + spare, -1))
         write_part(*arguments)
 
-    parts.write_part = write
+    part_writing.write_part = write
     done = dump(dump_options(model, corpus, out, part_tokens=10**6, batch_tokens=10**6))
     print(f"halved {done.halved} of {done.tokens}")
 

@@ -24,7 +24,7 @@ from teacher_dump.comparison import rerun
 from teacher_dump.teacher.forward import Known
 from teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
-from tests.teacher_dump.windows.test_gold_labels import MOODS, TAGS, spans_of
+from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS, spans_of
 from tests.texts import SENTENCES
 
 Teachers = Callable[..., Path]
@@ -143,9 +143,9 @@ def test_a_dump_goes_on_where_it_was_killed(
     model = tiny_teacher("bert", "classification", MOODS)
     words = {"logits": None, "text_column": "sentence", "label_column": "mood", "part_tokens": 200}
     whole = open_store(dumped(model, labelled, tmp_path / "a.zarr", **words))
-    from teacher_dump.job import parts
+    from teacher_dump.job import part_writing
 
-    real, left = parts.write_part, [2]
+    real, left = part_writing.write_part, [2]
 
     def write(*arguments: Any) -> None:
         left[0] -= 1
@@ -154,7 +154,7 @@ def test_a_dump_goes_on_where_it_was_killed(
         real(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="killed"):
-        patch.setattr(parts, "write_part", write)
+        patch.setattr(part_writing, "write_part", write)
         dumped(model, labelled, tmp_path / "b.zarr", **words)
     again = open_store(dumped(model, labelled, tmp_path / "b.zarr", **words))
     assert again.manifest.content() == whole.manifest.content()

@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForMaskedLM
 
 from support.errors import UserError
 from teacher_dump.teacher.heads import sampled_logits, top_logits
-from teacher_dump.teacher.taps import layer_groups
+from teacher_dump.teacher.layer_groups import layer_groups
 from teacher_dump.teacher.teacher import load_teacher
 from teacher_dump.windows.length_batches import length_batches, padded
 from tests.conftest import TEACHER_KINDS

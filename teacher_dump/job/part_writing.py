@@ -12,6 +12,7 @@ import torch
 
 from store import Features, PartWriter, StoreWriter
 from store.extras.word_counts import WordCounts
+from support.arrays import Array, ranges, starts
 from support.background import Behind
 from support.errors import UserError
 from teacher_dump.job.options import DumpOptions
@@ -52,7 +53,7 @@ def write_part(
     `tally` is that of `forward`; `progress` is told the tokens of every batch (0 in masked views).
     """
     features, lengths = writer.features, np.array([len(w.ids) for w in windows])
-    start = np.concatenate([[0], np.cumsum(lengths)])
+    start = starts(lengths)
     part = writer.part(number, lengths)
     part.set_sequences(**_sequences(windows, features))
     batches = length_batches(lengths, options.batch_tokens)
@@ -68,7 +69,7 @@ def write_part(
             continue
         read = _reader(teacher.decoder, features, keys, lengths)
         for known in forward(teacher, windows, inputs, batches, first_sequence, tally, read):
-            rows = np.concatenate([np.arange(start[i], start[i + 1]) for i in known.sequences])
+            rows = ranges(start[known.sequences], lengths[known.sequences])
             behind.call(_put, part, view, rows, known, features)
             progress(len(rows) if view == 0 else 0)
     behind.call(part.publish)
@@ -105,7 +106,7 @@ def _sequences(windows: list[Window], features: Features) -> dict[str, Any]:
     }
 
 
-def _gold(windows: list[Window]) -> np.ndarray:
+def _gold(windows: list[Window]) -> Array:
     return np.concatenate([w.numbers for w in windows if w.numbers is not None])
 
 
@@ -117,7 +118,7 @@ def _view_inputs(
     teacher: Teacher,
     options: DumpOptions,
     words: WordCounts | None,
-) -> list[np.ndarray]:
+) -> list[Array]:
     spans = [
         mask_spans(w.text, *key, options.mask_prob, words)
         for w, key in zip(windows, keys, strict=True)
@@ -140,7 +141,7 @@ def _view_inputs(
 
 
 def _reader(
-    decoder: Decoder | None, features: Features, keys: Keys, lengths: np.ndarray
+    decoder: Decoder | None, features: Features, keys: Keys, lengths: Array
 ) -> Logits | None:
     """What is kept of the logits, read from the decoder's input of a batch."""
     spec = features.logits
@@ -148,7 +149,7 @@ def _reader(
         return None
 
     @torch.inference_mode()
-    def read(values: torch.Tensor, batch: np.ndarray) -> tuple[np.ndarray, ...]:
+    def read(values: torch.Tensor, batch: Array) -> tuple[Array, ...]:
         if spec is None:
             return (all_logits(decoder, values),)
         if spec.tier == "topk":
@@ -163,7 +164,7 @@ def _reader(
     return read
 
 
-def _put(part: PartWriter, view: int, rows: np.ndarray, known: Known, features: Features) -> None:
+def _put(part: PartWriter, view: int, rows: Array, known: Known, features: Features) -> None:
     for name, states in known.hidden.items():
         part.put_hidden(view, name, rows, states)
     for name, maps in known.attention.items():

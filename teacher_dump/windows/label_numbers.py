@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from store import TaskSpec
+from support.arrays import Array
 from support.errors import UserError
 from teacher_dump.corpus.iob import BEGINNING, Step, check_order, is_iob
 from teacher_dump.corpus.labelled_text import Gold
-from teacher_dump.windows.cutting import Window
+from teacher_dump.windows.window import Window
 
 SHOWN = 10  # labels that an error lists
 
@@ -74,7 +75,7 @@ class Labels:
                 numbers = np.array([label], np.int32)
             yield replace(window, numbers=numbers)
 
-    def _tags(self, window: Window, gold: Gold, where: str) -> np.ndarray:
+    def _tags(self, window: Window, gold: Gold, where: str) -> Array:
         """The first piece of a word has its tag; a piece of several words that of the first. The
         word's others have the teacher's `later_label`, where it has one."""
         tags = np.full(len(window.ids), -1, np.int32)

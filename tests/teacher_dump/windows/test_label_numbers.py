@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import TaskSpec, UserError
-from teacher_dump.corpus.documents import Corpus, CorpusError
+from teacher_dump.corpus.documents import Corpus, CorpusError, Document
 from teacher_dump.corpus.iob import BEGINNING, is_iob
 from teacher_dump.corpus.labelled_text import Gold
-from teacher_dump.windows.gold_labels import Labels
-from teacher_dump.windows.window import Document, iter_windows
+from teacher_dump.windows.cutting import iter_windows
+from teacher_dump.windows.label_numbers import Labels
 from tests.teacher_dump.corpus.corpora import TEXTS, write_table
 
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")

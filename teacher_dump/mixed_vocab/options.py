@@ -1,0 +1,64 @@
+"""Options of stage I of mixed-vocabulary training."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from support.errors import UserError
+from support.options import INNER_SHARE, Range, at_least, check_values, option
+from teacher_dump.job.options import DumpOptions
+from training.optimizer import OPTIMIZERS, check_optimizer
+
+RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=True)
+
+
+@dataclass(frozen=True)
+class MixedVocabOptions:
+    """How to train the student's embeddings.
+
+    `dump` says which teacher and corpus to train on, and what else of the teacher the store keeps.
+    Raises UserError for a value that an option does not take.
+    """
+
+    dump: DumpOptions
+    vocab: str = option(
+        "5k", "The student's vocabulary: 5k | N (WordPiece of the corpus) | a tokenizer folder."
+    )
+    width: int = option(
+        0, "Width of the student and its word embeddings.", required=True, within=at_least(1)
+    )
+    steps: int = option(2000, "Optimizer steps.", within=at_least(1))
+    lr: float = option(1e-4, "Peak learning rate: 5 % warm-up, then linear to 0.", within=RATE)
+    student_share: float = option(
+        0.5, "Share of words segmented by the student's vocabulary.", within=INNER_SHARE
+    )
+    mask_prob: float = option(
+        0.15,
+        "Share of pieces masked: at most 20 of a sequence, at most 10 of these the teacher's.",
+        within=INNER_SHARE,
+    )
+    optimizer: str = option(
+        "adamw",
+        "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`.",
+        choices=OPTIMIZERS,
+        check=check_optimizer,
+    )
+    checkpoint_every: int = option(500, "Steps between checkpoints.", within=at_least(1))
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.dump.precision == "fp16":
+            raise UserError("--precision fp16: gradients vanish in it; train with bf16 or fp32")
+
+    def arguments(self) -> dict[str, Any]:
+        """What decides the embeddings, teacher and text aside, as JSON."""
+        own = {key: value for key, value in asdict(self).items() if key != "dump"}
+        del own["checkpoint_every"]
+        shared = {key: getattr(self.dump, key) for key in ("batch_tokens", "seed", "precision")}
+        return {**own, **shared}
+
+    def checkpoint(self) -> Path:
+        """Where a stopped training is kept, beside the store."""
+        return self.dump.out.with_name(f"{self.dump.out.name}.mixed-vocab")

@@ -1,0 +1,59 @@
+"""Which layers the options --hidden and --attention average; read without torch."""
+
+from __future__ import annotations
+
+from support.console import counted
+from support.errors import UserError
+
+
+def feature_words(spec: str) -> list[tuple[str, int]]:
+    """`mean`, `groups:3`, `layer:4` or a comma list of them as (kind, number); [] for `none`.
+
+    Raises UserError for an unknown word and for `none` beside others.
+    """
+    words = [part.strip() for part in spec.split(",")]
+    found = []
+    for word in words if words != ["none"] else ():
+        kind, _, number = word.partition(":")
+        if word == "none":
+            raise UserError(f"{spec}: none beside others; leave it out")
+        if word == "mean":
+            found.append((kind, 0))
+        elif number.isdecimal() and (kind == "layer" or (kind == "groups" and int(number) > 0)):
+            found.append((kind, int(number)))
+        else:
+            raise UserError(f"unknown feature {word!r}: expected mean, groups:N, layer:I or none")
+    return found
+
+
+def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
+    """Names and layer numbers of a feature option such as `mean`, `groups:3`, `layer:4` or a comma
+    list of them.
+
+    Layers are counted from 1 (the first transformer layer) to `layers`; `layer:0` is the output of
+    the embeddings. `mean` averages layers 1..L, `groups:N` cuts them into N equal consecutive
+    groups.
+
+    Raises UserError for an unknown word, `none` beside others, a layer that does not exist or
+    groups that do not divide the layers.
+    """
+    groups: dict[str, list[int]] = {}
+    for kind, number in feature_words(spec):
+        if kind == "mean":
+            groups["mean"] = list(range(1, layers + 1))
+        elif kind == "groups":
+            if layers % number:
+                raise UserError(
+                    f"groups:{number}: {counted(layers, 'layer')} cannot be cut into {number} equal"
+                    f" groups; choose a divisor of {layers}"
+                )
+            size = layers // number
+            for i in range(number):
+                groups[f"groups{number}.{i}"] = list(range(1 + i * size, 1 + (i + 1) * size))
+        else:
+            if number > layers:
+                raise UserError(
+                    f"layer:{number}: the teacher has layers 0 (embeddings) to {layers}"
+                )
+            groups[f"layer{number}"] = [number]
+    return groups
