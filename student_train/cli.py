@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from student_train.settings.options import TrainOptions
+from student_train.settings.options import NEW, TrainOptions
 from support.console import CONTEXT, command_errors
-from support.options import click_option, options_of
+from support.options import click_option, options_of, scoped
 from support.signals import stoppable
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
@@ -88,6 +88,8 @@ def describe(options: TrainOptions) -> str:
     """The settings of a training, which are resolved, as they are printed at its start."""
     loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
     length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
+    new = scoped(TrainOptions, NEW)
+    later = [f", {name} {value}" for name, value in options.describing().items() if name in new]
     each = ""
     if options.stages:
         loss, each = "of each stage", " in each stage, and for each part that it unfreezes"
@@ -101,7 +103,7 @@ def describe(options: TrainOptions) -> str:
         "training": (
             f"{length} of {options.batch_tokens} x {options.accumulate} tokens{each},"
             f" {options.optimizer}, lr {options.resolved_lr:.2g} {options.schedule},"
-            f" seed {options.seed}"
+            f" seed {options.seed}" + "".join(later)
         ),
         **{f"stage {n}": _told_stage(stage) for n, stage in enumerate(options.stages, 1)},
         "device": f"{options.device}, {options.precision}"

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from student_train.cli import describe
+from student_train.output.report import changed_settings
 from student_train.settings.options import NEW, TrainOptions
 from support.errors import UserError
 from support.options import default_of, options_of, scoped
@@ -92,10 +94,15 @@ def test_what_does_not_shape_a_student_is_not_told() -> None:
 
 
 def test_an_option_that_came_later_is_told_where_it_is_not_the_default() -> None:
-    plain = TrainOptions(store="a.zarr", lr=1e-3)
+    plain = TrainOptions(store="a.zarr", lr=1e-3, steps=5)
     for name in scoped(TrainOptions, NEW):
-        assert name not in plain.describing(), name
+        assert name not in plain.describing() and name not in describe(plain), name
         assert default_of(TrainOptions, name) == getattr(plain, name)
+    changed = replace(plain, dropout=0.1, lr_end=1e-4)
+    assert changed.describing() == plain.describing() | {"dropout": 0.1, "lr_end": 1e-4}
+    assert "seed 0, dropout 0.1, lr_end 0.0001\n" in describe(changed)
+    assert changed_settings(plain.describing(), changed.describing()).count(" was 0.0 and is ") == 2
+    assert not changed_settings(plain.describing(), plain.describing())
 
 
 def test_every_option_says_what_it_is() -> None:
