@@ -95,7 +95,7 @@ class BiLstmModel(BiLstmPreTrainedModel):
             BiLstmLayer(width, config.lstm_size, config.recurrent_dropout) for width in widths
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings
@@ -103,7 +103,7 @@ class BiLstmModel(BiLstmPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embeddings = value  # type: ignore[assignment]
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor,
@@ -232,7 +232,7 @@ class _WithHead(BiLstmPreTrainedModel):
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor,
@@ -277,7 +277,7 @@ class BiLstmForMaskedLM(_WithHead):
             nn.LayerNorm(config.embedding_size),
         )
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def get_output_embeddings(self) -> nn.Module:
         return self.decoder
@@ -287,7 +287,8 @@ class BiLstmForMaskedLM(_WithHead):
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
         """[...,V] of states [...,2H]."""
-        return self.decoder(self.transform(self.dropout(states)))
+        found: Tensor = self.decoder(self.transform(self.dropout(states)))
+        return found
 
 
 class BiLstmForSequenceClassification(_WithHead):
@@ -299,12 +300,13 @@ class BiLstmForSequenceClassification(_WithHead):
     def __init__(self, config: BiLstmConfig) -> None:
         super().__init__(config)
         self.classifier = nn.Linear(config.hidden_size, len(config.id2label or ()))
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
         """[B,C] of states [B,S,2H] and which tokens are present [B,S]."""
         assert present is not None
-        return self.classifier(self.dropout(max_over(states, present)))
+        found: Tensor = self.classifier(self.dropout(max_over(states, present)))
+        return found
 
 
 class BiLstmForTokenClassification(_WithHead):
@@ -315,11 +317,12 @@ class BiLstmForTokenClassification(_WithHead):
     def __init__(self, config: BiLstmConfig) -> None:
         super().__init__(config)
         self.classifier = nn.Linear(config.hidden_size, len(config.id2label or ()))
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
         """[...,C] of states [...,2H]."""
-        return self.classifier(self.dropout(states))
+        found: Tensor = self.classifier(self.dropout(states))
+        return found
 
 
 AutoConfig.register(BiLstmConfig.model_type, BiLstmConfig, exist_ok=True)

@@ -56,7 +56,7 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
 @click.option("--resume", is_flag=True, help="Go on with a stopped training.")
 @click.pass_context
 @command_errors
-def main(context: click.Context, resume: bool, **arguments: Any) -> None:
+def main(context: click.Context, /, resume: bool, **arguments: Any) -> None:
     from student_train.arguments import options_from  # torch loads only for work
 
     default = click.core.ParameterSource.DEFAULT

@@ -185,4 +185,5 @@ def _to_width(rows: Array, known: Array, width: int, svd: bool) -> Array:
         return rows[:, :width]
     # Of the Gram matrix: D directions, however few pieces are known.
     _, directions = np.linalg.eigh(rows[known].T @ rows[known])
-    return rows @ directions[:, ::-1][:, :width]
+    narrowed: Array = rows @ directions[:, ::-1][:, :width]
+    return narrowed

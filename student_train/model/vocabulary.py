@@ -55,7 +55,8 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
             " vocabulary is missing or empty; save the tokenizer there, or give a size such as 5k"
         )
     check_student_tokenizer(tokenizer, word)
-    return tokenizer
+    loaded: PreTrainedTokenizerFast = tokenizer
+    return loaded
 
 
 def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
@@ -72,7 +73,8 @@ def _from_files(backend: Tokenizer, config: bytes, word: str) -> PreTrainedToken
         **{name: settings[name] for name in names},
     )
     check_student_tokenizer(tokenizer, word)
-    return tokenizer
+    loaded: PreTrainedTokenizerFast = tokenizer
+    return loaded
 
 
 def train_wordpiece(
