@@ -30,7 +30,7 @@ SPECIALS = {
     "mask_token": "[MASK]",
 }
 SIZES = (5000, 10_000, 20_000, 30_000)
-BLOCK = 1000  # texts that are counted before the sizes are looked at
+SAMPLE = 20_000  # texts of which the words are counted for a suggestion
 PRIVATE = 0xF0000  # code points that no text uses; there are more than Unicode has letters
 
 
@@ -87,19 +87,15 @@ def train_wordpiece(texts: Iterable[str], size: int, teacher_normalizer: Any) ->
 
 
 def suggested_size(texts: Iterable[str], teacher_normalizer: Any) -> int:
-    """A size that `train_wordpiece` can give for a text: the least of SIZES where the letters take
-    no more than half, or else what the text has for sure, as every word that it has twice becomes
-    a piece. Reads no further than it must."""
-    tokenizer, words, sure = _untrained(teacher_normalizer), Counter[str](), 0
-    rest = iter(texts)
-    while block := list(islice(rest, BLOCK)):
-        words.update(_count_words(block, tokenizer))
-        needed = len(SPECIALS) + len(_letters(words))
-        sure = needed + sum(count > 1 and len(word) > 1 for word, count in words.items())
-        size = next((size for size in SIZES if size >= 2 * needed), SIZES[-1])
-        if sure >= size:
-            return size
-    return sure
+    """Suggest a size that `train_wordpiece` can give for a text, from its first SAMPLE texts.
+
+    This is the least of SIZES of which the letters take at most half. A small text cannot fill it:
+    then it is what the text has for sure, as every word that comes twice becomes a piece.
+    """
+    words = _count_words(islice(texts, SAMPLE), _untrained(teacher_normalizer))
+    needed = len(SPECIALS) + len(_letters(words))
+    sure = needed + sum(count > 1 and len(word) > 1 for word, count in words.items())
+    return min(sure, next((size for size in SIZES if size >= 2 * needed), SIZES[-1]))
 
 
 def _untrained(teacher_normalizer: Any) -> Tokenizer:

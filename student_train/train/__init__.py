@@ -1,0 +1,1 @@
+"""Training a student on stores: steps over stages, losses of a store, validation."""

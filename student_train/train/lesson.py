@@ -62,7 +62,7 @@ class Lesson:
         self._collator = self._whole.serving(self.options)
 
     def batches(self, first: int) -> Generator[StudentBatch]:
-        """Those of the stage without end, from number `first` on; to be closed."""
+        """Stream the stage's batches without end, from number `first` on; close it afterwards."""
         return loaded(
             self.store,
             self._collator,
@@ -96,7 +96,7 @@ class Lesson:
             return self.distiller.measured(batch)
 
     def validate(self) -> dict[str, float]:
-        """See `evaluate`."""
+        """Measure the losses on the held-out part; see `evaluate`."""
         return evaluate(
             self.distiller,
             self.store,

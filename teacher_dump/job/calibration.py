@@ -20,7 +20,7 @@ CALIBRATION_TOKENS = 1 << 14
 def calibration(
     options: DumpOptions, teacher: Teacher, windows: list[Window]
 ) -> dict[str, tuple[Array, Array]]:
-    """That of the unfinished store, else a new one."""
+    """Read the calibration of an unfinished store, or make a new one from the first windows."""
     if not teacher.hidden.groups:
         return {}
     if StoreWriter.peek(options.out):

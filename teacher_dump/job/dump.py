@@ -187,8 +187,10 @@ def _word_counts(options: DumpOptions, corpus: Corpus) -> WordCounts | None:
 
 
 def _until(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
-    """The same; raises Stopped in the thread that cuts them, too, which else went on to the end of
-    its part."""
+    """Yield the windows; raise Stopped between two of them.
+
+    They are cut in a thread of their own, which would else go on to the end of its part.
+    """
     for window in windows:
         stop.check()
         yield window

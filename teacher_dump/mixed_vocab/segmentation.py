@@ -54,7 +54,7 @@ class Side:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Side:
-        """Of a fast tokenizer of transformers with a mask token."""
+        """Take the side of a fast tokenizer of transformers that has a mask token."""
         backend = tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
@@ -197,7 +197,7 @@ def masked(
 
 @dataclass(frozen=True)
 class Mixer:
-    """Endless batches of a corpus: pure functions of seed, epoch and the number of the text.
+    """Makes batches of a corpus without end: functions of seed, epoch and number of the text.
 
     `texts` gives the texts of one pass; `sides` are the teacher's vocabulary and the student's.
     """
@@ -211,7 +211,7 @@ class Mixer:
     seed: int
 
     def batches(self, first: int = 0) -> Iterator[Batch]:
-        """From batch number `first` on; the texts come again when they are at an end."""
+        """Yield batches from number `first` on; after the last text the first comes again."""
         for sequences in islice(self._all(), first, None):
             yield Batch.of(sequences)
 

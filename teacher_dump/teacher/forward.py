@@ -34,7 +34,7 @@ class Known:
     of_sequences: bool = False
 
     def of(self, chosen: Array) -> Known:
-        """The same of some sequences, chosen [B] bool."""
+        """Keep some of the sequences: `chosen` is bool [B]."""
         tokens = np.repeat(chosen, self.lengths)
         return Known(
             self.sequences[chosen],
@@ -49,7 +49,7 @@ class Known:
         )
 
     def unusable(self) -> dict[str, Array]:
-        """For each feature where sequences [B] hold NaN or infinity."""
+        """Tell, for each feature, which sequences [B] hold NaN or infinity."""
         found = dict[str, Array]()
         for name, states in self.hidden.items():
             found[f"hidden {name}"] = self._any(~np.isfinite(states).all(axis=1))
@@ -124,7 +124,7 @@ def _run(
     logits: Logits | None,
     wide: bool,
 ) -> Known | None:
-    """One batch; None if there is not memory enough."""
+    """Run one batch; None if memory does not hold it."""
     try:
         with ExitStack() as stack:
             if wide:

@@ -139,7 +139,7 @@ Best = Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 def chunked_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
-    """From the logits of a few rows of `values` [N,D] at a time."""
+    """Compute the logits of a few rows of `values` [N,D] at a time, and keep the k best."""
     for _, logits in decoder.logits(values):
         best, ids = logits.topk(k, dim=-1)
         # The kept logits leave before the sum: a sure teacher's rest would be lost in a difference.
@@ -147,7 +147,7 @@ def chunked_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
 
 
 def fused_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
-    """The same from one kernel (`fused_head`), of as many as it can keep."""
+    """Compute what `chunked_logits` gives in one kernel (`fused_head`), for k up to its MOST."""
     from teacher_dump.teacher import fused_head
 
     if decoder.rounds(values):
@@ -158,8 +158,10 @@ def fused_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
 
 @cache
 def fuses(k: int, device: torch.device) -> bool:
-    """Whether the kernel gives there what is right: triton may be missing, or the compiler that it
-    calls, or the room for so many logits."""
+    """Whether the kernel of `fused_head` works for k logits on a device.
+
+    Triton may be missing, or the compiler that it calls, or the room for so many logits.
+    """
     try:
         from teacher_dump.teacher import fused_head
 
@@ -172,7 +174,10 @@ def fuses(k: int, device: torch.device) -> bool:
 
 
 def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
-    """On bfloat16 numbers; so many rows that a program has several tiles of the vocabulary."""
+    """Whether the kernel agrees with `chunked_logits` on random bfloat16 numbers.
+
+    There are so many rows that a program has several tiles of the vocabulary.
+    """
     from teacher_dump.teacher import fused_head
 
     random = torch.Generator(device).manual_seed(0)

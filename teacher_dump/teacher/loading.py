@@ -1,4 +1,4 @@
-"""Checkpoints through transformers: what is missing in one, or damaged, is told in a line."""
+"""Loading a checkpoint through transformers; tells in one line what is missing or damaged."""
 
 from __future__ import annotations
 

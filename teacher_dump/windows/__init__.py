@@ -1,0 +1,1 @@
+"""Sequences that a teacher reads: documents cut into windows, masked views, batches."""

@@ -10,7 +10,7 @@ from support.arrays import Array
 
 
 def length_batches(lengths: Sequence[int] | Array, batch_tokens: int) -> list[Array]:
-    """Row numbers grouped so that rows x longest row <= batch_tokens (a longer row is a batch
+    """Group row numbers so that rows x longest row <= batch_tokens (a longer row is a batch
     alone), longest first.
 
     Longest first: a batch too large for the device shows at once, not after hours.

@@ -78,7 +78,7 @@ def word_spans(text: str) -> Array:
 
 
 def words_of(text: str) -> list[str]:
-    """The words themselves."""
+    """List the words of a text, as strings."""
     found: list[str] = _word_pattern().findall(text)
     return found
 

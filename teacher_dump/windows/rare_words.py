@@ -13,9 +13,9 @@ COUNTED_WORDS = 1 << 23  # some ten seconds, and a gigabyte if no two of them we
 
 
 def count_words(corpus: Corpus) -> WordCounts:
-    """Of the first texts of every source, each as far as its share of `COUNTED_WORDS`.
+    """Count the words of the first texts of every source, up to COUNTED_WORDS in all.
 
-    Not of the tokens: teachers with other tokenizers shall mask the same words.
+    Words are counted, not tokens, so that teachers with other tokenizers mask the same words.
     """
     counts = Counter[str]()
     for source in corpus.sources:

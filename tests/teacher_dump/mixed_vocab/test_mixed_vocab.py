@@ -204,8 +204,9 @@ def test_batches_are_a_function_of_seed_and_number(
     assert all(batch.ids.numel() <= 1024 for batch in batches)
     assert all(map(same, batches[5:], some(mixer, 3, first=5)))
     assert not same(batches[0], some(mixer_of(teacher, small, seed=4), 1)[0])
-    epoch = sum(len(batch.ids) for batch in batches[:4])
-    assert epoch >= len(SENTENCES) - 1 or len(batches) > 4
+    sequences = np.cumsum([len(batch.ids) for batch in some(mixer, 40)]).tolist()
+    epochs = [len(SENTENCES) * times for times in range(1, 1 + sequences[-1] // len(SENTENCES))]
+    assert epochs and set(epochs) <= set(sequences)  # every text comes once in an epoch
     assert not any(map(same, batches[:2], batches[2:4]))
 
 
