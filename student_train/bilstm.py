@@ -1,4 +1,4 @@
-"""BiLSTM students as models of transformers; to import this registers them with the Auto classes.
+"""BiLSTM students as models of transformers. Importing this registers them with the Auto classes.
 
 Word embeddings, one or more bidirectional LSTMs, and a head: the students of Mukherjee & Awadallah
 2019 ("Distilling BERT into Simple Neural Networks with Unlabeled Transfer Data") and 2020
@@ -38,8 +38,8 @@ class BiLstmConfig(PreTrainedConfig):
     embeddings, between layers and before the head; the `recurrent_dropout` of the state that an
     LSTM hands from one token to the next.
 
-    Word vectors begin with a length of 1: from 0.02 a channel, as BERT's do, an LSTM without norms
-    was still guessing the frequencies of words after hundreds of steps.
+    Word vectors start with a length of 1. Started at 0.02 a channel, as BERT's are, an LSTM without
+    norms still only guessed the frequencies of words after hundreds of steps.
     """
 
     model_type = "bilstm"
@@ -76,7 +76,7 @@ class BiLstmConfig(PreTrainedConfig):
 
 
 class BiLstmPreTrainedModel(PreTrainedModel):
-    """What all of them share: the config, and where the encoder lies in a model with a head."""
+    """The config of all BiLSTM models, and the name of the encoder in a model with a head."""
 
     config_class = BiLstmConfig
     base_model_prefix = "bilstm"
@@ -112,7 +112,8 @@ class BiLstmModel(BiLstmPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutput:
-        """Last states [B,S,2H]; hidden states: the embeddings [B,S,E], then each layer's output.
+        """Give the last states [B,S,2H]; as hidden states the embeddings [B,S,E], then each layer's
+        output.
 
         Tokens that `attention_mask` [B,S] leaves out, wherever they stand, are not read, and their
         outputs are zero. `token_type_ids`, which many tokenizers give, change nothing.
@@ -168,7 +169,7 @@ def reading_orders(present: Tensor) -> tuple[Tensor, Tensor]:
 class BiLstmLayer(nn.Module):
     """An LSTM for each direction, over the present tokens of a row.
 
-    Two of one direction each, as oneDNN runs these, padding and all, but not packed sequences.
+    Two LSTMs of one direction each: oneDNN runs these with padding, but no packed sequences.
     """
 
     def __init__(self, width: int, lstm_size: int, recurrent_dropout: float = 0.0) -> None:
@@ -178,7 +179,7 @@ class BiLstmLayer(nn.Module):
         self.right_to_left = nn.LSTM(width, lstm_size, batch_first=True)
 
     def forward(self, states: Tensor, orders: tuple[Tensor, Tensor]) -> Tensor:
-        """[B,S,2H] of [B,S,D]; whatever at tokens that are not present."""
+        """States [B,S,2H] of states [B,S,D]; undefined at tokens that are not present."""
         found = []
         for lstm, order in zip((self.left_to_right, self.right_to_left), orders, strict=True):
             places = order[:, :, None]
@@ -213,8 +214,8 @@ def lstm_with_dropout(lstm: nn.LSTM, inputs: Tensor, share: float) -> Tensor:
 
 
 class _WithHead(BiLstmPreTrainedModel):
-    """A BiLSTM whose last states `logits` turns into numbers, and the loss that transformers gives
-    to models of that name."""
+    """A BiLSTM with a head: `logits` turns its last states into numbers, and transformers supplies
+    the loss for a model of its class name."""
 
     output: ClassVar[Any]
 
@@ -242,7 +243,7 @@ class _WithHead(BiLstmPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> Any:
-        """Logits, and with `labels` the loss: those of a BERT with the same head."""
+        """Give the logits, and with `labels` the loss that a BERT with such a head has."""
         read = self.bilstm(
             input_ids,
             attention_mask,
@@ -286,9 +287,9 @@ class BiLstmForMaskedLM(_WithHead):
         self.decoder = new_embeddings  # type: ignore[assignment]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
-        """[...,V] of states [...,2H]."""
-        found: Tensor = self.decoder(self.transform(self.dropout(states)))
-        return found
+        """Logits [...,V] of states [...,2H]."""
+        logits: Tensor = self.decoder(self.transform(self.dropout(states)))
+        return logits
 
 
 class BiLstmForSequenceClassification(_WithHead):
@@ -303,10 +304,10 @@ class BiLstmForSequenceClassification(_WithHead):
         self.post_init()  # type: ignore[no-untyped-call]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
-        """[B,C] of states [B,S,2H] and which tokens are present [B,S]."""
+        """Logits [B,C] of states [B,S,2H] and which tokens are present [B,S]."""
         assert present is not None
-        found: Tensor = self.classifier(self.dropout(max_over(states, present)))
-        return found
+        logits: Tensor = self.classifier(self.dropout(max_over(states, present)))
+        return logits
 
 
 class BiLstmForTokenClassification(_WithHead):
@@ -320,9 +321,9 @@ class BiLstmForTokenClassification(_WithHead):
         self.post_init()  # type: ignore[no-untyped-call]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
-        """[...,C] of states [...,2H]."""
-        found: Tensor = self.classifier(self.dropout(states))
-        return found
+        """Logits [...,C] of states [...,2H]."""
+        logits: Tensor = self.classifier(self.dropout(states))
+        return logits
 
 
 AutoConfig.register(BiLstmConfig.model_type, BiLstmConfig, exist_ok=True)

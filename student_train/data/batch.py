@@ -1,5 +1,4 @@
-"""What a student step needs: tokens as the student reads them, and what the teacher makes of
-them."""
+"""The batch of a training step: tokens as the student reads them, and the teacher's targets."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class Inputs:
 
     @classmethod
     def of(cls, ids: Array, start: Array, padding: int) -> Inputs:
-        """From flat ids [N] of sequences that begin at `start` [B+1]."""
+        """Pad flat ids [N] of sequences that begin at `start` [B+1]."""
         lengths = np.diff(start)
         present = np.arange(lengths.max()) < lengths[:, None]
         padded = np.full(present.shape, padding, np.int64)
@@ -38,7 +37,7 @@ class Inputs:
 class Distillation:
     """Teacher's targets for G aligned runs of the student's flat tokens.
 
-    What no loss asks for is empty, and so are states and maps until `StudentBatch.to`.
+    Targets that no loss reads are empty. States and maps are empty until `StudentBatch.to`, too.
     """
 
     inputs: Inputs | None  # a second input (reduce); None: the runs are of the masked native input
@@ -58,10 +57,8 @@ class Distillation:
 
 @dataclass(frozen=True)
 class StudentBatch:
-    """One step's data.
-
-    `masked` are flat token numbers of `labels`; `characters` is the text that they cover.
-    """
+    """The data of one step: `masked` are the flat token numbers of `labels`, `characters` counts
+    what they cover, `tokens` the student's own tokens."""
 
     inputs: Inputs
     masked: Tensor  # int64 [M]
@@ -71,7 +68,7 @@ class StudentBatch:
     distillation: Distillation | None
 
     def to(self, device: torch.device) -> StudentBatch:
-        """The same on a device, where the teacher's states and maps are decoded."""
+        """The batch on a device, with the teacher's states and maps decoded there."""
         moved: StudentBatch = _moved(self, device)
         taught = moved.distillation
         if taught is None or taught.encoded is None:

@@ -1,5 +1,5 @@
-"""Where the teacher's features of a batch come from: the stream, or a store that lies on the
-device; and whether there is memory for it."""
+"""Where the teacher's states and maps of a batch come from: the stream, or a copy of the store on
+the device; and whether memory suffices for a copy."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ SHARE = 0.8  # of the free memory; a training takes some, too
 
 
 class Streamed:
-    """States and maps that came with the batch. They are copied: its arrays are used again."""
+    """States and maps that come with the batch. They are copied, as its arrays are used again."""
 
     resident: tuple[str, ...] = ()  # kinds of features that need not be streamed
 
     def states(
         self, batch: Batch, view: int, rows: Array, begin: Tensor
     ) -> dict[str, TeacherStates]:
-        """Of the batch's tokens `rows` [J], for runs that `begin` [G] among them."""
+        """States by name of the batch's tokens `rows` [J], for runs that begin at `begin` [G] among
+        them."""
         return {
             name: TeacherStates(
                 {
@@ -58,7 +59,8 @@ class Streamed:
 
 
 class Resident:
-    """The same of a whole store, kept as stored in the memory of a device from its first use on."""
+    """States and maps of a whole store, which stay encoded in the memory of a device from first use
+    on."""
 
     resident = ON_DEVICE
 
@@ -95,7 +97,7 @@ class Resident:
         return entries, self._square_start[batch.index], features.level.attention
 
     def _table(self, path: str) -> Tensor:
-        """An array of all parts, one after another."""
+        """An array of the store, its parts one after another."""
         with self._loading:
             if path not in self._tables:
                 self._tables[path] = self._loaded(path)
@@ -122,7 +124,7 @@ def _maps(view: int, name: str) -> str:
 
 
 def source_of(store: FeatureStore, cache: str, device: torch.device) -> Streamed | Resident:
-    """Where a training takes states and maps from, with `--cache` as asked for."""
+    """Where a training takes states and maps from, by the word of `--cache`."""
     apart = ON_DEVICE if cache == "device" else ()
     if isinstance(store, FeatureStore):  # not a teacher in its place
         # For none, too: a training before this one may have kept some.
@@ -131,7 +133,7 @@ def source_of(store: FeatureStore, cache: str, device: torch.device) -> Streamed
 
 
 def _group(path: str) -> str:
-    """The group of a view that an array of a part is of, '' where it is of none."""
+    """The group of a view that an array of a part belongs to; "" for an array of no view."""
     return path.split("/")[1] if path.startswith("view") else ""
 
 
@@ -140,7 +142,8 @@ def check_cache(
     device: torch.device,
     needs: Iterable[tuple[FeatureStore, set[str], set[int]]],
 ) -> None:
-    """UserError where what `needs` reads, kinds of features of some views, does not fit."""
+    """Raises UserError where memory does not suffice for `--cache`. `needs` names what is read: of
+    each store kinds of features and views."""
     if cache == "none":
         return
     on_device = in_ram = 0
@@ -169,7 +172,7 @@ def _check_fits(cache: str, needed: int, free: int, where: str) -> None:
 
 
 def _sizes(store: FeatureStore, kinds: set[str], views: set[int]) -> Iterable[tuple[str, int]]:
-    """Bytes of each array that a training reads, decoded."""
+    """Path and bytes, unpacked, of each array that a training reads."""
     groups = {"mask", *(group for kind in kinds for group in GROUPS_OF.get(kind, (kind,)))}
     read = tuple(f"view{view}/{group}/" for view in views for group in groups)
     for part in store.manifest.parts:
@@ -179,15 +182,15 @@ def _sizes(store: FeatureStore, kinds: set[str], views: set[int]) -> Iterable[tu
 
 
 def free_memory_of(device: torch.device) -> int:
-    """Bytes of a GPU's memory that can still be taken: what nobody has, and what torch has kept of
-    the tensors that are gone, such as those of a training before."""
+    """Bytes of a GPU's memory that can still be taken: those that are free, and those that torch
+    keeps of tensors that are gone, such as those of an earlier training."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def free_memory() -> int:
-    """Bytes of main memory that can still be taken, by what Linux and its container say; elsewhere
-    all there are."""
+    """Bytes of main memory that can still be taken, as Linux and its container report them;
+    elsewhere all bytes of the machine."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, KeyError):
         free = _told(Path("/proc/meminfo"))["MemAvailable:"] * 1024

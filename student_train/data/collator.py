@@ -1,5 +1,5 @@
-"""From a batch of the store to what a student step needs: tokenised, masked, aligned, pooled on the
-teacher's side."""
+"""The collator: it turns a batch of a store into a batch for a student. It tokenises, masks, aligns
+and picks the teacher's targets."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class Collator:
         self._serve(options)
 
     def serving(self, options: TrainOptions) -> Collator:
-        """The same for a stage with other losses and masks."""
+        """A collator for a stage with other losses and masks."""
         other = copy.copy(self)
         other._serve(options)
         return other
 
     def reading(self, source: Streamed | Resident) -> Collator:
-        """The same with the teacher's states and maps from elsewhere."""
+        """A collator that takes the teacher's states and maps from `source`."""
         other = copy.copy(self)
         other.source = source
         return other
@@ -98,12 +98,15 @@ class Collator:
         self.masked_only = options.targets == "masked"
 
     def features(self) -> list[str]:
-        """The groups of the store that have to be streamed."""
+        """The groups of the store's features that must be streamed."""
         return [name for name in self.wanted if name not in self.source.resident]
 
     def __call__(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
-        """`key` seeds the masks; in view 0 they are drawn anew, in other views they are the
-        teacher's."""
+        """The student's batch for a view's batch. In view 0 masks are drawn by `key`, in others
+        the teacher's are taken.
+
+        Raises StoreError where the stored tokens do not fit the stored texts.
+        """
         native = self._native(batch)
         if view:
             read = self.masker.stored(native, batch.spans, batch.spans_start, key)
@@ -167,7 +170,8 @@ class Collator:
         )
 
     def _encoded(self, batch: Batch, view: int, runs: Array) -> Encoded:
-        """What is decoded on the device, of half-open runs [G,2] of the teacher's tokens."""
+        """The teacher's states and maps, to be decoded on the device, for half-open runs [G,2] of
+        its tokens."""
         pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
         read = self.read_of_teacher
         if {"normalised", "raw"} & read:
@@ -195,8 +199,8 @@ class Collator:
         )
 
     def _task(self, batch: Batch, alignment: Alignment) -> TaskTargets:
-        """Of each text, or of the tokens that begin a word: the first piece of a word speaks for
-        it. Of all tokens where the teacher has a label for a word's other pieces, too."""
+        """Targets of each text, or of the tokens that begin a word: its first piece stands for a
+        word. Where the teacher has a label for later pieces, targets of all tokens."""
         if batch.labels is not None:
             return TaskTargets(None, _float(batch.class_logits), _long(batch.labels))
         assert batch.tags is not None and self.task is not None
@@ -237,8 +241,8 @@ def _long(values: Array) -> Tensor:
 
 
 def word_begins(batch: Batch) -> Array:
-    """bool [N]: teacher tokens whose first character that is no blank, which some tokenizers count
-    with the word that follows, begins the text or comes after a blank."""
+    """bool [N]: which teacher tokens begin a word. Their first character that is no blank begins
+    the text or follows a blank; some tokenizers count the blank with the word behind it."""
     begins = np.zeros(len(batch.token_ids), bool)
     for text, first, last in zip(batch.texts, batch.start[:-1], batch.start[1:], strict=True):
         blank = np.array([character.isspace() for character in f" {text} "], bool)

@@ -1,5 +1,5 @@
-"""The teacher's states and maps as stored, decoded and pooled on the device that trains: they get
-there at a quarter of the size of float32."""
+"""The teacher's states and maps as the store encodes them. The device that trains decodes and pools
+them, so a quarter of float32's bytes or less is copied there."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TeacherMaps:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What of a `Distillation` is decoded where it is used."""
+    """Those targets of a `Distillation` that the device decodes, by the names of features."""
 
     normalised: dict[str, TeacherStates]
     states: dict[str, TeacherStates]
@@ -80,7 +80,7 @@ class Encoded:
     maps: TeacherMaps | None
 
     def decoded(self) -> dict[str, Any]:
-        """Tensors by name: the fields of `Distillation` with these names."""
+        """The fields of `Distillation` that these become, by field name."""
         return {
             "normalised": {name: it.normalised() for name, it in self.normalised.items()},
             "states": {name: it.states() for name, it in self.states.items()},

@@ -1,4 +1,4 @@
-"""Which student tokens are hidden from the student, and what it reads instead."""
+"""Masks: which tokens are hidden from the student, and what it reads in their place."""
 
 from __future__ import annotations
 

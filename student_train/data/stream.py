@@ -1,4 +1,4 @@
-"""The endless, resumable stream of student batches, made beside the training step."""
+"""The endless, resumable stream of student batches; a thread or processes prepare it."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def student_batches(
     every: int = 1,
     device: torch.device | None = CPU,
 ) -> Iterator[StudentBatch]:
-    """Batches of epoch 0, 1, 2, ...
+    """Yield batches of epoch 0, 1, 2 and so on without end, from batch number `first` on, one of
+    `every`: a pure function of the arguments.
 
-    without end, from batch number `first` on, each or one of `every`: a pure function of its
-    arguments. They are on `device`; None: left encoded, for another process to move.
+    They are moved to `device`; with None they stay encoded, for another process to move.
     """
     epoch, skip, before = 0, first, 0  # batches of the epochs before
     while True:
@@ -130,9 +130,9 @@ def student_batches(
 def loaded(
     store: FeatureStore, collator: Collator, blocks: Array, workers: int, **order: Any
 ) -> Generator[StudentBatch]:
-    """`student_batches`, made beside the training: by a thread, or by `workers` processes.
+    """`student_batches`, prepared by a thread, or by `workers` processes.
 
-    However many there are, the batches and their order are the same.
+    Batches and their order do not depend on their number.
     """
     if not workers:
         return prefetched(student_batches(store, collator, blocks, **order), READY)

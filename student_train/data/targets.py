@@ -1,4 +1,5 @@
-"""The teacher's distribution, told in the student's vocabulary."""
+"""The teacher's targets for a student: its distribution in the student's vocabulary, and those of a
+task."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ HEAD_KEPT = 256  # logits kept of the slice that the head tier gives; the others
 
 @dataclass(frozen=True)
 class TaskTargets:
-    """What a student for a task should say of G texts, or of G tokens."""
+    """The targets of a student for a task: of G texts, or of G tokens."""
 
     tokens: Tensor | None  # int64 [G]: flat student tokens; None: of each text one
     logits: Tensor | None  # float32 [G,C] of the teacher
@@ -32,8 +33,8 @@ def fold(
     log_partition: Array,
     vocabulary: Array,
 ) -> tuple[LogitTargets, Array]:
-    """Kept teacher logits [G,K] as outcomes over student pieces, and which rows have at least one
-    piece [G].
+    """Fold kept teacher logits [G,K] into outcomes over student pieces. Gives targets, and which
+    rows have at least one piece: bool [G].
 
     `vocabulary` [Vt] gives the student piece of each teacher piece, or -1. Mass of teacher pieces
     with the same student piece is added up, mass of those with none goes to the rest: the outcomes
@@ -87,7 +88,8 @@ class TargetReader:
             self.weight, self.bias = (torch.from_numpy(part[self.shared]) for part in head)
 
     def of(self, logits: Logits, rows: Array) -> tuple[LogitTargets, Array]:
-        """Targets of the teacher's tokens `rows`, and which of them have any (see `fold`)."""
+        """Targets of the teacher's tokens `rows` [G], and which of them have any: bool [G] (see
+        `fold`)."""
         log_partition = logits.log_partition[rows]
         if logits.tier == "topk":
             kept = logits.ids[rows], logits.logprobs[rows], logits.rest[rows]
@@ -107,7 +109,7 @@ class TargetReader:
 
 
 def _drawn(logits: Logits, rows: Array) -> tuple[Array, Array, Array]:
-    """Ragged draws as rectangles: ids [G,K], log shares [G,K], rest [G]; -inf where none is."""
+    """Ragged draws as rectangles: ids [G,K], log shares [G,K] and rest [G], -inf in empty slots."""
     counts = (logits.start[rows + 1] - logits.start[rows]).astype(np.int64)
     slot = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
     place = (logits.start[rows][:, None] + np.arange(slot.shape[1]))[slot]

@@ -52,7 +52,7 @@ class TokenTable:
     folder: Path | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process maps the files, too."""
+        """Pickle the folder's name: another process maps the files, too."""
         arrays = (self.start, self.ids, self.begin, self.end, self.special)
         return (TokenTable, arrays) if self.folder is None else (_load, (self.folder,))
 
@@ -112,7 +112,7 @@ def _key(store: FeatureStore, tokenizer: Any) -> str:
 
 
 def _whole(folder: Path) -> bool:
-    """Whether the files are there as they were written."""
+    """Whether the files are complete and unchanged."""
     try:
         return (folder / DIGEST).read_text() == _digest(folder)
     except OSError:

@@ -1,0 +1,1 @@
+"""The student as a model: its kind, its vocabulary, its start, and which weights move."""

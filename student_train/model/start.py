@@ -107,7 +107,10 @@ def initialise(
 def _take_stored(
     student: PreTrainedModel, stored: MixedVocab, store: FeatureStore, vocabulary: VocabularyMap
 ) -> str:
-    """Set the word embeddings to the stored ones, row by row; says so."""
+    """Set the word embeddings to the stored ones and say so.
+
+    Raises UserError where width or vocabulary differ.
+    """
     words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
     pieces, width = stored.embeddings.shape
     if words.shape[1] != width:
@@ -179,6 +182,7 @@ def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tup
 
 
 def _to_width(rows: Array, known: Array, width: int, svd: bool) -> Array:
+    """Rows [V,D] in `width` channels: projected on main directions of the known, or cut."""
     if width > rows.shape[1]:
         rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
     if not svd:

@@ -22,8 +22,8 @@ from training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_siz
 def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast:
     """The tokenizer that `--vocab` asks for.
 
-    Raises UserError if the size is impossible for the store's text, or the folder holds no fast
-    tokenizer.
+    Raises UserError for a word that means no vocabulary, a size that is impossible for the store's
+    text, and a folder without a fast tokenizer.
     """
     size = vocabulary_size(word)
     if size is not None:
@@ -80,6 +80,6 @@ def _from_files(backend: Tokenizer, config: bytes, word: str) -> PreTrainedToken
 def train_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any
 ) -> PreTrainedTokenizerFast:
-    """`store.wordpiece.train_wordpiece` as transformers takes it."""
+    """The tokenizer of `training.wordpiece.train_wordpiece` as a transformers tokenizer."""
     tokenizer = wordpiece.train_wordpiece(texts, size, teacher_normalizer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **SPECIALS)
