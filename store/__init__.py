@@ -1,26 +1,12 @@
-"""The feature store: what a teacher knew about every token, in chunks. See FORMAT.md."""
+"""The feature store: what a teacher knew about every token, in chunks. See FORMAT.md.
 
-from store.errors import StoreError
-from store.format.features import Features, LogitsSpec, TaskSpec
-from store.read.record import Logits, Record
-from store.read.store import FeatureStore, open_store
-from store.read.stream import Batch, HiddenBatch
-from store.write.part import PartWriter
-from store.write.writer import StoreWriter
-from support.errors import UserError
+A name is imported when it is first used; `__init__.pyi` lists the names.
+"""
 
-__all__ = [
-    "Batch",
-    "FeatureStore",
-    "Features",
-    "HiddenBatch",
-    "Logits",
-    "LogitsSpec",
-    "PartWriter",
-    "Record",
-    "StoreError",
-    "StoreWriter",
-    "TaskSpec",
-    "UserError",
-    "open_store",
-]
+from support.lazy_exports import lazy_exports
+
+__getattr__, __all__ = lazy_exports(__name__, __file__)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -28,7 +28,7 @@ PROMISED = {
 
 def test_all_that_is_promised_is_there() -> None:
     assert set(dir(teachonce)) >= PROMISED | set(store.__all__) | set(align.__all__)
-    assert teachonce.__all__ == dir(teachonce)
+    assert sorted(teachonce.__all__) == dir(teachonce)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,39 @@
+"""A package's public names: the stub lists them, each is imported when it is first used."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import store
+import teachonce
+
+
+@pytest.mark.parametrize("package", [store, teachonce])
+def test_every_listed_name_is_there(package: object) -> None:
+    names = dir(package)
+    assert len(names) > 10 and all(getattr(package, name) is not None for name in names)
+    with pytest.raises(AttributeError, match="has no attribute 'opne_store'"):
+        package.opne_store  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_commands_begin_without_what_their_work_needs() -> None:
+    program = """
+import sys
+import store.cli, teacher_dump.cli, teacher_dump.comparison.cli, student_train.cli, downstream.cli
+heavy = {"zarr", "h5py", "torch", "transformers", "datasets", "tokenizers", "scipy"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+from store import open_store
+assert "zarr" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_exported_class_is_the_one_of_its_room() -> None:
+    from store.format.features import Features
+
+    assert store.Features is Features
+    assert pickle.loads(pickle.dumps(store.Features())) == Features()
