@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from benchmarks.common.results import publish
-from benchmarks.integrity.checks import checked, long_run
+from benchmarks.integrity.trials import checked, long_run
 from support.console import command_errors
 from support.errors import UserError
 

@@ -17,7 +17,7 @@ from benchmarks.common.results import RESULTS, mean_and_deviation, publish, tabl
 from benchmarks.latency import measured
 from benchmarks.reproduce.arms import Arm, Reproduction, Scores
 from benchmarks.reproduce.orderings import of_tasks
-from benchmarks.reproduce.sources import SOURCES
+from benchmarks.reproduce.papers import SOURCES
 from support.console import command_errors
 
 WIDTHS = ((50, 100), (100, 100), (50, 200), (100, 200))

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.common.results import publish, table
 from benchmarks.common.synthetic import features_of, make_store
-from benchmarks.reading.readers import Peer, Stream, peers
+from benchmarks.reading.store_readers import Peer, Stream, peers
 from benchmarks.reading.workload import Arrays, Corpus
 from store import StoreError, open_store
 from store.tools.copy import convert

@@ -19,7 +19,7 @@ import click
 from benchmarks.common.results import RESULTS, publish
 from benchmarks.reproduce.arms import SIZES, Reproduction
 from benchmarks.reproduce.orderings import compare_best, ordering_table
-from benchmarks.reproduce.sources import ALL, BEST, SOURCES
+from benchmarks.reproduce.papers import ALL, BEST, SOURCES
 from support.console import command_errors
 
 

@@ -19,7 +19,7 @@ from store import Features, FeatureStore, Record, UserError
 from store.extras.word_counts import WordCounts
 from support.arrays import Array
 from support.console import check_device, counted
-from teacher_dump.comparison.errors import Comparison, Errors
+from teacher_dump.comparison.deviations import Comparison, Errors
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.teacher.forward import Known, forward
 from teacher_dump.teacher.teacher import Teacher, load_teacher

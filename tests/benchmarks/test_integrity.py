@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.integrity import checks, soak
+from benchmarks.integrity import soak, trials
 from benchmarks.integrity.soak import Series, watch
 from store import open_store
 
@@ -76,7 +76,7 @@ def test_a_watched_process_must_live(
 
 def test_the_table(tmp_path: Path) -> None:
     counts = {"flips": 0, "stores": 2, "forgeries": 0, "characters": 640, "texts": 20}
-    rows, wrong = checks.checked(counts, seed=3)
+    rows, wrong = trials.checked(counts, seed=3)
     assert wrong == []
     assert [line.split(" | ")[1:4] for line in rows.splitlines()[2:]] == [
         ["2", "2", "0"], ["640", "640", "0"], ["20", "20", "0"],
@@ -84,13 +84,13 @@ def test_the_table(tmp_path: Path) -> None:
 
 
 def test_a_finding_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks.damage, "problems", lambda path: ["something"])
+    monkeypatch.setattr(trials.damage, "problems", lambda path: ["something"])
     counts = dict.fromkeys(("flips", "forgeries", "characters", "texts"), 0) | {"stores": 2}
-    rows, wrong = checks.checked(counts, 3)
+    rows, wrong = trials.checked(counts, 3)
     assert "| 2 | 0 | 2 |" in rows and len(wrong) == 2
 
 
 def test_the_store_of_a_soak(tmp_path: Path) -> None:
-    checks.small_dump(tmp_path, tmp_path / "soak.zarr", limit=2000)
+    trials.small_dump(tmp_path, tmp_path / "soak.zarr", limit=2000)
     store = open_store(tmp_path / "soak.zarr")
     assert store.features.views == 2 and 1000 < store.meta["tokens"] <= 2000

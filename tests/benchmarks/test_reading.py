@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.common import synthetic
 from benchmarks.reading import rounds
-from benchmarks.reading.readers import peers
 from benchmarks.reading.rounds import Bench, measure, sums
+from benchmarks.reading.store_readers import peers
 from store import StoreError, open_store
 from store.tools.verify import verify
 

@@ -20,7 +20,7 @@ from benchmarks.reproduce import __main__ as reproduce
 from benchmarks.reproduce import arms, examples, orderings
 from benchmarks.reproduce.arms import OURS, SIZES, Arm, Reproduction, Source, Task
 from benchmarks.reproduce.examples import CHOSEN, SCORED, Data
-from benchmarks.reproduce.sources import SOURCES
+from benchmarks.reproduce.papers import SOURCES
 from benchmarks.reproduce.task_teachers import PER_CLASS, few_labels, few_tags
 from downstream.cli import main as score
 from downstream.options import AS_IS, Asked
