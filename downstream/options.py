@@ -21,6 +21,7 @@ from support.options import (
     KEY,
     POSITIVE,
     Option,
+    Range,
     at_least,
     check_value,
     check_values,
@@ -139,7 +140,11 @@ class Asked:
         within=at_least(1),
         told_default="mlm 1, fine-tuning 3",
     )
-    seed: int | None = _asked("The (first) seed.", [*TRAINED, "speed"])
+    seed: int | None = _asked(
+        "The (first) seed.",
+        [*TRAINED, "speed"],
+        within=Range(f"0 to {2**32 - 1}", low=0, high=2**32 - 1),
+    )
     steps: int | None = _asked("Optimiser steps.", ["mlm"], within=at_least(1))
     epochs: int | None = _asked("Passes over the training examples.", TRAINED, within=at_least(1))
     batch_size: int | None = _asked("Sequences.", [*TRAINED, "speed"], within=at_least(1))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from student_train.cli import parameters, told
-from student_train.settings.options import COMMAND, START, TrainOptions, beside
+from student_train.settings.options import ONCE, START, TrainOptions, beside
 from support import files
 from support.console import CONTEXT, command_errors, wide_console
 from support.errors import UserError
@@ -52,7 +52,7 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
     from student_train.output.run import open_stores
 
     folder = out or beside(store[0], "sweep")
-    command = arguments.keys() & scoped(TrainOptions, COMMAND)
+    command = arguments.keys() & scoped(TrainOptions, ONCE)
     once = {"store": store, **{name: arguments.pop(name) for name in command}}
     varied = [name for name, values in arguments.items() if len(values) > 1]
     names = [name for name, values in arguments.items() if values]
@@ -156,7 +156,7 @@ def aligned(lines: list[list[str]]) -> Table:
 def _command() -> click.Command:
     """The options of student-train, each of which may be given several times but for those of the
     command itself."""
-    varied = options_of(TrainOptions).keys() - scoped(TrainOptions, COMMAND)
+    varied = options_of(TrainOptions).keys() - scoped(TrainOptions, ONCE)
     found = {str(option.name): option for option in parameters(varied)}
     del found["allow_partial"]  # all students of a table learn from one text
     found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)

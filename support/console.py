@@ -57,6 +57,8 @@ def check_device(device: str, gpus: int | None = None) -> None:
 
     `gpus` is None where they are not counted, as counting takes torch.
     """
+    if device == "auto" and gpus is None:
+        return
     found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", device)
     if not found:
         raise UserError(f"--device {device}: expected auto, cpu, cuda or cuda:N")

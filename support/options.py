@@ -18,9 +18,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar
@@ -160,6 +162,8 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
     problem = ""
     if kind in (int, float, str, bool) and not _is_of(kind, value):
         problem = f"expected {EXPECTED[kind]}"
+    elif kind is tuple and isinstance(value, str):
+        problem = "expected a tuple of texts"
     elif about.choices and not about.repeated and value not in about.choices:
         problem = f"expected one of {', '.join(about.choices)}"
     elif about.within is not None and value not in about.within:
@@ -176,7 +180,9 @@ EXPECTED = {int: "a whole number", float: "a number", str: "a text", bool: "true
 def _is_of(kind: type[Any], value: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+    if kind is str:
+        return isinstance(value, str | os.PathLike)  # the path of a store, of a model
+    return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # NumPy's as well
 
 
 def _told(value: Any) -> str:

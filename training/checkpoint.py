@@ -23,8 +23,8 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
-    files.write(path, buffer.getbuffer())
+    whole = buffer.getvalue()  # no view of the buffer is left behind where the disk is full
+    files.write(path, whole + hashlib.sha256(whole).digest())
 
 
 def read_checkpoint(path: Path) -> dict[str, Any] | None:

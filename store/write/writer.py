@@ -177,7 +177,7 @@ class StoreWriter:
     def _tidy(staging: Staging) -> None:
         """Remove what a writer left that was killed between sealing and tidying up.
 
-        Raises StoreError if a writer or a repair is alive: then the parts belong to it.
+        Raises UserError if a writer or a repair is alive: then the parts belong to it.
         """
         parts = staging.parts if isinstance(staging, Hdf5Staging) else None
         if not (lease_path(staging.path).exists() or (parts and parts.exists())):

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from store import FeatureStore, open_store
 from store.tools.laws import check_tokens
 from student_train.data.collator import Collator
+from student_train.losses.registry import losses_for
 from student_train.model.kinds import has_attention, make_student
 from student_train.model.start import initialise
 from student_train.model.vocabulary import student_tokenizer
@@ -145,8 +146,10 @@ def prepare(
         task=store.features.task,
         **{name: getattr(options, name) for name in scoped(TrainOptions, NETWORK)},
     )
+    learnt = losses_for(store.features.task is not None, options.losses())
+    compares_maps = any(loss.student == "maps" for loss in learnt)
     # The fused kernels never hold the probabilities, and their backward pass is slow on a CPU.
-    if has_attention(student) and ("attention" in options.losses() or options.device == "cpu"):
+    if has_attention(student) and (compares_maps or options.device == "cpu"):
         student.set_attn_implementation("eager")
     collator = make_collator(options, store, tokenizer)
     start = initialise(student, options.init, store, collator.vocabulary)

@@ -38,7 +38,8 @@ UNFREEZE = "top-down"
 
 STAGE = "stage"  # may differ from one stage to the next
 LENGTH = "length"  # says how long a stage is; one takes the place of the other
-COMMAND = "command"  # has no place in a recipe, and one value in a sweep
+COMMAND = "command"  # has no place in a recipe
+ONCE = "once"  # has one value in a sweep
 MACHINE = "machine"  # does not shape the student
 NETWORK = "network"  # goes to the config of the student's kind, under its own name
 START = "start"  # only the making of a student can refuse it
@@ -79,19 +80,12 @@ def _parse_parts(words: str) -> tuple[str, ...]:
 
 
 def _check_parts(parts: Any) -> None:
-    if isinstance(parts, str):
-        raise UserError(f"--freeze {parts}: expected a tuple of parts")
     for part in parts:
         if not re.fullmatch(FREEZABLE, part):
             raise UserError(
                 f"--freeze {part}: expected embeddings, words, positions, layers, layers.N,"
                 " head or projection"
             )
-
-
-def _check_device(device: str) -> None:
-    if device != "auto":
-        check_device(device)
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,7 @@ class TrainOptions:
         help="A sealed store: .zarr, .h5 or an object-store URL. Repeated: the student learns from"
         " all of them, each aligned through its own tokens.",
         required=True,
-        scope={COMMAND},
+        scope={COMMAND, ONCE},
     )
     others: tuple[str, ...] = ()
     vocab: str = option(
@@ -119,7 +113,7 @@ class TrainOptions:
         None,
         "Folder of the student.",
         told_default="beside the store, named after the settings",
-        scope={COMMAND, MACHINE},
+        scope={COMMAND, ONCE, MACHINE},
     )
     student: str = option(
         "tiny",
@@ -286,7 +280,7 @@ class TrainOptions:
         within=Range(f"0 to {SEEDS - 1}", low=0, high=SEEDS - 1),
     )
     device: str = option(
-        "auto", "auto | cpu | cuda | cuda:N.", check=_check_device, scope={COMMAND, MACHINE}
+        "auto", "auto | cpu | cuda | cuda:N.", check=check_device, scope={COMMAND, MACHINE}
     )
     precision: str = option(
         "auto",
@@ -297,20 +291,20 @@ class TrainOptions:
         0,
         "Processes that prepare batches; 0: a thread. The student is the same, bit for bit.",
         within=Range("0 or more", low=0),
-        scope={COMMAND, MACHINE},
+        scope={COMMAND, ONCE, MACHINE},
     )
     cache: str = option(
         "none",
         "ram: the store is read and unpacked once, and stays in memory; device: its hidden states"
         " and attention maps in the memory of --device. The student is the same.",
         choices=CACHES,
-        scope={COMMAND, MACHINE},
+        scope={COMMAND, ONCE, MACHINE},
     )
     allow_partial: bool = option(
         False,
         "Learn from the published parts of an unfinished store.",
         flag="--allow-partial",
-        scope={COMMAND, MACHINE},
+        scope={COMMAND, ONCE, MACHINE},
     )
 
     def __post_init__(self) -> None:

@@ -122,7 +122,6 @@ class _StudentTraining(Training):
     def enter(self, number: int) -> None:
         """Begin a stage: its losses, its data, the weights that it trains, a new optimizer."""
         self.number, self.options = number, self.stages[number]
-        self.clip = self.options.clip
         self.first, self.last = [0, *self.ends][number], self.ends[number]
         steps = self.last - self.first
         for lesson in self.lessons:

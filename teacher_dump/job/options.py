@@ -43,11 +43,6 @@ def listed(words: tuple[str, ...] | str) -> tuple[str, ...]:
     return tuple(part for value in values for part in value.split(",") if part)
 
 
-def _check_device_name(device: str) -> None:
-    if device != "auto":
-        check_device(device)
-
-
 @dataclass(frozen=True)
 class DumpOptions:
     """Everything that decides what a store holds.
@@ -112,13 +107,14 @@ class DumpOptions:
     max_length: int | None = option(
         None,
         "Longest window in tokens, special ones included.",
+        within=at_least(4),
         told_default=f"{DEFAULT_MAX_LENGTH} or the teacher's own limit",
     )
     stride: int = option(0, "Tokens by which windows of one document overlap.", within=at_least(0))
     batch_tokens: int = option(
         8192, "Tokens of a teacher batch, padding included: bounds memory.", within=at_least(1)
     )
-    device: str = option("auto", "auto | cpu | cuda | cuda:N.", check=_check_device_name)
+    device: str = option("auto", "auto | cpu | cuda | cuda:N.", check=check_device)
     precision: str = option(
         "auto", "auto: bf16 on a GPU, else fp32.", choices=("auto", "bf16", "fp16", "fp32")
     )

@@ -106,7 +106,7 @@ class Batch:
 def word_numbers(text: str, *offsets: Array) -> Array:
     """The word that each character of a text belongs to: int64 [characters], ascending from 0.
 
-    Words are those of `masking.word_spans`, joined where a token of one of the tokenizations
+    Words are those of `masked_views.word_spans`, joined where a token of one of the tokenizations
     (offsets int [T, 2]) covers characters of several, and what lies between them.
     """
     spans = np.concatenate([word_spans(text), *offsets]).astype(np.int64)

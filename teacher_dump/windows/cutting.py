@@ -44,7 +44,7 @@ def iter_windows(
     `tokenizer` is a fast tokenizer of transformers. With stride 0 the windows' texts joined give
     the document. With stride N a window begins at the first word after which at most N tokens of
     the document are left to the end of the window before it. Cuts are made before blanks and CJK
-    characters, else between words (`masking.word_spans`); a word longer than a window is cut
+    characters, else between words (`masked_views.word_spans`); a word longer than a window is cut
     inside, but not between a letter and its marks. `one_each` keeps the first window of each
     document only, for one label of it all.
 

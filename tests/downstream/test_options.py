@@ -98,7 +98,7 @@ def test_help_tells_tasks_defaults_and_ranges() -> None:
         "--epochs INTEGER Passes over the training examples. "
         "[default: mlm 1, fine-tuning 3; at least 1]",
         "--batch-size INTEGER Sequences. [default: mlm 32, fine-tuning and speed 16; at least 1]",
-        "--seed INTEGER The (first) seed. [default: 0]",
+        "--seed INTEGER The (first) seed. [default: 0; 0 to 4294967295]",
         "[default: 128, qa 384, speed 512; at least 8]",
         "--evaluate-every INTEGER mlm: Steps between validations. [default: 500; at least 1]",
         "--precision [fp32|bf16] Of the training. [default: fp32]",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -52,6 +53,7 @@ class Settings:
     loss: Mapping[str, float] = option(
         factory=lambda: {"mlm": 1.0}, help="What.", repeated=True, read=_pairs
     )
+    words: tuple[str, ...] = option((), "Which ones.", read=lambda text: tuple(text.split(",")))
     inner: tuple[str, ...] = field(default=())  # no option
 
     def __post_init__(self) -> None:
@@ -151,6 +153,7 @@ def test_toml_gives_what_python_gives() -> None:
         ("steps", None, "--steps None: expected a whole number"),
         ("best", 1, "--best 1: expected true or false"),
         ("kind", 3, "--kind 3: expected a text"),
+        ("words", "a", "--words a: expected a tuple of texts"),
     ],
 )
 def test_python_refuses_what_no_option_takes(name: str, value: Any, expected: str) -> None:
@@ -174,6 +177,11 @@ def test_toml_is_refused_with_its_place(table: dict[str, Any], expected: str) ->
     with pytest.raises(UserError) as told:
         read_values(Settings, table, "a.toml, recipe x", options_of(Settings))
     assert str(told.value).startswith("a.toml, recipe x: ") and expected in str(told.value)
+
+
+def test_numbers_of_numpy_and_paths_are_taken() -> None:
+    made = Settings(Path("s"), steps=np.int64(4), rate=np.float32(0.5))  # type: ignore[arg-type]
+    assert (made.steps, made.rate) == (4, 0.5)
 
 
 def test_scopes_and_defaults() -> None:

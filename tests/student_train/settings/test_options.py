@@ -31,7 +31,7 @@ from support.options import default_of, options_of, scoped
         ({"loss": {}}, "--loss: at least one loss, each with a weight above 0"),
         ({"loss": {"wishful": 1.0}}, "--loss wishful: unknown; there are mlm"),
         ({"freeze": ("nose",)}, "--freeze nose: expected embeddings, words"),
-        ({"freeze": "head"}, "--freeze head: expected a tuple of parts"),
+        ({"freeze": "head"}, "--freeze head: expected a tuple of texts"),
         ({"steps": 2.5}, "--steps 2.5: expected a whole number"),
         ({"steps": 0}, "--steps 0: expected at least 1"),
         ({"eval_every": 0}, "--eval-every 0: expected at least 1"),
