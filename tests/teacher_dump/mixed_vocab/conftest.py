@@ -1,0 +1,40 @@
+"""Fixtures of mixed-vocabulary training: a small student's tokenizer, a store with embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teacher_dump.cli import main as teacher_dump
+from tests.end_to_end.support import ok, write_corpus
+from tests.teacher_dump.mixed_vocab.support import LONGEST, PIECES, WIDTH
+from tests.texts import SENTENCES
+
+
+@pytest.fixture(scope="session")
+def small(make_tokenizer: Callable[[str], Any]) -> Any:
+    """The student's tokenizer: fewer pieces of the same text."""
+    from student_train.model.vocabulary import train_wordpiece as student_wordpiece
+
+    return student_wordpiece(SENTENCES, PIECES, None)
+
+
+@pytest.fixture(scope="session")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
+) -> tuple[Path, Path, tuple[Any, ...]]:
+    """A store made by the command, in Zarr; the corpus, and the words it was made by."""
+    folder = tmp_path_factory.mktemp("mixed")
+    corpus = write_corpus(folder / "corpus.txt", 60)
+    words = (
+        *("mixed-vocab", "--model", tiny_teacher("bert"), "--corpus", corpus, "--vocab", PIECES),
+        *("--width", WIDTH, "--steps", 6, "--batch-tokens", 512, "--max-length", LONGEST),
+        *("--device", "cpu", "--seed", 2),
+    )
+    said = ok(teacher_dump, *words, "--out", folder / "store.zarr")
+    assert "step 6/6" in said and f"--student {WIDTH}xLxA --loss mlm=1" in said
+    assert not (folder / "store.zarr.mixed-vocab").exists()
+    return folder / "store.zarr", corpus, words

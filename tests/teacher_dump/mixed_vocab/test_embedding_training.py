@@ -1,0 +1,81 @@
+"""Training of the embeddings: the loss falls, a stopped training goes on, LAMB's steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.errors import UserError
+from support.signals import Stopped, stoppable
+from teacher_dump.mixed_vocab.embedding_training import BETAS, WEIGHT_DECAY, Course, train
+from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+from teacher_dump.teacher.teacher import load_teacher
+from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of
+from tests.training.lamb import check_steps
+from training.optimizer import optimizer_of
+
+
+def course(steps: int, **changes: Any) -> Course:
+    settings: dict[str, Any] = {
+        "steps": steps,
+        "lr": 3e-3,
+        "optimizer": "adamw",
+        "seed": 1,
+        "precision": "fp32",
+        "checkpoint_every": 1000,
+        "begun": {"steps": steps},
+    }
+    return Course(**(settings | changes))
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 3e-3), ("lamb", 3e-2)])
+def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
+    tiny_teacher: Callable[..., Path], small: Any, tmp_path: Path, optimizer: str, rate: float
+) -> None:
+    def once(name: str, until: int = 0, **changes: Any) -> tuple[Any, list[str]]:
+        teacher = load_teacher(
+            str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none"
+        )
+        model, said = MixedTeacher(teacher, len(small), WIDTH, seed=1), list[str]()
+        mixer = mixer_of(teacher, small, batch_tokens=512)
+
+        def say(line: str) -> None:
+            said.append(line)
+            if line.startswith(f"step {until}/"):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with stoppable() as stop:
+            path = tmp_path / name
+            asked = course(30, optimizer=optimizer, lr=rate, **changes)
+            return train(model, mixer, asked, path, "cpu", stop, say), said
+
+    whole, said = once("whole")
+    first, last = (float(line.split("loss ")[1].split()[0]) for line in (said[0], said[-1]))
+    assert last < first - 0.5 and said[-1].startswith("step 30/30")
+    with pytest.raises(Stopped):
+        once("cut", until=11, checkpoint_every=4)
+    again, said = once("cut")
+    assert said[0] == "resume    after step 11 of 30"
+    assert np.array_equal(whole, again) and whole.dtype == np.float32
+    unchanged, said = once("cut")  # killed as the store was to be written: nothing is trained
+    assert said == ["resume    after step 30 of 30"] and np.array_equal(whole, unchanged)
+    with pytest.raises(UserError, match="with other arguments: steps was '30' and is '31'"):
+        once("cut", begun={"steps": 31})
+    (tmp_path / "torn").write_bytes(b"PK")
+    with pytest.raises(UserError, match="cannot be read.*remove it to begin anew"):
+        once("torn")
+
+
+def test_steps_of_lamb_are_those_of_the_paper(
+    tiny_teacher: Callable[..., Path], small: Any
+) -> None:
+    teacher = load_teacher(str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none")
+    model = MixedTeacher(teacher, len(small), WIDTH, seed=1)
+    made = optimizer_of(model, "lamb", lr=course(3).lr, weight_decay=WEIGHT_DECAY, betas=BETAS)
+    check_steps(made, model, BETAS, WEIGHT_DECAY)

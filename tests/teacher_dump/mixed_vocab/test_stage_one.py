@@ -1,0 +1,159 @@
+"""Stage I as a command: the store that it writes, how it goes on, what it refuses."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from transformers import AutoTokenizer
+
+from store import open_store
+from store.cli import main as feature_store
+from store.errors import StoreError
+from store.extras.mixed_vocab import GROUP, MixedVocab
+from store.tools.verify import verify
+from student_train.model.vocabulary import student_tokenizer
+from teacher_dump.cli import main as teacher_dump
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.mixed_vocab.stage_one import MixedVocabOptions, mixed_vocab
+from tests.end_to_end.support import ok, refused, write_corpus
+from tests.teacher_dump.mixed_vocab.support import PIECES, WIDTH
+from tests.texts import ENGLISH
+
+
+def test_the_store_is_ordinary_and_sound_in_both_formats(trained: Any, tmp_path: Path) -> None:
+    path, corpus, words = trained
+    h5 = tmp_path / "store.h5"
+    ok(teacher_dump, *words, "--out", h5)
+    ok(feature_store, "convert", path, tmp_path / "copy.h5")
+    stores = [open_store(p) for p in (path, h5, tmp_path / "copy.h5")]
+    assert len({store.manifest.content() for store in stores}) == 1
+    for store in stores:
+        assert verify(store.path).problems == []
+        assert store.features.logits is None and store.features.hidden == ()
+        assert "".join(store.texts()).strip()[:40] == corpus.read_text()[:40]
+        assert store[0].token_ids.tolist() == store.tokenizer().encode(store[0].text).ids
+    found = [MixedVocab.of(store) for store in stores]
+    for one in found:
+        assert one.embeddings.dtype == np.float32 and one.embeddings.shape == (PIECES, WIDTH)
+        assert np.array_equal(one.embeddings, found[0].embeddings)
+        assert one.tokenizer == found[0].tokenizer
+    plain = zarr.open_group(path, mode="r")[f"{GROUP}/embeddings"][:]
+    with h5py.File(h5, "r") as file:
+        assert np.array_equal(plain, file[f"{GROUP}/embeddings"][:])
+    assert np.array_equal(plain, found[0].embeddings)
+    assert "mixed vocab" in ok(feature_store, "info", h5)
+
+
+def test_other_options_other_embeddings(trained: Any, tmp_path: Path) -> None:
+    path, _, words = trained
+    out = tmp_path / "other.zarr"
+    ok(teacher_dump, *words, "--seed", 3, "--hidden", "mean", "--logits", "topk:4", "--out", out)
+    one, other = (MixedVocab.of(open_store(p)).embeddings for p in (path, out))
+    assert one.shape == other.shape and not np.array_equal(one, other)
+    record = open_store(out)[0]
+    assert set(record.views[0].hidden) == {"mean"} and record.views[0].logits.ids.shape[1] == 4
+    line = refused(feature_store, "merge", path, out, tmp_path / "all.zarr")
+    assert "mixed_vocab" in line or "features" in line
+
+
+def test_a_kill_while_the_text_is_written_trains_nothing_anew(
+    trained: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    path, _, words = trained
+    out = tmp_path / "store.zarr"
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("teacher_dump.job.part_writing.write_part", killed)
+        result = CliRunner().invoke(teacher_dump, [str(w) for w in (*words, "--out", out)])
+        assert result.exit_code == 130
+    with pytest.raises(StoreError, match="not finished"):
+        open_store(out)
+    line = refused(teacher_dump, *words, "--steps", 7, "--out", out)
+    assert "steps is '6' in the store and '7' now" in line
+    assert "step 6/6" not in ok(teacher_dump, *words, "--out", out)
+    one, other = (open_store(p).manifest.content() for p in (path, out))
+    assert one == other
+
+
+def test_a_tokenizer_folder_is_taken_as_it_is(
+    trained: Any, make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    make_tokenizer("bpe").save_pretrained(tmp_path / "bpe")
+    words = (*trained[2], "--vocab", tmp_path / "bpe", "--out", tmp_path / "store.zarr")
+    ok(teacher_dump, *words)
+    tokenizer = student_tokenizer("mixed-vocab", open_store(tmp_path / "store.zarr"))
+    expected = AutoTokenizer.from_pretrained(tmp_path / "bpe")
+    assert tokenizer(ENGLISH[0])["input_ids"] == expected(ENGLISH[0])["input_ids"]
+    assert tokenizer.mask_token == "<mask>"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("--width", 33), "words of .* are 32 wide; choose 1 to 32"),
+        (("--width", 0), "--width 0: expected at least 1"),
+        (("--vocab", 20), "--vocab 20: the text has .* ask for more"),
+        (("--vocab", "nowhere"), "expected a size .* or a folder"),
+        (("--student-share", 1), "--student-share 1: expected a share between"),
+        (("--mask-prob", 0), "--mask-prob 0: expected a share"),
+        (("--lr", 0), "--lr 0: expected a rate"),
+        (("--precision", "fp16"), "--precision fp16: gradients vanish"),
+        (("--max-length", 4000), "the teacher reads at most 128 tokens"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    changes: tuple[Any, ...], message: str, trained: Any, tmp_path: Path
+) -> None:
+    line = refused(teacher_dump, *trained[2], *changes, "--out", tmp_path / "store.zarr")
+    assert re.search(message, line), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_teachers_without_a_masked_lm_head_are_refused(
+    trained: Any, tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    words = trained[2]
+    for teacher, message in (
+        (tiny_teacher("gpt2"), "no masked-LM head"),
+        (tiny_teacher("bert", "classification", ("a", "b")), "no masked-LM head"),
+    ):
+        line = refused(teacher_dump, *words, "--model", teacher, "--out", tmp_path / "store.zarr")
+        assert message in line
+    line = refused(teacher_dump, *words, "--out", trained[0])
+    assert "is finished" in line
+
+
+def test_without_lambs_package_nothing_is_begun(
+    tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 10)
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    line = refused(
+        *(teacher_dump, "mixed-vocab", "--model", tiny_teacher("bert"), "--corpus", corpus),
+        *("--width", WIDTH, "--optimizer", "lamb", "--out", tmp_path / "store.zarr"),
+    )
+    assert "--optimizer lamb" in line and "`pip install pytorch-optimizer`" in line
+    assert list(tmp_path.iterdir()) == [corpus]
+
+
+def test_help_shows_the_subcommand() -> None:
+    assert "mixed-vocab" in ok(teacher_dump, "--help").partition("Commands:")[2]
+    short, long = (ok(teacher_dump, "mixed-vocab", option) for option in ("-h", "--help"))
+    assert short == long and "Usage: main mixed-vocab" in short and "--student-share" in short
+    assert "--width" in refused(teacher_dump, "mixed-vocab", "--model", "x", "--out", "y.zarr")
+    assert MixedVocabOptions(DumpOptions("m", Path("s.h5")), "5k", 16).checkpoint() == Path(
+        "s.h5.mixed-vocab"
+    )
+    assert callable(mixed_vocab)

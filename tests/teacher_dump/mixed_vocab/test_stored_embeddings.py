@@ -1,0 +1,70 @@
+"""Embeddings in a store: merged, missing, and verified against their tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from store import open_store
+from store.cli import main as feature_store
+from store.errors import StoreError
+from store.extras.mixed_vocab import MixedVocab
+from store.tools.verify import verify
+from student_train.model.vocabulary import student_tokenizer
+from tests.end_to_end.support import dumped, ok, refused, write_corpus
+from tests.teacher_dump.mixed_vocab.support import LONGEST
+from tests.texts import ENGLISH
+from training.wordpiece import train_wordpiece
+
+
+def test_a_plain_store_has_none_and_merges_behind_one_that_has(
+    trained: Any, tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    path, corpus, _ = trained
+    plain = dumped(
+        tiny_teacher("bert"), write_corpus(tmp_path / "more.txt", 10), tmp_path / "plain.zarr",
+        logits="none", hidden="none", attention="none", text_only=True, max_length=LONGEST,
+        part_tokens=1 << 17, weights=False,
+    )  # fmt: skip
+    store = open_store(plain)
+    assert MixedVocab.stored(store) is None
+    for asked in (lambda: student_tokenizer("mixed-vocab", store), lambda: MixedVocab.of(store)):
+        with pytest.raises(StoreError, match="make such a store with `teacher-dump mixed-vocab`"):
+            asked()
+    line = refused(feature_store, "merge", plain, path, tmp_path / "all.zarr")
+    assert f"name {path} first" in line
+    ok(feature_store, "merge", path, plain, tmp_path / "all.h5")
+    both = open_store(tmp_path / "all.h5")
+    assert len(both) == len(store) + len(open_store(path)) and not verify(both.path).problems
+    assert np.array_equal(
+        MixedVocab.of(both).embeddings, MixedVocab.of(open_store(path)).embeddings
+    )
+
+
+def test_verify_tells_embeddings_that_are_not_those_of_the_tokenizer(
+    trained: Any, tmp_path: Path
+) -> None:
+    store = open_store(trained[0])
+    good = MixedVocab.of(store)
+    backend = train_wordpiece(ENGLISH, 180, None)
+    settings = json.dumps(json.loads(good.settings)).encode()
+    wrong = dataclasses.replace(good, tokenizer=backend.to_str().encode(), settings=settings)
+    from store.tools.copy import copy_part
+    from store.write.writer import StoreWriter
+
+    writer = StoreWriter.create_or_resume(
+        tmp_path / "wrong.zarr", store.identity, store.features, store.calibration,
+        files=dict(store.teacher_files()), software=store.meta["software"], more=[wrong],
+    )  # fmt: skip
+    copy_part(writer, 0, store, 0, store, 0)
+    writer.seal()
+    (line,) = verify(tmp_path / "wrong.zarr").problems
+    assert "is not a finite float32 [180, d]" in line
+    with pytest.raises(StoreError, match="a row for each piece"):
+        MixedVocab.of(open_store(tmp_path / "wrong.zarr"))
