@@ -1,4 +1,4 @@
-"""The arrays of texts, tokens and masks, checked before they are stored."""
+"""Checks the arrays of texts, tokens and masks, and encodes them for a part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def encode_sequences(
     offsets: ArrayLike,
     special: ArrayLike,
 ) -> dict[str, Array]:
-    """Arrays sequence/*, text/utf8 and token/* of a part. Raises StoreError naming the sequence."""
+    """Make the arrays sequence/*, text/utf8 and token/* of a part.
+
+    Raises StoreError, which names the sequence.
+    """
     sequences, tokens = len(token_start) - 1, int(token_start[-1])
     ids, spans = np.asarray(token_ids, np.int64), np.asarray(offsets, np.int64)
     flags = np.asarray(special, bool)
@@ -82,7 +85,10 @@ def encode_sequences(
 def encode_gold(
     task: TaskSpec, gold: ArrayLike | None, token_start: Array, special: ArrayLike, where: str
 ) -> Array:
-    """int32 [n] labels or [N] tags, -1 where there is none. Raises StoreError naming the place."""
+    """Make the int32 array of gold labels [n] or tags [N], -1 where there is none.
+
+    Raises StoreError, which names the place.
+    """
     tagging = task.kind == "tagging"
     size = int(token_start[-1]) if tagging else len(token_start) - 1
     values = np.full(size, -1, np.int64) if gold is None else np.asarray(gold, np.int64)
@@ -100,13 +106,16 @@ def encode_gold(
 
 
 def wrong_gold(task: TaskSpec, gold: Array, special: Array) -> Array:
-    """bool, as `gold`: which numbers no label has, or belong to special tokens [N] with a tag."""
+    """Find gold numbers that no label has, and tags of special tokens: bool, shaped as `gold`."""
     bad = (gold < -1) | (gold >= len(task.labels))
     return bad | (special & (gold != -1)) if task.kind == "tagging" else bad
 
 
 def encode_masks(spans: Sequence[ArrayLike], texts: Sequence[str], where: str) -> dict[str, Array]:
-    """start, begin, end, action of the masked words. Raises StoreError naming the sequence."""
+    """Make the arrays start, begin, end and action of the masked words.
+
+    Raises StoreError, which names the sequence.
+    """
     if len(spans) != len(texts):
         raise StoreError(f"{where}: masks of {len(spans)} sequences, expected {len(texts)}")
     rows = []

@@ -1,4 +1,4 @@
-"""One sequence of a store, for people."""
+"""Shows one sequence of a store to a person."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _names(store: FeatureStore) -> Any:
 
 
 def _best(store: FeatureStore, view: View, token: int) -> list[tuple[int, str]]:
-    """The most likely ids of a token with a figure: probability, draws, or logit."""
+    """Find the most likely ids of a token, each with a figure: probability, or share of draws."""
     if store.features.logits is None:
         return []
     logits = view.logits
@@ -58,7 +58,7 @@ def _head_best(store: FeatureStore, view: View) -> list[list[tuple[int, str]]]:
 
 
 def _said(task: TaskSpec, logits: Array) -> str:
-    """The most likely labels by their logits [C], with probabilities."""
+    """Write the most likely labels by their logits [C], with probabilities."""
     raised = np.exp(logits - logits.max())
     order = np.argsort(-raised, kind="stable")[:BEST]
     return "  ".join(f"{task.labels[place]} {raised[place] / raised.sum():.3f}" for place in order)
@@ -69,7 +69,7 @@ def _gold(task: TaskSpec, number: int) -> str:
 
 
 def _columns(store: FeatureStore, record: Record, seen: View) -> dict[str, Callable[[int], str]]:
-    """What a token's table shows beside the token: head, and cell of each token."""
+    """Return further columns of the table: by heading, a function from a token to its cell."""
     name, logits, task = _names(store), store.features.logits, store.features.task
     found: dict[str, Callable[[int], str]] = {}
     if seen.number:
@@ -89,10 +89,11 @@ def _columns(store: FeatureStore, record: Record, seen: View) -> dict[str, Calla
 
 
 def record_table(store: FeatureStore, index: int, view: int = 0) -> tuple[str, Record, Table]:
-    """A headline, the sequence, and its tokens as a table: spans, masked words, best logits; gold
-    labels and the teacher's where it was fine-tuned for a task.
+    """Return a headline, the sequence, and a table of its tokens.
 
-    Raises UserError for a number that the store does not have.
+    The table shows spans, masked words and the best logits. Where the teacher was fine-tuned for a
+    task, it shows the gold labels and the teacher's. Raises UserError for a number that the store
+    does not have.
     """
     from rich.table import Table
 
@@ -124,7 +125,7 @@ def _headline(store: FeatureStore, record: Record, view: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that rich must not read as markup, and no control characters of the corpus."""
+    """Escape markup of rich in a text, and replace control characters of the corpus."""
     from rich.markup import escape
 
     return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))

@@ -38,7 +38,7 @@ def verify(
 def _check_teacher(
     path: str, allow_partial: bool, model: str, sample: int, seed: int, device: str
 ) -> None:
-    """Compare a sample with what the teacher says now, and print it. StoreError if it differs."""
+    """Compare a sample with the teacher's output and print the errors; StoreError if it differs."""
     from store.read.store import open_store
     from teacher_dump.comparison.rerun import check
 

@@ -1,4 +1,4 @@
-"""Errors of stored features against the teacher's own, beside what their codecs promise."""
+"""Measures errors of stored features against the teacher's own, and what their codecs promise."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from store.format.codecs.levels import bound
 from support.arrays import Floats
 from teacher_dump.teacher.heads import Decoder, all_logits
 
-STANDARD_ERRORS = 6.0  # by which random draws may miss what is expected of them
-FLOOR = -63.0  # lower log-probabilities are all the same
+STANDARD_ERRORS = 6.0  # that random draws may be away from their expectation
+FLOOR = -63.0  # log-probabilities below this one count as equal
 Calibration = tuple[Floats, Floats]
 
 
 @dataclass
 class Comparison:
-    """One feature of the sample: errors of what is stored against what the teacher gives.
+    """Errors of one feature of the sample: stored values against the teacher's.
 
     `promised` is the largest error that the codec allows anywhere in the sample, `share` the
     largest error as a share of what is allowed at its place (codec and precision together).
@@ -44,7 +44,7 @@ class Tally:
     place: str = ""
 
     def add(self, error: Any, promised: Any, slack: Any, place: str) -> None:
-        """Errors of any shape, with what the codec promises and what precision adds at each."""
+        """Add errors of any shape, and at each what the codec promises and what precision adds."""
         error, promised = np.asarray(error, np.float64), np.asarray(promised, np.float64)
         if not error.size:
             return
@@ -60,8 +60,8 @@ class Tally:
 class Errors:
     """Compares what a sample of a store says with what the teacher said.
 
-    `tolerance` is what precision may add, as a share of 1 + |value|; `times` the codec's error of
-    hidden states is allowed (more than once after `merge --recode`).
+    `tolerance` is the error that precision may add, as a share of 1 + |value|. `times` is how often
+    the codec's error is allowed in hidden states (more than once after `merge --recode`).
     """
 
     def __init__(self, features: Features, tolerance: float, times: float) -> None:
@@ -81,7 +81,7 @@ class Errors:
     def hidden(
         self, record: Record, view: int, name: str, live: Floats, calibration: Calibration
     ) -> None:
-        """States [L,D], in deviations of their channels."""
+        """Compare states [L,D], in deviations of their channels."""
         mean, deviation = calibration
         live = (live - mean) / deviation
         stored = (record.views[view].hidden[name] - mean) / deviation
@@ -94,7 +94,7 @@ class Errors:
         self._add(path, "deviations", error, promised, slack, record)
 
     def attention(self, record: Record, view: int, name: str, live: Floats) -> None:
-        """Maps [L,L] of probabilities."""
+        """Compare maps [L,L] of probabilities."""
         stored = record.views[view].attention[name]
         promised = bound(self.features.level, "attention", np.maximum(live, stored))
         slack = self.tolerance * (0.1 + stored)
@@ -102,7 +102,10 @@ class Errors:
         self._add(path, "probability", np.abs(live - stored), promised, slack, record)
 
     def task(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> Floats:
-        """Raw logits of classes [1,C] or tags [L,C], which no codec changes."""
+        """Compare raw logits, which no codec changes; returns the live ones.
+
+        They are those of classes [1,C] or of tags [L,C].
+        """
         task, seen = self.features.task, record.views[view]
         assert task is not None
         stored = seen.tag_logits if task.kind == "tagging" else seen.class_logits[None]
@@ -112,7 +115,7 @@ class Errors:
         return live
 
     def logits(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> Floats:
-        """All that is kept of the logits that `values` [L,D'] give; the log-partition [L]."""
+        """Compare all that is kept of the logits of `values` [L,D']; returns log-partitions [L]."""
         stored, here = record.views[view].logits, f"view{view}/logits"
         partitions = []
         for rows, raw in decoder.logits(values):
@@ -151,14 +154,14 @@ class Errors:
         self._add(f"{here}/ids", "nats", error, 0.0, 2 * self._slack(lowest), record)
 
     def _head(self, record: Record, here: str, stored: Floats, live: Floats) -> None:
-        """In root mean squares of the token."""
+        """Compare inputs of the head, in root mean squares of the token."""
         unit = np.sqrt(np.square(stored).mean(axis=1, keepdims=True)) + 1e-6
         promised = bound(self.features.level, "head", stored) / unit
         error, slack = np.abs(live - stored) / unit, self._slack(stored / unit)
         self._add(f"{here}/values", "root mean squares", error, promised, slack, record)
 
     def _draws(self, stored: Logits, rows: slice, logs: torch.Tensor) -> None:
-        """Draws d of p: the mean of -log p(d) is the entropy, with a known variance."""
+        """Add draws d from p: the mean of -log p(d) is the entropy, with a known variance."""
         start = stored.start[rows.start : rows.start + len(logs) + 1]
         ids = torch.from_numpy(stored.ids[start[0] : start[-1]].astype(np.int64)).to(logs.device)
         counts = stored.counts[start[0] : start[-1]].astype(np.float64)
@@ -173,7 +176,7 @@ class Errors:
         self.draws += (len(logs), entropies, surprise - entropies, spread)
 
     def finished(self) -> list[Tally]:
-        """All tallies; random draws can only be judged together."""
+        """Return all tallies; random draws can only be judged together."""
         tokens, entropy, excess, variance = self.draws
         if tokens:
             row = Comparison("draws", "nats")

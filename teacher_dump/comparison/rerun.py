@@ -1,6 +1,6 @@
-"""A sample of a store run through its teacher again: is every number what the codec promises?
+"""Runs a sample of a store through its teacher again, and compares it with what is stored.
 
-What is not: a store of other weights, of a model with dropout, of another layer, of other text.
+Errors beyond what the codec promises tell of other weights, dropout, another layer or other text.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from teacher_dump.windows.masked_views import RANDOM, mask_spans, masked_input
 from teacher_dump.windows.window import Window
 
 TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
-"""What the same sums in another order, on another machine, may add to the codec's error: a share of
-1 + |value|, in deviations of the channel for hidden states, in nats for logits."""
+"""Error that other orders of the same sums, on other machines, may add to that of the codec.
+
+It is a share of 1 + |value|, in deviations of the channel for hidden states, in nats for logits.
+"""
 
 ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "precision": ("fp32", "one of fp32, fp16, bf16", lambda value: value in list(TOLERANCE)),
@@ -37,17 +39,19 @@ ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "mask_prob": (0.15, "a share", lambda value: type(value) in (int, float) and 0 <= value <= 1),
     "batch_tokens": (8192, "at least 1", lambda value: type(value) is int and value >= 1),
 }
-"""What the teacher is asked for again: the value where a store does not tell it, and what it has to
-be."""
+"""Arguments that the teacher is run with again: the value for a store that holds none, the values
+that are expected, in words, and a check of them."""
 
 MERGED = 3.0
-"""Of the codec's error is allowed where `merge --recode` may have encoded twice, the first time in
-deviations up to twice as large."""
+"""Times that the codec's error is allowed where `merge --recode` may have encoded twice.
+
+The first time it may have encoded in deviations up to twice as large.
+"""
 
 
 @dataclass
 class LiveReport:
-    """What was compared, and in a line each what is not as it must be."""
+    """What was compared, in a headline and rows, and a line for each note and each problem."""
 
     headline: str
     rows: list[Comparison] = field(default_factory=list)
@@ -58,8 +62,8 @@ class LiveReport:
 def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) -> LiveReport:
     """Compare `sample` sequences, chosen by `seed`, in all views with what `model` gives for them.
 
-    The teacher runs in the dump's own precision. Raises UserError if the model cannot be that of
-    the store at all, or the store tells of arguments that no dump has.
+    The teacher runs in the dump's own precision. Raises UserError if the model cannot be the one
+    that made the store, or if the store holds arguments that no dump has.
     """
     if not len(store) or sample < 1:
         raise UserError(f"--sample {sample}: expected 1 to {len(store)}, as many as the store has")
@@ -125,7 +129,7 @@ def _head(features: Features) -> str:
 
 
 def _spec(names: Iterable[str]) -> str:
-    """The option of `teacher-dump` that gives features of these names."""
+    """Write the option of `teacher-dump` that gives features of these names."""
     words = [
         f"groups:{name.removeprefix('groups').split('.')[0]}"
         if name.startswith("groups")
@@ -152,7 +156,7 @@ def _check_sizes(store: FeatureStore, teacher: Teacher) -> None:
 
 
 class _Sample:
-    """Some sequences of a store, and the teacher that is asked for them again."""
+    """Some sequences of a store, and the teacher that is run over them again."""
 
     def __init__(
         self,
@@ -177,7 +181,7 @@ class _Sample:
         self.left_out = 0
 
     def other_tokens(self) -> Iterator[str]:
-        """One line if the model's own tokenizer gives other tokens than are stored."""
+        """Yield one line if the model's own tokenizer gives other tokens than are stored."""
         backend = self.teacher.tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
@@ -197,7 +201,7 @@ class _Sample:
         return self.arguments["seed"], view, record.index
 
     def other_masks(self, view: int) -> Iterator[str]:
-        """One line if the words masked in a view are not those that the seed gives."""
+        """Yield one line if the seed gives other words to mask in a view than are stored."""
         share, words = self.arguments["mask_prob"], WordCounts.stored(self.store)
         for record in self.records if view and self.numbered else ():
             drawn = mask_spans(record.text, *self._key(record, view), share, words)
@@ -206,7 +210,7 @@ class _Sample:
                 return
 
     def notes(self) -> list[str]:
-        """What is odd, but does not by itself make a store wrong."""
+        """List what is odd, but does not by itself make a store wrong."""
         notes, teacher = [], self.store.identity.get("teacher")
         theirs = teacher.get("weights_hash") if isinstance(teacher, dict) else None
         if theirs and theirs != (ours := self.teacher.weights_hash()):
@@ -222,7 +226,7 @@ class _Sample:
         return notes
 
     def run(self, view: int, errors: Errors) -> None:
-        """The teacher over one view; what it says goes to `errors`."""
+        """Run the teacher over one view, and give its output to `errors`."""
         task = self.store.features.task
         inputs = [self._input(i, view) for i in range(len(self.records))]
         chosen = np.array([i for i, ids in enumerate(inputs) if ids is not None], np.int64)
@@ -249,7 +253,7 @@ class _Sample:
             self._compare(view, known, errors)
 
     def _input(self, i: int, view: int) -> Array | None:
-        """What the teacher read; None where that cannot be known."""
+        """Return the ids that the teacher read; None where these cannot be known."""
         record, window, tokenizer = self.records[i], self.windows[i], self.teacher.tokenizer
         spans = record.views[view].spans
         if not self.numbered and (spans[:, 2] == RANDOM).any():

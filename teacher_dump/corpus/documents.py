@@ -68,8 +68,8 @@ class Corpus:
     ) -> Corpus:
         """Find the sources and read the first text of each, so that most mistakes are told at once.
 
-        Tables hold the text in `text_column` (see `choose_column` where it is None) and, if
-        `label_column` is given, its gold label there. Raises CorpusError for a source that is
+        Tables hold the text in `text_column` (see `choose_column` where it is None), and its gold
+        label in `label_column` if that is given. Raises CorpusError for a source that is
         missing, empty, no text, not UTF-8, or has no such columns. The rest of a file is checked
         while iterating, or by `check`.
         """
@@ -90,7 +90,10 @@ class Corpus:
         return cls(found, columns)
 
     def __iter__(self) -> Iterator[Document]:
-        """Raises CorpusError at the first text that cannot be read, or where there is no text."""
+        """Yield the documents.
+
+        Raises CorpusError at the first text that cannot be read, and at the end if there was none.
+        """
         self.documents = self.empty_lines = 0
         for source in self.sources:
             for row in source.rows():
@@ -134,10 +137,10 @@ class Corpus:
     def identity(self) -> dict[str, Any]:
         """Describe the corpus as JSON: two corpora with the same identity give the same documents.
 
-        Tells `text_column` (and `label_column` where one was given), and kind and name of each
-        source: of files also bytes and sha256, of datasets of the hub config, split and revision,
-        of python-docs the version of Python and number and sha256 of the paragraphs. It reads all
-        of a file that `check` has not hashed.
+        It holds `text_column`, `label_column` if one was given, and kind and name of each source.
+        Files add bytes and sha256; datasets of the hub add config, split and revision; python-docs
+        adds the version of Python, and number and sha256 of the paragraphs. A file that `check`
+        has not hashed is read once more.
         """
         label = {} if self.columns.label is None else {"label_column": self.columns.label}
         return {
@@ -152,7 +155,7 @@ def _resolve(name: str, columns: Columns) -> list[Source]:
         return [PythonDocs()]
     if name.startswith(HUB):
         return [HubSource(name.removeprefix(HUB), columns)]
-    path = Path(os.path.expanduser(name))  # Path's own raises for a user that is not there
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user
     if path.is_dir():
         return _several(
             name, sorted(p for p in path.rglob("*") if not _hidden(p.relative_to(path))), columns

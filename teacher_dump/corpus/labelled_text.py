@@ -27,7 +27,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """What people say of a text: a label of all of it, or tags of its words.
+    """Gold labels, given by people: one label of a whole text, or tags of its words.
 
     A tag is (first character, character behind the last, name); tags stand in the order of words.
     """

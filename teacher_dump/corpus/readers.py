@@ -69,7 +69,7 @@ def _read_tsv(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledText
 
 
 def _read_table(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledText]:
-    """The texts of a table with a header; a blank row is an empty text."""
+    """Read the texts of a table with a header; a blank row is an empty text."""
     table = read_table(path, seen)
     header, sample = table.header, list(islice(table.rows, SAMPLE_ROWS))
     textual = [

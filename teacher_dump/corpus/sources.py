@@ -40,7 +40,7 @@ class Source(Protocol):
 
     @property
     def tabular(self) -> bool:
-        """Tell whether its texts stand in a column."""
+        """Whether the texts stand in a column."""
 
     def rows(self) -> Iterator[LabelledText]: ...
 
@@ -57,6 +57,8 @@ class Source(Protocol):
 
 
 class FileSource:
+    """A local file with one of the suffixes of `readers.READERS`."""
+
     def __init__(self, path: Path, columns: Columns) -> None:
         self.name, self._path = path.name, path
         self._columns = columns
@@ -77,9 +79,9 @@ class FileSource:
             ) from None
 
     def check(self) -> None:
-        """Read the file, and hash it on the way where its reader sees all of it.
+        """Read the file, and hash it on the way if its reader reads every byte.
 
-        To hash it in a pass of its own would take minutes for big files.
+        A second pass for the hash alone would take minutes for big files.
         """
         digest, size = hashlib.sha256(), 0
 
@@ -120,7 +122,7 @@ def _sha256(path: Path) -> str:
 
 
 class HubSource:
-    """A dataset of the hub at the revision it had when opened, or a local folder of one."""
+    """A dataset of the hub, at the revision that it had when it was opened, or a local folder."""
 
     def __init__(self, spec: str, columns: Columns) -> None:
         self.name, self.tabular = HUB + spec, True
@@ -156,7 +158,7 @@ class HubSource:
                 f"{self.name}: neither the hub nor this machine has a dataset {self._dataset!r}; "
                 f"check the name"
             ) from None
-        except Exception as error:  # the client raises errors of its transport as they come
+        except Exception as error:  # the client passes errors of its transport on, of any kind
             raise CorpusError(
                 f"{self.name}: the hub cannot be reached ({type(error).__name__}); "
                 f"check the network, or give a local file or folder"

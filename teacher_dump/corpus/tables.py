@@ -65,7 +65,7 @@ def _tsv_rows(path: Path, seen: Seen) -> Rows:
 
 
 def _csv_rows(path: Path, seen: Seen) -> Rows:
-    """The number is that of the line where a record begins; its cells may hold line feeds."""
+    """Yield each record with the line where it begins; its cells may hold line feeds."""
     csv.field_size_limit(utf8_lines.MAX_LINE)
     rows = csv.reader((line + "\n" for line in read_lines(path, seen)), strict=True)
     while True:
@@ -82,7 +82,7 @@ def _csv_rows(path: Path, seen: Seen) -> Rows:
 
 
 def read_objects(path: Path, seen: Seen = ignore) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Line number and object of every line of a .jsonl file; None for a blank line.
+    """Yield line number and object of every line of a .jsonl file; None for a blank line.
 
     Raises CorpusError for a line that is no JSON object, and as `read_lines` does.
     """
@@ -102,7 +102,7 @@ def read_objects(path: Path, seen: Seen = ignore) -> Iterator[tuple[int, dict[st
 
 
 def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and cells by column of every row of a file in NAMED; blank rows are left out.
+    """Yield line number and cells by column of every row that is not blank, of a file in NAMED.
 
     Raises CorpusError where two columns of a header have one name, and as `read_table` and
     `read_objects` do.
@@ -119,6 +119,6 @@ def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def no_column(name: str, columns: Iterable[str], where: object, remedy: str) -> CorpusError:
-    """The error of a row or table that lacks a column."""
+    """Make the error of a row or table that lacks a column."""
     listed = ", ".join(map(repr, columns)) or "none"
     return CorpusError(f"{where}: no column {name}; its columns are {listed}; {remedy}")

@@ -1,4 +1,4 @@
-"""Mean and deviation of every channel, relative to which hidden states are encoded."""
+"""Measures mean and deviation of every channel: hidden states are encoded relative to them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def calibration(
 def _calibrate(
     teacher: Teacher, windows: list[Window], batch_tokens: int
 ) -> dict[str, tuple[Array, Array]]:
-    """Mean and deviation of every channel over windows spread evenly through the first part."""
+    """Measure mean and deviation [D] over windows spread evenly through the first part."""
     step = max(1, sum(len(w.ids) for w in windows) // CALIBRATION_TOKENS)
     inputs = [w.ids for w in windows]
     chosen = np.arange(0, len(windows), step)

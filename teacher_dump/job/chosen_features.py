@@ -1,4 +1,4 @@
-"""What a dump is going to hold: what the options ask for, as far as the teacher has it."""
+"""Chooses the features of a store: those that the options ask for and the teacher has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def told(options: DumpOptions, features: Features) -> str:
-    """What the store is going to hold: which logits is only known once the teacher is loaded."""
+    """Tell what the store is going to hold.
+
+    Which logits it holds is only known once the teacher is loaded.
+    """
     logits = options.logits or DEFAULT_LOGITS
     if task := features.task:
         logits = f"of {counted(len(task.labels), 'label')} ({task.kind})"
@@ -34,7 +37,7 @@ def told(options: DumpOptions, features: Features) -> str:
 
 
 def window_length(asked: int | None, teacher: Teacher) -> int:
-    """Tokens of the longest window; UserError where the teacher reads no such."""
+    """Return the tokens of the longest window; UserError where the teacher reads fewer."""
     limit = teacher.max_length()
     if asked is not None and limit is not None and asked > limit:
         raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
@@ -42,8 +45,10 @@ def window_length(asked: int | None, teacher: Teacher) -> int:
 
 
 def features_of(options: DumpOptions, teacher: Teacher, max_length: int) -> Features:
-    """The features that the options ask for and the teacher has; UserError where they do not
-    fit."""
+    """Return the features that the options ask for and the teacher has.
+
+    Raises UserError where the options do not fit the teacher.
+    """
     if options.views > 1 and teacher.tokenizer.mask_token_id is None:
         raise UserError(
             f"--views {options.views}: the teacher's tokenizer has no mask token; use --views 1"

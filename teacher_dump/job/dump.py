@@ -1,7 +1,7 @@
 """The batch job: corpus -> windows -> teacher -> store, one sealed part after the other.
 
-What loads torch and transformers is imported by `_dump`, after everything that can be refused
-without them.
+Modules that load torch and transformers are imported by `_dump`, after everything that can be
+refused without them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from teacher_dump.job.identity import StageOne
     from teacher_dump.teacher.teacher import Teacher
 
-PARTS_AHEAD = 1  # cut into tokens while the teacher runs over the one before
-BATCHES_BEHIND = 2  # of the teacher's, that wait to be encoded and written
+PARTS_AHEAD = 1  # parts cut into tokens while the teacher runs over the one before
+BATCHES_BEHIND = 2  # batches of the teacher that wait to be encoded and written
 
 
 @dataclass(frozen=True)
 class DumpSummary:
-    """What a finished dump reports."""
+    """The counts that a finished dump reports."""
 
     documents: int
     empty_lines: int
@@ -66,12 +66,12 @@ def dump(
     say: Callable[[str], object] = lambda line: None,
     stage_one: StageOne | None = None,
 ) -> DumpSummary:
-    """Run the teacher once over the corpus and write the store; continues a dump that was stopped.
+    """Run the teacher once over the corpus and write the store, or continue a stopped dump.
 
     `say` is told, in a line each, what a user should know before the work starts. `stage_one` is
-    kept beside the teacher. Raises UserError for bad input; then nothing that existed before is
-    changed. Raises Stopped, with what is kept, after SIGINT or SIGTERM: between two batches once
-    the teacher runs.
+    kept beside the teacher. Raises UserError for bad input; nothing that existed before is then
+    changed. Raises Stopped, which says what is kept, after SIGINT or SIGTERM: between two batches
+    once the teacher runs.
     """
     with stoppable(lambda: kept(options.out)) as stop:
         check_options(options)
@@ -84,7 +84,7 @@ def dump(
 
 
 def kept(out: Path) -> str:
-    """What a stopped dump has, and how to go on."""
+    """Tell in a line what a stopped dump has written, and how to go on."""
     if StoreWriter.peek(out) is None:
         state = "is finished"
         if not out.exists():
@@ -178,7 +178,7 @@ def _dump(
 
 
 def _word_counts(options: DumpOptions, corpus: Corpus) -> WordCounts | None:
-    """Take the counts of words from an unfinished store, or count; None if all are masked alike."""
+    """Take word counts from an unfinished store, or count; None if all words are masked alike."""
     if options.mask_words == "uniform":
         return None
     if StoreWriter.peek(options.out):
@@ -189,7 +189,7 @@ def _word_counts(options: DumpOptions, corpus: Corpus) -> WordCounts | None:
 def _until(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
     """Yield the windows; raise Stopped between two of them.
 
-    They are cut in a thread of their own, which would else go on to the end of its part.
+    The thread that cuts them would otherwise go on to the end of its part.
     """
     for window in windows:
         stop.check()
@@ -205,8 +205,10 @@ def _write(
     stop: Stop,
     words: WordCounts | None,
 ) -> Counter[str]:
-    """Write those parts that are not published; what all of them hold, and what `forward`
-    tallies."""
+    """Write the parts that are not published yet.
+
+    Returns the counts of all parts, published ones too, and the tally of `forward`.
+    """
     from teacher_dump.job.part_writing import check_published, write_part
 
     done: Counter[str] = Counter()
@@ -259,7 +261,11 @@ def _vocab(path: Path) -> str:
 def gathered(
     windows: Iterator[Window], part_tokens: int, limit: int | None
 ) -> Iterator[list[Window]]:
-    """Consecutive windows in groups of at least `part_tokens` tokens (the last may be smaller)."""
+    """Yield consecutive windows in groups of at least `part_tokens` tokens.
+
+    The last group may be smaller. It ends before the window that would exceed `limit` tokens, but
+    never before the first.
+    """
     part: list[Window] = []
     filled = total = 0
     for window in windows:

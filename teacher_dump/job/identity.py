@@ -1,4 +1,4 @@
-"""What was dumped and by which software, as a store says it of itself."""
+"""Describes, for the store itself, what was dumped and by which software."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from teacher_dump.teacher.teacher import Teacher
 
 @dataclass(frozen=True)
 class StageOne:
-    """What a mixed-vocabulary training gave, and the arguments it was asked for, as JSON."""
+    """The result of a mixed-vocabulary training, and its arguments as JSON."""
 
     vocab: MixedVocab
     arguments: dict[str, Any]
 
     def identity(self) -> dict[str, Any]:
-        """The arguments, and hashes of what they gave, which a GPU need not give twice."""
+        """Return the arguments and hashes of the result, which a GPU need not give twice."""
         return {
             **self.arguments,
             "tokenizer_hash": hashlib.sha256(self.vocab.tokenizer).hexdigest(),
@@ -33,7 +33,7 @@ class StageOne:
 
 
 def software() -> dict[str, str]:
-    """Versions of everything that shapes the numbers in a store."""
+    """Return the versions of everything that shapes the numbers in a store."""
     names = ("teachonce", "torch", "transformers", "tokenizers", "numpy", "zarr", "h5py")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
@@ -46,7 +46,7 @@ def identity(
     max_length: int,
     stage_one: StageOne | None = None,
 ) -> dict[str, Any]:
-    """The attribute `identity`: stores with an equal one, and equal features, are equal."""
+    """Return the attribute `identity`: stores that share it and their features are equal."""
     kept = (
         "seed",
         "views",

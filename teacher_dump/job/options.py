@@ -126,7 +126,7 @@ class DumpOptions:
     trust_remote_code: bool = option(
         False, "Run Python code that comes with the checkpoint.", flag="--trust-remote-code"
     )
-    text_only: bool = False  # what the store is for may lie outside the parts
+    text_only: bool = False  # a store without features: stage I keeps its result outside the parts
 
     def __post_init__(self) -> None:
         check_values(self)

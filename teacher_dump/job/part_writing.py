@@ -1,4 +1,4 @@
-"""One part of the store: the teacher run over its windows, every view."""
+"""Writes one part of the store: runs the teacher over its windows in every view."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from teacher_dump.windows.window import Window
 
 Keys = list[tuple[int, int, int]]  # of each window: seed, view, number of the sequence in the store
 
-VERSIONS = ("teachonce", "transformers", "tokenizers")  # which cut a corpus into sequences
+VERSIONS = ("teachonce", "transformers", "tokenizers")  # packages that cut a corpus into sequences
 
 
 def write_part(
@@ -46,10 +46,10 @@ def write_part(
     behind: Behind,
     words: WordCounts | None = None,
 ) -> None:
-    """Run every view of `windows` through the teacher; `behind` encodes them and publishes them as
-    part `number`. With `words` rare ones are masked more often.
+    """Run every view of `windows` through the teacher, and write them as part `number`.
 
-    Masks and draws depend on (seed, view, number of the sequence in the store), never on the batch.
+    `behind` encodes and publishes them. With `words` rare words are masked more often. Masks and
+    draws depend on (seed, view, number of the sequence in the store), never on the batch.
     `tally` is that of `forward`; `progress` is told the tokens of every batch (0 in masked views).
     """
     features, lengths = writer.features, np.array([len(w.ids) for w in windows])
@@ -76,8 +76,11 @@ def write_part(
 
 
 def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> None:
-    """UserError unless the published part `number` was made of these windows: with other versions
-    of the libraries a store would hold some sequences twice and others not at all."""
+    """Raise UserError unless the published part `number` was made of these windows.
+
+    Other versions of the libraries may cut other windows. The store would then hold some sequences
+    twice and others not at all.
+    """
     lengths = np.array([len(w.ids) for w in windows])
     differ = writer.differing(number, lengths, **_sequences(windows, writer.features))
     if differ:
@@ -143,7 +146,7 @@ def _view_inputs(
 def _reader(
     decoder: Decoder | None, features: Features, keys: Keys, lengths: Array
 ) -> Logits | None:
-    """What is kept of the logits, read from the decoder's input of a batch."""
+    """Make a function from the decoder's input of a batch to what is kept of its logits."""
     spec = features.logits
     if decoder is None or not (spec or features.task):
         return None

@@ -41,7 +41,7 @@ WORK: dict[str, dict[str, Any]] = {
     "weights": {"help": "Keep the encoder's weights (fp16), too.", "default": False},
     "trust_remote_code": {},
 }
-"""Options of a dump that stage I takes as well, and what it says otherwise of them."""
+"""Options of a dump that stage I takes as well, with what differs in it: help or default."""
 PARAMETERS: list[click.Parameter] = [
     *(click_option(DumpOptions, name) for name in ("model", "out", "corpus", "text_column")),
     *(click_option(MixedVocabOptions, name) for name in options_of(MixedVocabOptions)),

@@ -1,4 +1,4 @@
-"""Training of the student's embeddings within the teacher, on the one loop of `training.loop`."""
+"""Trains the student's embeddings within the teacher, on the loop of `training.loop`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from training.loop import Losses, Training
 from training.optimizer import optimizer_of
 from training.schedule import Schedule
 
-LINES = 20  # of losses, that a training prints
+LINES = 20  # lines of losses that a training prints
 WARMUP = 0.05
 WEIGHT_DECAY = 0.01
 CLIP = 1.0
@@ -35,7 +35,7 @@ BETAS = (0.9, 0.999)
 
 @dataclass(frozen=True)
 class Course:
-    """How long and how fast to train.
+    """Length, rate and other settings of a training.
 
     `begun` identifies the training: a checkpoint of another one is refused.
     """
@@ -60,13 +60,13 @@ def train(
 ) -> Floats:
     """Train in place and return the student's embeddings, float32 [Vs, d].
 
-    Goes on from `checkpoint` if that file exists, along the same curve. Raises UserError where it
-    belongs to another training, and where the loss is no longer finite; Stopped, with a checkpoint
-    written, after a signal.
+    It goes on from `checkpoint` if that file exists, along the same curve. Raises UserError if the
+    file belongs to another training, and if the loss is no longer finite. After a signal it writes
+    a checkpoint and raises Stopped.
     """
     model.to(device).train()
     training = _EmbeddingTraining(model, mixer, course, checkpoint, torch.device(device), say)
-    with closing(Lease(checkpoint)):  # two trainings would take each other's checkpoint for theirs
+    with closing(Lease(checkpoint)):  # or two trainings would write one checkpoint
         training.load()
         training.run(stop, "mixed vocabulary")
     embeddings: Floats = model.student.weight.detach().float().cpu().numpy().copy()
@@ -104,7 +104,7 @@ class _EmbeddingTraining(Training):
             yield self.update(rate, self._losses(batch.to(self.device)))
 
     def _losses(self, batch: Batch) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Compute the mean loss of a batch; beside it sums and counts, for the printed lines."""
+        """Compute the mean loss of a batch, and the sums and counts of the printed lines."""
         narrow = self.course.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
             sums = torch.stack(self.model(batch))
@@ -127,7 +127,7 @@ class _EmbeddingTraining(Training):
             self.sums, self.since = Losses(), time.perf_counter()
 
     def _line(self) -> str:
-        """Mean losses since the line before, in nats."""
+        """Write the mean losses since the line before, in nats."""
         sums, seconds = self.sums, time.perf_counter() - self.since
         nats = sums["teacher"] + sums["student"]
         pieces = sums["teacher_pieces"] + sums["student_pieces"]

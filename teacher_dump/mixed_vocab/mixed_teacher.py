@@ -1,4 +1,4 @@
-"""The teacher with two vocabularies (Zhao et al. 2021, stage I)."""
+"""Gives a teacher a second vocabulary, the student's (Zhao et al. 2021, stage I)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from teacher_dump.teacher.teacher import Teacher
 class MixedTeacher(nn.Module):
     """A masked LM that reads and predicts pieces of its own vocabulary and of a student's.
 
-    Student pieces enter by x = W e + c (W [D, d], c [D]), D the width of the teacher's words. Both
-    vocabularies have a softmax over what the teacher's head gives, h [D]: the teacher's own, and
-    for the student's pieces h · (W e_i) + b_i by the same e and W. That c adds the same to all of
-    them, so it is the softmax over the projected embeddings as well as that of e over Wᵀh, the
-    state projected back.
+    A student's piece with the embedding e [d] is read as x = W e + c, with W [D, d], c [D], and D
+    the width of the teacher's words. The teacher's head gives a state h [D]. Each vocabulary has a
+    softmax over it: the teacher's pieces by the teacher's own decoder, the student's by the logits
+    h · (W e_i) + b_i, with the same e and W. The logits leave out h · c, which is the same for
+    every piece and changes no probability. The softmax is therefore that of h over the projected
+    embeddings x_i, and also that of Wᵀh, the state projected back, over the embeddings e_i.
 
     Raises UserError for a student wider than the teacher's words, and for a head whose input has
     another width than the words.
@@ -52,7 +53,7 @@ class MixedTeacher(nn.Module):
 
     @torch.no_grad()
     def _start(self, words: torch.Tensor, seed: int) -> None:
-        """Random, so that projected embeddings have the mean and deviation of the teacher's."""
+        """Draw parameters at random: projected embeddings get the mean and deviation of `words`."""
         chance = torch.Generator().manual_seed(seed)
         width = self.student.weight.shape[1]
         mean = words.mean(0)
@@ -61,7 +62,7 @@ class MixedTeacher(nn.Module):
         self.up.bias.copy_(mean)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cross-entropies in nats, summed: of the masked teacher pieces and of the student's."""
+        """Return summed cross-entropies in nats of the masked pieces: teacher's and student's."""
         words = self.network.get_input_embeddings()(batch.ids.masked_fill(batch.own, 0))
         projected = self.up(self.student(batch.ids[batch.own])).to(words.dtype)
         words = words.masked_scatter(batch.own[..., None], projected)

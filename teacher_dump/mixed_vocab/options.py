@@ -16,7 +16,7 @@ RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=T
 
 @dataclass(frozen=True)
 class MixedVocabOptions:
-    """How to train the student's embeddings.
+    """Options of the training of the student's embeddings.
 
     `dump` says which teacher and corpus to train on, and what else of the teacher the store keeps.
     Raises UserError for a value that an option does not take.
@@ -53,12 +53,12 @@ class MixedVocabOptions:
             raise UserError("--precision fp16: gradients vanish in it; train with bf16 or fp32")
 
     def arguments(self) -> dict[str, Any]:
-        """What decides the embeddings, teacher and text aside, as JSON."""
+        """Return as JSON what decides the embeddings, beside teacher and text."""
         own = {key: value for key, value in asdict(self).items() if key != "dump"}
         del own["checkpoint_every"]
         shared = {key: getattr(self.dump, key) for key in ("batch_tokens", "seed", "precision")}
         return {**own, **shared}
 
     def checkpoint(self) -> Path:
-        """Where a stopped training is kept, beside the store."""
+        """Return the path, beside the store, of the checkpoint of a stopped training."""
         return self.dump.out.with_name(f"{self.dump.out.name}.mixed-vocab")

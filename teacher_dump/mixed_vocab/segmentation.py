@@ -1,8 +1,8 @@
 """Text whose words are segmented at random by the teacher's or a student's vocabulary, and masked.
 
-Both tokenizers read the whole text, and each word takes its tokens from one of them. Offsets say
-which these are, so that any two tokenizers with offsets can be mixed, and every word has the pieces
-that its tokenizer gives it in its context. Everything here is a pure function of its arguments.
+Both tokenizers read the whole text, and each word takes its tokens from one of them. Offsets
+say which tokens belong to a word, so any two tokenizers with offsets can be mixed. A word has the
+pieces that its tokenizer gives it in context. Everything here is a pure function of its arguments.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from support.errors import UserError
 from teacher_dump.windows.length_batches import length_batches, padded
 from teacher_dump.windows.masked_views import word_spans
 
-MASKED = 20  # at most of a sequence; Zhao et al. 2021, section 4.2
-MASKED_BY_TEACHER = 10  # of these at most: the student's pieces have all to learn
-POOL = 4096  # sequences among which those of like length are sought and shuffled
+MASKED = 20  # pieces of a sequence at most; Zhao et al. 2021, section 4.2
+MASKED_BY_TEACHER = 10  # of these at most; the student's pieces have everything to learn
+POOL = 4096  # sequences that are sorted by length and shuffled together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two vocabularies: what is needed of its tokenizer."""
+    """One of the two vocabularies: the parts of its tokenizer that are used here."""
 
     backend: Any  # tokenizers.Tokenizer
     mask: int
@@ -65,7 +65,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masked:
-    """A sequence as the network reads it: ids and own [L]; what stood at `places` [M] before."""
+    """A sequence as the network reads it: ids int64 and own bool [L].
+
+    `places` int64 [M] are the masked pieces, `labels` int64 [M] the ids that stood there before.
+    """
 
     ids: Array
     own: Array
@@ -75,7 +78,10 @@ class Masked:
 
 @dataclass(frozen=True)
 class Batch:
-    """Masked sequences, padded. `rows` are places in the flat [B*L] of the M masked pieces."""
+    """Masked sequences, padded to one length.
+
+    `rows` are the places of the M masked pieces in the flat [B*L].
+    """
 
     ids: torch.Tensor  # int64 [B,L]
     own: torch.Tensor  # bool [B,L]: the student's pieces
@@ -104,10 +110,10 @@ class Batch:
 
 
 def word_numbers(text: str, *offsets: Array) -> Array:
-    """The word that each character of a text belongs to: int64 [characters], ascending from 0.
+    """Number the word of each character of a text: int64 [characters], ascending from 0.
 
-    Words are those of `masked_views.word_spans`, joined where a token of one of the tokenizations
-    (offsets int [T, 2]) covers characters of several, and what lies between them.
+    Words are those of `masked_views.word_spans`. Where one token of a tokenization (offsets
+    int [T, 2]) covers characters of several words, these become one word with all between them.
     """
     spans = np.concatenate([word_spans(text), *offsets]).astype(np.int64)
     spans = spans[spans[:, 0] < spans[:, 1]]
@@ -120,10 +126,11 @@ def word_numbers(text: str, *offsets: Array) -> Array:
 def mixed(
     text: str, teacher: Any, student: Any, share: float, chance: np.random.Generator
 ) -> Pieces:
-    """`text` with each word in the student's pieces with probability `share`, else the teacher's.
+    """Segment each word of `text` by the student's vocabulary with probability `share`, else by the
+    teacher's.
 
-    `teacher` and `student` are its encodings by `tokenizers`. Special tokens before and after the
-    text are words, too: the student's must be learnt.
+    `teacher` and `student` are the encodings of the text by `tokenizers`. The special tokens before
+    the text count as a word, and so do those after it: the student's must be learnt.
     """
     offsets = [np.array(e.offsets, np.int64).reshape(-1, 2) for e in (teacher, student)]
     words = word_numbers(text, *offsets)
@@ -159,7 +166,10 @@ def _pieces(encoding: Any, offsets: Array, words: Array, own: bool) -> Pieces:
 
 
 def shortened(pieces: Pieces, longest: int) -> Pieces:
-    """At most `longest` tokens: whole words from the beginning, and the special tokens."""
+    """Keep at most `longest` tokens: the special tokens, and whole words from the beginning.
+
+    A first word that is too long by itself is cut inside.
+    """
     excess = len(pieces.ids) - longest
     if excess <= 0:
         return pieces
@@ -167,18 +177,18 @@ def shortened(pieces: Pieces, longest: int) -> Pieces:
     kept = text[: max(0, len(text) - excess)]
     cut = pieces.word[text[len(kept)]] if len(kept) < len(text) else -1
     whole = kept[pieces.word[kept] != cut]
-    kept = whole if len(whole) else kept  # a single word longer than all
+    kept = whole if len(whole) else kept
     return pieces[np.sort(np.concatenate([kept, np.flatnonzero(pieces.special)]))]
 
 
 def masked(
     pieces: Pieces, sides: tuple[Side, Side], probability: float, chance: np.random.Generator
 ) -> Masked:
-    """Mask whole pieces, `probability` of them, at least one and at most MASKED, of the teacher's
-    at most MASKED_BY_TEACHER; special tokens never.
+    """Mask a share `probability` of the pieces, chosen at random.
 
-    Each becomes the mask token of its own vocabulary with 80 %, a random piece of it with 10 %,
-    and stays with 10 % (Devlin et al. 2019, section 3.1).
+    At least one piece is masked, at most MASKED, and at most MASKED_BY_TEACHER of the teacher's.
+    Special tokens never are. A masked piece becomes the mask token of its own vocabulary with 80 %,
+    a random piece of it with 10 %, and stays with 10 % (Devlin et al. 2019, section 3.1).
     """
     order = chance.permutation(np.flatnonzero(~pieces.special))
     count = min(MASKED, max(1, int(probability * len(order) + chance.random())))
@@ -197,9 +207,10 @@ def masked(
 
 @dataclass(frozen=True)
 class Mixer:
-    """Makes batches of a corpus without end: functions of seed, epoch and number of the text.
+    """Makes batches of a corpus without end, each a function of seed, epoch and texts.
 
     `texts` gives the texts of one pass; `sides` are the teacher's vocabulary and the student's.
+    `share` of the words are the student's, and `probability` of the pieces are masked.
     """
 
     texts: Callable[[], Iterable[str]]

@@ -1,8 +1,8 @@
 """Mixed-vocabulary training (Zhao et al. 2021, stage I).
 
 A teacher goes on training with a student's vocabulary beside its own, and the student's embeddings
-go into a store, from which stage II trains the student with no teacher. What loads torch and
-transformers is imported after everything that can be refused without them.
+go into a store, from which stage II trains the student with no teacher. Modules that
+load torch and transformers are imported after everything that can be refused without them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 def mixed_vocab(
     options: MixedVocabOptions, say: Callable[[str], object] = lambda line: None
 ) -> DumpSummary:
-    """Train the teacher on both vocabularies, then write the store: the corpus in the teacher's
-    tokens, the student's tokenizer and embeddings, and what `options.dump` asks for of the teacher
-    as it was before.
+    """Train the teacher on both vocabularies, then write the store.
 
-    Stopped or killed in the training it goes on from the last checkpoint, in the dump from the
-    parts that are there. Raises UserError for bad input before anything is written.
+    The store holds the corpus in the teacher's tokens, the student's tokenizer and embeddings, and
+    the features that `options.dump` asks for, of the teacher before this training. A run that was
+    stopped or killed goes on from the last checkpoint of the training, or from the parts that the
+    dump has written. Raises UserError for bad input before anything is written.
     """
     options = replace(options, dump=replace(options.dump, text_only=True))
     with stoppable(lambda: _kept(options)) as stop:
@@ -64,7 +64,7 @@ def _kept(options: MixedVocabOptions) -> str:
 
 
 def _from_store(options: MixedVocabOptions) -> StageOne | None:
-    """What an unfinished store was begun with; UserError if by other arguments."""
+    """Read stage I from an unfinished store; UserError if it was begun with other arguments."""
     from teacher_dump.job.identity import StageOne
 
     out = options.dump.out
@@ -148,10 +148,10 @@ def _trained(
 
 
 def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
-    """The fast tokenizer that `--vocab` asks for: a size, or a folder.
+    """Make the fast tokenizer that `--vocab` asks for: of a size, or from a folder.
 
-    Raises UserError if the texts cannot give that size, or the folder has none with a mask and a
-    padding token.
+    Raises UserError if the texts cannot give that size, or if the folder has no tokenizer with a
+    mask token and a padding token.
     """
     from transformers import PreTrainedTokenizerFast
 

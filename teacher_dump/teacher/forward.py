@@ -1,4 +1,4 @@
-"""Batches through the teacher, as far as memory and the range of its numbers allow."""
+"""Runs batches through the teacher: halves those too large for memory, repeats NaN in float32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Logits = Callable[[torch.Tensor, Array], tuple[Array, ...]]
 
 @dataclass
 class Known:
-    """What the teacher knew of B sequences with N tokens in all: float32, without padding."""
+    """The teacher's output for B sequences with N tokens in all: float32, without padding."""
 
     sequences: Array  # [B] numbers in the part
     lengths: Array  # [B]
@@ -49,7 +49,7 @@ class Known:
         )
 
     def unusable(self) -> dict[str, Array]:
-        """Tell, for each feature, which sequences [B] hold NaN or infinity."""
+        """Find the sequences that hold NaN or infinity: bool [B] for each feature."""
         found = dict[str, Array]()
         for name, states in self.hidden.items():
             found[f"hidden {name}"] = self._any(~np.isfinite(states).all(axis=1))
@@ -76,11 +76,11 @@ def forward(
 ) -> Iterator[Known]:
     """Run batches (numbers of `windows`) over token ids `inputs`; every sequence comes once.
 
-    A batch that memory does not hold is halved, and again. Sequences with NaN or infinity are run
-    again in float32 if the teacher is narrower. `logits` reads the head's input of a batch: [N,D]
-    of its tokens, or [B,D] where the head speaks of sequences. `tally` counts `halved` batches and
-    `widened` sequences. Raises UserError, naming
-    the sequence, where neither helps.
+    A batch that memory does not hold is halved until it fits. Sequences with NaN or infinity are
+    run again in float32 if the teacher is narrower. `logits` reads the head's input of a batch:
+    [N,D] of its tokens, or [B,D] where the head classifies sequences. `tally` counts `halved`
+    batches and `widened` sequences. Raises UserError, which names the sequence, where neither
+    helps.
     """
 
     def name(i: int) -> str:

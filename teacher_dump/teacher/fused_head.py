@@ -1,6 +1,7 @@
-"""The best logits of a head and the mass of all others in one Triton kernel: no [N,V] is written.
+"""Finds a head's best logits and the mass of all others in one Triton kernel: no [N,V] is written.
 
-Of GPUs; needs triton, which CUDA builds of torch bring along. `heads.top_logits` decides.
+Runs on GPUs, and needs triton, which CUDA builds of torch install. `heads.top_logits` decides when
+to use it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import triton.language as tl
 
 MOST = 128  # logits kept of a row, which stay in registers
 ROWS, COLUMNS = 64, 128  # of states and of the vocabulary that a program multiplies at once
-PROGRAMS = 256  # at least, for all processors of a GPU: few rows share the vocabulary among more
+PROGRAMS = 256  # at least, to fill a GPU: where rows are few, programs share the vocabulary
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -45,7 +46,7 @@ def _kernel(  # type: ignore[no-untyped-def]
                 x, w = x.to(tl.float32), w.to(tl.float32)
             logits = tl.dot(x, w, logits, input_precision="ieee")
         logits += tl.load(bias + pieces, mask=pieces < end, other=float("-inf"))[None, :]
-        # Lanes that look for the best disagree where there is NaN: it is told by the mass alone.
+        # Lanes that look for the best disagree about NaN: only the mass shows it.
         odd = logits != logits
         poison = tl.sum(tl.where(odd, 1.0, 0.0), 1)
         logits = tl.where(odd, float("-inf"), logits)
@@ -76,11 +77,12 @@ def _kernel(  # type: ignore[no-untyped-def]
 def best_logits(
     weight: torch.Tensor, bias: torch.Tensor, states: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The k best of the logits states [N,D] @ weight [V,D].T + bias [V], best first: ids [N,k] and
-    float32 logits [N,k]; and of all others the sum of exp(logit - best logit) [N].
+    """Find the k best of the logits states [N,D] @ weight [V,D].T + bias [V].
 
-    States and weight are both float32 or both bfloat16; sums are float32. Exact but for rounding:
-    of equal logits any may be kept. Where a logit is NaN the sum is.
+    Returns ids [N,k] and float32 logits [N,k], best first, and of all other logits the sum of
+    exp(logit - best logit) [N]. States and weight are both float32 or both bfloat16; sums are
+    float32. Results are exact but for rounding: of equal logits any may be kept. A row with a NaN
+    logit has a NaN sum.
     """
     n, width = states.shape
     vocabulary, kept = len(weight), max(16, triton.next_power_of_2(k))

@@ -1,6 +1,6 @@
-"""What leaves the head: K best log-probabilities, random draws, or the head's input.
+"""Takes from a head what is kept: the K best log-probabilities, random draws, or its input.
 
-Never the whole vocabulary; all classes of a task.
+Logits of a whole vocabulary are never kept; logits of a task's few labels are kept all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Decoder:
 
     @classmethod
     def of(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Decoder:
-        """In float32 whatever the model is in: bfloat16 logits would be a tenth of a nat off."""
+        """Make a float32 decoder of any weights: bfloat16 logits are a tenth of a nat off."""
         wide = weight.detach().float()
         shift = wide.new_zeros(len(wide)) if bias is None else bias.detach().float()
         return cls(wide, shift, weight.dtype == torch.bfloat16)
@@ -45,8 +45,7 @@ class Decoder:
         return self.weight.bfloat16()
 
     def logits(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Float32 logits of a few rows of `values` [N,D] at a time, with the rows they belong
-        to."""
+        """Yield a few rows of `values` [N,D] at a time, as a slice, and their float32 logits."""
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
         rounded = self.rounds(values)
         for begin in range(0, len(values), rows):
@@ -56,14 +55,16 @@ class Decoder:
             yield part, logits
 
     def rounds(self, values: torch.Tensor) -> bool:
-        """Whether both factors are bfloat16 numbers."""
+        """Whether the weights and `values` are bfloat16 numbers."""
         return self.rounded and values.dtype == torch.bfloat16
 
 
 @contextmanager
 def _products_of_bfloat16() -> Iterator[None]:
-    """Factors of float32 matrix products are rounded to bfloat16 where that is faster. Of those
-    that are bfloat16 numbers nothing is lost: sums and results stay float32."""
+    """Let float32 matrix products round their factors to bfloat16, where that is faster.
+
+    Factors that are bfloat16 numbers lose nothing by it: sums and results stay float32.
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
@@ -73,10 +74,10 @@ def _products_of_bfloat16() -> Iterator[None]:
 
 
 def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
-    """Take the decoder off a model with a head over a `vocabulary` (of tokens, classes or tags):
-    afterwards the model's `logits` are the decoder's input.
+    """Take the decoder off a model with a head over a `vocabulary` (of tokens, classes or tags).
 
-    Raises UserError if the model has no linear decoder over as many outputs.
+    Afterwards the model's `logits` are the decoder's input. Raises UserError if the model has no
+    linear decoder with so many outputs.
     """
     found = [
         (name, m)
@@ -116,10 +117,13 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, Array, Array, Array]:
-    """Ids [N,K], log-probabilities [N,K] (best first), log of the mass left over [N], log-partition
-    [N]."""
+    """Keep the k best logits of each row of `values` [N,D].
+
+    Returns ids int32 [N,K] and log-probabilities [N,K], best first, the log of the mass left over
+    [N], and the log-partition [N].
+    """
     kept: list[tuple[torch.Tensor, ...]] = []
-    # Of float32 nobody has timed the kernel beside cuBLAS.
+    # For bfloat16 numbers only: in float32 the kernel was never timed against cuBLAS.
     fused = values.is_cuda and decoder.rounds(values) and fuses(k, values.device)
     best_of = fused_logits if fused else chunked_logits
     for ids, best, left in best_of(decoder, values, k):
@@ -135,19 +139,20 @@ def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, A
 
 
 Best = Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""Of some rows: ids [N,K] and logits [N,K], best first; sum of exp(logit - best) of all others."""
+"""For some rows at a time: ids [N,K] and logits [N,K], best first; and of all other logits the sum
+of exp(logit - best) [N]."""
 
 
 def chunked_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
     """Compute the logits of a few rows of `values` [N,D] at a time, and keep the k best."""
     for _, logits in decoder.logits(values):
         best, ids = logits.topk(k, dim=-1)
-        # The kept logits leave before the sum: a sure teacher's rest would be lost in a difference.
+        # The best are left out of the sum, not subtracted: a sure teacher's rest would be lost.
         yield ids, best, logits.scatter_(1, ids, -torch.inf).sub_(best[:, :1]).exp_().sum(-1)
 
 
 def fused_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
-    """Compute what `chunked_logits` gives in one kernel (`fused_head`), for k up to its MOST."""
+    """Give the results of `chunked_logits` by one kernel, for k up to `fused_head.MOST`."""
     from teacher_dump.teacher import fused_head
 
     if decoder.rounds(values):
@@ -165,7 +170,7 @@ def fuses(k: int, device: torch.device) -> bool:
     try:
         from teacher_dump.teacher import fused_head
 
-        # Columns that do not fill a tile, read word by word and, of aligned rows, many at once.
+        # Neither width fills a tile; rows of 192 are aligned and read faster than rows of 130.
         return k <= fused_head.MOST and all(_kernel_agrees(k, device, w) for w in (130, 192))
     except Exception as error:  # whatever compilers and drivers raise
         if out_of_memory(error):  # then a smaller batch is tried
@@ -191,7 +196,7 @@ def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
         for way in (fused_logits, chunked_logits)
     )
     logits = torch.cat([some for _, some in decoder.logits(values)])
-    # Which of two logits that are all but equal comes first, rounding decides.
+    # Rounding decides which of two nearly equal logits comes first: ids are not compared.
     told = (best, logits.gather(1, ids.long()))
     once = (ids.sort(dim=1).values.diff(dim=1) > 0).all()
     right = all(torch.allclose(one, wanted[1], rtol=1e-4, atol=2e-3) for one in told)
@@ -199,11 +204,10 @@ def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
 
 
 def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tuple[Array, Array]:
-    """Token ids [N,draws] drawn from the teacher's distribution by inverse transform of `uniform`
-    [N,draws], and the log-partition [N].
+    """Draw token ids from the teacher's distribution, by inverse transform of `uniform` [N,draws].
 
-    Counts of draws are an unbiased estimate of the probabilities (random-sampling distillation, ACL
-    2025).
+    Returns the ids [N,draws] and the log-partition [N]. Counts of draws are an unbiased estimate of
+    the probabilities (random-sampling distillation, ACL 2025).
     """
     draws: list[torch.Tensor] = []
     partitions: list[torch.Tensor] = []
@@ -219,10 +223,10 @@ def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tu
 
 
 def all_logits(decoder: Decoder, values: torch.Tensor) -> Array:
-    """Raw logits [N,C] of `values` [N,D], for heads over a few classes or tags."""
+    """Compute all logits [N,C] of `values` [N,D], for heads over a few classes or tags."""
     return torch.cat([logits for _, logits in decoder.logits(values)]).cpu().numpy()
 
 
 def log_partitions(decoder: Decoder, values: torch.Tensor) -> Array:
-    """Log sum exp of the logits [N] of `values` [N,D]."""
+    """Compute the log of the summed exp of all logits, [N], of `values` [N,D]."""
     return torch.cat([logits.logsumexp(-1) for _, logits in decoder.logits(values)]).cpu().numpy()

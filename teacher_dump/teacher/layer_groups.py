@@ -1,4 +1,4 @@
-"""Which layers the options --hidden and --attention average; read without torch."""
+"""Reads which layers the options --hidden and --attention average, without torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from support.errors import UserError
 
 
 def feature_words(spec: str) -> list[tuple[str, int]]:
-    """`mean`, `groups:3`, `layer:4` or a comma list of them as (kind, number); [] for `none`.
+    """Read `mean`, `groups:3`, `layer:4` or a comma list as (kind, number) each; [] for `none`.
 
     Raises UserError for an unknown word and for `none` beside others.
     """
@@ -27,8 +27,8 @@ def feature_words(spec: str) -> list[tuple[str, int]]:
 
 
 def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
-    """Names and layer numbers of a feature option such as `mean`, `groups:3`, `layer:4` or a comma
-    list of them.
+    """Return the names and layer numbers of a feature option, such as `mean`, `groups:3`, `layer:4`
+    or a comma list of them.
 
     Layers are counted from 1 (the first transformer layer) to `layers`; `layer:0` is the output of
     the embeddings. `mean` averages layers 1..L, `groups:N` cuts them into N equal consecutive

@@ -1,4 +1,4 @@
-"""Loading a checkpoint through transformers; tells in one line what is missing or damaged."""
+"""Loads checkpoints through transformers, and tells in one line what is missing or damaged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from teacher_dump.teacher.checkpoint_names import ResolvedModel
 
 
 def load(factory: Any, model: ResolvedModel, **options: Any) -> Any:
-    """`factory.from_pretrained`, silent, of the commit that was resolved.
+    """Call `factory.from_pretrained` silently, for the commit that was resolved.
 
-    Raises UserError for whatever keeps transformers from reading it, memory excepted.
+    Raises UserError for whatever keeps transformers from reading it, but for a lack of memory.
     """
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # what it warns about is checked and said by us
+    logging.set_verbosity_error()  # this package checks what it would warn about
     logging.disable_progress_bar()
     try:
         return factory.from_pretrained(
@@ -26,7 +26,7 @@ def load(factory: Any, model: ResolvedModel, **options: Any) -> Any:
             trust_remote_code=model.trusted,
             **options,
         )
-    except Exception as error:  # of many libraries, which raise what they like for a bad file
+    except Exception as error:  # libraries raise errors of any kind for a bad file
         if out_of_memory(error):
             raise
         if not model.trusted and "trust_remote_code" in str(error):
@@ -40,7 +40,7 @@ def load(factory: Any, model: ResolvedModel, **options: Any) -> Any:
 
 
 def load_config(model: ResolvedModel) -> Any:
-    """Its configuration. UserError for a model that reads one text and writes another."""
+    """Load the configuration. Raises UserError for an encoder-decoder."""
     config = load(AutoConfig, model)
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(
@@ -51,8 +51,10 @@ def load_config(model: ResolvedModel) -> Any:
 
 
 def load_tokenizer(model: ResolvedModel) -> Any:
-    """Its tokenizer. UserError where it has no pieces: for a folder without tokenizer files
-    transformers makes one that knows the special tokens alone."""
+    """Load the tokenizer. Raises UserError where it has no pieces.
+
+    For a folder without tokenizer files transformers makes one that knows only special tokens.
+    """
     tokenizer = load(AutoTokenizer, model)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise UserError(
@@ -63,9 +65,10 @@ def load_tokenizer(model: ResolvedModel) -> Any:
 
 
 def load_network(factory: Any, model: ResolvedModel, **options: Any) -> tuple[Any, list[str]]:
-    """A network, and the parameters of head and pooler that the checkpoint lacks: random numbers.
+    """Load a network; returns it, and the parameters of head and pooler that the checkpoint lacks.
 
-    Raises UserError if it lacks some of the encoder's, or has them in another size.
+    These hold random numbers. Raises UserError if the checkpoint lacks parameters of the encoder,
+    or has them in another size.
     """
     network, report = load(factory, model, output_loading_info=True, **options)
     other_sizes = {key for key, *_ in report["mismatched_keys"]}

@@ -1,4 +1,4 @@
-"""The network of a checkpoint with the head that is in it, never with a random one."""
+"""Loads the network of a checkpoint with the head that is in it, never with a random one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from teacher_dump.teacher.loading import load_network
 
 @dataclass(frozen=True)
 class Head:
-    """How a head is loaded. `architecture` ends the name of a class of transformers that has it:
-    two heads may have parameters of the same names. `remedy`: how to come by one."""
+    """Says how to load a head.
+
+    `architecture` is the end of the names of the transformers classes that have the head. It tells
+    heads apart whose parameters have the same names. `remedy` says how to get such a head.
+    """
 
     factory: Any
     name: str
@@ -55,11 +58,11 @@ HEADS = {
 def load_with_head(
     resolved: ResolvedModel, config: Any, head: str, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, str | None]:
-    """The network of a checkpoint, and which of HEADS it has.
+    """Load the network of a checkpoint; returns it, and the key of its head in HEADS or None.
 
-    `head` is one of these, `none`, or `auto`: the task that the checkpoint says it was fine-tuned
-    for, else a masked-LM head if there is one. Raises UserError where the head asked for is not in
-    the checkpoint.
+    `head` is one of HEADS, `none` or `auto`. `auto` takes the head of the task that the checkpoint
+    says it was fine-tuned for, else a masked-LM head if there is one. Raises UserError where the
+    checkpoint lacks the head asked for.
     """
     kind = _declared(config) if head == "auto" else head
     network, missing = None, ["asked for none"]
@@ -74,7 +77,7 @@ def load_with_head(
         )
     network, missing = load_network(AutoModel, resolved, **options)
     if any("pooler" in key for key in missing):
-        network.pooler = None  # random, so the same checkpoint would be another each time
+        network.pooler = None  # random: it would differ at every load
     return network, None
 
 
@@ -89,7 +92,11 @@ def _declared(config: Any) -> str:
 def _load(
     head: Head, resolved: ResolvedModel, config: Any, options: dict[str, Any]
 ) -> tuple[PreTrainedModel | None, list[str]]:
-    """The model and what of it the checkpoint lacks; None for families without such a model."""
+    """Load a model with the head; returns it, and the parameters that the checkpoint lacks.
+
+    The model is None where the checkpoint has another head, or its family has no such head; the
+    reason then stands for the parameters.
+    """
     said = (config.architectures or ()) if head.architecture else ()
     if head.architecture and said and not any(name.endswith(head.architecture) for name in said):
         return None, [f"it is a {said[0]}"]
@@ -102,10 +109,10 @@ def _load(
 
 
 def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec | None:
-    """What a head that was fine-tuned for a task tells apart; None for LM heads.
+    """Read the task and the labels that a head was fine-tuned for; None for LM heads.
 
-    Raises UserError for a head whose logits are not what its last layer gives, and for labels that
-    cannot be told apart.
+    Raises UserError for a head whose logits are not the output of its last layer, and for labels
+    that cannot be told apart.
     """
     config: Any = network.config
     if head not in ("classification", "tagging"):

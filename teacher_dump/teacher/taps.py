@@ -1,5 +1,4 @@
-"""Averages of layers, accumulated while the layers run: no list of all hidden states or attention
-maps is ever kept."""
+"""Averages layers while they run, so that hidden states and attention maps are never all kept."""
 
 from __future__ import annotations
 
@@ -14,8 +13,10 @@ from support.errors import UserError
 
 
 def find_layers(base: nn.Module, count: int) -> nn.ModuleList:
-    """The list of transformer layers of an encoder: its outermost module list of `count`
-    members."""
+    """Find the transformer layers of an encoder: its outermost module list of `count` members.
+
+    Raises UserError if there is none.
+    """
     for module in base.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
@@ -48,12 +49,12 @@ class Accumulator:
 def tapped(
     base: nn.Module, layers: int, hidden: Accumulator, attention: Accumulator
 ) -> Iterator[None]:
-    """While open, every forward pass of `base` feeds its states [B,L,D] and attention maps [B,L,L]
-    to the accumulators.
+    """While this context is open, give states [B,L,D] and attention maps [B,L,L] of every forward
+    pass of `base` to the accumulators.
 
-    State i is what layer i+1 reads, and the last one is what the encoder returns: so final norms
-    and convolutions between layers are part of it, as in transformers' own `hidden_states`.
-    Attention maps are probabilities, averaged over heads.
+    State i is the input of layer i + 1, and the last state is the output of the encoder. Final
+    norms and convolutions between layers are therefore part of the states, as in transformers' own
+    `hidden_states`. Attention maps are probabilities, averaged over heads.
     """
     handles = []
     modules = find_layers(base, layers)
@@ -88,6 +89,6 @@ def _tap_attention(layer: nn.Module, attention: Accumulator, number: int) -> lis
         attention.add(number, maps.mean(dim=1, dtype=torch.float32))
 
     named = [m for m in layer.modules() if "Attention" in type(m).__name__ and m is not layer]
-    # The wrapper of an attention module hands the same maps on: only the innermost one counts.
+    # A wrapper of an attention module returns the same maps: only the innermost one counts.
     innermost = [m for m in named if not any(n in named for n in m.modules() if n is not m)]
     return [module.register_forward_hook(hook) for module in innermost]

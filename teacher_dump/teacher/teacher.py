@@ -1,4 +1,4 @@
-"""The teacher: a checkpoint, loaded and checked, and one forward pass over a batch of windows."""
+"""Loads and checks a teacher, and runs one forward pass over a batch of windows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float
 
 @dataclass
 class Activations:
-    """What one forward pass knew, still on the device; padding included."""
+    """The output of one forward pass, on the device, padding included."""
 
     hidden: dict[str, torch.Tensor]  # [B,L,D] float32
     attention: dict[str, torch.Tensor]  # [B,L,L] float32
@@ -40,9 +40,10 @@ class Activations:
 class Teacher:
     """A model in evaluation mode, with taps for averaged states and maps.
 
-    `name` is what the user typed, `revision` the commit on the hub, None for a folder. `head` and
-    `decoder`, its last step, are None where the checkpoint has no head (or `none` was asked for);
-    `task` is what the head was fine-tuned for, None for LM heads.
+    `name` is what the user typed, `revision` the commit on the hub, None for a folder. `head` is a
+    key of `networks.HEADS`, and `decoder` the last step of that head; both are None where the
+    checkpoint has no head (or `none` was asked for). `task` is what the head was fine-tuned for,
+    None for LM heads.
     """
 
     def __init__(
@@ -73,12 +74,12 @@ class Teacher:
         asks = "output_attentions" in inspect.signature(self.base.forward).parameters
         self._arguments = {"output_attentions": True} if asks and self.attention.groups else {}
         if head == "causal":
-            self._arguments["use_cache"] = False  # of keys and values, which nobody asks for again
+            self._arguments["use_cache"] = False  # no next token needs the keys and values
 
     @torch.inference_mode()
     def run(self, ids: Array, present: Array) -> Activations:
-        """Forward pass over token ids [B,L] where `present` [B,L] is False on padding."""
-        self.hidden.take()  # what a pass left that ran out of memory
+        """Run the model over token ids [B,L]; `present` bool [B,L] is False on padding."""
+        self.hidden.take()  # a pass that ran out of memory leaves its sums
         self.attention.take()
         inputs = {
             "input_ids": torch.from_numpy(ids).long().to(self.device),
@@ -91,7 +92,7 @@ class Teacher:
 
     @property
     def narrow(self) -> bool:
-        """Whether it computes in fewer bits than float32."""
+        """Whether the model computes in fewer bits than float32."""
         return bool(self._narrow())
 
     def _narrow(self) -> list[torch.Tensor]:
@@ -100,7 +101,7 @@ class Teacher:
 
     @contextmanager
     def widened(self) -> Iterator[None]:
-        """While open, the model computes in float32; its weights stay as rounded as they are."""
+        """Compute in float32 while this context is open; weights stay as rounded as they are."""
         before = [(tensor, tensor.dtype) for tensor in self._narrow()]
         try:
             for tensor, _ in before:
@@ -111,7 +112,7 @@ class Teacher:
                 tensor.data = tensor.data.to(dtype)
 
     def unusable(self, where: str) -> str:
-        """What to tell, in a line, of NaN or infinity that it gave in float32, too."""
+        """Explain in one line NaN or infinity that the teacher gave in float32, too."""
         line = f"the teacher {self.name} gives NaN or infinity ({where}), in float32, too"
         for name, value in self.model.state_dict().items():
             if value.is_floating_point() and not value.isfinite().all():
@@ -122,8 +123,7 @@ class Teacher:
         return f"{line}; leave that document out, or take another checkpoint"
 
     def max_length(self) -> int | None:
-        """Longest input in tokens, special ones included; None where the checkpoint does not
-        say."""
+        """Return the longest input in tokens, special ones included; None if nothing tells it."""
         limit = self.tokenizer.model_max_length
         positions = getattr(self.config, "max_position_embeddings", None)
         if positions:
@@ -132,8 +132,10 @@ class Teacher:
         return min(known, default=None)
 
     def weights(self) -> Iterator[tuple[str, Array]]:
-        """Parameters of the encoder, and of a masked-LM head but for its output embeddings, as
-        float16, in a fixed order."""
+        """Yield parameters as float16 by name, in a fixed order.
+
+        They are those of the encoder, and of a masked-LM head all but its output embeddings.
+        """
         found = self.base.state_dict()
         if self.head == "mlm" and self.decoder:
             encoder = f"{self.model.base_model_prefix}."
@@ -146,8 +148,10 @@ class Teacher:
                 yield name, value.to(torch.float16).cpu().numpy()
 
     def weights_hash(self) -> str:
-        """SHA-256 over names and values of all parameters: the same wherever the checkpoint
-        lies."""
+        """Return the SHA-256 of the names and values of all parameters.
+
+        It does not depend on the place of the checkpoint.
+        """
         digest = hashlib.sha256()
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
@@ -158,15 +162,15 @@ class Teacher:
         return digest.hexdigest()
 
     def head_arrays(self) -> tuple[Array, Array]:
-        """Weight [V,D] and bias [V] of the decoder, float32."""
+        """Return weight [V,D] and bias [V] of the decoder, float32."""
         assert self.decoder is not None
         return self.decoder.weight.cpu().numpy(), self.decoder.bias.cpu().numpy()
 
     def files(self) -> dict[str, bytes]:
-        """tokenizer.json, tokenizer_config.json and config.json as bytes."""
+        """Return tokenizer.json, tokenizer_config.json and config.json as bytes."""
         config = self.config.to_dict()
         if Path(config.get("_name_or_path", "")).exists():
-            del config["_name_or_path"]  # where it lay on this machine is not what it is
+            del config["_name_or_path"]  # a path on this machine does not describe the model
         return {
             **tokenizer_files(self.tokenizer, self.max_length() or 512),
             "config.json": json.dumps(config, sort_keys=True).encode(),
@@ -174,7 +178,7 @@ class Teacher:
 
 
 def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
-    """tokenizer.json and tokenizer_config.json of a fast tokenizer as bytes."""
+    """Return tokenizer.json and tokenizer_config.json of a fast tokenizer as bytes."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # left over from the last call, not part of the tokenizer
     backend["truncation"] = backend["padding"] = None
@@ -208,18 +212,17 @@ def load_teacher(
     device: str = "cpu",
     precision: str = "fp32",
 ) -> Teacher:
-    """Load a checkpoint (folder, model id or alias) with the head that is in it (`auto`), with the
-    one of `networks.HEADS` that is asked for, or with `none`.
+    """Load a checkpoint (folder, model id or alias).
 
+    `head` is one of `networks.HEADS`, `none`, or `auto` for the head that is in the checkpoint.
     Raises UserError if the model cannot be found, is an encoder-decoder, has a slow tokenizer or
-    none, or the checkpoint has not the head that is asked for: transformers would fill it with
-    random numbers.
+    none, or lacks the head asked for: transformers would fill it with random numbers.
     """
     resolved = model if isinstance(model, ResolvedModel) else resolve_model(model)
     config = load_config(resolved)
     options: dict[str, Any] = {"dtype": PRECISIONS[precision]}
     if attention != "none":
-        options["attn_implementation"] = "eager"  # the others never hold the probabilities
+        options["attn_implementation"] = "eager"  # the other implementations give no probabilities
     tokenizer = load_tokenizer(resolved)
     if not tokenizer.is_fast:
         raise UserError(

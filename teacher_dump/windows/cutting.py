@@ -1,4 +1,4 @@
-"""Documents cut into windows: what the teacher sees at once, with its tokens and their offsets.
+"""Cuts documents into windows: texts that the teacher reads at once, with tokens and offsets.
 
 A window is cut between words, so that its text, tokenised alone, gives its tokens. Every document
 is tokenised once; one that is too long is cut where the offsets say, and each of its windows is
@@ -39,19 +39,19 @@ def iter_windows(
     counters: Counter[str] | None = None,
     one_each: bool = False,
 ) -> Iterator[Window]:
-    """The windows of all documents, in order, each of at most `max_length` tokens in all.
+    """Yield the windows of all documents in order, each of at most `max_length` tokens in all.
 
-    `tokenizer` is a fast tokenizer of transformers. With stride 0 the windows' texts joined give
-    the document. With stride N a window begins at the first word after which at most N tokens of
-    the document are left to the end of the window before it. Cuts are made before blanks and CJK
-    characters, else between words (`masked_views.word_spans`); a word longer than a window is cut
-    inside, but not between a letter and its marks. `one_each` keeps the first window of each
-    document only, for one label of it all.
+    `tokenizer` is a fast tokenizer of transformers. With stride 0 the texts of a document's
+    windows, joined, are the document. With stride N windows overlap: each begins at the first word
+    from which at most N tokens are left to the end of the window before it. Cuts are made before
+    blanks and CJK characters, else between words (`masked_views.word_spans`). A word longer than a
+    window is cut inside, but not between a letter and its marks. `one_each` keeps only the first
+    window of each document, for documents that have one label.
 
     `counters` is filled on the way: `no_tokens` (windows left out), `surrogates` (characters
-    replaced), `cut` (documents of which the first window is not all). Raises UserError for a slow
-    tokenizer, for a `max_length` or a `stride` that cannot be, and for a character that alone gives
-    more tokens than a window holds.
+    replaced), `cut` (documents with text after the window that `one_each` keeps). Raises UserError
+    for a slow tokenizer, for an impossible `max_length` or `stride`, and for a character that alone
+    gives more tokens than a window holds.
     """
     if not getattr(tokenizer, "is_fast", False):
         name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
@@ -137,11 +137,10 @@ def _cut_batch(
 
 
 class Cutter:
-    """Cuts one long document: proposes windows by the offsets of a segment, keeps those that fit
-    (`first_only`: the first of them).
+    """Cuts a long document: proposes windows by the offsets of a segment, and keeps those that fit.
 
-    Now and then a text gives more tokens alone than it had in its document; it is then proposed
-    again, shorter.
+    Now and then a text gives more tokens alone than it had in its document. Its window is then
+    proposed again, shorter. With `first_only` the first window is the only one.
     """
 
     def __init__(
@@ -163,13 +162,13 @@ class Cutter:
         self._word_begin, self._word_end = words.T.copy()
         blanks = [match.start() for match in re.finditer(r"(?<=\S)\s", text)]
         first_choice = np.concatenate([np.array(blanks, np.int64), cjk_positions(text)])
-        # where to cut, in ascending order; the best first
+        # places to cut, each list ascending: the preferred ones, then all ends and begins of words
         self._cuts = (np.sort(first_choice), words.reshape(-1))
-        # of the next window, of the last one kept
+        # begin of the next window, end of the last one kept
         self._begin = self._end = 0
         self._first_only = first_only
         self._lookahead = 1 if first_only else LOOKAHEAD
-        # by how much the last try was too long, and below which character this one must stay
+        # tokens that the last try had too many, and the character that this one must not pass
         self._surplus, self._ceiling = 0, len(text)
         self._reach = SEGMENT
         if whole is None:
@@ -187,7 +186,7 @@ class Cutter:
         return self._end < len(self.text)
 
     def plan(self) -> list[tuple[int, int, int]]:
-        """The next windows, as far as it is wise to guess: (begin, end, begin of the one after)."""
+        """Propose the next windows, at most `_lookahead`: (begin, end, begin of the one after)."""
         spans: list[tuple[int, int, int]] = []
         begin, last = self._begin, self._end
         while len(spans) < self._lookahead and last < len(self.text):
@@ -213,13 +212,13 @@ class Cutter:
         self._lookahead = min(LOOKAHEAD, 2 * self._lookahead)
 
     def _shorten(self, begin: int, end: int, surplus: int) -> None:
-        """Have the window that begins at `begin` proposed again, shorter than `end`."""
+        """Let `plan` propose the window at `begin` again, ending before `end`."""
         self._lookahead = 1
         if end - 1 > max(begin, self._end):
             self._begin = begin
             self._surplus, self._ceiling = self._surplus + surplus, end - 1
         elif begin < self._end:
-            # nothing new fits beside the overlap
+            # no new text fits beside the overlap: leave the overlap out
             self._begin, self._surplus, self._ceiling = self._end, 0, len(self.text)
         else:
             raise UserError(
@@ -228,7 +227,7 @@ class Cutter:
             )
 
     def _next(self, begin: int, last: int, surplus: int, ceiling: int) -> tuple[int, int]:
-        """The window from `begin`, or from `last` if nothing new would fit beside the overlap."""
+        """Find the window from `begin`, or from `last` if no new text fits beside the overlap."""
         # a tokenizer may put a mark of its own before a text that has no blank to begin with
         budget = max(1, self._budget - surplus - (begin > 0 and not self.text[begin].isspace()))
         first, high = self._limit(begin, budget)
@@ -248,7 +247,7 @@ class Cutter:
         return begin, cut if cut > begin else high
 
     def _limit(self, begin: int, budget: int) -> tuple[int, int]:
-        """Where the first token of a window begins, and where the window must end at the latest."""
+        """Find where the first token of a window begins, and the last place where it may end."""
         while True:
             if begin < self._segment[0]:
                 self._load(begin)
@@ -263,7 +262,7 @@ class Cutter:
             self._load(begin)
 
     def _overlapping(self, begin: int, end: int) -> int:
-        """Where the window after (begin, end) begins."""
+        """Find where the window after (begin, end) begins."""
         if self._stride == 0 or end == len(self.text):
             return end
         after = int(np.searchsorted(self._token_begin, end))

@@ -1,4 +1,4 @@
-"""Gold labels of texts and tags of words, as numbers that the teacher has for them."""
+"""Turns gold labels of texts and tags of words into the numbers of the teacher's labels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SHOWN = 10  # labels that an error lists
 
 
 class Labels:
-    """The labels of a teacher by name or number.
+    """Finds the labels of a teacher by name or number.
 
-    A number of the corpus is that of the teacher's label, unless some labels have whole numbers for
-    names: these are then the only way. -1 is no label.
+    A whole number in the corpus is the number of a label. If some labels have whole numbers for
+    names, it is a name instead. -1 stands for no label.
     """
 
     def __init__(self, task: TaskSpec, teacher: str) -> None:
@@ -34,7 +34,10 @@ class Labels:
         self._names = [name for name in task.labels if name != task.later_label]
 
     def number(self, name: str, where: str) -> int:
-        """Raises UserError, naming `where`, for a label that the teacher does not have."""
+        """Return the number of a label.
+
+        Raises UserError, which names `where`, for a label that the teacher does not have.
+        """
         found = self._numbers.get(name)
         if found is None or found == self.task.later_number:
             names = self._names
@@ -48,8 +51,11 @@ class Labels:
         return found
 
     def check(self, met: Mapping[str, str], steps: Mapping[Step, str]) -> None:
-        """Raises UserError for the first name (with its place) that the teacher does not have, and
-        where its tags are IOB for the first step from tag to tag that is not."""
+        """Raise UserError for the first name, with its place, that the teacher does not have.
+
+        If the teacher's tags are IOB, raise it also for the first tag that may not follow the tag
+        before it.
+        """
         for name, where in met.items():
             self.number(name, where)
         if self.task.kind == "tagging" and is_iob(self._names):
@@ -58,14 +64,14 @@ class Labels:
                     check_order(self._named(before), called, where)
 
     def _named(self, tag: str | None) -> str | None:
-        """A tag that the teacher has by its name; None where there is none."""
+        """Return the name of the label that a tag of the corpus means; None where there is none."""
         if tag is None or tag == BEGINNING:
             return tag
         number = self._numbers[tag]
         return self.task.labels[number] if number >= 0 else None
 
     def numbered(self, windows: Iterable[Window]) -> Iterator[Window]:
-        """The windows with `numbers`: int32 [1] of a classification, [T] of tags."""
+        """Yield the windows with `numbers`: int32 [1] for a label, [T] for tags."""
         for window in windows:
             gold, where = window.gold or Gold(), f"document {window.document}"
             if self.task.kind == "tagging":
@@ -76,8 +82,11 @@ class Labels:
             yield replace(window, numbers=numbers)
 
     def _tags(self, window: Window, gold: Gold, where: str) -> Array:
-        """The first piece of a word has its tag; a piece of several words that of the first. The
-        word's others have the teacher's `later_label`, where it has one."""
+        """Number the tags of a window's tokens: int32 [T], -1 where there is none.
+
+        The first piece of a word has the word's tag; a piece of several words has the tag of the
+        first. The later pieces have the teacher's `later_label`, where it has one.
+        """
         tags = np.full(len(window.ids), -1, np.int32)
         begin, end = window.offsets.astype(np.int64).T
         pieces = np.flatnonzero(~window.special & (begin < end))

@@ -1,4 +1,4 @@
-"""Batches of windows of like length, so that padding is small."""
+"""Groups windows of like length into batches, so that little is padded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from support.arrays import Array
 
 
 def length_batches(lengths: Sequence[int] | Array, batch_tokens: int) -> list[Array]:
-    """Group row numbers so that rows x longest row <= batch_tokens (a longer row is a batch
-    alone), longest first.
+    """Group row numbers into batches with rows x longest row <= batch_tokens.
 
-    Longest first: a batch too large for the device shows at once, not after hours.
+    A longer row is a batch alone. The longest rows come first: a batch that is too large for the
+    device shows at once, not after hours.
     """
     order = np.argsort(-np.asarray(lengths), kind="stable")
     batches: list[Array] = []
@@ -26,7 +26,7 @@ def length_batches(lengths: Sequence[int] | Array, batch_tokens: int) -> list[Ar
 
 
 def padded(rows: Sequence[Array], padding: int) -> tuple[Array, Array]:
-    """Token ids [B,L] filled up with `padding`, and where there is a token [B,L]."""
+    """Fill rows up with `padding`: token ids int64 [B,L], and bool [B,L], true where a token is."""
     lengths = np.array([len(row) for row in rows])
     present = np.arange(lengths.max()) < lengths[:, None]
     ids = np.full(present.shape, padding, np.int64)

@@ -1,4 +1,4 @@
-"""Masked views: which words are hidden in a view, and what the teacher reads instead.
+"""Masks words for the views of a sequence, and makes what the teacher reads in each.
 
 Everything here is a pure function of its arguments. The draws come straight from the Philox counter
 generator (Salmon et al. 2011), whose raw output numpy keeps the same in every version.
@@ -40,7 +40,7 @@ def joins(character: str) -> bool:
 
 
 def _ranges(codes: Iterable[int]) -> str:
-    """The inside of a character class of a pattern; ranges match far faster than a list."""
+    """Write characters as ranges of a pattern's character class, which match faster than a list."""
     first_last: list[list[int]] = []
     for code in codes:
         if first_last and first_last[-1][1] == code - 1:
@@ -67,11 +67,11 @@ def _word_pattern() -> re.Pattern[str]:
 
 
 def word_spans(text: str) -> Array:
-    """Whole words of a text, the same for every tokenizer: int32[W, 2] of (begin, end), ascending.
+    """Find the words of a text, whatever the tokenizer: int32 [W, 2] of (begin, end), ascending.
 
     A word is one Chinese or Japanese character, a longest run of letters, digits and underscores
-    (with inner apostrophes: `don't`), or one other visible character; each with the marks and
-    joiners that follow. Blanks, control characters and zero-width spaces are in no word.
+    (with inner apostrophes: `don't`), or one other visible character. The marks and joiners that
+    follow belong to it. Blanks, control characters and zero-width spaces are in no word.
     """
     spans = (match.span() for match in _word_pattern().finditer(text))
     return np.fromiter(chain.from_iterable(spans), np.int32).reshape(-1, 2)
@@ -84,7 +84,7 @@ def words_of(text: str) -> list[str]:
 
 
 def cjk_positions(text: str) -> Array:
-    """Where the Chinese and Japanese characters of a text are: int64[n], ascending."""
+    """Find the Chinese and Japanese characters of a text: their places int64 [n], ascending."""
     return np.fromiter((match.start() for match in re.finditer(f"[{_CJK}]", text)), np.int64)
 
 
@@ -96,12 +96,12 @@ def mask_spans(
     probability: float = 0.15,
     counts: WordCounts | None = None,
 ) -> Array:
-    """Words of `text` that are masked in a view: int32[M, 3] of (begin, end, action), ascending.
+    """Choose the words to mask in a view: int32 [M, 3] of (begin, end, action), ascending.
 
     M = max(1, floor(probability * W + u)) of the W words with u uniform in [0, 1), so that
     `probability` of the words is masked on average and a text with a word is never without a masked
-    one. All words are equally likely; with the `counts` of a corpus they are drawn one after the
-    other, each by its `rare_weights`. Each gets the action 0 (mask token) with 80 %, 1 (random
+    one. All words are equally likely. With the `counts` of a corpus, words are drawn one after the
+    other by their `rare_weights` instead. Each gets the action 0 (mask token) with 80 %, 1 (random
     token) with 10 %, 2 (kept) with 10 % (Devlin et al. 2019, section 3.1). View 0 is plain.
     """
     words = word_spans(text)
@@ -127,7 +127,7 @@ def masked_input(
     special_ids: Iterable[int],
     key: Key,
 ) -> tuple[Array, Array]:
-    """What the teacher reads in a view: (ids [T], mask bool[T]).
+    """Make what the teacher reads in a view: (ids [T], mask bool [T]).
 
     `mask` marks the tokens that share a character with a span and are not special; a token over two
     spans takes the action of the first. Action 0 gives `mask_id`, 1 a random id below
@@ -147,7 +147,7 @@ def masked_input(
 
 
 def _random_ids(count: int, vocabulary_size: int, special_ids: Iterable[int], key: Key) -> Array:
-    """int64[count], uniform over the ids below `vocabulary_size` that are not special."""
+    """Draw int64 [count], uniform over the ids below `vocabulary_size` that are not special."""
     special = np.unique(np.fromiter(special_ids, np.int64))
     special = special[special < vocabulary_size]
     ordinary = vocabulary_size - len(special)

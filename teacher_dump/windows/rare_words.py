@@ -1,4 +1,4 @@
-"""How often words occur, so that rare ones can be masked more often."""
+"""Counts how often words occur, so that rare ones can be masked more often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from teacher_dump.corpus.documents import Corpus
 from teacher_dump.windows.masked_views import words_of
 from teacher_dump.windows.window import storable
 
-COUNTED_WORDS = 1 << 23  # some ten seconds, and a gigabyte if no two of them were alike
+COUNTED_WORDS = 1 << 23  # takes some ten seconds, and a gigabyte if all of them differ
 
 
 def count_words(corpus: Corpus) -> WordCounts:

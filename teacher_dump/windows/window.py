@@ -1,4 +1,4 @@
-"""Windows: one sequence of the store each, with tokens, offsets and gold label or tags."""
+"""Holds a window: one sequence of the store with its tokens, offsets and gold label or tags."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from teacher_dump.corpus.labelled_text import Gold
 class Window:
     """One sequence of the store: a stretch of a document and its T tokens.
 
-    `document_begin` is the character where it begins in its document; `hard_cut` says that this is
-    inside a word. `offsets` are half-open spans of characters of `text`; special tokens have (0,
-    0). `gold` is what people say of the document; `numbers` int32 the same in numbers of the
-    teacher, its label [1] or the tags of the tokens [T], -1 where there is none.
+    `document_begin` is the character where it begins in its document; `hard_cut` is true where that
+    is inside a word. `offsets` are half-open spans of characters of `text`; special tokens have
+    (0, 0). `gold` holds the document's gold label or tags. `numbers` int32 holds them as numbers of
+    the teacher's labels: the label [1] or the tags of the tokens [T], -1 where there is none.
     """
 
     text: str
@@ -35,6 +35,7 @@ class Window:
 
 
 def make_window(text: str, document: int, begin: int, hard_cut: bool, encoding: Any) -> Window:
+    """Make the window of a text from its encoding by `tokenizers`."""
     special = np.array(encoding.special_tokens_mask, bool)
     offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
     offsets[special] = 0
@@ -43,7 +44,7 @@ def make_window(text: str, document: int, begin: int, hard_cut: bool, encoding: 
 
 
 def storable(text: str, counters: Counter[str]) -> str:
-    """The text with U+FFFD for characters that UTF-8 cannot hold, which are counted."""
+    """Replace characters that UTF-8 cannot hold by U+FFFD, and count them as `surrogates`."""
     if text.isascii():
         return text
     clean, replaced = re.subn("[\ud800-\udfff]", "\ufffd", text)
