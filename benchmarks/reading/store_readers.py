@@ -124,8 +124,7 @@ class Npy:
 
     def open(self, corpus: Corpus, path: Path) -> Epoch:
         tokens, maps = (
-            np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray)
-            for name in ("tokens", "maps")
+            np.asarray(np.load(path / f"{name}.npy", mmap_mode="r")) for name in ("tokens", "maps")
         )
 
         def epoch(number: int) -> Iterator[Arrays]:

@@ -11,6 +11,7 @@ import numpy as np
 from store.errors import StoreError
 from store.format.codecs.codec import DENSE, FAST, CodecArray, Packing
 from store.format.features import Features, TaskSpec
+from support.arrays import Array
 
 FORMAT = "teachonce"
 VERSION = 1
@@ -209,6 +210,6 @@ class PartShapes:
         return {name: ((lengths[place], *row), dtype) for name, place, row, dtype in self._arrays}
 
 
-def teacher_array(values: np.ndarray[Any, Any]) -> ArraySpec:
+def teacher_array(values: Array) -> ArraySpec:
     """How an array outside the parts (teacher/, calibration/, manifest) is stored."""
     return ArraySpec(values.dtype, values.shape, FAST if values.dtype.itemsize > 1 else None)

@@ -212,7 +212,7 @@ def gather_maps(whole: Array, begin: Array, lengths: Array, out: Array) -> None:
     place = 0
     for left, right in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         size, count = int(lengths[left]) ** 2, right - left
-        windows = np.ndarray(
+        windows = np.ndarray(  # noqa: TID251  made, not annotated
             (len(whole) - size + 1, size), whole.dtype, whole, strides=whole.strides * 2
         )
         out[place : place + size * count].reshape(count, size)[...] = windows[begin[left:right]]

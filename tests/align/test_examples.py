@@ -18,6 +18,7 @@ from align import (
     align_reduce,
     align_span,
 )
+from support.arrays import Array
 from tests.align.support import encode, pairs, plain_tokens, tokenizer, vocabulary_map
 
 Spans = list[tuple[int, int]]
@@ -222,7 +223,7 @@ def test_inputs_that_do_not_fit_are_refused_with_the_place() -> None:
     ],
 )  # fmt: skip
 def test_tokens_that_are_not_a_flat_batch_are_refused(
-    change: dict[str, np.ndarray], message: str
+    change: dict[str, Array], message: str
 ) -> None:
     good = {
         "ids": np.zeros(2, np.uint32),

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from store import FeatureStore, Record, open_store
+from support.arrays import Array
 from teacher_dump.windows.masked_views import masked_input, word_spans
 from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import SENTENCES
@@ -25,7 +26,7 @@ CASES = [
     ("small", "zarr", "roberta"),
     ("small", "h5", "electra"),
 ]
-Expected = dict[str, np.ndarray]
+Expected = dict[str, Array]
 
 
 class Plain:
@@ -37,7 +38,7 @@ class Plain:
             folder, attn_implementation="eager", dtype=torch.float32
         ).eval()
 
-    def __call__(self, ids: np.ndarray) -> Expected:
+    def __call__(self, ids: Array) -> Expected:
         with torch.no_grad():
             output = self.model(
                 torch.from_numpy(np.asarray(ids, np.int64))[None],
@@ -56,7 +57,7 @@ class Plain:
             "logprobs": output.logits[0].double().log_softmax(-1).numpy(),
         }
 
-    def masked(self, record: Record) -> np.ndarray:
+    def masked(self, record: Record) -> Array:
         """What the teacher read in view 1, told from the stored spans alone; random words, whose
         ids no store keeps, come from the rule that drew them."""
         view = record.views[1]
@@ -150,7 +151,7 @@ def check_states(
     assert error <= {"exact": 1e-5, "default": 0.005, "small": 0.02}[codec]
 
 
-def check_int4(store: FeatureStore, name: str, got: np.ndarray, want: np.ndarray) -> None:
+def check_int4(store: FeatureStore, name: str, got: Array, want: Array) -> None:
     """FORMAT.md: at most 1.001/14 of the largest value of 64 channels, in normalised units."""
     mean, deviation = store.calibration[name]
     normal = (want - mean) / deviation
@@ -206,7 +207,7 @@ def test_draws(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
     assert (np.abs(error) <= 5 * spread).all()
 
 
-def counts_of(record: Record) -> np.ndarray:
+def counts_of(record: Record) -> Array:
     """Dense counts [T,V] of the draws of each token."""
     logits = record.views[0].logits
     assert logits.draws == 50

@@ -11,6 +11,7 @@ import numpy as np
 
 from store import Features, LogitsSpec, StoreWriter, TaskSpec
 from store.format.features import TASKS
+from support.arrays import Array
 
 TEXT = "the story of a Нева river, ξένος and 東京 was told; no один knows 🙂 why it ended so"
 WORDS = TEXT.split(" ")
@@ -40,17 +41,17 @@ class Part:
     """Everything that is put into one part."""
 
     texts: list[str]
-    token_counts: np.ndarray
-    document: np.ndarray
-    token_ids: np.ndarray
-    offsets: np.ndarray
-    special: np.ndarray
-    spans: dict[int, list[np.ndarray]]
-    hidden: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
-    logits: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
-    attention: dict[tuple[int, str], list[np.ndarray]] = field(default_factory=dict)
-    gold: np.ndarray | None = None
-    task: dict[int, np.ndarray] = field(default_factory=dict)
+    token_counts: Array
+    document: Array
+    token_ids: Array
+    offsets: Array
+    special: Array
+    spans: dict[int, list[Array]]
+    hidden: dict[tuple[int, str], Array] = field(default_factory=dict)
+    logits: dict[int, dict[str, Array]] = field(default_factory=dict)
+    attention: dict[tuple[int, str], list[Array]] = field(default_factory=dict)
+    gold: Array | None = None
+    task: dict[int, Array] = field(default_factory=dict)
 
 
 def _pieces() -> dict[str, int]:
@@ -123,13 +124,13 @@ def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
     return part
 
 
-def channel_scale(width: int) -> np.ndarray:
+def channel_scale(width: int) -> Array:
     scale = np.linspace(0.5, 2, width)
     scale[3 % width] = 40
     return scale
 
 
-def _mask(text: str, rng: np.random.Generator) -> np.ndarray:
+def _mask(text: str, rng: np.random.Generator) -> Array:
     rows, place = [], 0
     for word in text.split(" "):
         if rng.random() < 0.3:
@@ -138,7 +139,7 @@ def _mask(text: str, rng: np.random.Generator) -> np.ndarray:
     return np.array(rows, np.int32).reshape(-1, 3)
 
 
-def _logits(features: Features, tokens: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def _logits(features: Features, tokens: int, rng: np.random.Generator) -> dict[str, Array]:
     assert features.logits
     tier, size = features.logits.tier, features.logits.size
     raw = rng.normal(size=(tokens, features.vocabulary)) * 3
@@ -155,7 +156,7 @@ def _logits(features: Features, tokens: int, rng: np.random.Generator) -> dict[s
     return {"values": values, "log_partition": partition}
 
 
-def calibration_of(features: Features) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def calibration_of(features: Features) -> dict[str, tuple[Array, Array]]:
     scale = channel_scale(features.width).astype(np.float32)
     return {name: (np.linspace(-1, 1, features.width).astype(np.float32), scale)
             for name in features.hidden}  # fmt: skip

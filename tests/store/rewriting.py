@@ -20,6 +20,8 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
+from support.arrays import Array
+
 
 def _blosc(draw: random.Random) -> dict[str, Any] | None:
     if draw.random() < 0.4:
@@ -37,7 +39,7 @@ def _chunks(draw: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
     return draw.choice([1, 3, 7, shape[0] // 2, shape[0], 2 * shape[0]]) or 1, *row
 
 
-def _write_zarr(folder: Path, name: str, values: np.ndarray, draw: random.Random) -> None:
+def _write_zarr(folder: Path, name: str, values: Array, draw: random.Random) -> None:
     shutil.rmtree(folder / name)
     chunks = _chunks(draw, tuple(max(1, size) for size in values.shape))
     if values.size > 10**5:  # of one row, some would be a hundred thousand

@@ -17,6 +17,7 @@ from zarr.codecs import Crc32cCodec
 
 from store import open_store
 from store.tools.verify import verify
+from support.arrays import Array
 
 TEXTS = ("a cat", "no")
 IDS = (101, 1037, 4937, 102, 101, 2053, 102)
@@ -47,7 +48,7 @@ ROOT = {
 CREATED = "2026-01-31T12:00:00Z"
 
 
-def logits_and_states() -> dict[str, np.ndarray]:
+def logits_and_states() -> dict[str, Array]:
     """Arrays of a view, whatever a teacher may have said."""
     rng = np.random.default_rng(0)
     logprobs = np.sort(rng.integers(0, 9000, (7, 3)), axis=1)
@@ -63,7 +64,7 @@ def logits_and_states() -> dict[str, np.ndarray]:
     }
 
 
-def part() -> dict[str, np.ndarray]:
+def part() -> dict[str, Array]:
     views = {f"view{i}/{name}": a for i in (0, 1) for name, a in logits_and_states().items()}
     return views | {
         "sequence/document": np.array([0, 1]),
@@ -90,7 +91,7 @@ OUTSIDE = {
 }
 
 
-def entry(values: np.ndarray) -> dict[str, Any]:
+def entry(values: Array) -> dict[str, Any]:
     sha256 = hashlib.sha256(values.tobytes()).hexdigest()
     return {"shape": list(values.shape), "dtype": values.dtype.name, "sha256": sha256}
 
@@ -102,7 +103,7 @@ class ZarrTree:
     def group(self, name: str) -> None:
         self.root.create_group(name)
 
-    def array(self, name: str, values: np.ndarray) -> None:
+    def array(self, name: str, values: Array) -> None:
         array = self.root.create_array(
             name, shape=values.shape, dtype=values.dtype, chunks=values.shape, shards=values.shape,
             compressors=[Crc32cCodec()], filters=None, fill_value=0,
@@ -124,7 +125,7 @@ class Hdf5Tree:
     def group(self, name: str) -> None:
         self.root.create_group(name)
 
-    def array(self, name: str, values: np.ndarray) -> None:
+    def array(self, name: str, values: Array) -> None:
         settings = {"chunks": values.shape, "fletcher32": True, "track_times": False}
         self.root.create_dataset(name, data=values, **settings)
 

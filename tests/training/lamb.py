@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from support.arrays import Array
+
 EPSILON, LONGEST = 1e-6, 10.0
 
 
 def lamb(
-    weights: np.ndarray,
-    gradients: list[np.ndarray],
+    weights: Array,
+    gradients: list[Array],
     rates: list[float],
     betas: tuple[float, float],
     decay: float,
-) -> np.ndarray:
+) -> Array:
     """The weights after a step with each gradient. A vector neither decays nor is scaled."""
     first, second = np.zeros_like(weights), np.zeros_like(weights)
     for gradient, rate in zip(gradients, rates, strict=True):

@@ -13,6 +13,7 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from store.containers.zarr.tree import ZarrSource
+from support.arrays import Array
 
 
 def blosc(cname: str, shuffle: str, typesize: int = 4, blocksize: int = 0) -> BloscCodec:
@@ -21,7 +22,7 @@ def blosc(cname: str, shuffle: str, typesize: int = 4, blocksize: int = 0) -> Bl
     )
 
 
-def write(folder: Path, values: np.ndarray, rows: int, packing: list[Any]) -> Path:
+def write(folder: Path, values: Array, rows: int, packing: list[Any]) -> Path:
     """An array `a` in a group, as one shard of chunks of `rows` rows."""
     shutil.rmtree(folder, ignore_errors=True)
     root = zarr.create_group(folder)
@@ -49,7 +50,7 @@ def both(folder: Path) -> tuple[Any, Any]:
     return ours.array("a"), plain.array("a")
 
 
-def random_values(dtype: str, shape: tuple[int, ...], seed: int, levels: int) -> np.ndarray:
+def random_values(dtype: str, shape: tuple[int, ...], seed: int, levels: int) -> Array:
     """The fewer the levels, the better it packs; with 256 Blosc gives up and copies."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     data = np.random.default_rng(seed).integers(0, levels, size, np.uint8)
@@ -58,12 +59,12 @@ def random_values(dtype: str, shape: tuple[int, ...], seed: int, levels: int) ->
     )
 
 
-def index_of(file: Path, chunks: int = 5) -> np.ndarray:
+def index_of(file: Path, chunks: int = 5) -> Array:
     data = file.read_bytes()
     return np.frombuffer(data[-4 - 16 * chunks : -4], "<u8").reshape(-1, 2).copy()
 
 
-def put_index(file: Path, index: np.ndarray) -> None:
+def put_index(file: Path, index: Array) -> None:
     data, table = file.read_bytes(), index.astype("<u8").tobytes()
     crc = google_crc32c.value(table).to_bytes(4, "little")
     file.write_bytes(data[: -4 - len(table)] + table + crc)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import google_crc32c
-import numpy as np
 import pytest
 
 from store import StoreError
 from store.containers.zarr.tree import ZarrSource
+from support.arrays import Array
 from tests.store.containers.shard_files import (
     blosc,
     both,
@@ -24,7 +24,7 @@ from tests.store.containers.shard_files import (
 
 
 @pytest.fixture
-def shard(tmp_path: Path) -> tuple[Path, Path, np.ndarray]:
+def shard(tmp_path: Path) -> tuple[Path, Path, Array]:
     """A store with one compressed array of 5 chunks of 8 blocks, its shard, its values."""
     values = random_values("uint32", (5000, 4), 3, 5)
     folder = write(tmp_path / "a.zarr", values, 1000, [blosc("zstd", "noshuffle", 4, 2048)])
@@ -34,7 +34,7 @@ def shard(tmp_path: Path) -> tuple[Path, Path, np.ndarray]:
     return folder, file, values
 
 
-def test_every_flipped_byte_is_found(shard: tuple[Path, Path, np.ndarray]) -> None:
+def test_every_flipped_byte_is_found(shard: tuple[Path, Path, Array]) -> None:
     folder, file, values = shard
     sound = file.read_bytes()
     for byte in range(0, len(sound), 97):
@@ -46,7 +46,7 @@ def test_every_flipped_byte_is_found(shard: tuple[Path, Path, np.ndarray]) -> No
 
 
 def test_damage_is_named_and_leaves_the_rest_readable(
-    shard: tuple[Path, Path, np.ndarray],
+    shard: tuple[Path, Path, Array],
 ) -> None:
     folder, file, values = shard
     put = bytearray(file.read_bytes())
@@ -78,7 +78,7 @@ def lie(field: int, value: int) -> Callable[[bytearray], None]:
 )  # fmt: skip
 @pytest.mark.parametrize("rows", [(0, 1000), (3, 9), (500, 1000)])
 def test_lying_frames_are_refused(
-    shard: tuple[Path, Path, np.ndarray], change: Callable[[bytearray], None], rows: tuple[int, int]
+    shard: tuple[Path, Path, Array], change: Callable[[bytearray], None], rows: tuple[int, int]
 ) -> None:
     folder, file, values = shard
     index = index_of(file)
@@ -100,7 +100,7 @@ def test_lying_frames_are_refused(
     "entry", [(2**64 - 1, 2**64 - 1), (0, 2**63), (2**63, 8), (2**64 - 8, 16), (10**6, 50), (0, 0)]
 )
 def test_an_index_never_leads_out_of_the_file(
-    shard: tuple[Path, Path, np.ndarray], entry: tuple[int, int]
+    shard: tuple[Path, Path, Array], entry: tuple[int, int]
 ) -> None:
     folder, file, values = shard
     index = index_of(file)
@@ -112,7 +112,7 @@ def test_an_index_never_leads_out_of_the_file(
     assert (ours.read(0, 3000) == values[:3000]).all()
 
 
-def test_truncated_files(shard: tuple[Path, Path, np.ndarray]) -> None:
+def test_truncated_files(shard: tuple[Path, Path, Array]) -> None:
     folder, file, _ = shard
     sound = file.read_bytes()
     for size in (0, 1, 20, 84, 85, len(sound) // 2, len(sound) - 1):
@@ -121,7 +121,7 @@ def test_truncated_files(shard: tuple[Path, Path, np.ndarray]) -> None:
             both(folder)[0].read(0, 5)
 
 
-def test_frames_whose_blocks_are_in_another_order(shard: tuple[Path, Path, np.ndarray]) -> None:
+def test_frames_whose_blocks_are_in_another_order(shard: tuple[Path, Path, Array]) -> None:
     """Blosc's threads write a block when it is done."""
     folder, file, values = shard
 

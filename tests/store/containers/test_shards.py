@@ -200,7 +200,7 @@ def epoch(fs: FeatureStore, view: int) -> Iterator[tuple[str, str]]:
             features |= {f"{name} values": hidden.values, f"{name} states": hidden.states()}
         features |= {f"map {name}": batch.attention[name] for name in batch.attention}
         for name, values in vars(batch.logits).items():
-            if isinstance(values, np.ndarray):
+            if not isinstance(values, str):
                 features[f"logits {name}"] = values
         features |= batch.stored
         for name, values in features.items():

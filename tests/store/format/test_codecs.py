@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from store.format.codecs.integers import Int4, Int8
 from store.format.codecs.levels import DEFAULT, EXACT, SMALL
 from store.format.codecs.logs import FIXED_LAST, Fixed, Root
+from support.arrays import Array
 
 INT8, INT4, FIXED, ROOT = Int8(), Int4(64), Fixed(), Root()
 law = settings(max_examples=60, deadline=None)
@@ -19,14 +20,14 @@ log = st.one_of(st.floats(-200, 0, width=32), st.just(-np.inf))
 logs = arrays(np.float32, st.integers(1, 50), elements=log)
 
 
-def _bound(peak: np.ndarray, levels: int) -> np.ndarray:
+def _bound(peak: Array, levels: int) -> Array:
     """Half a scale, which is 1.001 * peak / levels or, subnormal, at most 6e-8 too large."""
     return 1.001 * peak / (2 * levels) + 3e-8 + 2e-7 * peak
 
 
 @law
 @given(matrix)
-def test_int8_error(values: np.ndarray) -> None:
+def test_int8_error(values: Array) -> None:
     stored, row = INT8.encode(values), values.shape[1:]
     codes, scale = stored["values"], stored["scale"]
     assert codes.min() >= -127
@@ -38,7 +39,7 @@ def test_int8_error(values: np.ndarray) -> None:
 
 @law
 @given(matrix)
-def test_int4_error_by_groups(values: np.ndarray) -> None:
+def test_int4_error_by_groups(values: Array) -> None:
     stored = INT4.encode(values)
     packed, scale = stored["values"], stored["scale"]
     width = values.shape[1]
@@ -60,7 +61,7 @@ def test_int4_nibble_order() -> None:
 
 @law
 @given(logs)
-def test_fixed_error(values: np.ndarray) -> None:
+def test_fixed_error(values: Array) -> None:
     read = FIXED.from_codes(FIXED.to_codes(values))
     inside = values >= -63.998
     assert (np.abs(read[inside] - values[inside]) <= 2.0**-11).all()
@@ -71,7 +72,7 @@ def test_fixed_error(values: np.ndarray) -> None:
 
 @law
 @given(logs)
-def test_root_error(values: np.ndarray) -> None:
+def test_root_error(values: Array) -> None:
     read = ROOT.from_codes(ROOT.to_codes(values))
     inside = values >= -63.0
     bound = np.sqrt(-values[inside]) / 32 + 2.0**-12 + 1e-5
@@ -89,7 +90,7 @@ def test_every_square_code() -> None:
 
 @law
 @given(arrays(np.float32, st.integers(1, 50), elements=st.floats(0, 1, width=32)))
-def test_square_error(values: np.ndarray) -> None:
+def test_square_error(values: Array) -> None:
     for level, step in ((DEFAULT, 1), (SMALL, 5)):
         read = level.attention.from_codes(level.attention.to_codes(values))
         assert (np.abs(read - values) <= step * np.sqrt(values) / 255 + 4e-6 * step**2).all()
@@ -98,7 +99,7 @@ def test_square_error(values: np.ndarray) -> None:
 
 @law
 @given(matrix)
-def test_hidden_error_is_that_of_the_normalised_value(states: np.ndarray) -> None:
+def test_hidden_error_is_that_of_the_normalised_value(states: Array) -> None:
     width = states.shape[1]
     mean, deviation = np.linspace(-3, 3, width, dtype="f"), np.linspace(0.1, 5, width, dtype="f")
     stored = DEFAULT.hidden.encode(states, mean, deviation)

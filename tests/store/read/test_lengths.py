@@ -21,6 +21,7 @@ from store.containers.untrusted import Folder
 from store.format.layout import Counts, PartShapes, part_arrays
 from store.tools.repair import repair
 from store.tools.verify import verify
+from support.arrays import Array
 from tests.store.containers.test_untrusted import edit_manifest
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 from tests.store.tools.test_repair import EXT, contents
@@ -30,7 +31,7 @@ FORGED = ["altered file manifest/zarr.json"]  # by `edit_manifest`, whatever it 
 Made = Callable[..., Any]
 
 
-def stored_lengths(path: Path) -> np.ndarray:
+def stored_lengths(path: Path) -> Array:
     fs = open_store(path)
     return np.concatenate([np.diff(fs.part(n).token_start) for n in range(3)])
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from store.read import order
 from store.read.part_index import block_starts
-from support.arrays import starts
+from support.arrays import Array, starts
 
 law = settings(max_examples=60, deadline=None)
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=80).map(np.array)
@@ -17,7 +17,7 @@ lengths = st.lists(st.integers(1, 40), min_size=1, max_size=80).map(np.array)
 @law
 @given(lengths, st.integers(1, 120), st.integers(0, 5), st.integers(0, 3))
 def test_batches_hold_each_sequence_once_within_the_budget(
-    sizes: np.ndarray, budget: int, seed: int, epoch: int
+    sizes: Array, budget: int, seed: int, epoch: int
 ) -> None:
     for batches in (
         order.shuffled_batches(sizes, budget, seed, epoch, 0),
@@ -32,9 +32,7 @@ def test_batches_hold_each_sequence_once_within_the_budget(
 
 @law
 @given(lengths, st.integers(1, 60), st.sets(st.integers(0, 200)))
-def test_blocks_are_runs_of_about_their_size(
-    sizes: np.ndarray, tokens: int, firsts: set[int]
-) -> None:
+def test_blocks_are_runs_of_about_their_size(sizes: Array, tokens: int, firsts: set[int]) -> None:
     start = starts(sizes)
     parts = np.array([0, *sorted(first for first in firsts if 0 < first < len(sizes))])
     begin = block_starts(sizes, parts, tokens)

@@ -12,24 +12,25 @@ import pytest
 
 from store.containers.zarr.shards import ShardSlices
 from store.read.part import KeptSlices
+from support.arrays import Array
 from tests.store.containers.shard_files import both, random_values, write
 
 LENGTH = 101_001  # of rows of one byte, as maps have them
 
 
 @pytest.fixture(scope="module")
-def values() -> np.ndarray:
+def values() -> Array:
     return random_values("uint8", (LENGTH,), 0, 200)
 
 
 @pytest.fixture(scope="module")
-def slices(values: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> ShardSlices:
+def slices(values: Array, tmp_path_factory: pytest.TempPathFactory) -> ShardSlices:
     ours, _ = both(write(tmp_path_factory.mktemp("kept") / "a.zarr", values, 6000, []))
     return ours
 
 
 def test_threads_get_the_rows_and_read_none_twice(
-    values: np.ndarray, slices: ShardSlices, monkeypatch: pytest.MonkeyPatch
+    values: Array, slices: ShardSlices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, times = KeptSlices(slices), np.zeros(LENGTH, int)
     real = ShardSlices.read_into

@@ -13,7 +13,7 @@ import pytest
 import store.read.part
 from store import StoreError, open_store
 from store.format.codecs.levels import LEVELS
-from support.arrays import starts
+from support.arrays import Array, starts
 from tests.store.making import Part, calibration_of, channel_scale
 
 EXT = ("zarr", "h5")
@@ -24,13 +24,13 @@ COMBINATIONS = [
 ]  # fmt: skip
 
 
-def expected_hidden(part: Part, codec: str, key: tuple[int, str], rows: slice) -> np.ndarray:
+def expected_hidden(part: Part, codec: str, key: tuple[int, str], rows: slice) -> Array:
     states = part.hidden[key][rows]
     if codec == "exact":
         return states
     mean, deviation = np.linspace(-1, 1, 37, dtype="f"), channel_scale(37).astype("f")
     stored = LEVELS[codec][0].hidden.encode(states, mean, deviation)
-    values: np.ndarray = LEVELS[codec][0].hidden.codec.decode(stored, (37,))
+    values: Array = LEVELS[codec][0].hidden.codec.decode(stored, (37,))
     return values * deviation + mean
 
 
@@ -98,7 +98,7 @@ def check_task(record: Any, view: Any, part: Part, number: int, sequence: int, r
             getattr(view, name)
 
 
-def check_logits(read: Any, put: dict[str, np.ndarray], rows: slice, codec: str) -> None:
+def check_logits(read: Any, put: dict[str, Array], rows: slice, codec: str) -> None:
     assert (read.log_partition == put["log_partition"][rows]).all()
     if read.tier == "topk":
         assert (read.ids == put["ids"][rows]).all()

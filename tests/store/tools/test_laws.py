@@ -17,12 +17,13 @@ from store.containers.hdf5.file import append_digest
 from store.format.manifest import seal_checksum
 from store.tools.laws import check_tokens
 from store.tools.verify import verify
+from support.arrays import Array
 from tests.store.making import TOKENIZER
 
 Copy = Callable[..., Path]
 
 
-def forge(path: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
+def forge(path: Path, name: str, change: Callable[[Array], Any]) -> None:
     """Alter an array of an HDF5 store, and every checksum over it."""
     with h5py.File(path, "r+") as file:
         values = file[name][:]
@@ -52,16 +53,16 @@ def forge(path: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
     append_digest(path)
 
 
-def put(place: int | tuple[int, ...], value: float) -> Callable[[np.ndarray], Any]:
+def put(place: int | tuple[int, ...], value: float) -> Callable[[Array], Any]:
     return lambda values: values.__setitem__(place, value)
 
 
-def twice(ids: np.ndarray) -> None:
+def twice(ids: Array) -> None:
     """Give the first two draws of the first token one id."""
     ids[1] = ids[0]
 
 
-LAWS: dict[str, tuple[str, str, Callable[[np.ndarray], Any], str]] = {
+LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "id": ("topk", "token/id", put(5, 1000), "token ids outside the vocabulary"),
     "end": ("topk", "token/end", put(3, 9999), "offsets outside the text"),
     "begin": ("topk", "token/begin", put(3, 50), "offsets outside the text"),

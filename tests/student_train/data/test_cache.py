@@ -29,6 +29,7 @@ from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.checks import check
 from student_train.train.student_training import train
+from support.arrays import Array
 from tests.end_to_end.support import refused, says
 
 CPU = torch.device("cpu")
@@ -135,7 +136,7 @@ def test_what_is_decoded_is_what_the_store_decodes(width: int) -> None:
     states = np.random.default_rng(width).normal(size=(9, width)).astype(np.float32) * 50
     logs, shares = -np.abs(states), np.abs(states) / np.abs(states).max()
     logs[::2] = -np.inf
-    codecs: list[tuple[Codec, np.ndarray]] = [
+    codecs: list[tuple[Codec, Array]] = [
         (Float32(), states), (Float16(), states), (Int8(), states), (Int4(64), states),
         (Int4(32), states), (Fixed(), logs), (Root(), logs), (Square(), shares), (Coarse(), shares),
     ]  # fmt: skip

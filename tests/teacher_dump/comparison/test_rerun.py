@@ -19,6 +19,7 @@ from store import StoreWriter, UserError, open_store
 from store import cli as store_cli
 from store.tools.copy import convert
 from store.tools.merge import merge
+from support.arrays import Array
 from teacher_dump.comparison import rerun
 from teacher_dump.comparison.cli import main
 from teacher_dump.comparison.rerun import LiveReport
@@ -157,7 +158,7 @@ def swapped_texts(patch: pytest.MonkeyPatch, model: Path) -> None:
     """Two sequences of one length have each the features of the other."""
     real = part_writing.forward
 
-    def forward(teacher: Any, windows: Any, inputs: list[np.ndarray], *words: Any) -> Any:
+    def forward(teacher: Any, windows: Any, inputs: list[Array], *words: Any) -> Any:
         swapped = list(inputs)
         for i, j in combinations(range(len(inputs)), 2):
             if len(inputs[i]) == len(inputs[j]) and (windows[i].ids != windows[j].ids).any():
@@ -218,7 +219,7 @@ def test_draws_of_another_distribution(
     """With a log-partition that is right, as if the temperature were another."""
     real = part_writing.sampled_logits
 
-    def warm(decoder: Any, values: torch.Tensor, uniform: np.ndarray) -> Any:
+    def warm(decoder: Any, values: torch.Tensor, uniform: Array) -> Any:
         return real(decoder, 0.9 * values, uniform)[0], real(decoder, values, uniform)[1]
 
     monkeypatch.setattr(part_writing, "sampled_logits", warm)
@@ -234,7 +235,7 @@ def test_another_mask_is_found(
 ) -> None:
     real, masked = part_writing.mask_spans, {"views": 2, "mask_words": "rare"}
 
-    def mask_spans(text: str, seed: int, view: int, number: int, *drawn_by: Any) -> np.ndarray:
+    def mask_spans(text: str, seed: int, view: int, number: int, *drawn_by: Any) -> Array:
         if wrong == "seed":
             return real(text, 9, view, number, *drawn_by)
         return real(text, seed, view, number, drawn_by[0])

@@ -19,6 +19,7 @@ from transformers import (
 
 from store import TaskSpec, UserError, open_store
 from store.tools.verify import verify
+from support.arrays import Array
 from teacher_dump.cli import main
 from teacher_dump.comparison import rerun
 from teacher_dump.teacher.forward import Known
@@ -52,7 +53,7 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def plain(factory: Any, folder: Path, ids: np.ndarray) -> dict[str, np.ndarray]:
+def plain(factory: Any, folder: Path, ids: Array) -> dict[str, Array]:
     """One sequence as anybody would run it."""
     model = factory.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     inputs = torch.from_numpy(np.asarray(ids, np.int64))[None]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.extras.word_counts import WordCounts
+from support.arrays import Array
 from teacher_dump.windows.masked_views import (
     KEEP,
     MASK,
@@ -102,7 +103,7 @@ def test_counts_change_which_words_are_masked_but_not_how_many(
         np.testing.assert_array_equal(drawn, plain)
 
 
-def times_masked(counts: dict[str, int], probability: float, trials: int) -> np.ndarray:
+def times_masked(counts: dict[str, int], probability: float, trials: int) -> Array:
     text, known = " ".join(counts), WordCounts(counts)
     drawn = [mask_spans(text, 5, 1, sequence, probability, known) for sequence in range(trials)]
     begins = word_spans(text)[:, 0]
