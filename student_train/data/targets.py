@@ -59,8 +59,8 @@ def fold(
         left = np.log(np.exp(rest.astype(np.float64)) + unshared).astype(np.float32)
     some = np.asarray(valid.any(axis=1))
     # Invalid slots point at a valid piece of their row: gathers and scatters need no extra column.
-    stand_in = np.take_along_axis(piece, valid.argmax(axis=1)[:, None], axis=1)
-    piece = np.where(valid, piece, stand_in).astype(np.int64)
+    stand_in = np.where(valid, piece, -1).max(axis=1, initial=-1)
+    piece = np.where(valid, piece, stand_in[:, None]).astype(np.int64)
     kept = (piece, folded, valid, left, log_partition.astype(np.float32))
     return LogitTargets(*(torch.from_numpy(value[some]) for value in kept)), some
 

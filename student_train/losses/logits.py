@@ -42,14 +42,18 @@ def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
     and their rest [G].
 
     Both sides are distributions over the same outcomes: the kept pieces, and one more for
-    everything else. Nothing is renormalised. The temperature softens these outcomes, p^(1/T), not
-    the single logits of the rest, which no store keeps (Hinton et al. 2015, eq. 1-4; the outcome
-    for everything else is the "ghost token" of sparse distillation).
+    everything else. Nothing is renormalised, except in rows whose kept pieces are the student's
+    whole vocabulary: such a student has nothing else, so both sides are distributions over the
+    kept pieces alone. The temperature softens these outcomes, p^(1/T), not the single logits of the
+    rest, which no store keeps (Hinton et al. 2015, eq. 1-4; the outcome for everything else is the
+    "ghost token" of sparse distillation).
     """
     if len(logits) == 0:
         return logits.sum() * 0.0
-    student = _outcomes(logits.float(), targets)
-    teacher = torch.cat([targets.logprobs, targets.rest[:, None]], dim=1)
+    whole = targets.valid.sum(dim=1) == logits.shape[1]  # bool [G]: all of V is kept
+    student = _outcomes(logits.float(), targets, whole)
+    left = targets.rest.masked_fill(whole, -torch.inf)
+    teacher = torch.cat([targets.logprobs, left[:, None]], dim=1)
     log_p = functional.log_softmax(teacher / temperature, dim=1)
     log_q = functional.log_softmax(student / temperature, dim=1)
     p = log_p.exp()
@@ -58,13 +62,17 @@ def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
     return terms.sum(dim=1).mean() * temperature**2
 
 
-def _outcomes(logits: Tensor, targets: LogitTargets) -> Tensor:
-    """Student log-probabilities [G,K+1] of the kept pieces and of everything else."""
+def _outcomes(logits: Tensor, targets: LogitTargets, whole: Tensor) -> Tensor:
+    """Student log-probabilities [G,K+1] of the kept pieces and of everything else, -inf in the rows
+    bool [G] whose kept pieces are the `whole` vocabulary."""
     log_partition = logits.logsumexp(dim=1, keepdim=True)
     kept = logits.gather(1, targets.ids) - log_partition
     kept = kept.masked_fill(~targets.valid, -torch.inf)
-    rest = logits.scatter(1, targets.ids, -torch.inf).logsumexp(dim=1, keepdim=True) - log_partition
-    return torch.cat([kept, rest], dim=1)
+    others = logits.scatter(1, targets.ids, -torch.inf)
+    # The gradient of a logsumexp over -inf alone is NaN.
+    others = others.masked_fill(whole[:, None], 0.0)
+    rest = others.logsumexp(dim=1, keepdim=True) - log_partition
+    return torch.cat([kept, rest.masked_fill(whole[:, None], -torch.inf)], dim=1)
 
 
 def logit(logits: Tensor, targets: LogitTargets) -> Tensor:

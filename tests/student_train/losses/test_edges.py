@@ -1,0 +1,117 @@
+"""Every loss, where one side has next to nothing: values and gradients are finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from store import Logits
+from student_train.data.targets import HEAD_KEPT, TargetReader, fold
+from student_train.losses.logits import LogitTargets, kl
+from student_train.losses.registry import LOSSES, Loss
+from support.arrays import Array
+
+SCALES = [0.0, 1e-30, 1.0, 1e4]  # of states and logits
+
+
+def targets_of(rng: np.random.Generator, runs: int, vocabulary: int, kept: int) -> LogitTargets:
+    """Targets over `vocabulary` shared pieces of which the `kept` best are known.
+
+    Some rows have all their mass in one piece, some next to none in any.
+    """
+    logits = rng.choice([1.0, 30.0, 500.0], (runs, 1)) * rng.normal(size=(runs, vocabulary + 1))
+    logprobs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    ids = np.argsort(-logprobs[:, :vocabulary], axis=1)[:, :kept]
+    best = np.take_along_axis(logprobs, ids, axis=1)
+    with np.errstate(divide="ignore"):
+        rest = np.log(np.maximum(0, 1 - np.exp(best).sum(axis=1)))
+    return fold(ids, best, rest, np.zeros(runs), np.arange(vocabulary))[0]
+
+
+def sides(
+    loss: Loss, rng: np.random.Generator, runs: int, width: int
+) -> tuple[Tensor, list[object]]:
+    """A student's side and what else the formula takes: [runs,width], of maps [1,runs,runs]."""
+    scale = float(rng.choice(SCALES))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.from_numpy(rng.normal(0, scale, shape)).float()
+
+    if loss.student == "maps":
+        pairs = torch.from_numpy(rng.random((1, runs, runs)) < 0.5)
+        return normal(1, runs, runs), [normal(1, runs, runs), pairs]
+    other: object = normal(runs, width)
+    if loss.student == "masked":
+        other = torch.from_numpy(rng.integers(0, width, runs))
+    elif loss.teacher == "gold":  # where no label is known it is -1
+        other = torch.from_numpy(rng.integers(-1, width, runs))
+    elif loss.student == "pieces":
+        other = targets_of(rng, runs, width, int(rng.integers(1, width + 1)))
+        runs = len(other.ids)
+    return normal(runs, width), [
+        other,
+        *([float(rng.choice([0.1, 1, 9]))] if loss.tempered else []),
+    ]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.formula)
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), runs=st.integers(0, 3), width=st.sampled_from([1, 2, 7]))
+def test_every_loss_and_its_gradient_are_finite(
+    loss: Loss, seed: int, runs: int, width: int
+) -> None:
+    student, others = sides(loss, np.random.default_rng(seed), runs, width)
+    student.requires_grad_()
+    value = loss.measure(student, *others)
+    value.backward()
+    assert value.isfinite() and student.grad is not None and student.grad.isfinite().all()
+
+
+def test_a_student_with_no_other_piece_learns_the_shares_of_the_kept_ones() -> None:
+    """Teacher: 1/2, 1/4 and 1/4 for pieces that the student has not: 2/3 and 1/3 of what is
+    shared."""
+    targets = LogitTargets(
+        ids=torch.tensor([[0, 1]]),
+        logprobs=torch.tensor([[0.5, 0.25]]).log(),
+        valid=torch.tensor([[True, True]]),
+        rest=torch.tensor([0.25]).log(),
+        log_partition=torch.tensor([0.0]),
+    )
+    assert kl(torch.tensor([[2.0, 1.0]]).log(), targets, 1.0).item() == pytest.approx(0, abs=1e-6)
+    # KL(2/3, 1/3 || 1/2, 1/2) = ln 2 - H(1/3)
+    want = np.log(2) + 2 / 3 * np.log(2 / 3) + 1 / 3 * np.log(1 / 3)
+    assert kl(torch.zeros(1, 2), targets, 1.0).item() == pytest.approx(want, rel=1e-5)
+
+
+def head_logits(rng: np.random.Generator, pieces: int) -> tuple[Logits, tuple[Array, Array]]:
+    """Three tokens of a store's head tier, and the head of a teacher of so many pieces."""
+    weight = rng.normal(0, 3, (pieces, 4)).astype(np.float32)
+    bias = rng.normal(size=pieces).astype(np.float32)
+    states = rng.normal(size=(3, 4)).astype(np.float32)
+    logits = states @ weight.T + bias
+    partition = np.logaddexp.reduce(logits, axis=1).astype(np.float32)
+    return Logits(tier="head", log_partition=partition, values=states), (weight, bias)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 200, HEAD_KEPT, HEAD_KEPT + 1, 300])
+def test_a_head_and_a_student_with_the_teachers_vocabulary(pieces: int) -> None:
+    """Each size about `HEAD_KEPT`: all pieces are kept, or all but some."""
+    logits, head = head_logits(np.random.default_rng(pieces), pieces)
+    targets, some = TargetReader(np.arange(pieces), head).of(logits, np.arange(3))
+    assert some.all()
+    own = torch.from_numpy(logits.values @ head[0].T + head[1]).requires_grad_()
+    value = kl(own, targets, 2.0)  # the student is the teacher
+    value.backward()
+    # Beyond `HEAD_KEPT` the rest is 1 less a sum in float32, and the temperature takes its root.
+    assert value.item() == pytest.approx(0, abs=1e-4 if pieces <= HEAD_KEPT else 1e-2)
+    assert own.grad is not None and own.grad.isfinite().all()
+
+
+def test_a_head_of_which_the_student_shares_nothing() -> None:
+    logits, head = head_logits(np.random.default_rng(0), 20)
+    targets, some = TargetReader(np.full(20, -1), head).of(logits, np.arange(3))
+    assert not some.any() and len(targets.ids) == 0
