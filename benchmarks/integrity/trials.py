@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from benchmarks.common.results import publish, table
-from benchmarks.integrity import damage, forgery, odd_texts
+from benchmarks.integrity import damage, forgery, laundering, odd_texts
 from benchmarks.integrity.soak import soak
 from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 
@@ -48,6 +48,12 @@ def forgeries(folder: Path, _: str, count: int, seed: int) -> Found:
     found = forgery.in_process(folder, seed, count // 2)
     wrong = found.pop("wrong")
     return sum(found.values()) + len(wrong), wrong
+
+
+def launderings(folder: Path, _: str, count: int, seed: int) -> Found:
+    """Arrays altered so that only the manifest can tell: whatever copies the store must refuse."""
+    cases = list(laundering.laundered(folder, count, seed))
+    return len(cases), [what for what, line in cases if not line]
 
 
 def texts(folder: Path, _: str, count: int, seed: int) -> Found:
@@ -91,6 +97,7 @@ CHECKS: tuple[tuple[str, Check, str, str], ...] = (
     ("lost, swapped, doubled arrays, HDF5: found", damages, "h5", "flips"),
     ("sound stores: no alarm", good, "", "stores"),
     ("forged metadata: refused, read unchanged, or told by verify", forgeries, "", "forgeries"),
+    ("altered arrays with fitting chunks: no copy is made", launderings, "", "launderings"),
     ("every code point, 3 tokenizers: nothing lost, laws hold", characters, "", "characters"),
     ("odd texts, 3 tokenizers: nothing lost, laws hold", texts, "", "texts"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cached_property
 from threading import Lock
@@ -12,11 +13,24 @@ from store.containers.interface import Slices, Source
 from store.errors import VERIFY, StoreError, without_remedy
 from store.format.features import Features
 from store.format.layout import part_arrays
-from store.format.manifest import Part
+from store.format.manifest import Part, digest
 from support.arrays import Array, starts
 
+SLICE_BYTES = 2**24  # decoded at once for a checksum
 BLOCK = 4096  # rows of a kept array with one flag: one for each would double what a map takes
 DAMAGED = f"the store is damaged: {VERIFY}"
+
+
+def checksum(array: Slices) -> str:
+    """SHA-256 of an array as the manifest has it, read by slices of rows."""
+    found = hashlib.sha256()
+    row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    step = max(BLOCK, SLICE_BYTES // max(1, row) // BLOCK * BLOCK)
+    for begin in range(0, array.shape[0], step):
+        rows = array.read(begin, min(begin + step, array.shape[0]))
+        little = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<"))
+        found.update(little.data if little.size else b"")
+    return found.hexdigest()
 
 
 class PartReader:
@@ -65,15 +79,25 @@ class PartReader:
         return self.array(name).read(begin, end)
 
     def all(self, name: str) -> Array:
-        """A whole array, as stored."""
-        return self.read(name, 0, self._specs[name].shape[0])
+        """A whole array, as stored. Raises StoreError if it does not match its checksum."""
+        values = self.read(name, 0, self._specs[name].shape[0])
+        self._compare(name, digest(values))
+        return values
+
+    def check(self, name: str) -> None:
+        """Raise StoreError unless an array matches its checksum; some rows are read at a time."""
+        self._compare(name, checksum(self.array(name)))
+
+    def _compare(self, name: str, found: str) -> None:
+        if found != self.part.arrays[name].sha256:
+            raise StoreError(f"{self.where}: {name} does not match its checksum; {DAMAGED}")
 
     def names(self) -> list[str]:
         """Paths of the part's arrays."""
         return list(self._specs)
 
     def _start(self, name: str, total: int, longest: int) -> Array:
-        start = self.all(name)
+        start = self.read(name, 0, self._specs[name].shape[0])
         sizes = np.diff(start)
         if start[0] != 0 or start[-1] != total or sizes.min() < 0 or sizes.max() > longest:
             raise StoreError(f"{self.where}: {name} does not ascend from 0 to {total}; {DAMAGED}")

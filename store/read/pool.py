@@ -12,6 +12,7 @@ import numpy as np
 from store.errors import StoreError
 from store.read.part import PartReader
 from store.read.part_index import PartIndex
+from store.read.reading_check import ReadingCheck
 from support.arrays import Array, begins, ranges, starts
 
 FEW_TOKENS = 65_536
@@ -111,6 +112,15 @@ class Pool:
         with suppress(StoreError):  # reading says what is wrong, when it is its turn
             for part, name, rows, _ in self._pieces():
                 part.array(name).prefetch(rows.start, rows.stop)
+
+    def check(self, check: ReadingCheck) -> None:
+        """Begin to check the arrays of this pool, whole, in every part that it reads."""
+        here = f"view{self.view}"
+        groups = ("sequence/", "text/", f"{here}/mask/", *[f"{here}/logits/"] * bool(self.logits))
+        names = {*self._token_names, *self._map_names, *self._sequence_names}
+        names |= {name for name in self._specs if name.startswith(groups)}
+        for part, _, _ in self._parts:
+            check.begin(part, sorted(names))
 
     def read(self, buffers: Buffers) -> None:
         """Read all arrays into the buffers."""

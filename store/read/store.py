@@ -207,20 +207,24 @@ class FeatureStore(Sequence[Record]):
         shuffle: bool = True,
         pool_blocks: int = 64,
         skip: int = 0,
+        check: bool = False,
     ) -> Iterator[Batch]:
         """Every sequence of the blocks once, in batches with B * longest <= batch_tokens.
 
         The order is a pure function of (blocks, seed, epoch). `blocks` are rows of `blocks()`;
         `features` a subset of hidden, logits, attention, task; `skip` batches are passed over
         unread. A sequence longer than batch_tokens is a batch alone. Arrays of a batch are valid
-        until the next one.
+        until the next one. `check` holds each array against the manifest in a thread, whole, when
+        its part is first read: what is damaged raises StoreError, at the end of the epoch at the
+        latest. A store behind a URL is not checked so, as all of it would be fetched twice.
         """
         kinds, rows = KINDS if features is None else tuple(features), self._blocks(blocks)
         if not 0 <= view < self.features.views:
             raise StoreError(f"{self.path}: no view {view}; it has 0..{self.features.views - 1}")
-        return self._streamer.stream(
-            StreamOrder(seed, epoch, batch_tokens, rows, pool_blocks, shuffle, skip, view, kinds)
+        order = StreamOrder(
+            seed, epoch, batch_tokens, rows, pool_blocks, shuffle, skip, view, kinds
         )
+        return self._streamer.stream(order, check and "://" not in self.path)
 
     def batch_count(
         self,

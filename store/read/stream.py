@@ -15,6 +15,7 @@ from store.format.features import Calibration
 from store.read.order import StreamOrder
 from store.read.part_index import PartIndex
 from store.read.pool import Buffers, Pool
+from store.read.reading_check import ReadingCheck
 from store.read.record import LazyMap, Logits, as_ids, decode_logits
 from support.arrays import Array, Floats, ranges, starts
 from support.spans import covering_spans_of_texts
@@ -109,10 +110,12 @@ class Streamer:
     def __init__(self, index: PartIndex, calibration: Calibration) -> None:
         self._index, self._calibration = index, calibration
         self.spare: list[Buffers] = []
+        self._sound: set[tuple[int, str]] = set()  # arrays that a stream has checked
 
-    def stream(self, order: StreamOrder) -> Iterator[Batch]:
+    def stream(self, order: StreamOrder, check: bool = False) -> Iterator[Batch]:
         """Yield the batches of an order; see `FeatureStore.stream`."""
         buffers = Buffers()
+        checked = ReadingCheck(self._sound)
         try:  # no batch shows the buffers of a pool: another stream may have them after this one
             pool_buffers = self.spare.pop()
         except IndexError:
@@ -134,10 +137,15 @@ class Streamer:
             while following:
                 pool, batches = following
                 pool.read(pool_buffers)
+                if check:
+                    pool.check(checked)
                 following = announced()  # the disk works while these batches are used
                 for sequences in batches:
+                    checked.tell()
                     yield _gather(pool, self._calibration, pool.place[sequences], buffers)
+            checked.tell(wait=True)
         finally:
+            checked.close()
             ahead.shutdown(wait=False, cancel_futures=True)
             self.spare.append(pool_buffers)
 

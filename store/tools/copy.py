@@ -16,8 +16,10 @@ from store.extras.mixed_vocab import MixedVocab
 from store.extras.word_counts import WordCounts
 from store.format.features import Calibration, Features
 from store.format.manifest import digest
+from store.read.part import DAMAGED
 from store.read.store import FeatureStore, open_store
 from store.tools.recode import ENCODED, check_codec, recode_part
+from store.tools.verify import verify_store
 from store.write.writer import StoreWriter
 from support.arrays import Array
 from support.errors import ANOTHER, UserError, first_line
@@ -81,7 +83,8 @@ def copy_part(
 
     States are encoded with the calibration of `target`, and document numbers are raised by
     `documents`. A part that was published before a stop is compared instead. Raises UserError if it
-    came from another source.
+    came from another source, StoreError if an array of the source does not match its checksum:
+    the copy has checksums of its own, and would make damage look sound.
     """
     if number in writer.published:
         _check_copied(writer, number, store, place, target, documents)
@@ -133,7 +136,8 @@ def convert(
     """Copy a sealed store to `target` (.zarr or .h5), perhaps in a codec with more error.
 
     The copy goes part by part, so that memory is bounded by one part; after a stop it goes on.
-    Raises UserError if the codec would claim less error than the store has.
+    Raises UserError if the codec would claim less error than the store has, StoreError if the
+    source is damaged.
     """
     store = open_store(source, storage_options=storage_options)
     new = codec or store.features.codec
@@ -159,14 +163,17 @@ def upload(
 
     The root's `zarr.json`, which alone says that a store is sealed, comes last: after a kill every
     reader refuses the copy, and another call copies it anew. Each file's size is asked for
-    afterwards. Raises UserError for a source that is no such folder and for a target that exists,
-    StoreError if the target cannot be written.
+    afterwards. The source is verified first. Raises UserError for a source that is no such folder
+    and for a target that exists, StoreError if the source is damaged or the target cannot be
+    written.
     """
-    with closing(open_store(source)) as store:  # a sound and sealed one
+    with closing(open_store(source)) as store:
         if not isinstance(store.source, ZarrSource) or "://" in str(source):
             raise UserError(
                 f"{source}: only a Zarr folder can be copied to {target}; convert it to .zarr first"
             )
+        if found := verify_store(store).problems:
+            raise StoreError(f"{source}: {found[0]}; {DAMAGED}")
     folder, target = Path(source), target.rstrip("/")
     try:
         remote, root = fsspec.core.url_to_fs(target, **(storage_options or {}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +19,10 @@ from store.extras.word_counts import GROUP as WORD_COUNTS
 from store.extras.word_counts import WordCounts
 from store.format.layout import PartShapes
 from store.format.manifest import Entry, Part
+from store.read.part import checksum
 from store.read.store import FeatureStore, open_store
 from store.tools.laws import check_part
 
-SLICE_BYTES = 2**24  # decoded at once by each thread
 MAX_THREADS = 16
 OTHERS: dict[str, Callable[[FeatureStore], object]] = {
     MIXED_VOCAB: MixedVocab.stored,
@@ -76,7 +75,7 @@ def verify(
     """Check every array of a store against the manifest, then the meaning of every sound part.
 
     Each array is read once, in threads: decoding and SHA-256 release the GIL. A thread holds
-    SLICE_BYTES of an array, or the tokens of a part. `progress(items, unit)` wraps a list, as tqdm
+    some 16 MB of an array, or the tokens of a part. `progress(items, unit)` wraps a list, as tqdm
     does. `allow_partial` checks the published parts of an unfinished store. Raises StoreError if
     the store cannot be opened at all (see `open_store`); everything else is a problem in the
     report.
@@ -134,17 +133,14 @@ def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | No
     try:
         array = store.source.array(name)
         if array.shape != entry.shape or array.dtype.name != entry.dtype:
-            found = f"{array.dtype.name}{list(array.shape)}"
-            return f"is {found}, not {entry.dtype}{list(entry.shape)}", size
-        row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-        step = max(4096, SLICE_BYTES // max(1, row) // 4096 * 4096)
-        checksum = hashlib.sha256()
-        for begin in range(0, array.shape[0], step):
-            rows = array.read(begin, min(begin + step, array.shape[0]))
-            little = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<"))
-            checksum.update(little.data if little.size else b"")
-            size += rows.nbytes
-        if checksum.hexdigest() != entry.sha256:
+            is_now, was = (
+                f"{array.dtype.name}{list(array.shape)}",
+                f"{entry.dtype}{list(entry.shape)}",
+            )
+            return f"is {is_now}, not {was}", size
+        found = checksum(array)
+        size = array.dtype.itemsize * int(np.prod(array.shape, dtype=np.int64))
+        if found != entry.sha256:
             return "does not match its checksum", size
         if entry.fingerprint and entry.fingerprint != store.source.fingerprint(name):
             return "has an altered zarr.json", size

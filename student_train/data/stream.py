@@ -99,11 +99,13 @@ def student_batches(
     first: int = 0,
     every: int = 1,
     device: torch.device | None = CPU,
+    check: bool = False,
 ) -> Iterator[StudentBatch]:
     """Yield batches of epoch 0, 1, 2 and so on without end, from batch number `first` on, one of
     `every`: a pure function of the arguments.
 
-    They are moved to `device`; with None they stay encoded, for another process to move.
+    They are moved to `device`; with None they stay encoded, for another process to move. `check`
+    is of `FeatureStore.stream`.
     """
     epoch, skip, before = 0, first, 0  # batches of the epochs before
     while True:
@@ -118,6 +120,7 @@ def student_batches(
                 blocks=blocks,
                 features=collator.features(),
                 skip=skip,
+                check=check,
             )
             for i, batch in enumerate(batches, skip):
                 if (before + i - first) % every == 0:
@@ -135,7 +138,7 @@ def loaded(
     Batches and their order do not depend on their number.
     """
     if not workers:
-        return prefetched(student_batches(store, collator, blocks, **order), READY)
+        return prefetched(student_batches(store, collator, blocks, check=True, **order), READY)
     if order.get("device", CPU) != CPU:
         order["device"] = None  # of a device that computes the training's process alone has use
     shares = _Shares(store, collator, blocks, order)
@@ -159,5 +162,6 @@ class _Shares(IterableDataset[StudentBatch]):
         worker = get_worker_info()
         assert worker is not None
         first, every = self.order["first"] + worker.id, worker.num_workers
-        order = {**self.order, "first": first, "every": every}
+        # Every worker reads the whole store: one of them is enough to check it.
+        order = {**self.order, "first": first, "every": every, "check": worker.id == 0}
         return student_batches(self.store, self.collator, self.blocks, **order)
