@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -50,12 +51,12 @@ def tokenizer(kind: str) -> Tokenizer:
     wordpiece = kind.startswith("wordpiece")
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] if wordpiece else []
     names = names or ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    common = {"vocab_size": 400, "special_tokens": names, "show_progress": False}
+    common: dict[str, Any] = {"vocab_size": 400, "special_tokens": names, "show_progress": False}
     if wordpiece:
         built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         built.normalizer = normalizers.BertNormalizer(lowercase=kind == "wordpiece-lower")
         built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(**common)
+        trainer: Any = trainers.WordPieceTrainer(**common)
     elif kind == "unigram":
         built = Tokenizer(models.Unigram())
         built.normalizer = normalizers.NFKC()
@@ -171,7 +172,7 @@ def check_runs(texts: Sequence[str], teacher: Tokens, student: Tokens, found: Al
         assert sequence == teacher.sequence_of(t_last - 1)
         assert sequence == student.sequence_of(s_first) == student.sequence_of(s_last - 1)
         solid = [
-            solid_characters(texts[sequence], [tuple(map(int, row)) for row in rows])
+            solid_characters(texts[sequence], rows.tolist())
             for rows in (teacher.offsets[t_first:t_last], student.offsets[s_first:s_last])
         ]
         assert solid[0] == solid[1]

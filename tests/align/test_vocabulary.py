@@ -171,10 +171,10 @@ def test_special_tokens_by_role_and_by_name() -> None:
         "[PAD]": "<pad>",
         "[UNK]": "<unk>",
     }
-    for own, other in names.items():
+    for own, name in names.items():
         number = teacher.tokens.index(own)
-        assert student.tokens[found.match[number]] == other
-        assert found.split(number).tolist() == [student.tokens.index(other)]
+        assert student.tokens[found.match[number]] == name
+        assert found.split(number).tolist() == [student.tokens.index(name)]
         assert not found.unknown[number]
     extra = of("WordPiece", ["a", "[unk]", "[x]"], ("[unk]", "[x]", "[y]"), unk_token="[unk]")
     other = of("WordPiece", ["[x]", "[unk]"], ("[x]", "[unk]"), unk_token="[unk]")

@@ -23,6 +23,11 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from support.arrays import Array
 
 
+def zarr_array(path: Path) -> Array:
+    """A whole array, by plain zarr-python."""
+    return np.asarray(zarr.open_array(path, mode="r")[...])
+
+
 def _blosc(draw: random.Random) -> dict[str, Any] | None:
     if draw.random() < 0.4:
         return None
@@ -66,12 +71,11 @@ def rewrite_zarr(folder: Path, seed: int = 0) -> None:
     """Every array of a Zarr store again, and its manifest without `zarr_json`."""
     draw = random.Random(seed)
     root = json.loads((folder / "zarr.json").read_text())
-    manifest = json.loads(zarr.open_array(folder / "manifest", mode="r")[:].tobytes())
+    manifest = json.loads(zarr_array(folder / "manifest").tobytes())
     for part in [manifest, *manifest["parts"]]:
         place = f"parts/{part['part']}/" if part is not manifest else ""
         for name, entry in part["arrays"].items():
-            values = zarr.open_array(folder / place / name, mode="r")[...]
-            _write_zarr(folder, place + name, values, draw)
+            _write_zarr(folder, place + name, zarr_array(folder / place / name), draw)
             del entry["zarr_json"]
         if place:
             node = json.loads((folder / place / "zarr.json").read_text())

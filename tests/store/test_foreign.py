@@ -53,7 +53,7 @@ def assert_equal(found: dict[str, Any], record: Record) -> None:
     assert np.array_equal(found["special"], record.special)
     assert found.get("label", -1) == (-1 if record.label is None else record.label)
     assert ("tag" in found) == (record.tags is not None)
-    assert "tag" not in found or np.array_equal(found["tag"], record.tags)
+    assert record.tags is None or np.array_equal(found["tag"], record.tags)
     assert len(found["views"]) == len(record.views)
     for ours, view in zip(found["views"], record.views, strict=True):
         assert np.array_equal(ours["spans"], view.spans)

@@ -84,7 +84,7 @@ def part() -> dict[str, Array]:
     }
 
 
-OUTSIDE = {
+OUTSIDE: dict[str, Array] = {
     "calibration/hidden/mean/mean": np.array([1, 2, 3, 4], np.float32),
     "calibration/hidden/mean/deviation": np.array([1, 2, 1, 0.5], np.float32),
     "teacher/files/notes.txt": np.frombuffer(b"written by hand", np.uint8),

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -156,9 +157,10 @@ def test_a_lease_that_is_no_file(tmp_path: Path, kind: str) -> None:
         "pipe": lambda: os.mkfifo(lease),
     }
     make[kind]()
-    for refused in (lambda: check_free(tmp_path / "a.zarr"), lambda: Lease(tmp_path / "a.zarr")):
+    both: tuple[Callable[[Path], object], ...] = (check_free, Lease)
+    for refuse in both:
         with pytest.raises(UserError, match="is not a lease but a link, folder or device"):
-            refused()
+            refuse(tmp_path / "a.zarr")
     assert precious.read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == [lease.name, "precious"]
 
@@ -175,7 +177,7 @@ def test_a_lease_has_its_name_only_when_it_is_whole(
 
     pid = os.fork()
     if pid == 0:
-        os.link = killed  # type: ignore[assignment]
+        os.link = killed
         Lease(store)
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0 and not lease_path(store).exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import google_crc32c
 import numpy as np
@@ -15,8 +15,12 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from store.containers.zarr.tree import ZarrSource
 from support.arrays import Array
 
+Shuffle = Literal["noshuffle", "shuffle", "bitshuffle"]
 
-def blosc(cname: str, shuffle: str, typesize: int = 4, blocksize: int = 0) -> BloscCodec:
+
+def blosc(
+    cname: Literal["lz4", "zstd"], shuffle: Shuffle, typesize: int = 4, blocksize: int = 0
+) -> BloscCodec:
     return BloscCodec(
         cname=cname, clevel=1, shuffle=shuffle, typesize=typesize, blocksize=blocksize
     )

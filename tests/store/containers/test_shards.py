@@ -21,7 +21,7 @@ from store import FeatureStore, open_store
 from store.containers.zarr.shards import OPEN_MAPS, Layout, ShardMaps, ShardSlices, layout_of
 from store.containers.zarr.tree import ZarrSource
 from store.containers.zarr.zarr_python import ZarrSlices
-from tests.store.containers.shard_files import blosc, both, random_values, write
+from tests.store.containers.shard_files import Shuffle, blosc, both, random_values, write
 
 Made = Callable[..., Any]
 DTYPES = ("bool", "int8", "uint8", "uint16", "int32", "uint32", "int64", "float16", "float32")
@@ -37,7 +37,7 @@ def test_any_rows_are_those_of_zarr_python(
     length, rows = draw(st.integers(0, 700)), draw(st.integers(1, 300))
     packing: list[Any] = []
     if draw(st.booleans()):
-        shuffle = draw(st.sampled_from(["bitshuffle", "shuffle", "noshuffle"]))
+        shuffle: Shuffle = draw(st.sampled_from(["bitshuffle", "shuffle", "noshuffle"]))
         size, blocksize = np.dtype(dtype).itemsize, draw(st.sampled_from([0, 1024, 5000]))
         packing = [blosc(draw(st.sampled_from(["lz4", "zstd"])), shuffle, size, blocksize)]
     values = random_values(
@@ -204,7 +204,7 @@ def epoch(fs: FeatureStore, view: int) -> Iterator[tuple[str, str]]:
                 features[f"logits {name}"] = values
         features |= batch.stored
         for name, values in features.items():
-            yield f"{number} {name}", hashlib.sha256(np.ascontiguousarray(values)).hexdigest()
+            yield f"{number} {name}", hashlib.sha256(values.tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize(("codec", "tier"), [("default", "sample"), ("small", "topk")])

@@ -65,7 +65,8 @@ class Tenth(Elementwise):
     description = {"encoding": "tenth", "step": 0.1}
 
     def to_codes(self, values: Floats) -> Array:
-        return np.rint(np.maximum(values, self.lowest) * 10).astype(np.int16)
+        codes: Array = np.rint(np.maximum(values, self.lowest) * 10).astype(np.int16)
+        return codes
 
     def from_codes(self, codes: Any, xp: Any = np) -> Any:
         return wide(codes, xp) * np.float32(0.1)

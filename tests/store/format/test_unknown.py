@@ -18,7 +18,7 @@ import zarr
 from store import StoreError, open_store
 from store.tools.verify import verify
 from tests.store.making import features_of, make_store
-from tests.store.rewriting import seal_again
+from tests.store.rewriting import seal_again, zarr_array
 
 Edit = Callable[[dict[str, Any], dict[str, Any]], object]
 
@@ -33,7 +33,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def edited(path: Path, edit: Edit) -> None:
     """The store after `edit` of its root attributes and manifest, with all that must be equal."""
     attributes = json.loads((path / "zarr.json").read_text())["attributes"]
-    manifest = json.loads(zarr.open_array(path / "manifest", mode="r")[:].tobytes())
+    manifest = json.loads(zarr_array(path / "manifest").tobytes())
     edit(attributes, manifest)
     attributes["arrays"] = manifest["arrays"]
     manifest["attributes"] |= {key: attributes[key] for key in ("features", "identity")}

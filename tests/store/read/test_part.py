@@ -26,6 +26,7 @@ def values() -> Array:
 @pytest.fixture(scope="module")
 def slices(values: Array, tmp_path_factory: pytest.TempPathFactory) -> ShardSlices:
     ours, _ = both(write(tmp_path_factory.mktemp("kept") / "a.zarr", values, 6000, []))
+    assert isinstance(ours, ShardSlices)
     return ours
 
 

@@ -26,7 +26,7 @@ def read_all(fs: FeatureStore, queue: Any) -> None:
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
 @pytest.mark.parametrize("method", ("fork", "spawn"))
 def test_other_processes_read_the_same(made: Made, ext: str, method: str) -> None:
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     fs = open_store(made(ext)[0])
     expected = [batch.hidden["mean"].states().sum() for batch in fs.stream(seed=1)]
     queue = context.Queue()

@@ -30,8 +30,9 @@ def expected_hidden(part: Part, codec: str, key: tuple[int, str], rows: slice) -
         return states
     mean, deviation = np.linspace(-1, 1, 37, dtype="f"), channel_scale(37).astype("f")
     stored = LEVELS[codec][0].hidden.encode(states, mean, deviation)
-    values: Array = LEVELS[codec][0].hidden.codec.decode(stored, (37,))
-    return values * deviation + mean
+    values = LEVELS[codec][0].hidden.codec.decode(stored, (37,))
+    decoded: Array = values * deviation + mean
+    return decoded
 
 
 def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
@@ -86,6 +87,7 @@ def check_task(record: Any, view: Any, part: Part, number: int, sequence: int, r
     """What one kind of task has is there as it was put, what the other has is not."""
     tagging = record.features.task.kind == "tagging"
     here = rows if tagging else sequence
+    assert part.gold is not None
     gold, logits = part.gold[here], part.task[number][here]
     if tagging:
         assert (record.tags == gold).all() and record.tags.dtype == np.int32
@@ -147,11 +149,13 @@ def test_stream_gives_what_records_give(
                 compare_logits(batch.logits, view.logits, rows)
                 assert batch.labels is batch.tags is batch.class_logits is batch.tag_logits is None
             elif tier == "tagging":
+                assert batch.tags is not None and batch.tag_logits is not None
                 assert (batch.tags[rows] == record.tags).all()
                 assert (batch.tag_logits[rows] == view.tag_logits).all()
                 assert batch.labels is batch.class_logits is None
             else:
                 label = -1 if record.label is None else record.label
+                assert batch.labels is not None and batch.class_logits is not None
                 assert batch.labels[place] == label and len(batch.labels) == len(batch)
                 assert (batch.class_logits[place] == view.class_logits).all()
                 assert batch.tags is batch.tag_logits is None
@@ -195,7 +199,8 @@ def test_stream_order_skip_and_subset(made: Callable[..., Any]) -> None:
     assert batch.logits is None and not batch.attention and len(batch.hidden) == 2
     task = open_store(made("h5", "default", "classification")[0])
     batch = next(task.stream(features=("hidden",)))
-    assert batch.class_logits is None and len(batch.labels) == len(batch)
+    assert batch.class_logits is None and batch.labels is not None
+    assert len(batch.labels) == len(batch)
 
 
 @pytest.mark.parametrize("ext", EXT)

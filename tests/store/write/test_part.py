@@ -132,22 +132,23 @@ def test_features_of_a_task_in_json() -> None:
     causal = Features(vocabulary=9, logits=LogitsSpec("topk", 3, next_token=True))
     assert causal.to_json()["logits"] == {"tier": "topk", "size": 3, "next_token": True}
     assert Features.from_json(causal.to_json()) == causal
-    good = {"kind": "tagging", "labels": ["a"]}
+    good: dict[str, Any] = {"kind": "tagging", "labels": ["a"]}
     later = TaskSpec.from_json(good | {"later_label": "a"})
     assert later.later_number == 0 and later.to_json() == good | {"later_label": "a"}
     assert TaskSpec.from_json(good).to_json() == good
-    for bad in (
+    bad_tasks: tuple[Any, ...] = (
         None, [], {}, {"kind": "tagging"}, good | {"kind": "parsing"}, good | {"kind": {}},
         good | {"labels": []}, good | {"labels": "ab"}, good | {"labels": ["a", "a"]},
         good | {"labels": ["a", 1]}, good | {"labels": {"a": 1}},
         good | {"later_label": "b"}, good | {"later_label": 0},
         good | {"kind": "classification", "later_label": "a"},
-    ):  # fmt: skip
+    )  # fmt: skip
+    for bad in bad_tasks:
         with pytest.raises(StoreError, match="^features: "):
             Features.from_json(plain | {"task": bad})
-    for bad in ({"next_token": False}, {"next_token": 1}, {"more": 1}):
+    for more in ({"next_token": False}, {"next_token": 1}, {"more": 1}):
         with pytest.raises(StoreError, match="^features: "):
-            Features.from_json(plain | {"logits": {"tier": "topk", "size": 3} | bad})
+            Features.from_json(plain | {"logits": {"tier": "topk", "size": 3} | more})
 
 
 def test_bad_counts_masks_and_features() -> None:
