@@ -12,10 +12,9 @@ from tests.end_to_end.support import dump_options
 def options(model: Path, corpus: Path, out: Path, seed: int = 0) -> DumpOptions:
     """A dump of many small parts."""
     return dump_options(
-        *(model, corpus, out),
-        **{"seed": seed, "part_tokens": 400, "batch_tokens": 256, "logits": "sample:9"},
-        **{"views": 2, "mask_words": "rare"},
-    )
+        model, corpus, out,
+        seed=seed, part_tokens=400, batch_tokens=256, logits="sample:9", views=2, mask_words="rare",
+    )  # fmt: skip
 
 
 def run(model: Path, corpus: Path, out: Path) -> None:

@@ -19,6 +19,9 @@ from tests.texts import ENGLISH, FRENCH, GERMAN, RUSSIAN, SLOVAK
 
 ROOT = Path(__file__).parents[2]
 LATIN_AND_CYRILLIC = ENGLISH + RUSSIAN + SLOVAK + GERMAN + FRENCH
+Word = str | Path | int | float
+"""What a command line is made of, before it is text."""
+Words = tuple[Word, ...]
 STUDENT = ("--student", "32x2x4", "--batch-tokens", "512", "--device", "cpu")
 
 
@@ -49,7 +52,7 @@ def dumped(model: Path, corpus: Path, out: Path, **changes: Any) -> Path:
     return out
 
 
-def invoke(command: click.Command, *words: str | Path | int) -> Result:
+def invoke(command: click.Command, *words: Word) -> Result:
     """The command with these words, in this process; anything but an orderly exit is raised."""
     result = CliRunner().invoke(command, [str(word) for word in words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -57,14 +60,14 @@ def invoke(command: click.Command, *words: str | Path | int) -> Result:
     return result
 
 
-def ok(command: click.Command, *words: str | Path | int) -> str:
+def ok(command: click.Command, *words: Word) -> str:
     """What a command that must succeed prints."""
     result = invoke(command, *words)
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def refused(command: click.Command, *words: str | Path | int) -> str:
+def refused(command: click.Command, *words: Word) -> str:
     """The one error line of a command that must fail."""
     result = invoke(command, *words)
     assert result.exit_code in (1, 2), result.output
@@ -83,7 +86,7 @@ def _is_usage(line: str) -> bool:
     return line.startswith(("Usage: ", "Try '"))
 
 
-def start(module: str, *words: str | Path | int) -> subprocess.Popen[str]:
+def start(module: str, *words: Word) -> subprocess.Popen[str]:
     """The `main` of a module in a process of its own: one thread, no network, errors piped."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(

@@ -150,17 +150,16 @@ def test_a_lease_that_is_no_file(tmp_path: Path, kind: str) -> None:
     lease, precious = lease_path(tmp_path / "a.zarr"), tmp_path / "precious"
     precious.write_text("precious")
     os.utime(precious, (0, 0))
-    make = {
+    make: dict[str, Callable[[], object]] = {
         "link": lambda: lease.symlink_to(precious),
         "dangling link": lambda: lease.symlink_to(tmp_path / "none"),
         "folder": lease.mkdir,
         "pipe": lambda: os.mkfifo(lease),
     }
     make[kind]()
-    both: tuple[Callable[[Path], object], ...] = (check_free, Lease)
-    for refuse in both:
+    for refused in (lambda: check_free(tmp_path / "a.zarr"), lambda: Lease(tmp_path / "a.zarr")):
         with pytest.raises(UserError, match="is not a lease but a link, folder or device"):
-            refuse(tmp_path / "a.zarr")
+            refused()
     assert precious.read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == [lease.name, "precious"]
 

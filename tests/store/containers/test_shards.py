@@ -200,8 +200,8 @@ def epoch(fs: FeatureStore, view: int) -> Iterator[tuple[str, str]]:
             features |= {f"{name} values": hidden.values, f"{name} states": hidden.states()}
         features |= {f"map {name}": batch.attention[name] for name in batch.attention}
         for name, values in vars(batch.logits).items():
-            if not isinstance(values, str):
-                features[f"logits {name}"] = values
+            if values is not None:
+                features[f"logits {name}"] = np.asarray(values)
         features |= batch.stored
         for name, values in features.items():
             yield f"{number} {name}", hashlib.sha256(values.tobytes()).hexdigest()

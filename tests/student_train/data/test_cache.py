@@ -45,7 +45,13 @@ def small(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def options_of(store: str, **changes: Any) -> TrainOptions:
-    plain = {"vocab": "400", "student": "16x2x2", "batch_tokens": 1024, "steps": 10, "loss": LOSSES}
+    plain: dict[str, Any] = {
+        "vocab": "400",
+        "student": "16x2x2",
+        "batch_tokens": 1024,
+        "steps": 10,
+        "loss": LOSSES,
+    }
     return TrainOptions(
         store=store, device="cpu", precision="fp32", held_out=0.1, **plain | changes
     ).resolved()
@@ -161,7 +167,9 @@ def test_what_does_not_fit(
     size = 0
     for part in store.manifest.parts:  # the plain view is not read where there is a masked one
         for name, spec in part_arrays(store.features, part.counts).items():
-            size += 0 if name.startswith("view0") else spec.dtype.itemsize * np.prod(spec.shape)
+            size += (
+                0 if name.startswith("view0") else spec.dtype.itemsize * int(np.prod(spec.shape))
+            )
     for kind in ("ram", "device"):
         enough = int(size / cache.SHARE) + 1
         monkeypatch.setattr(cache, "free_memory", lambda enough=enough: enough)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from align import Tokens
-from store import Features, TaskSpec
+from store import Features, FeatureStore, TaskSpec
 from student_train.data.batch import Inputs
+from student_train.data.collator import Collator
 from student_train.data.masking import IGNORED, Masker
 from student_train.data.stream import loaded, split_blocks, student_batches, view_of
 from student_train.data.token_cache import tokenize
@@ -21,14 +23,14 @@ from training.schedule import PATIENCE, Schedule
 
 
 @pytest.fixture(scope="module")
-def collator(store):
+def collator(store: FeatureStore) -> Collator:
     options = TrainOptions(
         store=store.path, vocab="400", student="16x1x2", loss={"mlm": 1.0, "hidden": 1.0}
     )
     return prepare(options.resolved(), store)[1]
 
 
-def test_dynamic_masks(store, collator):
+def test_dynamic_masks(store: FeatureStore, collator: Collator) -> None:
     tokens = tokenize(collator.tokenizer, list(store.texts()) * 20)
     masker = Masker(4, 400, {0, 1, 2, 3, 4}, 0.15)
     read = masker.dynamic(tokens, (7, 0, 0))
@@ -46,7 +48,9 @@ def test_dynamic_masks(store, collator):
     assert (masker.dynamic(tokens, (7, 1, 0)).ids != read.ids).any()
 
 
-def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(store, collator):
+def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(
+    store: FeatureStore, collator: Collator
+) -> None:
     for batch in store.stream(0, 0, 512, view=1, features=()):
         tokens = tokenize(collator.tokenizer, batch.texts)
         read = collator.masker.stored(tokens, batch.spans, batch.spans_start, (0,))
@@ -61,21 +65,24 @@ def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(store, collator
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_any_number_of_workers_makes_the_same_batches(store, collator, workers):
+def test_any_number_of_workers_makes_the_same_batches(
+    store: FeatureStore, collator: Collator, workers: int
+) -> None:
     blocks, _ = split_blocks(store, 0.1)
-    order = {"seed": 3, "batch_tokens": 512, "view": None, "first": 5}
+    order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 5}
     wanted = student_batches(store, collator, blocks, **order)
     with closing(loaded(store, collator, blocks, workers, **order)) as found:
         for want, got, _ in zip(wanted, found, range(2 * len(blocks)), strict=False):
             torch.testing.assert_close(vars(got.inputs), vars(want.inputs), rtol=0, atol=0)
             torch.testing.assert_close(got.labels, want.labels, rtol=0, atol=0)
+            assert want.distillation and got.distillation
             for name, states in want.distillation.normalised.items():
                 torch.testing.assert_close(
                     got.distillation.normalised[name], states, rtol=0, atol=0
                 )
 
 
-def test_spans_of_one_sequence_do_not_reach_into_the_next():
+def test_spans_of_one_sequence_do_not_reach_into_the_next() -> None:
     tokens = Tokens.of([[1, 2], [3, 4]], [[(0, 3), (4, 9)], [(0, 3), (4, 9)]], [[0, 0], [0, 0]])
     spans, lengths = np.array([[4, 9, 0]], np.int32), np.diff(tokens.start)
     found = covering_spans_of_texts(tokens.offsets, lengths, spans, np.array([0, 1]))
@@ -84,7 +91,7 @@ def test_spans_of_one_sequence_do_not_reach_into_the_next():
     assert none.tolist() == [-1] * 4
 
 
-def test_held_out_blocks_are_apart_and_the_same_for_all(store):
+def test_held_out_blocks_are_apart_and_the_same_for_all(store: FeatureStore) -> None:
     train, held_out = split_blocks(store, 0.2)
     assert len(train) and len(held_out)
     rows = [i for begin, end in np.concatenate([train, held_out]) for i in range(begin, end)]
@@ -93,7 +100,7 @@ def test_held_out_blocks_are_apart_and_the_same_for_all(store):
     assert len(split_blocks(store, 0.0)[1]) == 0
 
 
-def test_views():
+def test_views() -> None:
     assert [view_of(e, Features(views=1), None) for e in range(3)] == [0, 0, 0]
     assert [view_of(e, Features(views=3), None) for e in range(4)] == [1, 2, 1, 2]
     assert view_of(5, Features(views=3), 0) == 0
@@ -101,28 +108,27 @@ def test_views():
     assert view_of(5, Features(views=3, task=task), None) == 0
 
 
-def test_the_stream_can_be_entered_anywhere(store, collator):
+def test_the_stream_can_be_entered_anywhere(store: FeatureStore, collator: Collator) -> None:
     blocks, _ = split_blocks(store, 0.1)
-    settings = {"seed": 3, "batch_tokens": 400, "view": None}
+    settings: dict[str, Any] = {"seed": 3, "batch_tokens": 400, "view": None}
     batches = student_batches(store, collator, blocks, **settings)
     some = [next(batches) for _ in range(3 + store.batch_count(3, 0, 400, blocks=blocks))]
     for first in (1, len(some) - 2):
         entered = next(student_batches(store, collator, blocks, **settings, first=first))
         torch.testing.assert_close(entered.inputs.ids, some[first].inputs.ids)
         torch.testing.assert_close(entered.labels, some[first].labels)
-        name = "mean"
-        torch.testing.assert_close(
-            entered.distillation.normalised[name], some[first].distillation.normalised[name]
-        )
+        mine, theirs = entered.distillation, some[first].distillation
+        assert mine and theirs
+        torch.testing.assert_close(mine.normalised["mean"], theirs.normalised["mean"])
 
 
-def test_padding():
+def test_padding() -> None:
     inputs = Inputs.of(np.array([5, 6, 7]), np.array([0, 1, 3]), 9)
     assert inputs.ids.tolist() == [[5, 9], [6, 7]]
     assert inputs.present.tolist() == [[True, False], [True, True]]
 
 
-def test_learning_rates():
+def test_learning_rates() -> None:
     linear = Schedule("linear", 100, 10)
     assert [linear.factor(s) for s in (0, 9, 10, 55, 100)] == [0.1, 1.0, 1.0, 0.5, 0.0]
     plateau = Schedule("plateau", 100, 0)

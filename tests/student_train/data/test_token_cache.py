@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from store import open_store
+from store import FeatureStore, open_store
 from student_train.data import token_cache
 from student_train.data.token_cache import token_table, tokenize
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TEACHONCE_CACHE", str(tmp_path))
     return tmp_path / "tokens"
 
 
-def fresh(kind: str, make_tokenizer, length: int = 16) -> Tokenizer:
-    tokenizer = make_tokenizer(kind).backend_tokenizer
+def fresh(kind: str, make_tokenizer: Callable[[str], Any], length: int = 16) -> Tokenizer:
+    tokenizer: Tokenizer = make_tokenizer(kind).backend_tokenizer
     tokenizer.no_padding()
     tokenizer.enable_truncation(length)
     return tokenizer
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_the_table_holds_what_the_tokenizer_gives(store, make_tokenizer, cache, kind):
+def test_the_table_holds_what_the_tokenizer_gives(
+    store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path, kind: str
+) -> None:
     tokenizer = fresh(kind, make_tokenizer)
     table = token_table(store, tokenizer)
     for index in (np.arange(len(store)), np.array([5, 0, 5, len(store) - 1]), np.array([3])):
@@ -38,7 +42,12 @@ def test_the_table_holds_what_the_tokenizer_gives(store, make_tokenizer, cache, 
             np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
 
 
-def test_made_once_for_a_text_a_vocabulary_and_a_length(store, make_tokenizer, cache, monkeypatch):
+def test_made_once_for_a_text_a_vocabulary_and_a_length(
+    store: FeatureStore,
+    make_tokenizer: Callable[[str], Any],
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     token_table(store, fresh("wordpiece", make_tokenizer))
     (first,) = cache.iterdir()
     monkeypatch.setattr(token_cache, "_write", None)  # nothing more is made
@@ -63,7 +72,13 @@ def flip(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [shorten, flip, Path.unlink])
 @pytest.mark.parametrize("name", ["ids", "lengths", "sha256"])
-def test_a_damaged_table_is_made_anew(store, make_tokenizer, cache, damage, name):
+def test_a_damaged_table_is_made_anew(
+    store: FeatureStore,
+    make_tokenizer: Callable[[str], Any],
+    cache: Path,
+    damage: Callable[[Path], None],
+    name: str,
+) -> None:
     tokenizer, index = fresh("wordpiece", make_tokenizer), np.arange(len(store))
     want = token_table(store, tokenizer).of(index)
     (folder,) = cache.iterdir()
@@ -75,7 +90,13 @@ def test_a_damaged_table_is_made_anew(store, make_tokenizer, cache, damage, name
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == sound
 
 
-def test_another_text_has_another_table(store, make_tokenizer, cache, tmp_path, tiny_teacher):
+def test_another_text_has_another_table(
+    store: FeatureStore,
+    make_tokenizer: Callable[[str], Any],
+    cache: Path,
+    tmp_path: Path,
+    tiny_teacher: Callable[..., Path],
+) -> None:
     from teacher_dump.job.dump import dump
     from teacher_dump.job.options import DumpOptions
 
@@ -90,8 +111,11 @@ def test_another_text_has_another_table(store, make_tokenizer, cache, tmp_path, 
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(
-    store, make_tokenizer, tmp_path, monkeypatch
-):
+    store: FeatureStore,
+    make_tokenizer: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
     monkeypatch.setenv("TEACHONCE_CACHE", str(blocked))
@@ -100,12 +124,14 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     np.testing.assert_array_equal(got.ids, tokenize(tokenizer, [store[1].text]).ids)
 
 
-def _make(path: str, kind: str, gate, make_tokenizer) -> None:
+def _make(path: str, kind: str, gate: Any, make_tokenizer: Callable[[str], Any]) -> None:
     gate.wait()
     token_table(open_store(path), fresh(kind, make_tokenizer))
 
 
-def test_several_at_once(store, make_tokenizer, cache):
+def test_several_at_once(
+    store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path
+) -> None:
     context = multiprocessing.get_context("fork")
     gate = context.Barrier(3)
     arguments = (str(store.path), "wordpiece", gate, make_tokenizer)

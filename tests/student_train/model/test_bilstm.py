@@ -194,7 +194,7 @@ def test_the_auto_classes_load_it_in_a_new_process(
 ) -> None:
     tokenizer = make_tokenizer("wordpiece")
     task = TaskSpec("tagging", ("NOUN", "VERB", "X"))
-    made = make_student("bilstm:8,8", tokenizer, 64, task=task)
+    made: Any = make_student("bilstm:8,8", tokenizer, 64, task=task)
     torch.nn.init.normal_(made.classifier.weight)
     made.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -215,7 +215,7 @@ def test_svd_reaches_the_width_of_the_embeddings(store: FeatureStore) -> None:
     said = {}
     for how in ("auto", "svd"):
         torch.manual_seed(0)
-        student = make_student("bilstm:12,20", tokenizer, 64)
+        student: Any = make_student("bilstm:12,20", tokenizer, 64)
         before = student.get_input_embeddings().weight.clone()
         (said[how],) = initialise(student, how, store, vocabulary)
         changed = (student.get_input_embeddings().weight != before).any(dim=1)
@@ -237,7 +237,7 @@ def test_word_vectors_go_to_whole_words(
     kind: str, header: bool, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
     tokenizer = make_tokenizer(kind)
-    student = make_student("bilstm:3,4", tokenizer, 64)
+    student: Any = make_student("bilstm:3,4", tokenizer, 64)
     before = student.get_input_embeddings().weight.detach().clone()
     lines = ["the 1 2 3", "ing 4 5 6", ". . . 7 8 9", "[UNK] 1 1 1 ", "the 0 0 0", "a -2e0 0 .5"]
     path = vectors(tmp_path / "words.vec", [f"{len(lines)} 3", *lines] if header else lines)
@@ -272,7 +272,7 @@ def test_wrong_word_vectors_are_refused(
     lines: list[str], told: str, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
     tokenizer = make_tokenizer("wordpiece-lower")
-    student = make_student("bilstm:3,4", tokenizer, 64)
+    student: Any = make_student("bilstm:3,4", tokenizer, 64)
     before = student.get_input_embeddings().weight.detach().clone()
     with pytest.raises(UserError, match=told) as caught:
         set_word_vectors(student, tokenizer, vectors(tmp_path / "a.txt", lines))
@@ -284,7 +284,7 @@ def test_word_vectors_that_are_not_there_are_refused(
     make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
     tokenizer = make_tokenizer("wordpiece")
-    student = make_student("bilstm:3,4", tokenizer, 64)
+    student: Any = make_student("bilstm:3,4", tokenizer, 64)
     with pytest.raises(UserError, match=r"nowhere\.txt: cannot be read"):
         set_word_vectors(student, tokenizer, tmp_path / "nowhere.txt")
     (tmp_path / "binary.bin").write_bytes(b"3 3\nthe \x00\x01\xff\x80\n")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,38 +13,44 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from align import Vocabulary, VocabularyMap
-from store import open_store
+from store import FeatureStore, open_store
 from student_train.model.kinds import make_student
 from student_train.model.start import embedding_means, initialise
 from student_train.model.teacher_layers import layer_groups
 from student_train.model.vocabulary import student_tokenizer
 from student_train.settings.options import TrainOptions
 from student_train.train.checks import check
+from support.arrays import Array
 from support.errors import UserError
 from tests.end_to_end.support import dumped, write_corpus
 
 
-def vocabulary_map(store, tokenizer):
+def vocabulary_map(store: FeatureStore, tokenizer: Any) -> VocabularyMap:
     return VocabularyMap.between(
         Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
         Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
     )
 
 
+Start = Callable[..., tuple[Any, list[str], VocabularyMap]]
+
+
 @pytest.fixture(scope="module")
-def started(store):
+def started(store: FeatureStore) -> Start:
     tokenizer = student_tokenizer("400", store)
     found = vocabulary_map(store, tokenizer)
 
-    def start(how, size="16x2x2"):
+    def start(how: str, size: str = "16x2x2") -> tuple[Any, list[str], VocabularyMap]:
         torch.manual_seed(0)
-        student = make_student(size, tokenizer, 64)
+        student: Any = make_student(size, tokenizer, 64)
         return student, initialise(student, how, store, found), found
 
     return start
 
 
-def test_a_piece_is_the_mean_of_the_teacher_rows_whose_split_holds_it(started, store):
+def test_a_piece_is_the_mean_of_the_teacher_rows_whose_split_holds_it(
+    started: Start, store: FeatureStore
+) -> None:
     _, _, found = started("random")
     teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
     rows, known = embedding_means(teacher, found, 400)
@@ -56,7 +65,9 @@ def test_a_piece_is_the_mean_of_the_teacher_rows_whose_split_holds_it(started, s
         )
 
 
-def test_cut_start_takes_leading_blocks_of_averaged_layers(started, store):
+def test_cut_start_takes_leading_blocks_of_averaged_layers(
+    started: Start, store: FeatureStore
+) -> None:
     student, said, found = started("teacher")
     weights = store.teacher_weights()
     name = "attention.self.query.weight"
@@ -72,7 +83,7 @@ def test_cut_start_takes_leading_blocks_of_averaged_layers(started, store):
     assert "1+2, 3+4 of 4" in said[-1]
 
 
-def test_chosen_layers(started, store):
+def test_chosen_layers(started: Start, store: FeatureStore) -> None:
     student, _, _ = started("layers:2,4")
     name = "attention.output.dense.weight"
     whole = np.asarray(store.teacher_weights()[f"encoder.layer.3.{name}"], np.float32)
@@ -81,7 +92,9 @@ def test_chosen_layers(started, store):
     np.testing.assert_allclose(own, wanted, atol=1e-6)
 
 
-def test_a_student_as_wide_as_the_teacher_has_its_head(started, store, tiny_teacher):
+def test_a_student_as_wide_as_the_teacher_has_its_head(
+    started: Start, store: FeatureStore, tiny_teacher: Callable[..., Path]
+) -> None:
     student, said, found = started("layers:2,4", "32x2x4")
     teacher = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
     theirs = dict(teacher.cls.predictions.transform.named_parameters())
@@ -100,11 +113,13 @@ def test_a_student_as_wide_as_the_teacher_has_its_head(started, store, tiny_teac
 @pytest.mark.parametrize(
     ("kind", "dense"), [("distilbert", "vocab_transform"), ("roberta", "lm_head.dense")]
 )
-def test_heads_of_other_families(kind, dense, tiny_teacher, tmp_path):
+def test_heads_of_other_families(
+    kind: str, dense: str, tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
     teacher = tiny_teacher(kind)
     store = open_store(dumped(teacher, write_corpus(tmp_path / "a.txt"), tmp_path / "a.zarr"))
     tokenizer = student_tokenizer("400", store)
-    student = make_student("32x2x4", tokenizer, 64)
+    student: Any = make_student("32x2x4", tokenizer, 64)
     said = initialise(student, "teacher", store, vocabulary_map(store, tokenizer))
     theirs = AutoModelForMaskedLM.from_pretrained(teacher).get_submodule(dense).weight
     own = student.cls.predictions.transform.dense.weight
@@ -112,7 +127,9 @@ def test_heads_of_other_families(kind, dense, tiny_teacher, tmp_path):
     assert said[-1] == "masked-LM head"
 
 
-def test_svd_of_another_teacher_with_the_same_pieces(started, store, tiny_teacher, tmp_path):
+def test_svd_of_another_teacher_with_the_same_pieces(
+    started: Start, store: FeatureStore, tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
     """As of a teacher before it was fine-tuned into that of the store."""
     text = write_corpus(tmp_path / "text.txt", 2)
     other, foreign = (
@@ -134,7 +151,7 @@ def test_svd_of_another_teacher_with_the_same_pieces(started, store, tiny_teache
         started("svd:")
 
 
-def test_svd_keeps_the_angles_between_pieces(started, store):
+def test_svd_keeps_the_angles_between_pieces(started: Start, store: FeatureStore) -> None:
     student, _, found = started("svd", "32x1x2")  # as wide as the teacher: nothing is lost
     teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
     rows, known = embedding_means(teacher, found, 400)
@@ -144,7 +161,7 @@ def test_svd_keeps_the_angles_between_pieces(started, store):
     np.testing.assert_allclose(cosines[0] @ cosines[0].T, cosines[1] @ cosines[1].T, atol=1e-4)
 
 
-def test_random_changes_nothing(started):
+def test_random_changes_nothing(started: Start) -> None:
     torch.manual_seed(0)
     student, said, _ = started("random")
     assert said == ["random weights"]
@@ -153,7 +170,7 @@ def test_random_changes_nothing(started):
     )
 
 
-def test_layer_groups():
+def test_layer_groups() -> None:
     assert layer_groups("", 6, 3) == [[1, 2], [3, 4], [5, 6]]
     assert layer_groups("", 4, 3) == [[1], [2, 3], [4]]
     assert layer_groups("1,5,12", 12, 3) == [[1], [5], [12]]
@@ -162,12 +179,14 @@ def test_layer_groups():
             layer_groups(chosen, teacher, student)
 
 
-def test_unknown_words_are_refused(started):
+def test_unknown_words_are_refused(started: Start) -> None:
     with pytest.raises(UserError, match="--init sideways"):
         started("sideways")
 
 
-def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(started, store):
+def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(
+    started: Start, store: FeatureStore
+) -> None:
     student, said, found = started("svd", "modernbert:16x2x2")
     other, _, _ = started("svd", "16x2x2")
     teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
@@ -185,7 +204,7 @@ def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(started, store):
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_teacher, tmp_path_factory):
+def trained(tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ModernBERT whose norms and biases are not those of a new one."""
     folder = shutil.copytree(tiny_teacher("modernbert"), tmp_path_factory.mktemp("m") / "teacher")
     teacher = AutoModelForMaskedLM.from_pretrained(folder)
@@ -199,24 +218,25 @@ def trained(tiny_teacher, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def modern(trained, tmp_path_factory):
+def modern(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     folder = tmp_path_factory.mktemp("modern")
     return open_store(dumped(trained, write_corpus(folder / "a.txt"), folder / "a.zarr"))
 
 
-def start_of_modernbert(store, how, size):
+def start_of_modernbert(store: FeatureStore, how: str, size: str) -> tuple[Any, list[str]]:
     tokenizer = student_tokenizer("teacher", store)
-    student = make_student(size, tokenizer, 64)
+    student: Any = make_student(size, tokenizer, 64)
     return student, initialise(student, how, store, vocabulary_map(store, tokenizer))
 
 
-def test_a_modernbert_is_cut_out_of_a_modernbert(modern):
+def test_a_modernbert_is_cut_out_of_a_modernbert(modern: FeatureStore) -> None:
     student, said = start_of_modernbert(modern, "auto", "modernbert:16x2x2")
     assert "1+2, 3+4 of 4, cut to 16" in said[-1]
     weights = modern.teacher_weights()
 
-    def mean(name):
-        return np.mean([np.asarray(weights[f"layers.{n}.{name}"], np.float32) for n in (0, 1)], 0)
+    def mean(name: str) -> Array:
+        both = [np.asarray(weights[f"layers.{n}.{name}"], np.float32) for n in (0, 1)]
+        return np.asarray(np.mean(both, 0))
 
     layer = student.model.layers[0]
     for own, theirs in (  # 48 rows of 96, of queries, keys and values; 64 of 128, of two halves
@@ -227,7 +247,9 @@ def test_a_modernbert_is_cut_out_of_a_modernbert(modern):
         np.testing.assert_allclose(own.detach(), theirs.reshape(own.shape), atol=1e-6)
 
 
-def test_a_modernbert_of_all_layers_says_what_its_teacher_says_with_full_attention(modern, trained):
+def test_a_modernbert_of_all_layers_says_what_its_teacher_says_with_full_attention(
+    modern: FeatureStore, trained: Path
+) -> None:
     student, said = start_of_modernbert(modern, "layers:1,2,3,4", "modernbert:32x4x4")
     teacher = AutoModelForMaskedLM.from_pretrained(trained)
     teacher.config.layer_types[:] = student.config.layer_types
@@ -239,24 +261,24 @@ def test_a_modernbert_of_all_layers_says_what_its_teacher_says_with_full_attenti
     assert said[-1] == "masked-LM head"
 
 
-def test_a_bert_takes_the_words_alone_of_a_modernbert(modern):
+def test_a_bert_takes_the_words_alone_of_a_modernbert(modern: FeatureStore) -> None:
     _, said = start_of_modernbert(modern, "auto", "16x2x2")
     assert len(said) == 1 and "SVD to 16" in said[0]
     _, said = start_of_modernbert(modern, "teacher", "16x2x2")
     assert said[1] == "layers at random: the teacher's are not such as a bert has"
 
 
-def test_rotary_heads_of_another_width_are_not_cut(modern):
+def test_rotary_heads_of_another_width_are_not_cut(modern: FeatureStore) -> None:
     _, said = start_of_modernbert(modern, "auto", "modernbert:16x2x4")
     assert len(said) == 1 and "SVD to 16" in said[0]
     with pytest.raises(UserError, match="teacher's heads are 8 wide and the student's 4"):
         start_of_modernbert(modern, "layers:1,2", "modernbert:16x2x4")
 
 
-def test_what_a_layer_has_beyond_the_teachers_is_silent(store):
+def test_what_a_layer_has_beyond_the_teachers_is_silent(store: FeatureStore) -> None:
     """A student of other proportions, as those of published ModernBERTs are."""
     tokenizer = student_tokenizer("teacher", store)
-    student = make_student("32x4x4", tokenizer, 64)
+    student: Any = make_student("32x4x4", tokenizer, 64)
     theirs = store.teacher_weights()["encoder.layer.0.output.dense.weight"].shape[1]
     initialise(student, "teacher", store, vocabulary_map(store, tokenizer))
     own = student.bert.encoder.layer[0].output.dense.weight

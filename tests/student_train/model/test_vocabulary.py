@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from tokenizers import normalizers
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from align import Vocabulary, VocabularyMap
-from store import open_store
+from store import FeatureStore, open_store
 from student_train.model.vocabulary import (
-    SPECIALS,
     student_tokenizer,
     train_wordpiece,
-    vocabulary_size,
 )
 from support.errors import UserError
 from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import ENGLISH, RUSSIAN, SENTENCES, SLOVAK
-from training.wordpiece import suggested_size
+from training.wordpiece import SPECIALS, suggested_size, vocabulary_size
 
 
-def test_size_words():
+def test_size_words() -> None:
     assert vocabulary_size("5k") == 5000
     assert vocabulary_size("30K") == 30_000
     assert vocabulary_size("812") == 812
     assert vocabulary_size("teacher") is vocabulary_size("./folder") is None
 
 
-def test_every_character_of_the_corpus_is_known(store):
+def test_every_character_of_the_corpus_is_known(store: FeatureStore) -> None:
     tokenizer = student_tokenizer("500", store)
     assert len(tokenizer) == 500
     for text in store.texts():
         assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"], text
 
 
-def test_training_does_not_depend_on_the_order_of_the_text():
+def test_training_does_not_depend_on_the_order_of_the_text() -> None:
     texts = ENGLISH + RUSSIAN + SLOVAK
     one = train_wordpiece(texts, 350, None).get_vocab()
     assert train_wordpiece(reversed(texts), 350, None).get_vocab() == one
 
 
-def test_the_most_frequent_words_become_whole_pieces():
+def test_the_most_frequent_words_become_whole_pieces() -> None:
     words = sorted({w for text in ENGLISH for w in text.split() if w.isalpha() and len(w) > 1})
     often, seldom = words[::2], words[1::2]
     texts = [" ".join(often * 50), " ".join(seldom * 2), *SENTENCES]
@@ -50,7 +50,7 @@ def test_the_most_frequent_words_become_whole_pieces():
     assert set(often) <= pieces and len(set(seldom) - pieces) > len(seldom) / 2
 
 
-def test_frequencies_count_in_full():
+def test_frequencies_count_in_full() -> None:
     texts = ["zebra " * 30_000, "apple " * 10_500]
     letters = len(SPECIALS) + len(set("zebraapple")) + len(set("ebrapple"))
     pieces = train_wordpiece(texts, letters + 4, None).get_vocab()  # room for one word of five
@@ -58,7 +58,7 @@ def test_frequencies_count_in_full():
 
 
 HAN = ["".join(map(chr, range(begin, begin + 50))) for begin in range(0x4E00, 0x6000, 50)]
-SUGGESTED: dict[str, tuple[list[str], int]] = {
+SUGGESTED: dict[str, tuple[Sequence[str], int]] = {
     "a word": (["hi"], 8),
     "a word twice": (["hi hi"], 9),
     "a few sentences": (SENTENCES, 0),
@@ -71,7 +71,7 @@ SUGGESTED: dict[str, tuple[list[str], int]] = {
 
 @pytest.mark.parametrize("case", SUGGESTED)
 @pytest.mark.parametrize("normalizer", [None, normalizers.BertNormalizer(lowercase=True)])
-def test_a_suggested_size_can_be_had(case, normalizer):
+def test_a_suggested_size_can_be_had(case: str, normalizer: normalizers.Normalizer | None) -> None:
     texts, expected = SUGGESTED[case]
     size = suggested_size(texts, normalizer)
     assert len(train_wordpiece(texts, size, normalizer)) == size
@@ -79,7 +79,7 @@ def test_a_suggested_size_can_be_had(case, normalizer):
 
 
 @pytest.mark.parametrize("size", [3, 60, 100_000])
-def test_impossible_sizes_are_refused(size):
+def test_impossible_sizes_are_refused(size: int) -> None:
     with pytest.raises(UserError, match=f"--vocab {size}"):
         train_wordpiece(SENTENCES, size, None)
 
@@ -93,7 +93,9 @@ def test_impossible_sizes_are_refused(size):
         (normalizers.NFKC(), [], ["Ee", "ée"]),
     ],
 )
-def test_case_and_accents_are_folded_as_the_teacher_does(normalizer, same, different):
+def test_case_and_accents_are_folded_as_the_teacher_does(
+    normalizer: normalizers.Normalizer | None, same: list[str], different: list[str]
+) -> None:
     texts = [*ENGLISH, *SLOVAK, "A a E e É é е " * 3]
     tokenizer = train_wordpiece(texts, 200, normalizer)
     for pair, equal in [(p, True) for p in same] + [(p, False) for p in different]:
@@ -101,31 +103,32 @@ def test_case_and_accents_are_folded_as_the_teacher_does(normalizer, same, diffe
         assert (first == second) == equal, pair
 
 
-def test_the_teachers_own_tokenizer_comes_from_the_store(store):
+def test_the_teachers_own_tokenizer_comes_from_the_store(store: FeatureStore) -> None:
     tokenizer = student_tokenizer("teacher", store)
     record = store[3]
     assert tokenizer(record.text)["input_ids"] == record.token_ids.tolist()
 
 
-def test_a_folder_without_a_tokenizer_is_refused(store, tmp_path):
+def test_a_folder_without_a_tokenizer_is_refused(store: FeatureStore, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no tokenizer can be loaded"):
         student_tokenizer(str(tmp_path), store)
     with pytest.raises(UserError, match="expected a size"):
         student_tokenizer(str(tmp_path / "nowhere"), store)
 
 
-def test_a_tokenizer_without_pieces_is_refused(store, tmp_path):
+def test_a_tokenizer_without_pieces_is_refused(store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # transformers makes one of it
     with pytest.raises(UserError, match="special tokens only.*give a size such as 5k"):
         student_tokenizer(str(tmp_path), store)
 
 
-def test_a_pruned_vocabulary_is_the_teachers_most_frequent_pieces(store):
+def test_a_pruned_vocabulary_is_the_teachers_most_frequent_pieces(store: FeatureStore) -> None:
     teacher, pruned = student_tokenizer("teacher", store), student_tokenizer("pruned:350", store)
     ids, own = teacher.get_vocab(), pruned.get_vocab()
     assert len(own) == 350 and set(own) < set(ids) and sorted(own.values()) == list(range(350))
-    assert sorted(own, key=own.get) == sorted(own, key=ids.get)
-    counts = Counter(piece for r in store for piece in teacher.convert_ids_to_tokens(r.token_ids))
+    assert sorted(own, key=own.__getitem__) == sorted(own, key=ids.__getitem__)
+    ids_of_all = [number for record in store for number in record.token_ids.tolist()]
+    counts = Counter(teacher.convert_ids_to_tokens(ids_of_all))
     joined = {
         p for p in ids if len(p.removeprefix("##")) > 1 and p not in teacher.all_special_tokens
     }
@@ -139,7 +142,9 @@ def test_a_pruned_vocabulary_is_the_teachers_most_frequent_pieces(store):
     assert again == {piece: pruned.convert_tokens_to_ids(piece) for piece in again}
 
 
-def test_a_token_that_was_added_beside_the_vocabulary_is_kept(tiny_teacher, tmp_path):
+def test_a_token_that_was_added_beside_the_vocabulary_is_kept(
+    tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_teacher("bert"))
     model = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
     tokenizer.add_tokens(["<new>", "<newer>"])
@@ -170,12 +175,12 @@ def test_a_token_that_was_added_beside_the_vocabulary_is_kept(tiny_teacher, tmp_
         ("pruned:many", "expected a size"),
     ],
 )
-def test_what_cannot_be_pruned_is_refused(store, word, message):
+def test_what_cannot_be_pruned_is_refused(store: FeatureStore, word: str, message: str) -> None:
     with pytest.raises(UserError, match=f"--vocab {word}: .*{message}"):
         student_tokenizer(word, store)
 
 
-def test_only_a_wordpiece_can_be_pruned(tiny_teacher, tmp_path):
+def test_only_a_wordpiece_can_be_pruned(tiny_teacher: Callable[..., Path], tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 5)
     unlike = open_store(dumped(tiny_teacher("roberta"), corpus, tmp_path / "store.zarr"))
     with pytest.raises(UserError, match="pruned:500: .* the teacher's is a BPE"):

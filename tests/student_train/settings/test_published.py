@@ -19,7 +19,7 @@ from student_train.settings.options import TrainOptions
 from student_train.settings.recipe import all_recipes
 from student_train.train.distiller import Distiller
 from teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import Word, Words, dumped, ok, refused, says, write_corpus
 
 KOLESNIKOVA = {
     "temperature": 2.0, "lr": 5e-4, "warmup": 0.05, "schedule": "plateau", "view": 0, "clip": 5.0,
@@ -82,7 +82,7 @@ def stores(
     """Of one text: plain, in two groups of layers, with masked views, and mixed-vocabulary."""
     folder = tmp_path_factory.mktemp("published")
     corpus, teacher = write_corpus(folder / "a.txt", 60), tiny_teacher("bert")
-    kept = {
+    kept: dict[str, dict[str, Any]] = {
         "plain": {"hidden": "mean", "attention": "none"},
         "groups": {"hidden": "groups:2", "attention": "groups:2"},
         "views": {"hidden": "layer:4", "attention": "none", "views": 2},
@@ -101,7 +101,7 @@ def stores(
 
 
 CUT = ("--student", "teacher:2", "--init", "layers:1,4")
-TRAINED = {
+TRAINED: dict[str, tuple[str, Words]] = {
     "kolesnikova-random": ("plain", ()),
     "kolesnikova-mlm": ("plain", ()),
     "kolesnikova-kl-match": ("plain", ()),
@@ -120,7 +120,7 @@ TRAINED = {
 @pytest.mark.parametrize("name", TRAINED)
 def test_recipes_train(name: str, stores: dict[str, Path], tmp_path: Path) -> None:
     store, words = TRAINED[name]
-    given = ["--store", stores[store]] * (2 if name == "slovakbert-6" else 1)
+    given: list[Word] = ["--store", stores[store]] * (2 if name == "slovakbert-6" else 1)
     options = options_of(name)
     if "vocab" not in (*options, *words) or options.get("vocab") == "5k":
         given += [] if store == "mixed" else ["--vocab", 300]
@@ -151,7 +151,7 @@ def test_stores_without_what_a_recipe_needs_are_refused(
 def test_an_option_beside_a_recipe_makes_up_for_what_it_needs(
     stores: dict[str, Path], tmp_path: Path
 ) -> None:
-    given = ("--store", stores["plain"], "--recipe", "slovakbert-3", *CUT, *SIZE)
+    given: Words = ("--store", stores["plain"], "--recipe", "slovakbert-3", *CUT, *SIZE)
     ok(student_train, *given, "--view", 0, "--loss", "mlm=1", "--out", tmp_path / "a")
     given = ("--store", stores["mixed"], "--recipe", "zhao-tied", "--student", "16x2x2", *SIZE)
     ok(student_train, *given, "--best", "--no-best", "--out", tmp_path / "b")

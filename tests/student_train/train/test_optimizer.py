@@ -34,18 +34,12 @@ def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
 
 def test_steps_are_those_of_the_paper() -> None:
     torch.manual_seed(3)
-    model = nn.ModuleDict(
-        {
-            "a": nn.Linear(3, 4),
-            "long": nn.Linear(8, 6),
-            "frozen": nn.Linear(3, 3),
-            "n": nn.LayerNorm(4),
-        }
-    )
+    short, long, frozen = nn.Linear(3, 4), nn.Linear(8, 6), nn.Linear(3, 3)
+    model = nn.ModuleDict({"a": short, "long": long, "frozen": frozen, "n": nn.LayerNorm(4)})
     with torch.no_grad():
-        model["long"].weight *= 40
-    assert model["a"].weight.norm() < LONGEST < model["long"].weight.norm()
-    model["frozen"].requires_grad_(False)
+        long.weight *= 40
+    assert short.weight.norm() < LONGEST < long.weight.norm()
+    frozen.requires_grad_(False)
     made = optimizer_of(model, "lamb", lr=0.004, weight_decay=0.3, betas=BETAS)
     check_steps(made, model, BETAS, 0.3)
 

@@ -13,13 +13,12 @@ from transformers import AutoModelForMaskedLM
 
 from store import FeatureStore, open_store
 from student_train.cli import main
-from student_train.data.targets import LogitTargets
-from student_train.losses.logits import kl
+from student_train.losses.logits import LogitTargets, kl
 from student_train.output.run import make_collator, prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.lesson import Lesson
 from student_train.train.student_training import train
-from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
 Teachers = Callable[..., Path]
@@ -128,7 +127,7 @@ def test_two_vocabularies_teach_one_student(
     store: FeatureStore, foreign: FeatureStore, tmp_path: Path, workers: int
 ) -> None:
     out = tmp_path / "student"
-    words = ("--store", store.path, "--store", foreign.path, "--out", out, *SMALL)
+    words: Words = ("--store", store.path, "--store", foreign.path, "--out", out, *SMALL)
     words = (*words, "--steps", "6", "--loss", "mlm=1,kl=1,hidden=1", "--workers", workers)
     said = ok(main, *words)
     assert f"{store.path}, {foreign.path}" in said

@@ -26,6 +26,11 @@ from teacher_dump.comparison.rerun import LiveReport
 from teacher_dump.job import dump as dumping
 from teacher_dump.job import part_writing
 from teacher_dump.teacher import teacher
+from teacher_dump.teacher.forward import forward
+from teacher_dump.teacher.heads import sampled_logits
+from teacher_dump.teacher.layer_groups import layer_groups
+from teacher_dump.windows.cutting import iter_windows
+from teacher_dump.windows.masked_views import mask_spans
 from teacher_dump.windows.window import Window
 from tests.end_to_end.support import dumped, write_corpus
 
@@ -117,20 +122,17 @@ def dropout(patch: pytest.MonkeyPatch, model: Path) -> None:
 
 
 def wrong_layer(patch: pytest.MonkeyPatch, model: Path) -> None:
-    real = teacher.layer_groups
-
     def shifted(spec: str, layers: int) -> dict[str, list[int]]:
-        groups = real(spec, layers)
+        groups = layer_groups(spec, layers)
         return groups | ({"layer3": [2]} if "layer3" in groups else {})
 
     patch.setattr(teacher, "layer_groups", shifted)
 
 
 def changed_windows(patch: pytest.MonkeyPatch, change: Callable[[Window], Window]) -> None:
-    real = dumping.iter_windows
 
     def windows(*words: Any, **named: Any) -> Iterator[Window]:
-        return map(change, real(*words, **named))
+        return map(change, iter_windows(*words, **named))
 
     patch.setattr(dumping, "iter_windows", windows)
 
@@ -156,17 +158,16 @@ def shifted_offsets(patch: pytest.MonkeyPatch, model: Path) -> None:
 
 def swapped_texts(patch: pytest.MonkeyPatch, model: Path) -> None:
     """Two sequences of one length have each the features of the other."""
-    real = part_writing.forward
 
-    def forward(teacher: Any, windows: Any, inputs: list[Array], *words: Any) -> Any:
+    def mistaken(teacher: Any, windows: Any, inputs: list[Array], *words: Any) -> Any:
         swapped = list(inputs)
         for i, j in combinations(range(len(inputs)), 2):
             if len(inputs[i]) == len(inputs[j]) and (windows[i].ids != windows[j].ids).any():
                 swapped[i], swapped[j] = inputs[j], inputs[i]
-                return real(teacher, windows, swapped, *words)
-        return real(teacher, windows, inputs, *words)
+                return forward(teacher, windows, swapped, *words)
+        return forward(teacher, windows, inputs, *words)
 
-    patch.setattr(part_writing, "forward", forward)
+    patch.setattr(part_writing, "forward", mistaken)
 
 
 WRONG: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], None], str]] = {
@@ -217,10 +218,11 @@ def test_draws_of_another_distribution(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a log-partition that is right, as if the temperature were another."""
-    real = part_writing.sampled_logits
 
     def warm(decoder: Any, values: torch.Tensor, uniform: Array) -> Any:
-        return real(decoder, 0.9 * values, uniform)[0], real(decoder, values, uniform)[1]
+        return sampled_logits(decoder, 0.9 * values, uniform)[0], sampled_logits(
+            decoder, values, uniform
+        )[1]
 
     monkeypatch.setattr(part_writing, "sampled_logits", warm)
     only = {"logits": "sample:50", "hidden": "none", "attention": "none"}
@@ -233,15 +235,15 @@ def test_draws_of_another_distribution(
 def test_another_mask_is_found(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, wrong: str
 ) -> None:
-    real, masked = part_writing.mask_spans, {"views": 2, "mask_words": "rare"}
+    masked = {"views": 2, "mask_words": "rare"}
 
-    def mask_spans(text: str, seed: int, view: int, number: int, *drawn_by: Any) -> Array:
+    def mistaken(text: str, seed: int, view: int, number: int, *drawn_by: Any) -> Array:
         if wrong == "seed":
-            return real(text, 9, view, number, *drawn_by)
-        return real(text, seed, view, number, drawn_by[0])
+            return mask_spans(text, 9, view, number, *drawn_by)
+        return mask_spans(text, seed, view, number, drawn_by[0])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(part_writing, "mask_spans", mask_spans)
+        patch.setattr(part_writing, "mask_spans", mistaken)
         store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **masked)
     assert any(
         line.startswith("view1/mask: ") for line in report(store, tiny_teacher("bert")).problems

@@ -17,6 +17,7 @@ from store import StoreWriter, UserError, open_store
 from store.tools.verify import verify
 from teacher_dump.job import dump as job
 from teacher_dump.job.dump import dump
+from teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping
 from tests.end_to_end.support import write_corpus
 
@@ -61,10 +62,9 @@ def test_parts_of_other_sequences_are_refused(
     """As after another version of the tokenizers, with which some would be in it twice."""
     options = stopped(ext)
     lose(options.out, 2)
-    real = job.iter_windows
 
     def others(*words: Any, **named: Any) -> Iterator[Any]:
-        return (w for n, w in enumerate(real(*words, **named)) if not 2 <= n <= 5)
+        return (w for n, w in enumerate(iter_windows(*words, **named)) if not 2 <= n <= 5)
 
     with monkeypatch.context() as patch:
         patch.setattr(job, "iter_windows", others)
@@ -81,10 +81,10 @@ def test_another_cut_of_the_same_tokens_is_refused(
     stopped: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids and texts alone would not tell."""
-    options, real = stopped("zarr"), job.iter_windows
+    options = stopped("zarr")
 
     def moved(*words: Any, **named: Any) -> Iterator[Any]:
-        for window in real(*words, **named):
+        for window in iter_windows(*words, **named):
             yield dataclasses.replace(window, offsets=np.where(window.offsets > 0, 1, 0))
 
     monkeypatch.setattr(job, "iter_windows", moved)
@@ -100,7 +100,8 @@ def test_a_calibration_that_was_altered_is_refused(stopped: Any, ext: str) -> No
     lose(options.out, 1)
     name = "calibration/hidden/mean/mean"
     if ext == "zarr":
-        zarr.open_array(options.out / name)[3] += 1
+        array = zarr.open_array(options.out / name)
+        array[3] = np.asarray(array[3]) + 1
     else:
         with h5py.File(options.out, "r+") as file:
             file[name][3] += 1

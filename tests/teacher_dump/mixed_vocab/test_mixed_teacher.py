@@ -36,6 +36,7 @@ def test_gradients_reach_both_vocabularies_the_map_and_the_teacher(
     read = torch.unique(batch.ids[batch.own])
     words = model.student(read)  # the map alone, without the softmax
     model.up(words).sum().backward()
+    assert model.student.weight.grad is not None
     assert (model.student.weight.grad.abs().sum(1) > 0).nonzero().flatten().equal(read)
 
 

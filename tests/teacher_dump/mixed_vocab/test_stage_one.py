@@ -23,7 +23,8 @@ from store.tools.verify import verify
 from student_train.model.vocabulary import student_tokenizer
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.job.options import DumpOptions
-from teacher_dump.mixed_vocab.stage_one import MixedVocabOptions, mixed_vocab
+from teacher_dump.mixed_vocab.options import MixedVocabOptions
+from teacher_dump.mixed_vocab.stage_one import mixed_vocab
 from tests.end_to_end.support import ok, refused, write_corpus
 from tests.teacher_dump.mixed_vocab.support import PIECES, WIDTH
 from tests.texts import ENGLISH
@@ -46,7 +47,7 @@ def test_the_store_is_ordinary_and_sound_in_both_formats(trained: Any, tmp_path:
         assert one.embeddings.dtype == np.float32 and one.embeddings.shape == (PIECES, WIDTH)
         assert np.array_equal(one.embeddings, found[0].embeddings)
         assert one.tokenizer == found[0].tokenizer
-    plain = zarr.open_group(path, mode="r")[f"{GROUP}/embeddings"][:]
+    plain = zarr.open_array(path / GROUP / "embeddings", mode="r")[:]
     with h5py.File(h5, "r") as file:
         assert np.array_equal(plain, file[f"{GROUP}/embeddings"][:])
     assert np.array_equal(plain, found[0].embeddings)

@@ -38,6 +38,7 @@ def test_stage_two_starts_from_exactly_these_rows(trained: Any, tmp_path: Path) 
         student = make_student(f"{kind}{WIDTH}x2x2", tokenizer, LONGEST)
         said = initialise(student, "mixed-vocab", store, found)
         words = student.get_input_embeddings().weight
+        assert isinstance(words, torch.Tensor)
         assert torch.equal(words, torch.from_numpy(stored)) and f"all {PIECES} pieces" in said[0]
         assert student.get_output_embeddings().weight is words
     with pytest.raises(

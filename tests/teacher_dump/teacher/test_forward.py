@@ -74,7 +74,7 @@ def test_batches_are_halved(
     for got, want in zip(two, one, strict=True):
         assert got.text == want.text and (got.token_ids == want.token_ids).all()
         for mine, theirs in zip(got.views, want.views, strict=True):
-            close = {"atol": 2e-5, "rtol": 1e-5}  # rounding depends on the batch
+            close: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5}  # rounding depends on the batch
             np.testing.assert_allclose(mine.hidden["mean"], theirs.hidden["mean"], **close)
             np.testing.assert_allclose(mine.attention["mean"], theirs.attention["mean"], **close)
             np.testing.assert_allclose(mine.logits.logprobs, theirs.logits.logprobs, atol=1e-4)
@@ -121,7 +121,7 @@ def with_little_memory(model: Path, corpus: Path, out: Path, spare: int) -> None
         resource.setrlimit(resource.RLIMIT_AS, (size + spare, -1))
         write_part(*arguments)
 
-    part_writing.write_part = write
+    setattr(part_writing, "write_part", write)  # noqa: B010  in a process of its own
     done = dump(dump_options(model, corpus, out, part_tokens=10**6, batch_tokens=10**6))
     print(f"halved {done.halved} of {done.tokens}")
 

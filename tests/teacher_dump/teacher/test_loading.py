@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,17 +89,24 @@ def configured(**changes: object) -> Callable[[Path], None]:
     return spoil
 
 
-SMALL = {"vocab_size": 600, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+SMALL: dict[str, Any] = {
+    "vocab_size": 600,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
 
 
 def t5(folder: Path) -> None:
-    sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 2, "num_heads": 2}
+    sizes: dict[str, Any] = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 2, "num_heads": 2}
     T5ForConditionalGeneration(T5Config(**SMALL, **sizes)).save_pretrained(folder)
 
 
 def bart(folder: Path) -> None:
     half = {"layers": 2, "attention_heads": 2, "ffn_dim": 16}
-    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in half.items()}
+    sizes: dict[str, Any] = {
+        f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in half.items()
+    }
     BartForConditionalGeneration(BartConfig(**SMALL, **sizes, d_model=16)).save_pretrained(folder)
 
 

@@ -78,7 +78,7 @@ def test_classes(
     tmp_path: Path, tiny_teacher: Teachers, labelled: Path, kind: str, out: str, options: Any
 ) -> None:
     model = tiny_teacher(kind, "classification", MOODS)
-    words = {"head": "classification", "logits": None, "text_column": "sentence"}
+    words: dict[str, Any] = {"head": "classification", "logits": None, "text_column": "sentence"}
     words |= {"label_column": "mood", "part_tokens": 300}
     fs = open_store(dumped(model, labelled, tmp_path / out, **words | options))
     assert fs.features.task == TaskSpec("classification", MOODS)
@@ -123,6 +123,7 @@ def test_tags(tmp_path: Path, tiny_teacher: Teachers, tagged: Path, kind: str) -
     spans = [spans_of([word for word, _ in sentence]) for sentence in words]
     seen = dict.fromkeys(range(16), 0)
     for record in fs:
+        assert record.tags is not None
         for token, (begin, end) in enumerate(record.offsets + record.document_begin):
             tag = record.tags[token]
             if tag >= 0:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,22 +13,25 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
+from support.arrays import Array
 from support.errors import UserError
 from teacher_dump.teacher.heads import sampled_logits, top_logits
 from teacher_dump.teacher.layer_groups import layer_groups
-from teacher_dump.teacher.teacher import load_teacher
+from teacher_dump.teacher.teacher import Teacher, load_teacher
 from teacher_dump.windows.length_batches import length_batches, padded
 from tests.conftest import TEACHER_KINDS
 from tests.texts import SENTENCES
 
 
-def tokens(teacher, count=5):
+def tokens(teacher: Teacher, count: int = 5) -> tuple[Array, Array]:
     encoded = teacher.tokenizer(SENTENCES[:count])["input_ids"]
     return padded([np.array(row) for row in encoded], teacher.tokenizer.pad_token_id)
 
 
 @pytest.mark.parametrize("kind", TEACHER_KINDS)
-def test_averages_maps_and_logits_are_those_of_transformers(tiny_teacher, kind):
+def test_averages_maps_and_logits_are_those_of_transformers(
+    tiny_teacher: Callable[..., Path], kind: str
+) -> None:
     folder = tiny_teacher(kind)
     teacher = load_teacher(
         str(folder), hidden="mean,groups:2,layer:0,layer:4", attention="mean,groups:2"
@@ -45,7 +51,7 @@ def test_averages_maps_and_logits_are_those_of_transformers(tiny_teacher, kind):
         )
     here = torch.from_numpy(present)
     states = [state[here] for state in want.hidden_states]
-    close = {"atol": 1e-4, "rtol": 1e-4}
+    close: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
     torch.testing.assert_close(got.hidden["mean"][here], torch.stack(states[1:]).mean(0), **close)
     torch.testing.assert_close(
         got.hidden["groups2.1"][here], torch.stack(states[3:]).mean(0), **close
@@ -58,6 +64,7 @@ def test_averages_maps_and_logits_are_those_of_transformers(tiny_teacher, kind):
     torch.testing.assert_close(got.attention["groups2.0"][pairs], maps[:2].mean(0)[pairs], **close)
 
     logits = want.logits[here]
+    assert teacher.decoder is not None and got.head_input is not None
     best, where, rest, partition = top_logits(teacher.decoder, got.head_input[here], 7)
     logprobs = logits.log_softmax(-1)
     np.testing.assert_allclose(partition, logits.logsumexp(-1), atol=1e-3)
@@ -68,8 +75,8 @@ def test_averages_maps_and_logits_are_those_of_transformers(tiny_teacher, kind):
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "modernbert"])
 def test_a_checkpoint_without_a_head_is_refused_not_given_a_random_one(
-    tiny_teacher, tmp_path, kind
-):
+    tiny_teacher: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
     AutoModel.from_pretrained(tiny_teacher(kind)).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((tiny_teacher(kind) / name).read_bytes())
@@ -78,7 +85,9 @@ def test_a_checkpoint_without_a_head_is_refused_not_given_a_random_one(
     assert load_teacher(str(tmp_path), head="auto").decoder is None
 
 
-def test_a_checkpoint_that_lacks_a_layer_is_refused(tiny_teacher, tmp_path):
+def test_a_checkpoint_that_lacks_a_layer_is_refused(
+    tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
     source = tiny_teacher("bert")
     for file in source.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -90,10 +99,12 @@ def test_a_checkpoint_that_lacks_a_layer_is_refused(tiny_teacher, tmp_path):
         load_teacher(str(tmp_path))
 
 
-def test_draws_are_unbiased(tiny_teacher):
+def test_draws_are_unbiased(tiny_teacher: Callable[..., Path]) -> None:
     teacher = load_teacher(str(tiny_teacher("bert")), attention="none")
     ids, present = tokens(teacher, 1)
-    values = teacher.run(ids, present).head_input[torch.from_numpy(present)][:3].repeat(2000, 1)
+    inputs = teacher.run(ids, present).head_input
+    assert inputs is not None and teacher.decoder is not None
+    values = inputs[torch.from_numpy(present)][:3].repeat(2000, 1)
     uniform = np.random.default_rng(0).random((len(values), 10))
     draws, _ = sampled_logits(teacher.decoder, values, uniform)
     want = (
@@ -106,7 +117,7 @@ def test_draws_are_unbiased(tiny_teacher):
         np.testing.assert_allclose(share, want[row], atol=0.02)
 
 
-def test_layer_words():
+def test_layer_words() -> None:
     assert layer_groups("mean", 3) == {"mean": [1, 2, 3]}
     assert layer_groups("groups:2,layer:0", 4) == {
         "groups2.0": [1, 2],
@@ -119,7 +130,7 @@ def test_layer_words():
             layer_groups(wrong, 4)
 
 
-def test_batches_hold_every_row_once_and_keep_to_the_budget():
+def test_batches_hold_every_row_once_and_keep_to_the_budget() -> None:
     lengths = np.random.default_rng(0).integers(3, 200, 500)
     batches = length_batches(lengths, 1000)
     assert sorted(np.concatenate(batches)) == list(range(500))
@@ -127,7 +138,7 @@ def test_batches_hold_every_row_once_and_keep_to_the_budget():
     assert [len(b) for b in length_batches([5000, 3], 1000)] == [1, 1]
 
 
-def test_stored_tokenizer_has_no_leftovers_of_a_call(tiny_teacher):
+def test_stored_tokenizer_has_no_leftovers_of_a_call(tiny_teacher: Callable[..., Path]) -> None:
     teacher = load_teacher(str(tiny_teacher("bert")), attention="none")
     teacher.tokenizer(["a b c"], truncation=True, max_length=4, padding=True)
     stored = json.loads(teacher.files()["tokenizer.json"])

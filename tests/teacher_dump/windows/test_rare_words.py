@@ -13,6 +13,7 @@ from store import open_store
 from store.extras.word_counts import WordCounts
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.windows import rare_words
+from teacher_dump.windows.masked_views import words_of
 from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import ENGLISH
 
@@ -57,5 +58,5 @@ def test_teachers_with_other_tokens_read_the_same_masks(
         masked += [left.text[begin:end] for begin, end, _ in spans]
         alike += len(left.token_ids) == len(right.token_ids)
     assert alike < len(one) == 40
-    every = [word for record in one for word in rare_words.words_of(record.text)]
+    every = [word for record in one for word in words_of(record.text)]
     assert counts.of(masked).mean() < 0.8 * counts.of(every).mean()
