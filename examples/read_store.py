@@ -8,30 +8,36 @@ Written from store/FORMAT.md, whose sections the comments name. Copy it into you
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+Array = NDArray[Any]
+Json = dict[str, Any]
 OBJECTS = ("identity", "features", "software", "arrays")
 
 
-def open_tree(path):
+def open_tree(path: str) -> tuple[Any, Json]:
     """The groups and arrays of a store, and its root attributes (sections 3 and 4)."""
     if Path(path).suffix == ".h5":
         import h5py
         import hdf5plugin  # noqa: F401  registers filter 32001, Blosc
 
         root = h5py.File(path, "r")
-        texts = {k: v.decode() if isinstance(v, bytes) else int(v) for k, v in root.attrs.items()}
-        return root, {k: json.loads(v) if k in OBJECTS else v for k, v in texts.items()}
+        texts = {k: v.decode() for k, v in root.attrs.items() if isinstance(v, bytes)}
+        rest = {k: int(v) for k, v in root.attrs.items() if k not in texts}
+        return root, rest | {k: json.loads(v) if k in OBJECTS else v for k, v in texts.items()}
     import zarr
 
-    root = zarr.open_group(path, mode="r", zarr_format=3)
-    return root, dict(root.attrs)
+    group = zarr.open_group(path, mode="r", zarr_format=3)
+    return group, dict(group.attrs)
 
 
-def decode_logs(codes, encoding):
+def decode_logs(codes: Array, encoding: Json) -> Array:
     """Log-probabilities, float32 (section 7)."""
     values = codes.astype(np.float32)
     if encoding["encoding"] == "fixed":
@@ -41,21 +47,22 @@ def decode_logs(codes, encoding):
     return values  # float32
 
 
-def decode_scaled(values, scale, encoding):
+def decode_scaled(values: Array, scale: Any, encoding: Json) -> Array:
     """Hidden states or inputs of the head, float32 [T, width], still normalised (section 7)."""
     if encoding["encoding"] == "int8":
-        return values * scale.astype(np.float32)[:, None]
+        return np.asarray(values * scale.astype(np.float32)[:, None])
     if encoding["encoding"] == "int4":  # two's complement; the even channel is the low half
         halves = np.stack([values & 15, values >> 4], axis=2).reshape(len(values), -1)
         codes = (halves.astype(np.float32) + 8) % 16 - 8
-        return codes * np.repeat(scale, encoding["group"], axis=1)[:, : codes.shape[1]]
+        scale = np.repeat(scale, encoding["group"], axis=1)
+        return np.asarray(codes * scale[:, : codes.shape[1]])
     return values.astype(np.float32)  # float32, float16
 
 
 class Store:
     """An open store: iterate over it for its sequences, each a dictionary."""
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         self.root, attributes = open_tree(path)
         if (attributes["format"], attributes["version"]) != ("teachonce", 1):
             raise ValueError(f"{path}: not a feature store of version 1")
@@ -70,7 +77,7 @@ class Store:
         self.encodings = self.features["encodings"]
         self.array = cache(lambda name: self.root[name])  # opened once, read by slices
 
-    def check(self):
+    def check(self) -> None:
         """Compare every array with the manifest. Raises ValueError."""
         for part in [None, *self.manifest["parts"]]:
             where = f"parts/{part['part']}/" if part else ""
@@ -81,7 +88,7 @@ class Store:
                 if any(found[key] != entry[key] for key in found):
                     raise ValueError(f"{where}{name} is not what the manifest says")
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Json]:
         for part in self.manifest["parts"]:
             here = f"parts/{part['part']}"
             start = self.array(f"{here}/sequence/token_start")[:].tolist()
@@ -93,7 +100,7 @@ class Store:
                 yield record
                 pair += (b - a) ** 2
 
-    def sequence(self, here, s, a, b):
+    def sequence(self, here: str, s: int, a: int, b: int) -> Json:
         """Sequence s of a part, which is its tokens a..b (section 6)."""
         record = {key: self.array(f"{here}/token/{key}")[a:b] for key in ("id", "begin", "end")}
         first, last = self.array(f"{here}/sequence/text_start")[s : s + 2].tolist()
@@ -107,10 +114,9 @@ class Store:
             record["tag"] = self.array(f"{here}/token/tag")[a:b]
         return record | {"special": self.array(f"{here}/token/special")[a:b], "rows": (a, b)}
 
-    def view(self, here, record, s, pair):
+    def view(self, here: str, record: Json, s: int, pair: int) -> Json:
         """What the teacher gave for a sequence in one view."""
-        (a, b), view = record["rows"], {}
-        spans = np.empty((0, 3), np.int32)
+        (a, b), spans = record["rows"], np.empty((0, 3), np.int32)
         if not here.endswith("view0"):  # characters begin, end and the action of masked words
             first, last = self.array(f"{here}/mask/start")[s : s + 2].tolist()
             columns = [self.array(f"{here}/mask/{key}") for key in ("begin", "end", "action")]
@@ -118,9 +124,8 @@ class Store:
         # A token is masked if it shares a character with a masked word.
         begin = np.maximum(record["begin"][:, None], spans[:, 0])
         end = np.minimum(record["end"][:, None], spans[:, 1])
-        view["spans"], view["mask"] = spans, (begin < end).any(axis=1)
+        view: Json = {"spans": spans, "mask": (begin < end).any(axis=1), "attention": {}}
         view["hidden"] = {n: self.hidden(here, n, a, b) for n in self.features["hidden"]}
-        view["attention"] = {}
         for name in self.features["attention"]:
             values = self.array(f"{here}/attention/{name}/values")[pair : pair + (b - a) ** 2]
             if self.encodings["attention"]["encoding"] != "float32":  # square, coarse
@@ -134,20 +139,21 @@ class Store:
             view["tags"] = self.array(f"{here}/tags/values")[a:b]
         return view
 
-    def hidden(self, here, name, a, b):
+    def hidden(self, here: str, name: str, a: int, b: int) -> Array:
         """Hidden states float32 [T, D]."""
         encoding = self.encodings["hidden"]
-        values = self.array(f"{here}/hidden/{name}/values")[a:b]
+        values: Array = self.array(f"{here}/hidden/{name}/values")[a:b]
         if encoding["encoding"] == "float32":
             return values
         z = decode_scaled(values, self.array(f"{here}/hidden/{name}/scale")[a:b], encoding)
         calibration = [self.array(f"calibration/hidden/{name}/{k}") for k in ("mean", "deviation")]
         mean, deviation = (array[:] for array in calibration)
-        return z[:, : self.features["width"]] * deviation + mean  # an odd width has a half over
+        kept = z[:, : self.features["width"]]  # an odd width has a half over
+        return np.asarray(kept * deviation + mean)
 
-    def logits(self, here, a, b):
+    def logits(self, here: str, a: int, b: int) -> Json:
         """The arrays of the store's tier. Logits of tier `head` are values @ weight.T + bias."""
-        keys = {"topk": ("ids", "logprobs", "rest"), "sample": (), "head": ("values",)}
+        keys: Json = {"topk": ("ids", "logprobs", "rest"), "sample": (), "head": ("values",)}
         tier = self.features["logits"]["tier"]
         rows = {key: self.array(f"{here}/{key}")[a:b] for key in ("log_partition", *keys[tier])}
         if tier == "topk":

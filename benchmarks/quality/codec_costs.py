@@ -113,7 +113,7 @@ def safetensors_bytes(store: FeatureStore, path: Path) -> float:
     return path.stat().st_size / float(store.meta["tokens"])
 
 
-Rows = list[list[object]]
+Rows = list[list[Any]]
 LOGITS = ("topk:16", "topk:64") if TEACHER.exists() else ("none",)  # minilm has no such head
 
 

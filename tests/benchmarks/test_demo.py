@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from tests.texts import ENGLISH, FRENCH, GERMAN
 
 
 @pytest.fixture(scope="module")
-def settings(tiny_teacher, tmp_path_factory) -> Settings:
+def settings(
+    tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Settings:
     folder = tmp_path_factory.mktemp("demo")
     corpus = folder / "lines.txt"
     lines = [f"{a} {b}" for a in ENGLISH + GERMAN for b in FRENCH + GERMAN[:2]]
@@ -38,7 +41,9 @@ def settings(tiny_teacher, tmp_path_factory) -> Settings:
     )
 
 
-def test_a_demo_and_another_over_it(settings, capsys, monkeypatch):
+def test_a_demo_and_another_over_it(
+    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as without_matplotlib:
         without_matplotlib.setattr(compare, "find_spec", {}.get)
         first = demo(settings)
@@ -63,7 +68,7 @@ def test_a_demo_and_another_over_it(settings, capsys, monkeypatch):
     assert "MLM only" in capsys.readouterr().out
 
 
-def test_held_out_texts_come_after_the_dumped_ones(settings):
+def test_held_out_texts_come_after_the_dumped_ones(settings: Settings) -> None:
     if not settings.store.exists():
         demo(settings)
     store = open_store(settings.store)
@@ -73,14 +78,14 @@ def test_held_out_texts_come_after_the_dumped_ones(settings):
     assert not set(texts) & set(store.texts())
 
 
-def test_a_corpus_without_a_rest_is_refused(settings, tmp_path):
+def test_a_corpus_without_a_rest_is_refused(settings: Settings, tmp_path: Path) -> None:
     greedy = replace(settings, out=tmp_path, tokens=1_000_000)
     with pytest.raises(UserError, match="--tokens"):
         demo(greedy)
     assert not (tmp_path / "distilled").exists()
 
 
-def test_vectors_leave_out_embeddings_and_padding(tiny_teacher):
+def test_vectors_leave_out_embeddings_and_padding(tiny_teacher: Callable[..., Path]) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     folder = tiny_teacher("bert")
@@ -99,7 +104,7 @@ def test_vectors_leave_out_embeddings_and_padding(tiny_teacher):
     assert sentence_vectors(states, ones).tolist() == [[2.0, 2.0, 2.0]]
 
 
-def test_similarities_do_not_see_what_all_vectors_share():
+def test_similarities_do_not_see_what_all_vectors_share() -> None:
     vectors = np.random.default_rng(0).normal(size=(20, 8)).astype(np.float32)
     pairs = similarities(vectors)
     assert len(pairs) == 190 and np.abs(pairs).max() <= 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.integrity import soak, trials
+from benchmarks.integrity import damage, soak, trials
 from benchmarks.integrity.soak import Series, watch
 from store import open_store
 
@@ -26,8 +26,8 @@ for line in sys.stdin:
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     """A process that takes 30 MB and five files with every line that it reads."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", GROWING], **pipes)  # type: ignore[call-overload]
+    words = [sys.executable, "-c", GROWING]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     yield process
     process.kill()
     process.communicate()
@@ -85,7 +85,7 @@ def test_the_table(tmp_path: Path) -> None:
 
 
 def test_a_finding_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials.damage, "problems", lambda path: ["something"])
+    monkeypatch.setattr(damage, "problems", lambda path: ["something"])
     none = dict.fromkeys(("flips", "forgeries", "launderings", "characters", "texts"), 0)
     rows, wrong = trials.checked(none | {"stores": 2}, 3)
     assert "| 2 | 0 | 2 |" in rows and len(wrong) == 2

@@ -47,7 +47,7 @@ def test_those_named_run_in_their_order_and_without_names_the_short_ones(
         ran.append(words[2])
         return subprocess.CompletedProcess(words, 3 if words[2] == "benchmarks.gpu" else 0)
 
-    monkeypatch.setattr(listing.subprocess, "run", run)
+    monkeypatch.setattr("benchmarks.__main__.subprocess.run", run)
     assert CliRunner().invoke(listing.main, ["latency", "speed.growth"]).exit_code == 0
     assert ran == ["benchmarks.latency", "benchmarks.speed.growth"]
     ran.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tests.texts import ENGLISH, FRENCH, GERMAN
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> str:
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("speed") / "lines.txt"
     lines = [f"{a} {b}" for a in ENGLISH + GERMAN for b in FRENCH + GERMAN[:2]]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -30,7 +31,7 @@ def corpus(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def base(tiny_teacher, corpus) -> TrainOptions:
+def base(tiny_teacher: Callable[..., Path], corpus: str) -> TrainOptions:
     store = Path(corpus).with_name("store.zarr")
     small_store(str(tiny_teacher("bert")), corpus, 6000, store)
     return TrainOptions(
@@ -45,13 +46,15 @@ def base(tiny_teacher, corpus) -> TrainOptions:
     ).resolved()
 
 
-def test_the_teacher_in_memory_is_measured_beside_the_store(base, tiny_teacher):
+def test_the_teacher_in_memory_is_measured_beside_the_store(
+    base: TrainOptions, tiny_teacher: Callable[..., Path]
+) -> None:
     for model in (None, str(tiny_teacher("bert"))):
         assert min(training(base, model).values()) > 0
 
 
 @pytest.mark.parametrize("features", dumping.FEATURES)
-def test_dumps(features, tiny_teacher, corpus):
+def test_dumps(features: str, tiny_teacher: Callable[..., Path], corpus: str) -> None:
     words = dumping.FEATURES[features]
     options = DumpOptions(
         *(str(tiny_teacher("bert")), Path("none.zarr"), (corpus,)),
@@ -65,7 +68,7 @@ def test_dumps(features, tiny_teacher, corpus):
 
 
 @pytest.mark.parametrize("grouped", fine_tuning.ORDERS.values())
-def test_fine_tuning(grouped, tiny_teacher, tmp_path):
+def test_fine_tuning(grouped: bool, tiny_teacher: Callable[..., Path], tmp_path: Path) -> None:
     for name in ("train", "dev"):
         classified(tmp_path / f"a.{name}.tsv", 30, 0)
     data, settings = Data("F1", "a", "classify", ""), (str(tiny_teacher("bert")), tmp_path, 1, 0)
@@ -73,24 +76,27 @@ def test_fine_tuning(grouped, tiny_teacher, tmp_path):
     assert found["seconds"] > 0 and 0 <= found["dev"] <= 1
 
 
-def test_steps(base):
+def test_steps(base: TrainOptions) -> None:
     mine = stepping.ours(base)
     assert mine["speed"] > 0 and 0 <= mine["waiting"] < 1
     assert stepping.plain(replace(base, loss={"mlm": 1.0}), 8)["speed"] > 0
 
 
-def test_alignments_and_poolings(base):
+def test_alignments_and_poolings(base: TrainOptions) -> None:
     store = open_store(base.store)
     rows = aligning.alignments(base, store, 1)
     assert [row[0] for row in rows] == ["span", "match", "reduce"]
     _, collator, _ = prepare(base, store)
     sides = [aligning.sides_of(batch, collator) for batch in store.stream(0, 0, 500, features=())]
     assert len(aligning.poolings(sides[0], 1)) == 8
+    assert collator.table is not None
     assert sum(len(native.ids) for *_, native in sides) == len(collator.table.ids)
     assert "from the cache" in aligning.tokenising(store, collator)
 
 
-def test_an_economy(tiny_teacher, corpus, monkeypatch):
+def test_an_economy(
+    tiny_teacher: Callable[..., Path], corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     figures = {"dump": 8.0, "stored": 2.0, "resident": 6.0}
     monkeypatch.setattr(
         economy, "interleaved", lambda *_: {k: {"seconds": v} for k, v in figures.items()}
@@ -102,7 +108,13 @@ def test_an_economy(tiny_teacher, corpus, monkeypatch):
     assert economy.dumped(str(tiny_teacher("bert")), corpus, 1000)["seconds"] > 0
 
 
-def test_what_a_gpu_is_measured_by(base, tiny_teacher, corpus, tmp_path, monkeypatch):
+def test_what_a_gpu_is_measured_by(
+    base: TrainOptions,
+    tiny_teacher: Callable[..., Path],
+    corpus: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = random_teacher(
         tmp_path,
@@ -128,12 +140,12 @@ def test_what_a_gpu_is_measured_by(base, tiny_teacher, corpus, tmp_path, monkeyp
     assert with_head - without == 2 * (900 * 32 + 32 * 32 + 3 * 32 + 900)
     assert [row[1] for row in gpu.head_rows(options, 1, rows=40, runs=1)] == ["plain"] * 2
     rows = gpu.students(replace(base, batch_tokens=2000, steps=4), model, 1)
-    assert [row[0].split()[-1] for row in rows] == [*CACHES, "memory"]
+    assert [str(row[0]).split()[-1] for row in rows] == [*CACHES, "memory"]
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     assert gpu.of_peak(98.9e12, "cuda") == "10.0%" and gpu.of_peak(1.0, "cpu") == ""
 
 
-def test_growth(tiny_teacher, tmp_path):
+def test_growth(tiny_teacher: Callable[..., Path], tmp_path: Path) -> None:
     corpus, out = growth.corpus_of(tmp_path / "text.txt", 4000), tmp_path / "a.zarr"
     assert growth.dumped(str(tiny_teacher("bert")), corpus, 4000, out)["seconds"] > 0
     store = open_store(out)

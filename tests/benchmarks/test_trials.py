@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,19 +13,20 @@ import pytest
 from benchmarks.common.results import publish, table
 from benchmarks.quality import codec_costs, codec_students
 from benchmarks.quality import distillation_helps as helps
+from benchmarks.quality.judge import MEASURES
 from benchmarks.speed import main_job
 from store import open_store
 from student_train.model.vocabulary import student_tokenizer
-from student_train.settings.options import TrainOptions
+from student_train.settings.options import TrainOptions, parse_losses
 from support.errors import UserError
 from teacher_dump.job.dump import dump
 from teacher_dump.job.options import DumpOptions
-from tests.end_to_end.support import ok
+from tests.end_to_end.support import Word, ok
 from tests.texts import ENGLISH, FRENCH, GERMAN
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trials") / "lines.txt"
     lines = [f"{a} {b}" for a in ENGLISH + GERMAN for b in FRENCH + GERMAN[:2]]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -32,7 +34,7 @@ def corpus(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(tiny_teacher, corpus) -> TrainOptions:
+def base(tiny_teacher: Callable[..., Path], corpus: Path) -> TrainOptions:
     store = corpus.with_name("store.zarr")
     teacher = str(tiny_teacher("bert"))
     dump(DumpOptions(model=teacher, corpus=(str(corpus),), out=store, views=2, limit=4000))
@@ -49,7 +51,7 @@ def base(tiny_teacher, corpus) -> TrainOptions:
 
 
 @pytest.fixture(scope="module")
-def tags(tmp_path_factory) -> tuple[Path, Path]:
+def tags(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tags")
     words = "\n\n".join(f"The\tDET\n{w}\tNOUN\nis\tVERB" for w in ("book", "house", "line", "dog"))
     files = folder / "train.tsv", folder / "dev.tsv"
@@ -58,7 +60,9 @@ def tags(tmp_path_factory) -> tuple[Path, Path]:
     return files
 
 
-def test_an_arm_is_tuned_judged_and_not_trained_twice(base, tags, tmp_path):
+def test_an_arm_is_tuned_judged_and_not_trained_twice(
+    base: TrainOptions, tags: tuple[Path, Path], tmp_path: Path
+) -> None:
     store = open_store(base.store)
     rate = helps.best_rate("match hidden", base, store, tmp_path)
     tried = {folder.name.rsplit("-", 1)[0] for folder in tmp_path.iterdir()}
@@ -68,7 +72,7 @@ def test_an_arm_is_tuned_judged_and_not_trained_twice(base, tags, tmp_path):
     folder = helps.one_student("match hidden", options, store, tmp_path)
     assert "probe" not in helps.scores_of(folder)
     found = helps.with_tags(folder, tags)
-    assert set(helps.MEASURES) <= set(found) and 0 <= found["agreement"] <= 1
+    assert set(MEASURES) <= set(found) and 0 <= found["agreement"] <= 1
     (folder / helps.SCORES).write_text(json.dumps({**found, "mlm": -1.0}))
     again = helps.with_tags(helps.one_student("match hidden", options, store, tmp_path), tags)
     assert again["mlm"] == -1.0
@@ -77,14 +81,16 @@ def test_an_arm_is_tuned_judged_and_not_trained_twice(base, tags, tmp_path):
 
 
 @pytest.mark.parametrize("arm", helps.ARMS)
-def test_every_arm_names_options_that_fit(base, arm):
+def test_every_arm_names_options_that_fit(base: TrainOptions, arm: str) -> None:
     changes = dict(helps.ARMS[arm])
-    loss = helps.parse_losses((changes.pop("loss"),))
+    loss = parse_losses((changes.pop("loss"),))
     replace(base, loss=loss, **changes).resolved()
     assert helps.TUNED_AS.get(arm, arm) in helps.ARMS
 
 
-def test_a_section_replaces_the_one_of_the_same_name(tmp_path, capsys):
+def test_a_section_replaces_the_one_of_the_same_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = tmp_path / "RESULTS.md"
     publish("Speed", "now", table(["a"], [[1.23456]]), results)
     publish("Size", "now", table(["a"], [["x"]]), results)
@@ -95,8 +101,11 @@ def test_a_section_replaces_the_one_of_the_same_name(tmp_path, capsys):
     assert "cores" in text and "Speed" in capsys.readouterr().out
 
 
-def test_the_main_job_by_its_two_commands(tiny_teacher, corpus, tmp_path, monkeypatch):
-    def at_once(module, *words):  # a process of its own would import everything anew
+def test_the_main_job_by_its_two_commands(
+    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(module: str, *words: Word) -> float:
+        """In this process: one of its own would import everything anew."""
         with pytest.raises(SystemExit) as ended:
             import_module(module).main(list(map(str, words)))
         assert ended.value.code == 0
@@ -115,7 +124,9 @@ def test_the_main_job_by_its_two_commands(tiny_teacher, corpus, tmp_path, monkey
     assert results.read_text().splitlines() == lines
 
 
-def test_codecs_are_measured_by_kind(tiny_teacher, corpus, tmp_path):
+def test_codecs_are_measured_by_kind(
+    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path
+) -> None:
     model = str(tiny_teacher("bert"))
     options = DumpOptions(
         model=model, corpus=(str(corpus),), out=tmp_path / "exact.zarr", limit=1000,
@@ -133,7 +144,9 @@ def test_codecs_are_measured_by_kind(tiny_teacher, corpus, tmp_path):
         assert sum(of_kinds) < whole[2]  # teacher and manifest are there as well
 
 
-def test_quality_by_codec_and_tier(tiny_teacher, corpus, tmp_path, monkeypatch):
+def test_quality_by_codec_and_tier(
+    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(codec_students, "MEASURED", 60)
     monkeypatch.setattr(codec_students, "CODES", 64)
     monkeypatch.setitem(codec_students.CUT, "init", "layers:2,4")

@@ -92,10 +92,10 @@ def test_a_student_of_a_classifier(tiny_teacher: Teacher, tmp_path: Path) -> Non
     """Expected: what the saved folder says through plain transformers."""
     train, test = (classified(tmp_path / f"{size}.tsv", size, size) for size in (60, 30))
     teacher = tiny_teacher("bert", "classification", LABELS)
-    options = {"text_column": "text", "label_column": "label", "hidden": "layer:4"}
     store = dumped(
-        *(teacher, train, tmp_path / "store.zarr"), head="classification", logits=None, **options
-    )
+        teacher, train, tmp_path / "store.zarr", head="classification", logits=None,
+        text_column="text", label_column="label", hidden="layer:4",
+    )  # fmt: skip
     student = tmp_path / "student"
     ok(
         *(student_train, "--store", store, "--out", student, "--student", "bilstm:12,10"),

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from downstream.cli import main
 from tests.downstream.learnable import entities, write_tagged
+from tests.end_to_end.support import Words
 from tests.texts import SENTENCES
 
 Teacher = Callable[[str], Path]
@@ -59,7 +60,7 @@ def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> No
     """Each is what a run of its seed alone gives; a run that was stopped trains what is left."""
     out, dev = tmp_path / "out", tmp_path / "dev.txt"
     dev.write_text("\n".join(SENTENCES[:5]), encoding="utf-8")
-    words = ("--task", "mlm", "--model", tiny_teacher("bert"), "--train", text, "--dev", dev)
+    words: Words = ("--task", "mlm", "--model", tiny_teacher("bert"), "--train", text, "--dev", dev)
     words = (*words, "--steps", 2, "--test", dev)
     result = run(*words, "--max-length", 16, "--seed", 4, "--seeds", 2, "--out", out)
     assert result.exit_code == 0, result.output

@@ -15,6 +15,7 @@ from downstream.score_tables import save
 from downstream.speed import STATUS, Subject, peak_memory
 from tests.downstream.learnable import asked, classified, paired, write_tagged
 from tests.downstream.test_cli import run
+from tests.end_to_end.support import Words
 
 Teacher = Callable[[str], Path]
 
@@ -95,7 +96,8 @@ def test_several_files_to_test_are_scored_apart_and_together(
         ("--test", first, "--test", second),
         *map(tmp_path.joinpath, ("tuned", "whole", "alone")),
     )
-    words = ("--train", train, "--dev", dev, "--epochs", 2, "--lr", 5e-3, "--seeds", 2, "--save")
+    words: Words = ("--train", train, "--dev", dev, "--epochs", 2, "--lr", 5e-3)
+    words = (*words, "--seeds", 2, "--save")
     ran = [
         run("--task", "pos", "--model", tiny_teacher("bert"), *words, *tests, "--out", tuned),
         run("--task", "pos", "--model", tuned / "model", "--as-is", *tests, "--out", whole),

@@ -70,7 +70,7 @@ def flipped(path: Path) -> None:
         file.write_bytes(data)
 
 
-STORES = {
+STORES: dict[Callable[[Path], None], tuple[str, ...]] = {
     later_version: ("version 2", "reads version 1"),
     truncated: ("not ", "restore it from a copy, or remove it and dump again with the same"),
     truncated_array: ("parts/1/view0/hidden/mean/values", "feature-store verify"),

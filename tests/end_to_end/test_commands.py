@@ -26,7 +26,16 @@ from student_train.sweep import main as student_sweep
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job.dump import dump
-from tests.end_to_end.support import ROOT, STUDENT, dump_options, dumped, ok, refused, write_corpus
+from tests.end_to_end.support import (
+    ROOT,
+    STUDENT,
+    Words,
+    dump_options,
+    dumped,
+    ok,
+    refused,
+    write_corpus,
+)
 
 DUMP_OPTIONS = (
     "--model --corpus --out --head --logits --hidden --attention --views --mask-prob --mask-words"
@@ -72,7 +81,7 @@ def test_help_lists_every_option_and_loads_no_torch(module: str, expected: str) 
     assert [name for name in expected.split() if name not in words] == []
 
 
-COMMANDS = [
+COMMANDS: list[tuple[click.Command, tuple[str, ...]]] = [
     (command, ())
     for command in (teacher_dump, student_train, student_sweep, downstream, feature_store)
 ] + [(teacher_dump, ("mixed-vocab",))]
@@ -153,7 +162,7 @@ def test_student_without_out_goes_beside_the_store(store: Path) -> None:
 
 def test_sweep(store: Path) -> None:
     out = store.parent / "store-sweep"  # where it goes without --out
-    words = ("--store", store, *STUDENT, "--steps", "2", "--eval-every", "2")
+    words: Words = ("--store", store, *STUDENT, "--steps", "2", "--eval-every", "2")
     words += ("--vocab", "450", "--vocab", "500", "--loss", "mlm=1", "--loss", "mlm=1,kl=1")
     said = ok(student_sweep, *words)
     rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| ")]

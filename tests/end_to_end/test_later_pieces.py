@@ -67,7 +67,8 @@ def test_the_teacher_and_its_store_know_the_label(stores: Stores, corpus: Path) 
     assert "3 labels: B-NAME, O, X; X is of word pieces" in ok(info, "info", stores["all"].path)
     said = gold = 0
     for plain, record in zip(stores["first"], stores["all"], strict=True):
-        others = np.asarray(plain.tags) == NO_LABEL
+        assert plain.tags is not None and record.tags is not None
+        others = plain.tags == NO_LABEL
         assert (record.tags[~others] == plain.tags[~others]).all()
         later = others & ~record.special
         assert (record.tags[later] == 2).all() and (record.tags[record.special] == NO_LABEL).all()

@@ -76,12 +76,13 @@ def test_what_differs_is_named(
         elif what == "corpus":
             other_corpus(corpus)
         else:
-            changes = {
+            others: dict[str, dict[str, object]] = {
                 "max length": {"max_length": 64},
                 "seed": {"seed": 1},
                 "mask words": {"mask_words": "rare"},
                 "features": {"hidden": "layer:2"},
-            }[what]
+            }
+            changes = others[what]
         with pytest.raises(UserError, match=line) as refused:
             dump(dump_options(model, corpus, out, views=2, **changes))
         assert "use the same arguments to go on, or give another name" in str(refused.value)

@@ -14,7 +14,7 @@ from store import open_store
 from student_train.cli import main as student_train
 from teacher_dump.cli import main as teacher_dump
 from tests.downstream.learnable import classified
-from tests.end_to_end.support import STUDENT, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import STUDENT, Words, dumped, ok, refused, says, write_corpus
 
 STEPS = ("--vocab", "500", "--steps", "3", *STUDENT, "--init", "svd")
 
@@ -44,8 +44,9 @@ def test_from_labelled_texts_to_a_store_of_classes(
     """Fine-tune, keep, dump with the gold labels, train a student from the states."""
     train, dev = (classified(tmp_path / f"{n}.tsv", n, seed=n) for n in (120, 30))
     scores, store = tmp_path / "scores", tmp_path / "store.h5"
-    words = ("--task", "classify", "--model", tiny_teacher("bert"), "--train", train, "--dev", dev)
-    learning = ("--epochs", 5, "--lr", 3e-3, "--batch-size", 4, "--seeds", 1)
+    words: Words = ("--task", "classify", "--model", tiny_teacher("bert"))
+    words = (*words, "--train", train, "--dev", dev)
+    learning: Words = ("--epochs", 5, "--lr", 3e-3, "--batch-size", 4, "--seeds", 1)
     ok(downstream, *words, *learning, "--out", scores, "--save")
     words = ("--model", scores / "model", "--corpus", dev, "--text-column", "text")
     said = ok(teacher_dump, *words, "--label-column", "label", "--out", store, "--device", "cpu")

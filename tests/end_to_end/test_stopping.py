@@ -20,16 +20,15 @@ from support import signals
 from support.errors import UserError
 from support.signals import stoppable
 from teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import STUDENT, refused, write_corpus
+from teacher_dump.windows.cutting import iter_windows
+from tests.end_to_end.support import STUDENT, Words, refused, write_corpus
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def words(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
-) -> tuple[str | Path | int, ...]:
+def words(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Words:
     corpus = write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.txt", 40)
     return ("--model", tiny_teacher("bert"), "--corpus", corpus, *FEW, "--out")
 
@@ -56,9 +55,7 @@ def parts_of(store: Path) -> int:
 @pytest.mark.parametrize(
     ("ext", "number"), [("zarr", signal.SIGINT), ("h5", signal.SIGTERM)], ids=["zarr", "h5"]
 )
-def test_stopped_dump(
-    tmp_path: Path, words: tuple[str | Path | int, ...], ext: str, number: signal.Signals
-) -> None:
+def test_stopped_dump(tmp_path: Path, words: Words, ext: str, number: signal.Signals) -> None:
     store, log = tmp_path / f"store.{ext}", tmp_path / "log"
     dump = ("teacher_dump.cli", *words, store)
     early = fork(in_small_parts, *dump, log=log)
@@ -89,9 +86,7 @@ def test_stopped_dump(
 
 
 @pytest.mark.parametrize("number", CODES)
-def test_stopped_training(
-    tmp_path: Path, words: tuple[str | Path | int, ...], number: signal.Signals
-) -> None:
+def test_stopped_training(tmp_path: Path, words: Words, number: signal.Signals) -> None:
     store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "student"
     assert (
         finish(fork(in_small_parts, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
@@ -117,7 +112,7 @@ def test_stopped_training(
     )
 
 
-def test_stopped_sweep(tmp_path: Path, words: tuple[str | Path | int, ...]) -> None:
+def test_stopped_sweep(tmp_path: Path, words: Words) -> None:
     store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "sweep"
     assert (
         finish(fork(in_small_parts, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
@@ -154,17 +149,16 @@ def test_the_second_signal_leaves_at_once(tmp_path: Path, number: signal.Signals
 
 
 def test_the_thread_that_cuts_the_text_stops_too(
-    words: tuple[str | Path | int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a part, which may be long."""
     from teacher_dump.job import dump as job
 
     cut = 0
-    real = job.iter_windows
 
     def stopped_at_10(*arguments: Any, **settings: Any) -> Iterator[Any]:
         nonlocal cut
-        for window in real(*arguments, **settings):
+        for window in iter_windows(*arguments, **settings):
             cut += 1
             if cut == 10:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -178,7 +172,7 @@ def test_the_thread_that_cuts_the_text_stops_too(
 
 
 def test_what_the_writing_thread_met_is_told(
-    words: tuple[str | Path | int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is why the dump would not have gone on."""
     from teacher_dump.job import part_writing

@@ -26,7 +26,7 @@ from student_train.output.run import prepare, run
 from student_train.settings.options import TrainOptions
 from student_train.sweep import main as sweep
 from student_train.train.distiller import Distiller
-from tests.end_to_end.support import dumped, ok, refused, says
+from tests.end_to_end.support import Words, dumped, ok, refused, says
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
@@ -69,8 +69,11 @@ def tags(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Fe
 
 
 def prepared(store: FeatureStore, **changes: Any) -> tuple[Any, Any, TrainOptions]:
-    plain = {"vocab": "400", "student": "16x2x2", "batch_tokens": 512, "device": "cpu"}
-    options = TrainOptions(store=store.path, **plain | {"precision": "fp32"} | changes).resolved()
+    plain: dict[str, Any] = {
+        "vocab": "400", "student": "16x2x2", "batch_tokens": 512, "device": "cpu",
+        "precision": "fp32",
+    }  # fmt: skip
+    options = TrainOptions(store=store.path, **plain | changes).resolved()
     student, collator, _ = prepare(options, store)
     return student, collator, options
 
@@ -195,9 +198,9 @@ def test_students_learn_gold_labels_and_load_again(
         assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         assert model.config.id2label == dict(enumerate(labels))
         tokenizer = AutoTokenizer.from_pretrained(out)
-        said = told_by(model.eval(), tokenizer, (*ENGLISH[:4], *RUSSIAN[:4]))
+        answers = told_by(model.eval(), tokenizer, (*ENGLISH[:4], *RUSSIAN[:4]))
         wanted = [label for text in (*ENGLISH[:4], *RUSSIAN[:4]) for label in gold_of(store, text)]
-        right = np.array(said) == np.array(wanted)
+        right = np.array(answers) == np.array(wanted)
         for label in range(2):  # of each label most, not of both together
             assert right[np.array(wanted) == label].mean() > 0.7, (student, labels[label])
 
@@ -263,9 +266,9 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
     few = tmp_path / "few.tsv"
     rows = [f"{text}\t{MOODS[0] if n == 0 else ''}" for n, text in enumerate(RUSSIAN * 3)]
     few.write_text("\n".join(["sentence\tmood", *rows]) + "\n", "utf-8")
-    words = {"head": "classification", "logits": None, "text_column": "sentence"}
-    mostly = dumped(model, few, tmp_path / "m.zarr", **words, label_column="mood")
-    for store, words, told in (
+    columns = {"text_column": "sentence", "label_column": "mood"}
+    mostly = dumped(model, few, tmp_path / "m.zarr", head="classification", logits=None, **columns)
+    cases: tuple[tuple[Path | str, Words, tuple[str, ...]], ...] = (
         (unlabelled, ("--loss", "ce=1"), ("no gold labels", "--label-column")),
         (unlabelled, ("--recipe", "simple-stagewise"), ("stage", "no gold labels")),
         (plain, ("--recipe", "tinymbert-d1"), ("--loss ce", "does no task")),
@@ -274,13 +277,14 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
         (plain, ("--data", "labelled"), ("--data labelled", "no gold labels")),
         (classes.path, ("--loss", "ce=1,kl=1", "--mask-words", "sideways"), ("uniform", "rare")),
         (mostly, ("--loss", "ce=1", "--best"), ("--best: none of", "judge by", "hold out more")),
-    ):
+    )
+    for store, words, told in cases:
         line = refused(main, "--store", store, "--out", tmp_path / "out", *SMALL, *words)
         says(line, *told)
         assert not (tmp_path / "out").exists()
-    told = ok(main, "--store", unlabelled, "--out", tmp_path / "out", *SMALL[2:], "--steps", 2,
+    said = ok(main, "--store", unlabelled, "--out", tmp_path / "out", *SMALL[2:], "--steps", 2,
               "--student", "16x1x2", "--vocab", "teacher")  # fmt: skip
-    assert "1 kl;" in told  # what the store can serve
+    assert "1 kl;" in said  # what the store can serve
 
 
 def test_a_sweep_over_recipes(classes: FeatureStore, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from store import open_store
 from student_train.cli import main as student_train
+from support.arrays import Array
 from tests.end_to_end.support import STUDENT, dumped, ok, start, write_corpus
 
 TEXT = "The old lighthouse keeper {} the stairs every evening."
@@ -60,7 +62,7 @@ def test_initialisation(tmp_path: Path, store: Path, init: str) -> None:
         *("--store", store, "--vocab", "teacher", "--init", init, "--out", out, *STUDENT),
         *("--steps", "1", "--lr", "1e-12"),
     )
-    model = AutoModelForMaskedLM.from_pretrained(out)
+    model: Any = AutoModelForMaskedLM.from_pretrained(out)
     weights = open_store(store).teacher_weights()
     words = model.get_input_embeddings().weight.detach().numpy()
     taught = np.asarray(weights["embeddings.word_embeddings.weight"], np.float32)
@@ -69,7 +71,7 @@ def test_initialisation(tmp_path: Path, store: Path, init: str) -> None:
     layers = [
         np.asarray(weights[f"transformer.layer.{i}.ffn.lin2.weight"], np.float32) for i in range(4)
     ]
-    start = {"teacher": (layers[0] + layers[1]) / 2, "layers:2,4": layers[1]}
+    start: dict[str, Array] = {"teacher": (layers[0] + layers[1]) / 2, "layers:2,4": layers[1]}
     if init in start:
         np.testing.assert_allclose(words, taught, atol=1e-4)
         np.testing.assert_allclose(first[:, : start[init].shape[1]], start[init], atol=1e-4)

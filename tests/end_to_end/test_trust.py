@@ -18,7 +18,16 @@ from student_train.cli import main as student_train
 from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job.dump import dump
 from teacher_dump.job.options import DumpOptions
-from tests.end_to_end.support import STUDENT, dump_options, invoke, ok, refused, says, write_corpus
+from tests.end_to_end.support import (
+    STUDENT,
+    Words,
+    dump_options,
+    invoke,
+    ok,
+    refused,
+    says,
+    write_corpus,
+)
 from tests.store.tools.test_laws import forge, put
 from tests.store.write.test_writing import contents
 
@@ -119,16 +128,17 @@ def test_an_unfinished_store_only_when_asked_for(
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="killed"):
         patch.setattr(StoreWriter, "seal", lambda _: killed())
         dump(options(tiny_teacher("bert"), corpus, path))
-    train = (student_train, "--store", path, "--out", out, *TRAINING)
-    for words in (train, *((feature_store, *rest) for rest in commands(path))):
-        says(refused(*words), "is not finished (", "--allow-partial")
-        said = ok(*words, "--allow-partial")
+    train: Words = ("--store", path, "--out", out, *TRAINING)
+    reading = [(feature_store, rest) for rest in commands(path)]
+    for command, words in ((student_train, train), *reading):
+        says(refused(command, *words), "is not finished (", "--allow-partial")
+        said = ok(command, *words, "--allow-partial")
         assert "sound" in said or "writing" in said or "sequence 0" in said or "student in" in said
     assert json.loads((out / "training.json").read_text())["store"]["state"] == "writing"
     assert "writing" in (out / "README.md").read_text()
 
 
-def commands(path: Path) -> list[tuple[str | Path, ...]]:
+def commands(path: Path) -> list[Words]:
     return [("info", path), ("show", path, "0"), ("verify", path)]
 
 

@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 from downstream.cli import main as downstream
 from downstream.tasks.length_grouped import POOL, POOLS, LengthGrouped, LengthGroupedTrainer
 from tests.downstream.learnable import classified
-from tests.end_to_end.support import ok
+from tests.end_to_end.support import Words, ok
 
 
 def batches(rows: LengthGrouped) -> list[list[int]]:
@@ -60,8 +60,8 @@ def test_the_trainer_pads_little_and_tells_the_epoch(tmp_path: Path) -> None:
     rows = [{"input_ids": [1] * (1 + number * 7 % 64), "labels": number} for number in range(64)]
     met: list[list[int]] = []
 
-    def padded(some: list[dict[str, object]]) -> dict[str, torch.Tensor]:
-        met.append([len(row["input_ids"]) for row in some])  # type: ignore[arg-type]
+    def padded(some: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        met.append([len(row["input_ids"]) for row in some])
         return {"x": torch.ones(1, 1)}
 
     class Model(torch.nn.Module):
@@ -79,7 +79,7 @@ def test_the_trainer_pads_little_and_tells_the_epoch(tmp_path: Path) -> None:
     LengthGroupedTrainer(
         model=Model(),
         args=arguments,
-        train_dataset=rows,  # type: ignore[arg-type]
+        train_dataset=rows,
         data_collator=padded,
     ).train()
     epochs = met[:8], met[8:]
@@ -101,8 +101,8 @@ def test_downstream_groups_where_asked(
 
     monkeypatch.setattr(LengthGroupedTrainer, "_get_train_sampler", recorded)
     files = [classified(tmp_path / f"{name}.tsv", 8, 0) for name in ("train", "dev")]
-    words = ["--train", files[0], "--dev", files[1], "--epochs", "1", "--seeds", "1", "--seed", "7"]
-    words = ["--task", "classify", "--model", tiny_teacher("bert"), *words]
+    words: Words = ("--train", files[0], "--dev", files[1], "--epochs", 1, "--seeds", 1)
+    words = ("--task", "classify", "--model", tiny_teacher("bert"), *words, "--seed", 7)
     ok(downstream, *words, "--out", tmp_path / "any")
     assert not made
     ok(downstream, *words, "--out", tmp_path / "grouped", "--group-by-length")

@@ -175,8 +175,8 @@ def test_narrow_encoders_learn_at_a_higher_rate() -> None:
             hidden_size=width, num_attention_heads=1, num_hidden_layers=0, vocab_size=9
         )
         assert default_lr(BertModel(config)) == rate
-    config = DistilBertConfig(dim=128, n_heads=1, n_layers=1, hidden_dim=8, vocab_size=9)
-    assert default_lr(DistilBertModel(config)) == 5e-4
+    other = DistilBertConfig(dim=128, n_heads=1, n_layers=1, hidden_dim=8, vocab_size=9)
+    assert default_lr(DistilBertModel(other)) == 5e-4
 
 
 def test_probe_reads_off_what_the_words_say(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from downstream.options import FineTuneSettings
-from downstream.tasks.classify import Classify
+from downstream.tasks.classify import Classify, Labelled
 from downstream.tasks.fine_tune import fine_tune
 from downstream.tasks.pair import Pair, PairScore
 from downstream.tasks.qa import QA, best_answer, exact_match, word_f1
@@ -101,7 +101,7 @@ def test_per_class_takes_as_many_of_each_by_seed(tmp_path: Path) -> None:
 def test_classes_are_scored_by_hand() -> None:
     task = Classify()
     task.labels = ["a", "b"]
-    examples = [type("Example", (), {"label": label}) for label in "aaab"]
+    examples = [Labelled("", label, "") for label in "aaab"]
     score = task.score(examples, [], np.array([[1, 0], [1, 0], [0, 1], [0, 1]]))
     # a: precision 1, recall 2/3, F1 4/5; b: precision 1/2, recall 1, F1 2/3
     assert score["accuracy"] == pytest.approx(3 / 4)
