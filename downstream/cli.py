@@ -16,6 +16,7 @@ from downstream.options import (
     SpeedSettings,
     command_options,
 )
+from support import files
 from support.console import CONTEXT, command_errors
 from support.errors import UserError
 from support.options import read_words
@@ -63,6 +64,8 @@ def main(**words: Any) -> None:
 
 def _check_out(asked: Asked) -> None:
     """UserError for an output that exists; a masked-LM training looks itself, for --resume."""
+    if asked.out:
+        files.check_utf8(asked.out)
     goes_on = asked.task == "mlm" and not asked.as_is
     out = asked.out
     if not goes_on and out and out.exists() and not (out.is_dir() and not any(out.iterdir())):

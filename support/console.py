@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -80,6 +82,13 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
     @functools.wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal's encoding lacks
+            sys.stdout.reconfigure(errors="backslashreplace")
+        if sys.flags.optimize > 1:
+            raise click.ClickException(
+                "Python runs with -OO (or PYTHONOPTIMIZE=2), which takes away docstrings that"
+                " transformers reads; run it without"
+            )
         try:
             with stoppable():
                 return command(*args, **kwargs)

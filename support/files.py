@@ -9,6 +9,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from support.errors import UserError
+
 UNFINISHED = ".tmp-unfinished-"  # and the name that `write` has not yet given
 WRITABLE = "make it writable or choose another"
 REMEDIES = {
@@ -16,6 +18,19 @@ REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRITABLE),
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), "leave its folder in place"),
 }
+
+
+def check_utf8(path: str | os.PathLike[str]) -> None:
+    """Raise UserError for a path that is not UTF-8: tokenizers and safetensors take no other."""
+    name = os.fspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+        raise UserError(
+            f"{shown}: the name is not UTF-8, and models and tokenizers can only lie in folders"
+            " whose names are; rename it, or choose another"
+        ) from None
 
 
 def sync(path: Path) -> None:

@@ -172,6 +172,8 @@ def _dead(store: Path, file: int) -> bool:
     locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
     with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
         silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime
+    if silent < -BEAT:  # a clock was set back: silence is measured from now on
+        os.utime(file)
     heard = alive = silent < BEAT * MISSED
     if writer.get("boot") == here["boot"]:
         if locked:
@@ -183,8 +185,8 @@ def _dead(store: Path, file: int) -> bool:
     if alive:
         raise UserError(
             f"{store}: another process is writing it: {_named(writer)}, last heard of"
-            f" {silent:.0f} s ago; wait for it or stop it. Dead on another machine, it is replaced"
-            f" after {BEAT * MISSED:.0f} s"
+            f" {max(0, silent):.0f} s ago; wait for it or stop it. Dead on another machine, it is"
+            f" replaced after {BEAT * MISSED:.0f} s"
         )
     return False
 

@@ -84,8 +84,8 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
 
     Where the cache folder cannot be written it is made anew each time, in a temporary folder.
     """
-    folder = cache_folder() / "tokens" / _key(store, tokenizer)
     try:
+        folder = cache_folder() / "tokens" / _key(store, tokenizer)
         if not _whole(folder):
             _publish(store, tokenizer, folder)
         return _load(folder)
@@ -96,10 +96,16 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
 
 
 def cache_folder() -> Path:
-    """`$TEACHONCE_CACHE`, else `teachonce` in the user's cache folder."""
+    """`$TEACHONCE_CACHE`, else `teachonce` in the user's cache folder.
+
+    Raises FileNotFoundError for a user who has no home, as in many containers.
+    """
     if os.environ.get("TEACHONCE_CACHE"):
         return Path(os.environ["TEACHONCE_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "teachonce"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "teachonce"
+    except RuntimeError as error:
+        raise FileNotFoundError("this user has no home folder") from error
 
 
 def _key(store: FeatureStore, tokenizer: Any) -> str:

@@ -72,6 +72,7 @@ def train_student(
     """Train a student on open stores, with options that are resolved and checked; see `run`."""
     store = stores[0]
     out = options.out_folder()
+    files.check_utf8(out)
     begun: dict[str, Any] = {
         "settings": options.describing(),
         "store": _origin(store),

@@ -21,6 +21,8 @@ Rows = Iterator[tuple[int, list[str]]]
 NAMED = (".tsv", ".csv", ".jsonl")
 """Suffixes of the files that `named_rows` reads."""
 
+SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -35,12 +37,21 @@ def read_table(path: Path, seen: Seen = ignore) -> Table:
     """Open a .tsv or .csv file and read its header, the first row that is not blank.
 
     Cells of a .tsv are divided by tabs alone: quotes are ordinary characters, with which sentences
-    begin and end. Raises CorpusError, also while `rows` are read, for a row with another number of
-    cells than the header, and as `read_lines` does.
+    begin and end. Raises CorpusError for a header that another separator divides; also while `rows`
+    are read, for a row with another number of cells than the header, and as `read_lines` does.
     """
-    rows = _tsv_rows(path, seen) if path.suffix.lower() == ".tsv" else _csv_rows(path, seen)
+    tsv = path.suffix.lower() == ".tsv"
+    rows = _tsv_rows(path, seen) if tsv else _csv_rows(path, seen)
     line, header = next(((number, row) for number, row in rows if not _is_blank(row)), (1, []))
-    return Table(header, f"{path}, line {line}", _as_wide(path, rows, len(header)))
+    where = f"{path}, line {line}"
+    found = [name for sign, name in SEPARATORS.items() if len(header) == 1 and sign in header[0]]
+    if found:
+        raise CorpusError(
+            f"{where}: the header {header[0]!r:.60} is one column with {found[0]} in its name, but"
+            f" {'.tsv is divided by tabs' if tsv else '.csv is divided by commas'}; write the file"
+            " so, or name the column otherwise"
+        )
+    return Table(header, where, _as_wide(path, rows, len(header)))
 
 
 def _is_blank(row: list[str]) -> bool:

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import files
 from support.errors import UserError, first_line
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -93,6 +94,7 @@ def _find(source: str, name: str) -> ResolvedModel:
 
 
 def _checked_folder(path: Path) -> Path:
+    files.check_utf8(path)
     if not path.is_dir():
         raise UserError(f"model {path}: is a file, expected a transformers folder")
     if not (path / "config.json").is_file():

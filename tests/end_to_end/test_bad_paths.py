@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from store import StoreError, open_store
 from student_train.cli import main as student_train
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.comparison.cli import main as feature_store
-from tests.end_to_end.support import refused, says
+from tests.end_to_end.support import ok, refused, says
 
 LONG = "n" * 300  # a file system takes 255 bytes
 STRANGER = "~nosuchuser"
@@ -58,6 +61,51 @@ def test_the_home_of_a_stranger(
     known = {"text": text, "model": tiny_teacher("bert"), "here": tmp_path}
     filled = words.format(**known).replace("PATH", f"{STRANGER}/x")
     says(refused(command, *filled.split()), STRANGER, "no such")
+
+
+@pytest.mark.parametrize("option", ["model", "checkpoint", "new"])
+def test_a_folder_of_a_model_whose_name_is_not_utf8(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
+) -> None:
+    """Tokenizers and safetensors can neither read nor write there; corpora and stores may lie
+    there."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    shutil.copytree(tiny_teacher("bert"), folder / "model")
+    text = folder / "text.txt"
+    text.write_text("Some words.\n" * 30)
+    command, words = WORDS[option]
+    known = {"text": text, "model": tiny_teacher("bert"), "here": tmp_path}
+    filled = words.format(**known).replace("PATH", str(folder / "model"))
+    says(refused(command, *filled.split()), r"\xff/model: the name is not UTF-8", "choose another")
+
+
+def test_a_student_in_a_folder_whose_name_is_not_utf8(store: Path, tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    words = ("--vocab", "300", "--student", "16x2x2", "--steps", "2")
+    shutil.copytree(store, there := folder / "store.zarr")
+    line = refused(student_train, "--store", there, *words)  # its folder would be beside the store
+    says(line, "the name is not UTF-8")
+    assert os.listdir(folder) == ["store.zarr"]
+    ok(student_train, "--store", there, *words, "--out", tmp_path / "student")
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("teacher_dump.cli", "--model m --corpus c.txt --out s.zarr"),
+        ("student_train.cli", "--store s.zarr"),
+        ("student_train.sweep", "--store s.zarr"),
+        ("downstream.cli", "--task mlm --model m --train c.txt --out o"),
+        ("teacher_dump.comparison.cli", "verify s.zarr"),
+    ],
+)
+def test_python_without_docstrings_is_refused(module: str, words: str) -> None:
+    """With -OO transformers fails in the middle of its imports."""
+    call = [sys.executable, "-OO", "-c", f"from {module} import main; main()", *words.split()]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    says(done.stderr.strip(), "Python runs with -OO", "run it without")
 
 
 def test_a_pipe_is_no_store(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:

@@ -144,6 +144,23 @@ def test_a_lease_that_cannot_be_read(tmp_path: Path) -> None:
     begin(tmp_path / "a.zarr", SMALL).close()
 
 
+def test_a_lease_from_the_future(tmp_path: Path) -> None:
+    """A clock was set back: nobody knows how long the writer is silent, so it is counted anew."""
+    store = tmp_path / "a.zarr"
+    path = lease_path(store)
+    path.write_text(json.dumps({"token": "t", "pid": 1, "host": "far", "boot": "far"}))
+    ahead = time.time() + 86_400
+    os.utime(path, (ahead, ahead))
+    with pytest.raises(UserError, match="process 1 on far .* last heard of 0 s ago"):
+        check_free(store)
+    assert abs(path.stat().st_mtime - time.time()) < 60
+    with pytest.raises(UserError, match="another process is writing it"):
+        check_free(store)
+    later = path.stat().st_mtime - 61
+    os.utime(path, (later, later))
+    check_free(store)
+
+
 @pytest.mark.parametrize("kind", ["link", "dangling link", "folder", "pipe"])
 def test_a_lease_that_is_no_file(tmp_path: Path, kind: str) -> None:
     """What a link leads to would be overwritten, and a pipe would never open."""

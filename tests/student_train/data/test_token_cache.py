@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,21 @@ def test_made_once_for_a_text_a_vocabulary_and_a_length(
     token_table(store, fresh("wordpiece", make_tokenizer, 12))
     token_table(store, fresh("unigram", make_tokenizer))
     assert len(list(cache.iterdir())) == 3 and first.exists()
+
+
+def test_a_user_without_a_home(
+    store: FeatureStore, make_tokenizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user has no entry in /etc/passwd."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("TEACHONCE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    table = token_table(store, fresh("wordpiece", make_tokenizer))
+    assert table.folder is None and len(table.start) == len(store) + 1
 
 
 def shorten(file: Path) -> None:

@@ -64,6 +64,26 @@ def test_quotes_in_csv_and_in_tsv(tmp_path: Path) -> None:
     assert texts(tab) == ['" Маркетинг " удивляет', '"open']
 
 
+@pytest.mark.parametrize(
+    ("name", "header", "told"),
+    [
+        ("a.csv", "id;text", "semicolons"),
+        ("a.csv", "id\ttext", "tabs"),
+        ("a.csv", "id|text", "bars"),
+        ("a.tsv", "id,text", "commas"),
+        ("a.tsv", "id;text", "semicolons"),
+    ],
+)
+def test_a_table_divided_by_another_separator(
+    tmp_path: Path, name: str, header: str, told: str
+) -> None:
+    """It would be one column, of numbers and text together."""
+    path = tmp_path / name
+    path.write_text(f"{header}\n{header.replace('id', '1')}\n")
+    message = refusal(path)
+    assert f"one column with {told} in its name" in message and f"{path}, line 1" in message
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
 def test_two_columns_of_one_name(tmp_path: Path, suffix: str) -> None:
     """Of which one would be taken for the other; those that are not read may be called the same."""
