@@ -220,7 +220,8 @@ def test_feature_store(store: Path, tmp_path: Path) -> None:
     fs = open_store(store)
     for word in ("bert", f"{fs.meta['tokens']:,}", "topk", "mean", "default"):
         assert word in told
-    assert json.loads(ok(feature_store, "info", store, "--json"))
+    described = json.loads(ok(feature_store, "info", store, "--json"))
+    assert described["tokens"] == fs.meta["tokens"] and described["identity"] == fs.identity
     assert "sound" in ok(feature_store, "verify", store)
     shown = ok(feature_store, "show", store, "3")
     assert fs[3].text.split()[0] in shown and "sequence 3" in shown

@@ -222,6 +222,8 @@ def test_every_loss_of_a_task_falls(
         for _ in range(20):
             value = distiller(batch)[loss]
             value.backward()
+            # the student learns, not a projection alone
+            assert model.get_input_embeddings().weight.grad.any()
             optimizer.step()
             optimizer.zero_grad()
             found.append(float(value.detach()))
@@ -273,7 +275,11 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
         (unlabelled, ("--recipe", "simple-stagewise"), ("stage", "no gold labels")),
         (plain, ("--recipe", "tinymbert-d1"), ("--loss ce", "does no task")),
         (classes.path, ("--loss", "mlm=1"), ("does classification", "no masked-LM head")),
-        (classes.path, ("--loss", "attention=1", "--student", "bilstm:8,8"), ("attention",)),
+        (
+            classes.path,
+            ("--loss", "attention=1", "--student", "bilstm:8,8"),
+            ("has no attention maps",),
+        ),
         (plain, ("--data", "labelled"), ("--data labelled", "no gold labels")),
         (classes.path, ("--loss", "ce=1,kl=1", "--mask-words", "sideways"), ("uniform", "rare")),
         (mostly, ("--loss", "ce=1", "--best"), ("--best: none of", "judge by", "hold out more")),

@@ -205,5 +205,6 @@ def test_what_torch_kept_of_a_training_before_is_free(
 
 
 def test_free_memory_is_some_of_what_there_is() -> None:
+    """In bytes: neither kilobytes nor pages are as many as a 500th of it."""
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 2**20 < cache.free_memory() <= everything
+    assert everything / 500 < cache.free_memory() <= everything

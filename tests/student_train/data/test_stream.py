@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from typing import Any
 
@@ -13,7 +14,7 @@ from align import Tokens
 from store import Features, FeatureStore, TaskSpec
 from student_train.data.batch import Inputs
 from student_train.data.collator import Collator
-from student_train.data.masking import IGNORED, Masker
+from student_train.data.masking import IGNORED, MASK, RANDOM, Masker
 from student_train.data.stream import loaded, split_blocks, student_batches, view_of
 from student_train.data.token_cache import tokenize
 from student_train.output.run import prepare
@@ -51,6 +52,7 @@ def test_dynamic_masks(store: FeatureStore, collator: Collator) -> None:
 def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(
     store: FeatureStore, collator: Collator
 ) -> None:
+    masked: Counter[int] = Counter()
     for batch in store.stream(0, 0, 512, view=1, features=()):
         tokens = tokenize(collator.tokenizer, batch.texts)
         read = collator.masker.stored(tokens, batch.spans, batch.spans_start, (0,))
@@ -60,8 +62,15 @@ def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(
                 begin, end = tokens.offsets[t]
                 over = [s for s in spans if s[0] < end and begin < s[1]]
                 assert (read.labels[t] != IGNORED) == (bool(over) and not tokens.special[t])
-                if over and not tokens.special[t] and over[0][2] == 0:
-                    assert read.ids[t] == collator.masker.mask_id
+                if over and not tokens.special[t]:
+                    action = int(over[0][2])
+                    masked[action] += 1
+                    assert action == RANDOM or read.ids[t] == (
+                        collator.masker.mask_id if action == MASK else tokens.ids[t]
+                    )
+                else:
+                    assert read.ids[t] == tokens.ids[t]
+    assert min(masked[action] for action in range(3)) > 0
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -72,7 +81,9 @@ def test_any_number_of_workers_makes_the_same_batches(
     order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 5}
     wanted = student_batches(store, collator, blocks, **order)
     with closing(loaded(store, collator, blocks, workers, **order)) as found:
+        compared = 0
         for want, got, _ in zip(wanted, found, range(2 * len(blocks)), strict=False):
+            compared += 1
             torch.testing.assert_close(vars(got.inputs), vars(want.inputs), rtol=0, atol=0)
             torch.testing.assert_close(got.labels, want.labels, rtol=0, atol=0)
             assert want.distillation and got.distillation
@@ -80,6 +91,7 @@ def test_any_number_of_workers_makes_the_same_batches(
                 torch.testing.assert_close(
                     got.distillation.normalised[name], states, rtol=0, atol=0
                 )
+        assert compared == 2 * len(blocks) > 10
 
 
 def test_spans_of_one_sequence_do_not_reach_into_the_next() -> None:
