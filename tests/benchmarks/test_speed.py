@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import gpu
 from benchmarks.common.small_store import random_teacher, small_store
 from benchmarks.reproduce.examples import Data
 from benchmarks.speed import aligning, dumping, economy, fine_tuning, growth, stepping
 from benchmarks.speed.teacher_gone import training
+from downstream.tasks.length_grouped import LengthGroupedTrainer
 from store import open_store
 from student_train.output.run import prepare
 from student_train.settings.options import CACHES, TrainOptions
+from support.arrays import Array
+from teacher_dump.job.dump import DumpSummary, dump
 from teacher_dump.job.options import DumpOptions
+from teacher_dump.teacher.teacher import Activations, Teacher
 from tests.downstream.learnable import classified
 from tests.texts import ENGLISH, FRENCH, GERMAN
 
@@ -47,14 +54,28 @@ def base(tiny_teacher: Callable[..., Path], corpus: str) -> TrainOptions:
 
 
 def test_the_teacher_in_memory_is_measured_beside_the_store(
-    base: TrainOptions, tiny_teacher: Callable[..., Path]
+    base: TrainOptions, tiny_teacher: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for model in (None, str(tiny_teacher("bert"))):
-        assert min(training(base, model).values()) > 0
+    real, passes = Teacher.run, 0
+
+    def counted(self: Teacher, ids: Array, present: Array) -> Activations:
+        nonlocal passes
+        passes += 1
+        return real(self, ids, present)
+
+    monkeypatch.setattr(Teacher, "run", counted)
+    assert min(training(base, None).values()) > 0 and passes == 0
+    assert min(training(base, str(tiny_teacher("bert"))).values()) > 0
+    assert passes >= (base.steps or 0) > 0
 
 
 @pytest.mark.parametrize("features", dumping.FEATURES)
-def test_dumps(features: str, tiny_teacher: Callable[..., Path], corpus: str) -> None:
+def test_dumps(
+    features: str,
+    tiny_teacher: Callable[..., Path],
+    corpus: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     words = dumping.FEATURES[features]
     options = DumpOptions(
         *(str(tiny_teacher("bert")), Path("none.zarr"), (corpus,)),
@@ -63,17 +84,47 @@ def test_dumps(features: str, tiny_teacher: Callable[..., Path], corpus: str) ->
         precision="fp32",
         max_length=64,
     )
+    options, stored, made = replace(options, **words), Counter[str](), list[DumpSummary]()
+    put = dumping.Arrays.put
+
+    def counted(self: dumping.Arrays, name: str, values: torch.Tensor) -> None:
+        stored[name] += len(values)
+        put(self, name, values)
+
+    monkeypatch.setattr(dumping.Arrays, "put", counted)
+    monkeypatch.setattr(dumping, "dump", lambda *given: made.append(dump(*given)))
     for work in (dumping.bare, dumping.ours, dumping.straightforward):
-        assert min(work(replace(options, **words)).values()) > 0
+        assert min(work(options).values()) > 0
+    windows = [window for part in dumping.parts_of(options) for window in part]
+    tokens = sum(len(window.ids) for window in windows)
+    per_token = {"hidden": tokens}
+    if features == "all features":
+        per_token |= dict.fromkeys(("ids", "logprobs", "log_partition"), tokens)
+        per_token["attention"] = sum(len(window.ids) ** 2 for window in windows)
+    assert stored == per_token and [done.tokens for done in made] == [tokens]
 
 
 @pytest.mark.parametrize("grouped", fine_tuning.ORDERS.values())
-def test_fine_tuning(grouped: bool, tiny_teacher: Callable[..., Path], tmp_path: Path) -> None:
+def test_fine_tuning(
+    grouped: bool,
+    tiny_teacher: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+    sampler = LengthGroupedTrainer._get_train_sampler
+
+    def recorded(*given: Any) -> Any:
+        made.append(sampler(*given))
+        return made[-1]
+
+    monkeypatch.setattr(LengthGroupedTrainer, "_get_train_sampler", recorded)
     for name in ("train", "dev"):
         classified(tmp_path / f"a.{name}.tsv", 30, 0)
     data, settings = Data("F1", "a", "classify", ""), (str(tiny_teacher("bert")), tmp_path, 1, 0)
     found = fine_tuning.fine_tuned(data, grouped, *settings)
     assert found["seconds"] > 0 and 0 <= found["dev"] <= 1
+    assert bool(made) == grouped
 
 
 def test_steps(base: TrainOptions) -> None:
