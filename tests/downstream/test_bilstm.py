@@ -60,7 +60,7 @@ def test_it_learns_to_tag_and_to_classify(student: Path, tmp_path: Path) -> None
 def test_it_learns_pairs_and_entities(student: Path, tmp_path: Path) -> None:
     pairs = paired(tmp_path / "pairs.csv", 24, 0)
     found = tuned("pair", student, pairs, pairs, tmp_path / "pair")
-    assert found["pearson"] > 0.2
+    assert found["pearson"] > 0.5  # of a student that learns nothing it is 0, give or take 0.2
     train, dev = (entities(tmp_path / str(size), size, size) for size in (60, 30))
     assert tuned("ner", student, train, dev, tmp_path / "ner")["entity_f1"] > 0.8
 

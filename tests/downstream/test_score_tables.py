@@ -193,7 +193,7 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
     for size in (1, 256):
         subject.prepare(SpeedSettings(batch_size=size), 128)
         peaks.append(peak_memory(subject, [subject.batch], "cpu") or 0)
-    assert 4 * subject.parameters <= peaks[0]
+    assert 4 * subject.parameters <= peaks[0] < 50 * 2**20  # of the model, not of the process
     # one state of the feed-forward layer, 64 wide
     assert peaks[1] - peaks[0] > 255 * 128 * 64 * 4
     single = peak_memory(subject, subject.sentences, "cpu") or 0
