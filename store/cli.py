@@ -1,4 +1,7 @@
-"""Commands of `feature-store` that run no teacher: look at stores, check them, copy them."""
+"""Commands of `feature-store` that run no teacher: look at stores, mend them, copy them.
+
+`teacher_dump.comparison.cli` makes the whole command of them and `verify`, which may run one.
+"""
 
 from __future__ import annotations
 
@@ -49,19 +52,6 @@ def info(path: str, as_json: bool, allow_partial: bool) -> None:
     store = open_store(path, allow_partial=allow_partial)
     text = json.dumps(describe(store), indent=1) if as_json else "\n".join(info_lines(store))
     click.echo(text)
-
-
-@main.command()
-@click.argument("path")
-@allow_partial
-@command_errors
-def verify(path: str, allow_partial: bool) -> None:
-    """Read everything and compare it with its checksums.
-
-    The stored tokens are compared with those of the stored tokenizer. Exit code 1 if anything is
-    wrong.
-    """
-    check_sound(path, allow_partial)
 
 
 def check_sound(path: str, allow_partial: bool) -> None:

@@ -38,7 +38,7 @@ def alter(store: Path, name: str) -> None:
 
 
 def _other(values: Array) -> Array:
-    """The same bits but one of each number, its least."""
+    """Flip the least bit of each number."""
     bits = values.view(f"u{values.dtype.itemsize}") if values.dtype != bool else values
     changed: Array = (bits ^ bits.dtype.type(1)).view(values.dtype)
     return changed

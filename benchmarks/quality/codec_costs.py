@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.common.results import TEACHER, of_text, publish, table, whole_size
 from store import FeatureStore, open_store
+from store.format.codecs.levels import LEVELS
 from store.tools.copy import convert
 from support.arrays import Array
 from support.console import command_errors
@@ -129,7 +130,7 @@ def measure(options: DumpOptions, folder: Path) -> tuple[Rows, Rows, FeatureStor
     rows: Rows = [["float16, safetensors", options.logits, loose, "", f"{loose / plain:.0%}"]]
     rows[0] += [""] * (len(HEAD) - len(rows[0]))
     kinds: Rows = []
-    for codec in ("exact", "default", "small"):
+    for codec in LEVELS:
         sizes, found = [], {}
         for layout in LAYOUTS:
             path = folder / f"{codec}.{layout}"

@@ -1,1 +1,1 @@
-"""What only some stores hold outside their parts."""
+"""Optional arrays outside the parts, which only some stores hold."""

@@ -41,32 +41,19 @@ def encode_sequences(
     sequences, tokens = len(token_start) - 1, int(token_start[-1])
     ids, spans = np.asarray(token_ids, np.int64), np.asarray(offsets, np.int64)
     flags = np.asarray(special, bool)
-    for name, array, expected in (
+    shapes = (
         ("texts", np.empty(len(texts)), (sequences,)),
         ("token_ids", ids, (tokens,)),
         ("offsets", spans, (tokens, 2)),
         ("special", flags, (tokens,)),
         *((name, np.asarray(column), (sequences,)) for name, column in columns.items()),
-    ):
+    )
+    for name, array, expected in shapes:
         if array.shape != expected:
             raise StoreError(
                 f"{where}: {name} has shape {list(array.shape)}, expected {list(expected)}"
             )
-    lengths = np.array([len(text) for text in texts], np.int64)
-    limits = np.repeat(lengths, np.diff(token_start))
-    begin, end = spans[:, 0], spans[:, 1]
-    for bad, what in (
-        ((ids < 0) | (ids >= vocabulary), f"token id outside the vocabulary of {vocabulary}"),
-        ((begin < 0) | (begin > end) | (end > limits), "offsets outside the text"),
-        (flags & (end > 0), "special token with offsets (expected 0, 0)"),
-    ):
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            sequence = int(np.searchsorted(token_start, row, "right")) - 1
-            raise StoreError(
-                f"{where}, sequence {sequence}, token {row - token_start[sequence]}: {what} "
-                f"(id {ids[row]}, span {begin[row]}..{end[row]} of {limits[row]} characters)"
-            )
+    _check_tokens(texts, token_start, vocabulary, where, ids, spans, flags)
     encoded = [_encode_text(text, f"{where}, sequence {n}") for n, text in enumerate(texts)]
     return {
         "sequence/document": np.asarray(columns["document"], np.int64),
@@ -76,10 +63,38 @@ def encode_sequences(
         "sequence/token_start": token_start.astype(np.int64),
         "text/utf8": np.frombuffer(b"".join(encoded), np.uint8),
         "token/id": ids.astype(np.uint32),
-        "token/begin": begin.astype(np.int32),
-        "token/end": end.astype(np.int32),
+        "token/begin": spans[:, 0].astype(np.int32),
+        "token/end": spans[:, 1].astype(np.int32),
         "token/special": flags,
     }
+
+
+def _check_tokens(
+    texts: Sequence[str],
+    token_start: Array,
+    vocabulary: int,
+    where: str,
+    ids: Array,
+    spans: Array,
+    special: Array,
+) -> None:
+    """Raise StoreError for the first token outside the vocabulary or its text, and for a special
+    token that covers text."""
+    lengths = np.array([len(text) for text in texts], np.int64)
+    limits = np.repeat(lengths, np.diff(token_start))
+    begin, end = spans.T
+    for bad, what in (
+        ((ids < 0) | (ids >= vocabulary), f"token id outside the vocabulary of {vocabulary}"),
+        ((begin < 0) | (begin > end) | (end > limits), "offsets outside the text"),
+        (special & (end > 0), "special token with offsets (expected 0, 0)"),
+    ):
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            sequence = int(np.searchsorted(token_start, row, "right")) - 1
+            raise StoreError(
+                f"{where}, sequence {sequence}, token {row - token_start[sequence]}: {what} "
+                f"(id {ids[row]}, span {begin[row]}..{end[row]} of {limits[row]} characters)"
+            )
 
 
 def encode_gold(

@@ -101,7 +101,6 @@ class FeatureStore(Sequence[Record]):
         }
         self.calibration: Calibration = {name: self._calibration(name) for name in features.hidden}
         self._streamer = Streamer(self._index, self.calibration)
-        self.spare = self._streamer.spare
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         """Pickle the path and the options only; a spawned worker opens the store again."""
@@ -273,5 +272,5 @@ class FeatureStore(Sequence[Record]):
     def close(self) -> None:
         """Close open files and let go of memory; reading opens them again."""
         self.source.close()
-        self.spare.clear()
+        self._streamer.close()
         self._index.close()

@@ -109,15 +109,19 @@ class Streamer:
 
     def __init__(self, index: PartIndex, calibration: Calibration) -> None:
         self._index, self._calibration = index, calibration
-        self.spare: list[Buffers] = []
+        self._spare: list[Buffers] = []
         self._sound: set[tuple[int, str]] = set()  # arrays that a stream has checked
+
+    def close(self) -> None:
+        """Let go of the buffers."""
+        self._spare.clear()
 
     def stream(self, order: StreamOrder, check: bool = False) -> Iterator[Batch]:
         """Yield the batches of an order; see `FeatureStore.stream`."""
         buffers = Buffers()
         checked = ReadingCheck(self._sound)
         try:  # no batch shows the buffers of a pool: another stream may have them after this one
-            pool_buffers = self.spare.pop()
+            pool_buffers = self._spare.pop()
         except IndexError:
             pool_buffers = Buffers()
         pools = (
@@ -147,7 +151,7 @@ class Streamer:
         finally:
             checked.close()
             ahead.shutdown(wait=False, cancel_futures=True)
-            self.spare.append(pool_buffers)
+            self._spare.append(pool_buffers)
 
 
 def _gather_stored(pool: Pool, chosen: Array, rows: Array, buffers: Buffers) -> dict[str, Array]:

@@ -1,1 +1,1 @@
-"""What the commands of `feature-store` do: verify, repair, copy, merge, info, show."""
+"""The work of the commands of `feature-store`: verify, repair, copy, merge, info, show."""

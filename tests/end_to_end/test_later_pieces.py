@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokeni
 
 from downstream.cli import main as score
 from store import FeatureStore, TaskSpec, open_store
-from store.cli import main as info
 from student_train.cli import main as train
 from student_train.losses.task import NO_LABEL
+from teacher_dump.comparison.cli import main as info
 from tests.end_to_end.support import dumped, ok, refused, says
 from tests.end_to_end.test_task_students import prepared
 from tests.texts import ENGLISH, RUSSIAN

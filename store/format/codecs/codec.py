@@ -39,7 +39,6 @@ class Codec(ABC):
     it); log-probabilities may be -inf.
     """
 
-    name: ClassVar[str]
     names: ClassVar[tuple[str, ...]] = ("values",)  # of its arrays
     binds: ClassVar[tuple[str, ...]] = ()  # keys of the description that a reader decodes by
     limit: ClassVar[float] = math.inf

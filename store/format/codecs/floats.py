@@ -16,7 +16,6 @@ HALF_MAX = 65504.0
 class Float32(Elementwise):
     """Keeps the values as they are."""
 
-    name = "float32"
     dtype = np.dtype(np.float32)
     description = {"encoding": "float32", "error": "none"}
 
@@ -33,7 +32,6 @@ class Float32(Elementwise):
 class Float16(Elementwise):
     """Rounds to half precision."""
 
-    name = "float16"
     dtype = np.dtype(np.float16)
     limit = HALF_MAX
     description = {"encoding": "float16", "error": "relative 2^-11"}

@@ -24,12 +24,12 @@ class HiddenCodec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the arrays of one hidden state."""
+        """Names of the arrays of one hidden state."""
         return self.codec.names
 
     @property
     def description(self) -> dict[str, Any]:
-        """That of the codec, and how the calibration is undone."""
+        """The codec's description, and how the calibration is undone."""
         return self.codec.description | ({"normalised": NORMALISED} if self.normalised else {})
 
     def unlike(self, found: Mapping[str, Any]) -> list[str]:
@@ -38,7 +38,7 @@ class HiddenCodec:
         return self.codec.unlike(found) + ["normalised"] * other
 
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
-        """That of the codec, of what it encodes."""
+        """The codec's bound for `values` as it encodes them; see `Codec.bound`."""
         return self.codec.bound(values, stored)
 
     def normalise(self, states: Floats, mean: Floats, deviation: Floats) -> Floats:

@@ -23,7 +23,6 @@ class Int8(Codec):
 
     packing: Packing | None = None
 
-    name = "int8"
     names = ("values", "scale")
     limit = HALF_MAX * 127
 
@@ -63,7 +62,6 @@ class Int4(Codec):
 
     group: int
 
-    name = "int4"
     names = ("values", "scale")
     binds = ("group",)
     limit = HALF_MAX * 7

@@ -21,7 +21,6 @@ ROOT_ZERO = 255
 class Fixed(Elementwise):
     """Keeps log-probabilities <= 0, or -inf, in steps of 2^-10."""
 
-    name = "fixed"
     dtype = np.dtype(np.uint16)
     binds = ("step", "minus_infinity")
     lowest = -63.998
@@ -51,7 +50,6 @@ class Fixed(Elementwise):
 class Root(Elementwise):
     """Keeps log-probabilities <= 0, or -inf, more exactly the nearer they are to 0."""
 
-    name = "root"
     dtype = np.dtype(np.uint8)
     packing = DENSE
     binds = ("step", "minus_infinity")

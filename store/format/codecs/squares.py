@@ -18,7 +18,6 @@ class Square(Elementwise):
 
     packing: Packing | None = FAST
 
-    name = "square"
     dtype = np.dtype(np.uint8)
     step: ClassVar[int] = 1  # of the 255 codes only every step-th is used
 
@@ -51,7 +50,6 @@ class Coarse(Square):
 
     packing: Packing | None = DENSE
 
-    name = "coarse"
     step = 5
 
     @property

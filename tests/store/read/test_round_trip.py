@@ -221,9 +221,9 @@ def test_streams_do_not_disturb_one_another(made: Callable[..., Any], ext: str) 
     for a, b in zip(one, other, strict=True):
         assert content(a) == content(b) == alone.pop(0)
     assert content(held) == expected == content(first())
-    assert held.texts == first().texts and 1 <= len(fs.spare) <= 3
+    assert held.texts == first().texts and 1 <= len(fs._streamer._spare) <= 3
     fs.close()
-    assert not fs.spare
+    assert not fs._streamer._spare
 
 
 def test_damage_ahead_stops_no_batch_before_it(made: Callable[..., Any], tmp_path: Path) -> None:

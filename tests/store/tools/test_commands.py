@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, models
 
 from store import open_store
-from store.cli import main
 from store.tools.copy import convert
+from teacher_dump.comparison.cli import main
 from tests.store.making import IDENTITY, LABELS, begin, features_of, make_part, make_store, put_part
 
 Made = Callable[..., Any]

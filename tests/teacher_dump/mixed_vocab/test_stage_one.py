@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from transformers import AutoTokenizer
 
 from store import open_store
-from store.cli import main as feature_store
 from store.errors import StoreError
 from store.extras.mixed_vocab import GROUP, MixedVocab
 from store.tools.verify import verify
 from student_train.model.vocabulary import student_tokenizer
 from teacher_dump.cli import main as teacher_dump
+from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.mixed_vocab.options import MixedVocabOptions
 from teacher_dump.mixed_vocab.stage_one import mixed_vocab
