@@ -10,9 +10,9 @@ from typing import Any
 
 from store import FeatureStore, open_store
 from student_train.data.gold_labels import has_gold
-from student_train.model.kinds import DEFAULT_KIND, KINDS
 from student_train.settings.options import DEFAULT_LOSS, LENGTH, TrainOptions
 from student_train.settings.recipe import find_recipe
+from student_train.settings.shapes import DEFAULT_KIND, SHAPES
 from support.errors import UserError
 from support.options import read_words, scoped
 
@@ -66,7 +66,7 @@ def _as_wide_as_teacher(given: dict[str, Any]) -> str:
             )
         # a student of its kind, whose layers can be cut out of it
         own = config.get("model_type")
-        kind = f"{own}:" if own in KINDS and own != DEFAULT_KIND else ""
+        kind = f"{own}:" if own in SHAPES and own != DEFAULT_KIND else ""
         return f"{kind}{store.features.width}x{given['student'].removeprefix(AS_TEACHER)}x{heads}"
 
 

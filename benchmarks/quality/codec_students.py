@@ -25,7 +25,7 @@ from benchmarks.quality.distillation_helps import MASKED, finished, scores_of
 from store import FeatureStore, open_store
 from store.format.codecs.levels import LEVELS
 from store.tools.copy import begin_copy, convert
-from student_train.model.vocabulary import student_tokenizer
+from student_train.model.student_tokenizer import student_tokenizer
 from student_train.settings.options import TrainOptions, parse_losses
 from support.arrays import Array
 from support.console import command_errors

@@ -22,7 +22,7 @@ import click
 from benchmarks.common.results import SHARED, mean_and_deviation, publish, table
 from benchmarks.quality.judge import MEASURES, Tags, judge, tagging
 from store import FeatureStore, open_store
-from student_train.model.vocabulary import student_tokenizer
+from student_train.model.student_tokenizer import student_tokenizer
 from student_train.output.report import changed_settings
 from student_train.output.run import prepare
 from student_train.settings.options import ALIGNMENTS, TrainOptions, parse_losses

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from student_train.model.kinds import make_student
-from student_train.model.vocabulary import train_wordpiece
+from student_train.model.student_tokenizer import train_wordpiece
 from support.arrays import Array
 from support.errors import UserError
 from training.wordpiece import vocabulary_size

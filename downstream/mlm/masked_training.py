@@ -25,7 +25,7 @@ from downstream.mlm.masked_trainer import BatchMasking, Minutes, MlmTrainer, Row
 from downstream.mlm.text_blocks import blocks, hold_out, read_lines
 from downstream.options import MlmSettings
 from downstream.progress import Progress
-from student_train.model.kinds import parse_student
+from student_train.settings.shapes import parse_student
 from support import files
 from support.console import counted
 from support.differences import changed

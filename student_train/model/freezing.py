@@ -6,8 +6,8 @@ import re
 
 from torch import nn
 
-from student_train.model.kinds import Shape
 from student_train.settings.options import TrainOptions
+from student_train.settings.shapes import Shape
 from support.errors import UserError
 
 

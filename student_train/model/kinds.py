@@ -1,5 +1,5 @@
-"""The kinds of student: one entry of `KINDS` for each says how it is read from `--student`, built,
-trained by default, and cut out of a teacher, and how its heads are applied.
+"""The kinds of student: one entry of `KINDS` for each says how it is built from its shape and cut
+out of a teacher, and how its heads are applied. `settings/shapes.py` reads the shape.
 
 Shape letters: B batch, S tokens, M and N flat tokens (N all that are present, row by row), D width
 of the states, V vocabulary, C labels.
@@ -7,10 +7,9 @@ of the states, V vocabulary, C labels.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from transformers import (
@@ -34,37 +33,7 @@ from student_train.bilstm import (
     BiLstmForTokenClassification,
     max_over,
 )
-from support.errors import UserError
-
-SIZES = {"tiny": (264, 3, 12)}
-DEFAULT_KIND = "bert"
-GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5  # of transformers the best rate falls with the width
-RECURRENT_RATE = 3e-3  # of a BiLSTM, at any width
-
-
-Positions = Literal["learnt", "rotary", "none"]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A kind of student and its sizes: `width` of the states and of the word `embeddings`,
-    `layers`, and attention `heads` in each, 0 where there is no attention."""
-
-    kind: str
-    width: int
-    layers: int
-    heads: int
-    embeddings: int
-
-    @property
-    def positions(self) -> Positions:
-        """How the student knows where a token stands."""
-        return KINDS[self.kind].positions
-
-    @property
-    def learning_rate(self) -> float:
-        """The peak learning rate where `--lr` gives none."""
-        return KINDS[self.kind].rate(self)
+from student_train.settings.shapes import DEFAULT_KIND, Shape, parse_student
 
 
 @dataclass(frozen=True)
@@ -89,75 +58,24 @@ class Parts:
 
 @dataclass(frozen=True)
 class Kind:
-    """All that differs between kinds of student. `KINDS` names each by the `model_type` of its
-    config.
+    """The model of one kind of student. `KINDS` names each as `SHAPES` and its config do.
 
-    shape: the shape for a kind's name and a size as it is written after `KIND:`. It raises
-        ValueError for what is no size: what is wrong, without the option, and perhaps the size that
-        was meant.
     config: the config for a shape, a tokenizer, the most tokens of a text, and what all configs
         have.
     models: the class for no task (`mlm`) and for each kind of task.
-    positions: whether positions are learnt, rotary, or none of its parts.
-    rate: the default of the peak learning rate.
     parts: what can be cut out of a teacher of that kind; None for nothing.
     lm, tag: logits [M,V] and [M,C] of states [M,D].
     pooled: what a text is classified by, [B,D] of states [B,S,D] and which are present [B,S].
     classify: logits [B,C] of that.
     """
 
-    shape: Callable[[str, str], Shape]
     config: Callable[..., PreTrainedConfig]
     models: Mapping[str, type[PreTrainedModel]]
-    positions: Positions
-    rate: Callable[[Shape], float]
     parts: Parts | None
     lm: Callable[[Any, Tensor], Tensor]
     tag: Callable[[Any, Tensor], Tensor]
     pooled: Callable[[Any, Tensor, Tensor], Tensor]
     classify: Callable[[Any, Tensor], Tensor]
-
-
-def _transformer(kind: str, size: str) -> Shape:
-    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", size)
-    if size not in SIZES and not found:
-        raise ValueError(
-            "expected tiny or HxLxA (width x layers x heads, such as 264x3x12), or"
-            " bilstm:E,H (embeddings, LSTM)"
-        )
-    width, layers, heads = SIZES[size] if size in SIZES else map(int, found.groups())  # type: ignore[union-attr]
-    if min(width, layers, heads) < 1 or width % heads:
-        raise ValueError(
-            f"the width {width} must be a multiple of the {heads} heads, and all at least 1"
-        )
-    if layers > width:
-        raise ValueError(
-            f"{layers} layers of width {width}; the order is width x layers x heads",
-            f"{layers}x{width}x{heads}",
-        )
-    return Shape(kind, width, layers, heads, width)
-
-
-def _rotary(kind: str, size: str) -> Shape:
-    shape = _transformer(kind, size)
-    each = shape.width // shape.heads
-    if each % 2:
-        raise ValueError(
-            f"{each} dimensions a head; rotary positions need an even number: choose"
-            f" {shape.heads * (each + 1)} or fewer heads"
-        )
-    return shape
-
-
-def _recurrent(kind: str, size: str) -> Shape:
-    found = re.fullmatch(r"(\d+),(\d+)", size)
-    embeddings, one_way = map(int, found.groups()) if found else (0, 0)
-    if min(embeddings, one_way) < 1:
-        raise ValueError(
-            "expected E,H, both at least 1 (width of the embeddings and of the LSTM in each"
-            " direction, such as 300,600)"
-        )
-    return Shape(kind, 2 * one_way, 1, 0, embeddings)
 
 
 def _bert(
@@ -210,10 +128,6 @@ def _bilstm(
     )
 
 
-def _by_width(shape: Shape) -> float:
-    return min(GREATEST_RATE, RATE_TIMES_WIDTH / shape.width)
-
-
 def _first(model: Any, states: Tensor, present: Tensor) -> Tensor:
     return states[:, 0]
 
@@ -227,15 +141,12 @@ def _as_configured(model: Any, states: Tensor, present: Tensor) -> Tensor:
 
 KINDS: dict[str, Kind] = {
     "bert": Kind(  # Devlin et al. 2019
-        _transformer,
         _bert,
         {
             "mlm": BertForMaskedLM,
             "classification": BertForSequenceClassification,
             "tagging": BertForTokenClassification,
         },
-        positions="learnt",
-        rate=_by_width,
         parts=Parts(
             "encoder.layer.",
             tuple(
@@ -264,15 +175,12 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "modernbert": Kind(  # Warner et al. 2024: rotary positions, normalised before a block
-        _rotary,
         _modernbert,
         {
             "mlm": ModernBertForMaskedLM,
             "classification": ModernBertForSequenceClassification,
             "tagging": ModernBertForTokenClassification,
         },
-        positions="rotary",
-        rate=_by_width,
         parts=Parts(
             "layers.",
             tuple(
@@ -290,15 +198,12 @@ KINDS: dict[str, Kind] = {
         classify=lambda model, pooled: model.classifier(model.drop(model.head(pooled))),
     ),
     "bilstm": Kind(  # Mukherjee & Awadallah 2019 and 2020
-        _recurrent,
         _bilstm,
         {
             "mlm": BiLstmForMaskedLM,
             "classification": BiLstmForSequenceClassification,
             "tagging": BiLstmForTokenClassification,
         },
-        positions="none",
-        rate=lambda shape: RECURRENT_RATE,
         parts=None,
         lm=lambda model, states: model.logits(states),
         tag=lambda model, states: model.logits(states),
@@ -306,27 +211,6 @@ KINDS: dict[str, Kind] = {
         classify=lambda model, pooled: model.classifier(model.dropout(pooled)),
     ),
 }
-
-
-def parse_student(student: str, option: str = "--student ", default: str = DEFAULT_KIND) -> Shape:
-    """The shape that `[KIND:]tiny`, `[KIND:]HxLxA` or `bilstm:E,H` asks for.
-
-    `option` is what stands before it on the command line, `default` the kind where none is named.
-    Raises UserError for anything else.
-    """
-    named, colon, size = student.rpartition(":")
-    kind = named or default
-    if kind not in KINDS:
-        raise UserError(
-            f"{option}{student}: no kind of student is called {kind}; there are {', '.join(KINDS)}"
-        )
-    try:
-        return KINDS[kind].shape(kind, size)
-    except ValueError as error:
-        told, *meant = error.args
-        before = option.rpartition(" ")[2] + named + colon  # what the value begins with
-        hint = "".join(f": {before}{size}?" for size in meant)
-        raise UserError(f"{option}{student}: {told}{hint}") from None
 
 
 def make_student(

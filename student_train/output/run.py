@@ -20,7 +20,7 @@ from student_train.data.collator import Collator
 from student_train.losses.registry import losses_for
 from student_train.model.kinds import has_attention, make_student
 from student_train.model.start import initialise
-from student_train.model.vocabulary import student_tokenizer
+from student_train.model.student_tokenizer import student_tokenizer
 from student_train.model.word_vectors import set_word_vectors
 from student_train.output.card import environment, hub_id, model_card
 from student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash

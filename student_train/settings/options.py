@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from student_train.losses import registry
+from student_train.settings.shapes import parse_student
 from support.console import check_device
 from support.errors import UserError
 from support.options import (
@@ -356,8 +357,6 @@ class TrainOptions:
     @property
     def resolved_lr(self) -> float:
         """The peak learning rate: --lr, else the default of the kind of student."""
-        from student_train.model.kinds import parse_student
-
         return parse_student(self.student).learning_rate if self.lr is None else self.lr
 
     def schedule_over(self, steps: int) -> Schedule:

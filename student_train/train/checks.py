@@ -12,9 +12,9 @@ from student_train.data.gold_labels import has_gold
 from student_train.data.stream import chosen_blocks, split_blocks, view_of
 from student_train.losses.registry import LOSSES, features_of, losses_for
 from student_train.model.freezing import check_frozen
-from student_train.model.kinds import Shape, parse_student
 from student_train.model.start import other_teacher
 from student_train.settings.options import TrainOptions
+from student_train.settings.shapes import Shape, parse_student
 from student_train.settings.stages import stages_of
 from support.arrays import Array
 from support.errors import UserError

@@ -27,7 +27,7 @@ from downstream.options import AS_IS, Asked
 from store.format.features import TaskSpec
 from student_train.arguments import options_from
 from student_train.cli import main as student_train
-from student_train.model.kinds import parse_student
+from student_train.settings.shapes import parse_student
 from student_train.settings.stages import stages_of
 from support.errors import UserError
 from support.options import scoped

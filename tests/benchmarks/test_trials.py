@@ -16,7 +16,7 @@ from benchmarks.quality import distillation_helps as helps
 from benchmarks.quality.judge import MEASURES
 from benchmarks.speed import main_job
 from store import open_store
-from student_train.model.vocabulary import student_tokenizer
+from student_train.model.student_tokenizer import student_tokenizer
 from student_train.settings.options import TrainOptions, parse_losses
 from support.errors import UserError
 from teacher_dump.job.dump import dump

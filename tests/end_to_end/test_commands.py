@@ -20,7 +20,7 @@ from transformers import AutoModel
 from downstream.cli import main as downstream
 from store import open_store
 from student_train.cli import main as student_train
-from student_train.model.vocabulary import student_tokenizer
+from student_train.model.student_tokenizer import student_tokenizer
 from student_train.sweep import aligned, table
 from student_train.sweep import main as student_sweep
 from teacher_dump.cli import main as teacher_dump

@@ -21,7 +21,7 @@ from store import open_store
 from store.tools.info import info_lines
 from store.tools.verify import verify
 from student_train.cli import main as student_train
-from student_train.model.vocabulary import student_tokenizer
+from student_train.model.student_tokenizer import student_tokenizer
 from support.errors import UserError
 from teacher_dump.job.dump import dump
 from tests.end_to_end import dumping

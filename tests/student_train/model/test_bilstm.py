@@ -27,7 +27,7 @@ from student_train.bilstm import (
 )
 from student_train.model.kinds import make_student
 from student_train.model.start import initialise
-from student_train.model.vocabulary import student_tokenizer
+from student_train.model.student_tokenizer import student_tokenizer
 from student_train.model.word_vectors import set_word_vectors
 from support.errors import UserError
 from tests.conftest import TOKENIZER_KINDS

@@ -23,17 +23,16 @@ from store.format.features import TaskSpec
 from student_train.losses.registry import losses_for
 from student_train.model.kinds import (
     KINDS,
-    Shape,
     class_logits,
     has_attention,
     lm_logits,
     make_student,
-    parse_student,
     sentence_states,
     tag_logits,
 )
 from student_train.output.run import run
 from student_train.settings.options import ALIGNMENTS, TrainOptions
+from student_train.settings.shapes import SHAPES, Shape, parse_student
 from student_train.train.student_training import METRICS
 from support.errors import UserError
 from tests.texts import SENTENCES
@@ -78,6 +77,10 @@ def read(model: PreTrainedModel, tokenizer: Any) -> tuple[Tensor, Tensor, Tensor
     with torch.no_grad():
         states = model.base_model(**asked, output_hidden_states=True).hidden_states
         return states[-1][present], present, model(**asked).logits
+
+
+def test_every_shape_has_its_model() -> None:
+    assert list(SHAPES) == list(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,8 +16,8 @@ from align import Vocabulary, VocabularyMap
 from store import FeatureStore, open_store
 from student_train.model.kinds import make_student
 from student_train.model.start import embedding_means, initialise
+from student_train.model.student_tokenizer import student_tokenizer
 from student_train.model.teacher_layers import layer_groups
-from student_train.model.vocabulary import student_tokenizer
 from student_train.settings.options import TrainOptions
 from student_train.train.checks import check
 from support.arrays import Array

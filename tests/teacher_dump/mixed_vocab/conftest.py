@@ -17,7 +17,7 @@ from tests.texts import SENTENCES
 @pytest.fixture(scope="session")
 def small(make_tokenizer: Callable[[str], Any]) -> Any:
     """The student's tokenizer: fewer pieces of the same text."""
-    from student_train.model.vocabulary import train_wordpiece as student_wordpiece
+    from student_train.model.student_tokenizer import train_wordpiece as student_wordpiece
 
     return student_wordpiece(SENTENCES, PIECES, None)
 

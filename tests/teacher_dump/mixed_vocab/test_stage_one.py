@@ -19,7 +19,7 @@ from store import open_store
 from store.errors import StoreError
 from store.extras.mixed_vocab import GROUP, MixedVocab
 from store.tools.verify import verify
-from student_train.model.vocabulary import student_tokenizer
+from student_train.model.student_tokenizer import student_tokenizer
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job.options import DumpOptions

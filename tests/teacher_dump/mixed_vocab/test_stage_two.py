@@ -15,7 +15,7 @@ from store.extras.mixed_vocab import MixedVocab
 from student_train.cli import main as student_train
 from student_train.model.kinds import make_student
 from student_train.model.start import initialise
-from student_train.model.vocabulary import student_tokenizer
+from student_train.model.student_tokenizer import student_tokenizer
 from support.errors import UserError
 from tests.end_to_end.support import ok
 from tests.teacher_dump.mixed_vocab.support import LONGEST, PIECES, WIDTH

@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from align import Vocabulary, VocabularyMap
 from store import FeatureStore, open_store
-from student_train.model.vocabulary import (
+from student_train.model.student_tokenizer import (
     student_tokenizer,
     train_wordpiece,
 )

@@ -1,0 +1,130 @@
+"""The shapes of students: one entry of `SHAPES` for each kind says how its size is read from
+`--student`, and what follows from a shape alone. `model/kinds.py` builds the models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from support.errors import UserError
+
+SIZES = {"tiny": (264, 3, 12)}
+DEFAULT_KIND = "bert"
+GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5  # of transformers the best rate falls with the width
+RECURRENT_RATE = 3e-3  # of a BiLSTM, at any width
+
+Positions = Literal["learnt", "rotary", "none"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of student and its sizes: `width` of the states and of the word `embeddings`,
+    `layers`, and attention `heads` in each, 0 where there is no attention."""
+
+    kind: str
+    width: int
+    layers: int
+    heads: int
+    embeddings: int
+
+    @property
+    def positions(self) -> Positions:
+        """How the student knows where a token stands."""
+        return SHAPES[self.kind].positions
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak learning rate where `--lr` gives none."""
+        return SHAPES[self.kind].rate(self)
+
+
+@dataclass(frozen=True)
+class ShapeKind:
+    """What the shapes of one kind of student have in common.
+
+    read: gives the shape for the kind's name and a size as it is written after `KIND:`. It raises
+        ValueError for what is no size, with what is wrong, and perhaps the size that was meant.
+    positions: whether positions are learnt, rotary, or no part of the model.
+    rate: gives the default of the peak learning rate.
+    """
+
+    read: Callable[[str, str], Shape]
+    positions: Positions
+    rate: Callable[[Shape], float]
+
+
+def _transformer(kind: str, size: str) -> Shape:
+    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", size)
+    if size not in SIZES and not found:
+        raise ValueError(
+            "expected tiny or HxLxA (width x layers x heads, such as 264x3x12), or"
+            " bilstm:E,H (embeddings, LSTM)"
+        )
+    width, layers, heads = SIZES[size] if size in SIZES else map(int, found.groups())  # type: ignore[union-attr]
+    if min(width, layers, heads) < 1 or width % heads:
+        raise ValueError(
+            f"the width {width} must be a multiple of the {heads} heads, and all at least 1"
+        )
+    if layers > width:
+        raise ValueError(
+            f"{layers} layers of width {width}; the order is width x layers x heads",
+            f"{layers}x{width}x{heads}",
+        )
+    return Shape(kind, width, layers, heads, width)
+
+
+def _rotary(kind: str, size: str) -> Shape:
+    shape = _transformer(kind, size)
+    each = shape.width // shape.heads
+    if each % 2:
+        raise ValueError(
+            f"{each} dimensions a head; rotary positions need an even number: choose"
+            f" {shape.heads * (each + 1)} or fewer heads"
+        )
+    return shape
+
+
+def _recurrent(kind: str, size: str) -> Shape:
+    found = re.fullmatch(r"(\d+),(\d+)", size)
+    embeddings, one_way = map(int, found.groups()) if found else (0, 0)
+    if min(embeddings, one_way) < 1:
+        raise ValueError(
+            "expected E,H, both at least 1 (width of the embeddings and of the LSTM in each"
+            " direction, such as 300,600)"
+        )
+    return Shape(kind, 2 * one_way, 1, 0, embeddings)
+
+
+def _by_width(shape: Shape) -> float:
+    return min(GREATEST_RATE, RATE_TIMES_WIDTH / shape.width)
+
+
+SHAPES = {
+    "bert": ShapeKind(_transformer, "learnt", _by_width),
+    "modernbert": ShapeKind(_rotary, "rotary", _by_width),
+    "bilstm": ShapeKind(_recurrent, "none", lambda shape: RECURRENT_RATE),
+}
+"""By the `model_type` of the student's config."""
+
+
+def parse_student(student: str, option: str = "--student ", default: str = DEFAULT_KIND) -> Shape:
+    """The shape that `[KIND:]tiny`, `[KIND:]HxLxA` or `bilstm:E,H` asks for.
+
+    `option` is what stands before it on the command line, `default` the kind where none is named.
+    Raises UserError for anything else.
+    """
+    named, colon, size = student.rpartition(":")
+    kind = named or default
+    if kind not in SHAPES:
+        raise UserError(
+            f"{option}{student}: no kind of student is called {kind}; there are {', '.join(SHAPES)}"
+        )
+    try:
+        return SHAPES[kind].read(kind, size)
+    except ValueError as error:
+        told, *meant = error.args
+        before = option.rpartition(" ")[2] + named + colon  # what the value begins with
+        hint = "".join(f": {before}{size}?" for size in meant)
+        raise UserError(f"{option}{student}: {told}{hint}") from None
