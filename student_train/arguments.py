@@ -10,7 +10,8 @@ from typing import Any
 
 from store import FeatureStore, open_store
 from student_train.data.gold_labels import has_gold
-from student_train.settings.options import DEFAULT_LOSS, LENGTH, TrainOptions
+from student_train.settings.loss_weights import DEFAULT_LOSS
+from student_train.settings.options import LENGTH, TrainOptions
 from student_train.settings.recipe import find_recipe
 from student_train.settings.shapes import DEFAULT_KIND, SHAPES
 from support.errors import UserError

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from student_train.cli import parameters, told
-from student_train.settings.options import ONCE, START, TrainOptions, beside
+from student_train.settings.naming import beside
+from student_train.settings.options import ONCE, START, TrainOptions
 from support import files
 from support.console import CONTEXT, command_errors, wide_console
 from support.errors import UserError

@@ -26,7 +26,8 @@ from store import FeatureStore, open_store
 from store.format.codecs.levels import LEVELS
 from store.tools.copy import begin_copy, convert
 from student_train.model.student_tokenizer import student_tokenizer
-from student_train.settings.options import TrainOptions, parse_losses
+from student_train.settings.loss_weights import parse_losses
+from student_train.settings.options import TrainOptions
 from support.arrays import Array
 from support.console import command_errors
 from teacher_dump.job.dump import dump

@@ -25,7 +25,9 @@ from store import FeatureStore, open_store
 from student_train.model.student_tokenizer import student_tokenizer
 from student_train.output.report import changed_settings
 from student_train.output.run import prepare
-from student_train.settings.options import ALIGNMENTS, TrainOptions, parse_losses
+from student_train.settings.alignments import ALIGNMENTS
+from student_train.settings.loss_weights import parse_losses
+from student_train.settings.options import TrainOptions
 from student_train.train.student_training import train
 from support.console import command_errors
 from support.errors import UserError

@@ -21,7 +21,7 @@ import click
 import numpy as np
 import torch
 
-from align import FlatText, Tokens, align_match, align_reduce, align_span
+from align import Tokens, align_span
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store
 from store import Batch, FeatureStore, open_store
@@ -29,7 +29,9 @@ from student_train.data.collator import Collator
 from student_train.data.pooling import Runs
 from student_train.data.token_cache import token_table
 from student_train.output.run import prepare
-from student_train.settings.options import ALIGNMENTS, TrainOptions, parse_losses
+from student_train.settings.alignments import ALIGNMENTS, Sides
+from student_train.settings.loss_weights import parse_losses
+from student_train.settings.options import TrainOptions
 from student_train.train.student_training import train
 from support.console import command_errors
 
@@ -49,28 +51,26 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
     return statistics.median(found)
 
 
-Sides = tuple[list[str], Tokens, Tokens]
-
-
 def sides_of(batch: Batch, collator: Collator) -> Sides:
-    """Texts, teacher's and student's tokens; a batch is gone when the next one comes."""
+    """Copy texts and tokens of a batch, which is gone when the next one comes."""
     ids, offsets, special, start = (
         values.copy() for values in (batch.token_ids, batch.offsets, batch.special, batch.start)
     )
-    return list(batch.texts), Tokens(ids, offsets, special, start), collator._native(batch)
+    return Sides(
+        list(batch.texts),
+        Tokens(ids, offsets, special, start),
+        collator._native(batch),
+        collator.vocabulary,
+        collator.max_length,
+    )
 
 
-def aligned(how: str, sides: list[Sides], collator: Collator) -> Callable[[], object]:
+def aligned(how: str, batches: list[Sides]) -> Callable[[], object]:
     """Align all batches, whose student tokens are known."""
 
     def work() -> None:
-        for texts, teacher, student in sides:
-            if how == "match":
-                align_match(FlatText.of(texts), teacher, student, collator.vocabulary)
-            elif how == "span":
-                align_span(FlatText.of(texts), teacher, student)
-            else:
-                align_reduce(teacher, collator.vocabulary, collator.max_length)
+        for sides in batches:
+            ALIGNMENTS[how].align(replace(sides))  # a copy has not joined its texts yet
 
     return work
 
@@ -85,9 +85,9 @@ def alignments(base: TrainOptions, store: FeatureStore, repeats: int) -> list[li
             [sides_of(batch, collator) for batch in store.stream(0, 0, size, features=())]
             for size in (BATCH, options.batch_tokens)
         )
-        tokens = sum(len(native.ids) for _, _, native in large)
-        speed = tokens / seconds(aligned(how, large, collator), repeats)
-        each = seconds(aligned(how, small, collator), repeats) / len(small)
+        tokens = sum(len(sides.student.ids) for sides in large)
+        speed = tokens / seconds(aligned(how, large), repeats)
+        each = seconds(aligned(how, small), repeats) / len(small)
         times: list[float] = []
 
         def watch(*_: Any, times: list[float] = times) -> None:
@@ -124,8 +124,8 @@ def pooled(how: str, runs: Runs, values: torch.Tensor) -> Callable[[], object]:
 
 def poolings(sides: Sides, repeats: int) -> list[list[object]]:
     """A row for each way to pool, on the student's side of the runs of `span`."""
-    texts, teacher, native = sides
-    runs = Runs.of(align_span(FlatText.of(texts), teacher, native).student)
+    native = sides.student
+    runs = Runs.of(align_span(sides.text, sides.teacher, native).student)
     rows: list[list[object]] = []
     for width in (128, 384):
         values = torch.randn(len(native.ids), width, requires_grad=True)

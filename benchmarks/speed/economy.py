@@ -20,7 +20,7 @@ from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import NOVELS, RESULTS, TEACHER, publish, table
 from benchmarks.common.small_store import on_small_store, random_teacher, small_store
 from benchmarks.speed.teacher_gone import training
-from student_train.settings.options import parse_losses
+from student_train.settings.loss_weights import parse_losses
 from support.console import command_errors
 
 STUDENTS = (1, 4, 10)

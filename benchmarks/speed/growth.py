@@ -84,7 +84,8 @@ def streamed(path: Path) -> Figures:
 def trained(path: Path) -> Figures:
     """Some steps of a student; the libraries are loaded, its vocabulary and tokens not."""
     from student_train.output.run import prepare
-    from student_train.settings.options import TrainOptions, parse_losses
+    from student_train.settings.loss_weights import parse_losses
+    from student_train.settings.options import TrainOptions
     from student_train.train.student_training import train
 
     begun = time.perf_counter()

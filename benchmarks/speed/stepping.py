@@ -27,7 +27,8 @@ from benchmarks.common.small_store import on_small_store
 from store import open_store
 from student_train.data.stream import loaded
 from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions, parse_losses
+from student_train.settings.loss_weights import parse_losses
+from student_train.settings.options import TrainOptions
 from student_train.train import lesson
 from student_train.train.student_training import train
 from support.console import command_errors

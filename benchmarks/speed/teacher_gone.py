@@ -20,7 +20,8 @@ import click
 from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store
-from student_train.settings.options import TrainOptions, parse_losses
+from student_train.settings.loss_weights import parse_losses
+from student_train.settings.options import TrainOptions
 from support.console import command_errors
 
 

@@ -13,13 +13,9 @@ from torch import Tensor
 from align import (
     Alignment,
     AlignmentError,
-    FlatText,
     Tokens,
     Vocabulary,
     VocabularyMap,
-    align_match,
-    align_reduce,
-    align_span,
 )
 from store import Batch, FeatureStore
 from store.errors import VERIFY, StoreError
@@ -32,6 +28,7 @@ from student_train.data.targets import TargetReader, TaskTargets, first_pieces
 from student_train.data.token_cache import token_table, tokenize
 from student_train.losses.logits import LogitTargets
 from student_train.losses.registry import features_of, losses_for
+from student_train.settings.alignments import ALIGNMENTS, Sides, Strategy
 from student_train.settings.options import TrainOptions
 from support.arrays import Array
 from support.errors import UserError
@@ -64,11 +61,17 @@ class Collator:
         self.padding = student_tokenizer.pad_token_id
         self.align, self.max_length = options.align, max_length
         self.vocabulary = _vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
-        pieces = first_pieces(self.vocabulary) if self.align == "span" else self.vocabulary.match
+        first = self.strategy.predicted == "first"
+        pieces = first_pieces(self.vocabulary) if first else self.vocabulary.match
         self.targets = TargetReader(pieces, head)
         self.task = store.features.task if store else None
         self.source: Streamed | Resident = Streamed()
         self._serve(options)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The entry of `--align`."""
+        return ALIGNMENTS[self.align]
 
     def serving(self, options: TrainOptions) -> Collator:
         """A collator for a stage with other losses and masks."""
@@ -138,20 +141,13 @@ class Collator:
         self, batch: Batch, native: Tokens, read: MaskedTokens, view: int, key: tuple[int, ...]
     ) -> Distillation:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
-        student, inputs = native, None
-        if self.align == "reduce":
-            reduced = align_reduce(teacher, self.vocabulary, self.max_length)
-            student, alignment = reduced.tokens, reduced.alignment
+        sides = Sides(batch.texts, teacher, native, self.vocabulary, self.max_length)
+        student, alignment = self.strategy.align(sides)
+        inputs = None
+        if self.strategy.second_input:
             # What the teacher saw masked, the student sees masked; in view 0 that is nothing.
             read = self.masker.stored(student, batch.spans, batch.spans_start, key)
             inputs = Inputs.of(read.ids, student.start, self.padding)
-        else:
-            text = FlatText.of(batch.texts)
-            alignment = (
-                align_match(text, teacher, native, self.vocabulary)
-                if self.align == "match"
-                else align_span(text, teacher, native)
-            )
         logit_runs, logits = (
             self._logits(batch, alignment, read.labels) if "logits" in self.wanted else (None, None)
         )
@@ -227,7 +223,7 @@ class Collator:
         assert batch.logits is not None
         targets, some = self.targets.of(batch.logits, rows)
         student = alignment.student[chosen][some]
-        if self.align == "span":  # the first token predicts the first piece, the target's meaning
+        if self.strategy.predicted == "first":  # which the first token of a run predicts
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
         return Runs.of(student), targets
 

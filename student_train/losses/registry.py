@@ -59,6 +59,7 @@ class Loss:
         teacher's side, of maps also which pairs of runs are present, and the temperature if
         `tempered`. It gives a scalar with its own normaliser.
     teacher, student: what it compares.
+    unit: the unit of its value, as a model card tells it.
     projection: when the student's states pass through a linear map to the teacher's width: never,
         always, or only where the widths differ.
     """
@@ -67,6 +68,7 @@ class Loss:
     formula: str
     teacher: Teacher
     student: Student
+    unit: str
     projection: Literal["none", "always", "widths differ"] = "none"
     tempered: bool = False
 
@@ -74,6 +76,16 @@ class Loss:
     def feature(self) -> str | None:
         """The group of a store's features that it reads, one of `FEATURES`; None for no group."""
         return _FEATURE_OF.get(self.teacher)
+
+    @property
+    def of_masked(self) -> bool:
+        """Whether it is a mean over the masked tokens."""
+        return self.student == "masked"
+
+    @property
+    def of_gold(self) -> bool:
+        """Whether it is a mean over gold labels or tags."""
+        return self.teacher == "gold"
 
     @property
     def head(self) -> Literal["vocabulary", "task"] | None:
@@ -90,26 +102,28 @@ class Loss:
         return found
 
 
+DEVIATIONS = "squared deviations of a channel"
+
 LOSSES = (
-    Loss("mlm", "logits.mlm", "nothing", "masked"),
-    Loss("hidden", "states.hidden", "normalised", "runs", "always"),
-    Loss("hidden-sum", "states.hidden_sum", "normalised", "runs", "always"),
-    Loss("hidden-gelu", "states.hidden_gelu", "normalised", "runs", "always"),
-    Loss("hidden-kld", "states.hidden_kld", "normalised", "runs", "always"),
-    Loss("cosine", "states.cosine", "raw", "runs", "widths differ"),  # Sanh et al. 2019
-    Loss("contrastive", "states.contrastive", "raw", "runs", "always"),
-    Loss("sentence", "states.hidden", "sentence", "sentence", "always"),
-    Loss("sentence-gelu", "states.hidden_gelu", "sentence", "sentence", "always"),
-    Loss("sentence-kld", "states.hidden_kld", "sentence", "sentence", "always"),
-    Loss("attention", "maps.attention", "maps", "maps"),
-    Loss("kl", "logits.kl", "distribution", "pieces", tempered=True),
-    Loss("logit", "logits.logit", "logits", "pieces"),
-    Loss("hard", "logits.hard", "distribution", "pieces"),
-    Loss("ce", "task.ce", "gold", "classes"),
-    Loss("kl", "task.kl", "classes", "classes", tempered=True),
-    Loss("logit", "task.logit", "classes", "classes"),
-    Loss("hard", "task.hard", "classes", "classes"),
-    Loss("log-odds", "task.log_odds", "classes", "classes"),
+    Loss("mlm", "logits.mlm", "nothing", "masked", "nats a masked token"),
+    Loss("hidden", "states.hidden", "normalised", "runs", DEVIATIONS, "always"),
+    Loss("hidden-sum", "states.hidden_sum", "normalised", "runs", "squared deviations", "always"),
+    Loss("hidden-gelu", "states.hidden_gelu", "normalised", "runs", DEVIATIONS, "always"),
+    Loss("hidden-kld", "states.hidden_kld", "normalised", "runs", "nats", "always"),
+    Loss("cosine", "states.cosine", "raw", "runs", "cosine distances", "widths differ"),
+    Loss("contrastive", "states.contrastive", "raw", "runs", "nats", "always"),
+    Loss("sentence", "states.hidden", "sentence", "sentence", DEVIATIONS, "always"),
+    Loss("sentence-gelu", "states.hidden_gelu", "sentence", "sentence", DEVIATIONS, "always"),
+    Loss("sentence-kld", "states.hidden_kld", "sentence", "sentence", "nats", "always"),
+    Loss("attention", "maps.attention", "maps", "maps", "squared probabilities"),
+    Loss("kl", "logits.kl", "distribution", "pieces", "nats", tempered=True),
+    Loss("logit", "logits.logit", "logits", "pieces", "squared logits"),
+    Loss("hard", "logits.hard", "distribution", "pieces", "nats"),
+    Loss("ce", "task.ce", "gold", "classes", "nats a gold label"),
+    Loss("kl", "task.kl", "classes", "classes", "nats", tempered=True),
+    Loss("logit", "task.logit", "classes", "classes", "squared logits"),
+    Loss("hard", "task.hard", "classes", "classes", "nats"),
+    Loss("log-odds", "task.log_odds", "classes", "classes", "squared log-odds"),
 )
 
 
@@ -118,13 +132,17 @@ def loss_names() -> list[str]:
     return list(dict.fromkeys(loss.name for loss in LOSSES))
 
 
+def named(names: Iterable[str]) -> list[Loss]:
+    """The losses of these names, of any student, in their order."""
+    wanted = set(names)
+    return [loss for loss in LOSSES if loss.name in wanted]
+
+
 def losses_for(task: bool, names: Iterable[str] | None = None) -> list[Loss]:
     """The losses of a student of a `task`, or else of a vocabulary, in their order: of `names`, or
     all. Names that such a student cannot learn by are left out."""
     other = "vocabulary" if task else "task"
-    wanted = None if names is None else set(names)
-    fit = (loss for loss in LOSSES if loss.head != other)
-    return [loss for loss in fit if wanted is None or loss.name in wanted]
+    return [loss for loss in (LOSSES if names is None else named(names)) if loss.head != other]
 
 
 def features_of(losses: Iterable[Loss]) -> list[str]:

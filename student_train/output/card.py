@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import PurePath
@@ -13,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from store import FeatureStore
+from student_train.losses.registry import losses_for
 from student_train.model.kinds import head_of
 
 LONGEST = 1000  # characters of a cell; a corpus of many files would fill pages
@@ -49,13 +51,6 @@ HEADS = {
         '"A text."',
     ),
 }
-UNITS = {
-    "valid_mlm": "is in nats a masked token",
-    "valid_mlm_per_character": "divides that by the characters that the masked tokens cover",
-    "valid_kl": "is in nats",
-    "valid_hidden": "is in squared deviations of a channel",
-}
-"""What cards say of the figures whose names do not tell their unit."""
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -92,7 +87,7 @@ def model_card(report: dict[str, Any], base_model: str | None, student: PreTrain
         if value not in (None, "", [])
     )
     results = "\n".join(f"| {name} | {_told(value)} |" for name, value in result.items())
-    units = "; ".join(f"`{name}` {told}" for name, told in UNITS.items() if name in result)
+    units = "; ".join(f"`{name}` {told}" for name, told in _units(student) if name in result)
     return f"""---
 library_name: transformers
 pipeline_tag: {head.pipeline}
@@ -151,6 +146,15 @@ print(predict({head.text}))
 ```
 
 {note}"""
+
+
+def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
+    """The figures whose names do not tell their unit, and what a card says of each."""
+    for loss in losses_for(head_of(student) != "mlm"):
+        yield f"valid_{loss.name}", f"is in {loss.unit}"
+        if loss.of_masked:
+            told = "divides that by the characters that the masked tokens cover"
+            yield f"valid_{loss.name}_per_character", told
 
 
 def _origin(report: dict[str, Any], name: str) -> str:

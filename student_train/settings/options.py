@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -12,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from student_train.losses import registry
+from student_train.settings import alignments
+from student_train.settings.alignments import ALIGNMENTS
+from student_train.settings.loss_weights import DEFAULT_LOSS, check_losses, parse_losses
+from student_train.settings.naming import beside, folder_name
 from student_train.settings.shapes import parse_student
 from support.console import check_device
 from support.errors import UserError
@@ -26,14 +27,13 @@ from support.options import (
     option,
     scoped,
 )
+from training.device import resolved_device, resolved_precision
 from training.optimizer import OPTIMIZERS, check_optimizer
 from training.rare_masks import MASK_WORDS
 from training.schedule import SCHEDULES, Schedule
 
-ALIGNMENTS = ("span", "match", "reduce")
 CACHES = ("none", "ram", "device")
 FREEZABLE = r"embeddings|words|positions|layers(\.[1-9][0-9]*)?|head|projection"
-DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 SEEDS = 2**32
 UNFREEZE = "top-down"
 
@@ -46,34 +46,6 @@ NETWORK = "network"  # goes to the config of the student's kind, under its own n
 START = "start"  # only the making of a student can refuse it
 UNNAMED = "unnamed"  # came after the first students: a folder's name does not tell its default
 NEW = "new"  # came later still: training.json does not tell its default, either
-
-
-def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
-    """Weights by name, of `name=weight` words, repeated or as comma lists.
-
-    Raises UserError for anything else.
-    """
-    weights: dict[str, float] = {}
-    every = (words,) if isinstance(words, str) else words
-    for word in (item.strip() for value in every for item in value.split(",")):
-        name, _, weight = word.partition("=")
-        try:
-            found = float(weight or 1)
-        except ValueError:
-            raise UserError(f"--loss {word}: expected NAME=WEIGHT, such as kl=2") from None
-        if name in weights:
-            raise UserError(f"--loss {word}: {name} is given twice; give each loss one weight")
-        weights[name] = found
-    return weights
-
-
-def _check_losses(loss: Any) -> None:
-    weights = loss.values() if isinstance(loss, Mapping) else ()
-    if not weights or not all(isinstance(w, (int, float)) and 0 < w < math.inf for w in weights):
-        raise UserError("--loss: at least one loss, each with a weight above 0")
-    for name in loss:
-        if name not in registry.loss_names():
-            raise UserError(f"--loss {name}: unknown; there are {', '.join(registry.loss_names())}")
 
 
 def _parse_parts(words: str) -> tuple[str, ...]:
@@ -123,12 +95,16 @@ class TrainOptions:
         " bilstm:E,H: width of the embeddings and of an LSTM in each direction.",
         scope={START},
     )
-    align: str = option("span", "How teacher tokens meet the student's.", choices=ALIGNMENTS)
+    align: str = option(
+        "span",
+        f"Runs of tokens that are compared, teacher's and student's; {alignments.help_text()}.",
+        choices=tuple(ALIGNMENTS),
+    )
     pool: str | None = option(
         None,
         "How a run's outputs become one.",
         choices=("sum", "mean"),
-        told_default="sum for reduce, else mean",
+        told_default=alignments.pool_help(),
     )
     loss: Mapping[str, float] = option(
         factory=lambda: dict(DEFAULT_LOSS),
@@ -138,7 +114,7 @@ class TrainOptions:
         " there are gold labels",
         repeated=True,
         read=parse_losses,
-        check=_check_losses,
+        check=check_losses,
         scope={STAGE},
     )
     temperature: float = option(2.0, "Of kl.", within=POSITIVE, scope={STAGE})
@@ -334,8 +310,10 @@ class TrainOptions:
             raise UserError(
                 f"--lr-end {self.lr_end:g}: expected at most --lr, here {self.resolved_lr:g}"
             )
-        if not self.mask_prob and ("mlm" in self.loss or self.targets == "masked"):
-            raise UserError("--mask-prob 0: nothing would be masked for --loss mlm to learn")
+        masked = [f"--loss {loss.name}" for loss in registry.named(self.loss) if loss.of_masked]
+        masked += ["--targets masked"] if self.targets == "masked" else []
+        if masked and not self.mask_prob:
+            raise UserError(f"--mask-prob 0: nothing would be masked for {masked[0]} to learn")
         if self.workers and self.cache != "none":
             raise UserError(
                 f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
@@ -351,8 +329,8 @@ class TrainOptions:
 
     @property
     def resolved_pool(self) -> str:
-        """Runs are summed under reduce (Kolesnikova et al. 2022), averaged otherwise."""
-        return self.pool or ("sum" if self.align == "reduce" else "mean")
+        """How a run's outputs become one: `--pool`, else as the alignment has it."""
+        return self.pool or ALIGNMENTS[self.align].pool
 
     @property
     def resolved_lr(self) -> float:
@@ -370,16 +348,9 @@ class TrainOptions:
 
         Raises UserError where the machine lacks the device or the optimizer's package.
         """
-        import torch  # here and not above: --help must not wait for it
-
         check_optimizer(self.optimizer)
-        device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        check_device(device, torch.cuda.device_count())
-        precision = self.precision
-        if precision == "auto":
-            precision = "bf16" if _multiplies_bf16(device) else "fp32"
+        device = resolved_device(self.device)
+        precision = resolved_precision(self.precision, device)
         epochs = 3.0 if self.steps is None and self.epochs is None else self.epochs
         return replace(self, device=device, precision=precision, epochs=epochs)
 
@@ -401,24 +372,8 @@ class TrainOptions:
 
     def name(self) -> str:
         """A folder name that tells the main settings, with a short hash of all of them."""
-        loss = "+".join(f"{name}{weight:g}" for name, weight in self.loss.items())
-        # Of the store only its name counts: spelled otherwise or moved it is the same one.
-        names = {"store": Path(self.store).name, "others": [Path(o).name for o in self.others]}
-        kind, colon, chosen = self.init.partition(":")
-        start = f"{kind}{colon}{Path(chosen).name}"
-        values = self.describing() | names | {"init": start}
-        for unnamed in _at_default(self, UNNAMED):
-            del values[unnamed]
-        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
-        settings = (
-            Path(self.vocab).name,
-            self.student,
-            self.align,
-            loss,
-            start,
-            f"seed{self.seed}",
-        )
-        return "-".join((*settings, digest)).replace(",", ".").replace(":", "")
+        unnamed = _at_default(self, UNNAMED)
+        return folder_name({n: v for n, v in self.describing().items() if n not in unnamed})
 
     def out_folder(self) -> Path:
         """--out, or a folder beside the store named after the settings."""
@@ -446,20 +401,3 @@ def _at_default(options: TrainOptions, scope: str) -> frozenset[str]:
     """Names of the options of a scope that have their default."""
     names = scoped(TrainOptions, scope)
     return frozenset(n for n in names if getattr(options, n) == default_of(TrainOptions, n))
-
-
-def beside(store: str, what: str) -> Path:
-    """The folder STORE-WHAT beside a store; UserError if the store is not on this machine."""
-    if "://" in store:
-        raise UserError(f"{store} is not on this machine: give --out, too")
-    return Path(store).parent / f"{Path(store).stem}-{what}"
-
-
-def _multiplies_bf16(device: str) -> bool:
-    """Whether the hardware does it, rather than emulate it slowly."""
-    import torch
-
-    if device.startswith("cuda"):
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

@@ -13,6 +13,7 @@ from student_train.data.stream import chosen_blocks, split_blocks, view_of
 from student_train.losses.registry import LOSSES, features_of, losses_for
 from student_train.model.freezing import check_frozen
 from student_train.model.start import other_teacher
+from student_train.settings.alignments import ALIGNMENTS
 from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import Shape, parse_student
 from student_train.settings.stages import stages_of
@@ -124,14 +125,16 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: Array) -> 
             f"--loss {wrong[0]}: the teacher of {name} does no task; dump with one that was"
             " fine-tuned (downstream --save, teacher-dump --head classification|tagging)"
         )
-    wants = "--data labelled" if options.data == "labelled" else "--loss ce"
-    if (options.data == "labelled" or "ce" in options.loss) and not has_gold(store):
+    of_gold = [loss.name for loss in losses_for(task is not None, options.loss) if loss.of_gold]
+    labelled = ["--data labelled"] if options.data == "labelled" else []
+    wants = [*labelled, *(f"--loss {name}" for name in of_gold)]
+    if wants and not has_gold(store):
         raise UserError(
-            f"{wants}: {name} has no gold labels; dump labelled text (teacher-dump --label-column,"
-            " or token/tag .tsv), or choose other losses"
+            f"{wants[0]}: {name} has no gold labels; dump labelled text (teacher-dump"
+            " --label-column, or token/tag .tsv), or choose other losses"
         )
     judged = options.best or options.schedule == "plateau"
-    if judged and "ce" in options.loss and not has_gold(store, held_out):
+    if judged and of_gold and not has_gold(store, held_out):
         raise UserError(
             f"{'--best' if options.best else '--schedule plateau'}: none of the sequences of {name}"
             f" that are held out ({options.held_out:g} of all) has a gold label to judge by; hold"
@@ -168,10 +171,11 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
             f"--mask-words rare: the masks of {store.path}'s view are those of its dump"
             " (teacher-dump --mask-words rare); use --view 0"
         )
-    if options.targets == "masked" and options.align == "reduce" and plain:
+    second = ALIGNMENTS[options.align].second_input
+    if options.targets == "masked" and second and plain:
         raise UserError(
-            "--targets masked: under --align reduce the student reads view 0 unmasked; use a store"
-            " with masked views (teacher-dump --views 2), or --targets all"
+            f"--targets masked: under --align {options.align} the student reads view 0 unmasked;"
+            " use a store with masked views (teacher-dump --views 2), or --targets all"
         )
     if options.view is not None and not 0 <= options.view < store.features.views:
         raise UserError(

@@ -22,6 +22,7 @@ from student_train.model.kinds import (
     sentence_states,
     tag_logits,
 )
+from student_train.settings.alignments import ALIGNMENTS
 from student_train.settings.options import TrainOptions
 
 
@@ -189,7 +190,7 @@ class _Sides:
         """Vocabulary logits [G,V] of the runs that have logit targets."""
         runs, distiller, last = self._wanted.logit_runs, self._distiller, self._read.last
         assert runs is not None
-        if distiller.options.align == "reduce":  # logits are summed, not the states under them
+        if ALIGNMENTS[distiller.options.align].pools_logits:
             return runs.pool_members(distiller.logits(last[runs.member]).float(), self._pool)
         return distiller.logits(runs.pool(last, self._pool))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -11,7 +11,7 @@ from student_train.data.batch import StudentBatch
 from student_train.data.collator import Collator
 from student_train.data.stream import view_of
 from student_train.data.targets import TaskTargets
-from student_train.losses.registry import losses_for
+from student_train.losses.registry import Loss, losses_for
 from student_train.losses.task import NO_LABEL
 from student_train.settings.options import TrainOptions
 from student_train.train.distiller import Distiller
@@ -32,23 +32,31 @@ def evaluate(
 ) -> dict[str, float]:
     """Validation losses over `blocks`, with masks that are the same for every student and step.
 
-    `valid_NAME` is the mean over batches of loss NAME (of `mlm` over masked tokens, of `ce` over
-    gold labels, absent where there is none), `valid_loss` their weighted sum;
+    `valid_NAME` is the mean of loss NAME over batches, but of `mlm` over masked tokens and of `ce`
+    over gold labels. It is absent where there are none of these. `valid_loss` is the weighted sum.
     `valid_mlm_per_character` is the masked-LM loss summed over masked tokens and divided by the
-    characters they cover (nats), which compares students with different vocabularies. For a task:
-    `valid_accuracy` is the share of the gold labels that the student gives, `valid_agreement` of
-    the teacher's best ones, at all pieces that it learns from. Empty if there are no blocks.
+    characters they cover (nats). It compares students with different vocabularies. For a task,
+    `valid_accuracy` is the share of the gold labels that the student gives, and `valid_agreement`
+    the share of the teacher's best ones, at all pieces that it learns from. The result is empty if
+    there are no blocks.
     """
     if not len(blocks):
         return {}
     was_training = distiller.training
     distiller.eval()
     device = next(distiller.parameters()).device
-    losses = losses_for(distiller.for_task, options.loss)
-    of_gold = {loss.name for loss in losses if loss.teacher == "gold"}
-    sums: dict[str, float] = {}
-    nats = masked = characters = count = labels = 0.0
-    judged: list[tuple[torch.Tensor, TaskTargets]] = []
+    sums = _Sums(losses_for(distiller.for_task, options.loss))
+    for batch in _held_out(store, collator, blocks, options):
+        moved = batch.to(device)
+        sums.add(moved, *(measured or distiller.measured)(moved))
+    distiller.train(was_training)
+    return sums.figures(options.loss)
+
+
+def _held_out(
+    store: FeatureStore, collator: Collator, blocks: Array, options: TrainOptions
+) -> Iterator[StudentBatch]:
+    """The batches of some blocks, in the order of the store, under masks that never change."""
     view = view_of(0, store.features, options.view)
     batches = store.stream(
         0,
@@ -60,32 +68,50 @@ def evaluate(
         shuffle=False,
     )
     for number, raw in enumerate(batches):
-        batch = collator(raw, view, (0, 0, number, 1)).to(device)
-        found, logits = (measured or distiller.measured)(batch)
-        count += 1
+        yield collator(raw, view, (0, 0, number, 1))
+
+
+class _Sums:
+    """Sums of losses over batches. A batch counts once, but for a loss of masked tokens or of gold
+    labels as often as it has these."""
+
+    def __init__(self, losses: Iterable[Loss]) -> None:
+        # Losses of gold come last: the order of the sum decides the last bits of `valid_loss`.
+        self.losses = sorted(losses, key=lambda loss: loss.of_gold)
+        self.sums = dict[str, float]()
+        self.counts = dict[str, float]()
+        self.characters = 0
+        self.judged: list[tuple[torch.Tensor, TaskTargets]] = []
+
+    def add(
+        self, batch: StudentBatch, found: Mapping[str, torch.Tensor], logits: torch.Tensor | None
+    ) -> None:
+        """Count a batch's losses by name, and the logits of its task."""
         taught = batch.distillation.task if batch.distillation else None
-        labelled = int((taught.gold != NO_LABEL).sum()) if taught else 0
-        labels += labelled
-        for name, value in found.items():
-            share = labelled if name in of_gold else 1
-            sums[name] = sums.get(name, 0.0) + float(value) * share
-        if "mlm" in found:
-            nats += float(found["mlm"]) * len(batch.labels)
-            masked += len(batch.labels)
-            characters += batch.characters
+        labels = int((taught.gold != NO_LABEL).sum()) if taught else 0
+        for loss in self.losses:
+            name = loss.name
+            if name in found:
+                count = len(batch.labels) if loss.of_masked else labels if loss.of_gold else 1
+                self.sums[name] = self.sums.get(name, 0.0) + float(found[name]) * count
+                self.counts[name] = self.counts.get(name, 0.0) + count
+        self.characters += batch.characters
         if taught and logits is not None:
-            judged.append((logits, taught))
-    distiller.train(was_training)
-    means = {name: value / count for name, value in sums.items() if name not in of_gold}
-    if labels:
-        means |= {name: value / labels for name, value in sums.items() if name in of_gold}
-    if masked:
-        means["mlm"] = nats / masked
-    result = {f"valid_{name}": value for name, value in means.items()}
-    result["valid_loss"] = sum(options.loss[name] * value for name, value in means.items())
-    if characters:
-        result["valid_mlm_per_character"] = nats / characters
-    return result | (_right(judged) if judged else {})
+            self.judged.append((logits, taught))
+
+    def figures(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """The figures of `evaluate`, of losses with these weights."""
+        counted = [loss for loss in self.losses if self.counts.get(loss.name)]
+        means = {loss.name: self.sums[loss.name] / self.counts[loss.name] for loss in counted}
+        result = {f"valid_{name}": value for name, value in means.items()}
+        result["valid_loss"] = sum(weights[name] * value for name, value in means.items())
+        if self.characters:
+            result |= {
+                f"valid_{loss.name}_per_character": self.sums[loss.name] / self.characters
+                for loss in counted
+                if loss.of_masked
+            }
+        return result | (_right(self.judged) if self.judged else {})
 
 
 def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:

@@ -31,7 +31,8 @@ from student_train.model.kinds import (
     tag_logits,
 )
 from student_train.output.run import run
-from student_train.settings.options import ALIGNMENTS, TrainOptions
+from student_train.settings.alignments import ALIGNMENTS
+from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import SHAPES, Shape, parse_student
 from student_train.train.student_training import METRICS
 from support.errors import UserError

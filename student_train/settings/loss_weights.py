@@ -1,0 +1,41 @@
+"""The weights of losses, as `--loss` gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from student_train.losses.registry import loss_names
+from support.errors import UserError
+
+DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
+
+
+def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
+    """Weights by name, of `name=weight` words, repeated or as comma lists.
+
+    Raises UserError for anything else.
+    """
+    weights: dict[str, float] = {}
+    every = (words,) if isinstance(words, str) else words
+    for word in (item.strip() for value in every for item in value.split(",")):
+        name, _, weight = word.partition("=")
+        try:
+            found = float(weight or 1)
+        except ValueError:
+            raise UserError(f"--loss {word}: expected NAME=WEIGHT, such as kl=2") from None
+        if name in weights:
+            raise UserError(f"--loss {word}: {name} is given twice; give each loss one weight")
+        weights[name] = found
+    return weights
+
+
+def check_losses(loss: Any) -> None:
+    """Raises UserError for weights of losses that there are not, and for weights of 0 or less."""
+    weights = loss.values() if isinstance(loss, Mapping) else ()
+    if not weights or not all(isinstance(w, (int, float)) and 0 < w < math.inf for w in weights):
+        raise UserError("--loss: at least one loss, each with a weight above 0")
+    for name in loss:
+        if name not in loss_names():
+            raise UserError(f"--loss {name}: unknown; there are {', '.join(loss_names())}")
