@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from store import FeatureStore
+    from student_train.output.run import Prepared
 
 OUT_HELP = (
     "Folder of the students, each named after its settings, and of sweep.json, the table."
@@ -64,20 +65,25 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
         planned.append((given, replace(options, out=folder / options.name())))
     rows = []
     with open_stores(planned[0][1]) as stores:
-        _check([options for _, options in planned], stores)
+        starts = _check([options for _, options in planned], stores)
         for number, (given, options) in enumerate(planned, 1):
             settings = {name: str(given[name]) for name in varied}
             told = ", ".join(f"{name} {value}" for name, value in settings.items())
             name = options.out_folder().name
-            report = _student(f"[{number}/{len(planned)}] {told or name}", options, stores)
+            prepared = starts.pop(options.out_folder(), None)
+            heading = f"[{number}/{len(planned)}] {told or name}"
+            report = _student(heading, options, stores, prepared)
             rows.append({**settings, "folder": name, **report["result"]})
     files.write(folder / "sweep.json", json.dumps(rows, indent=1).encode())
     show(table(rows, varied))
     click.echo(f"students and sweep.json in {folder}")
 
 
-def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> None:
-    """Refuse, before the first student is trained, whatever any of them could be refused for."""
+def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path, Prepared]:
+    """Refuse, before the first student is trained, whatever any of them could be refused for.
+
+    A student of each distinct start is prepared for it; gives these, by their folders.
+    """
     from student_train.output.report import learnt_from, read_report
     from student_train.output.run import prepare
     from student_train.train.checks import check
@@ -92,11 +98,12 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> None:
         if not before or "result" not in before:
             start = sorted(scoped(TrainOptions, START))
             starts[tuple(getattr(options, name) for name in start)] = options
-    for options in starts.values():
-        prepare(options, *stores)
+    return {each.out_folder(): prepare(each, *stores) for each in starts.values()}
 
 
-def _student(told: str, options: TrainOptions, stores: list[FeatureStore]) -> dict[str, Any]:
+def _student(
+    told: str, options: TrainOptions, stores: list[FeatureStore], prepared: Prepared | None
+) -> dict[str, Any]:
     """Train a student, or go on with it, where it is not finished; what its training.json says."""
     from student_train.output.report import read_report
     from student_train.output.run import train_student
@@ -113,7 +120,9 @@ def _student(told: str, options: TrainOptions, stores: list[FeatureStore]) -> di
         return report
     click.echo(told)
     with stoppable(kept):
-        return train_student(options, stores, resume=report is not None, say=click.echo)
+        return train_student(
+            options, stores, resume=report is not None, say=click.echo, prepared=prepared
+        )
 
 
 def table(rows: list[dict[str, Any]], varied: list[str]) -> list[list[str]]:

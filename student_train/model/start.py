@@ -20,7 +20,7 @@ from support.arrays import Array
 from support.errors import UserError
 
 BIAS = "decoder.bias"
-ANOTHER = "svd:"  # and the path of a store
+ANOTHER = "svd:"  # before the path of a store
 WORDS = tuple(
     f"{name}.weight" for name in ("word_embeddings", "tok_embeddings", "wte", "embed_tokens")
 )
@@ -29,24 +29,28 @@ WORDS = tuple(
 def initialise(
     student: PreTrainedModel, how: str, store: FeatureStore, vocabulary: VocabularyMap
 ) -> list[str]:
-    """Set the student's weights as `--init` asks and say, in a line each, what was taken from
-    where.
+    """Set the student's weights as `--init` asks, and say in a line each what was taken from where.
 
-    `svd`: word embeddings averaged over teacher pieces, then projected on their main directions to
-    the student's width (Mukherjee & Awadallah 2020). `svd:STORE`: the same from the teacher of
-    another store with the same vocabulary, such as the one that was fine-tuned into this.
-    `teacher`: the same averages cut to the width, and layers averaged in consecutive groups and
-    cut; of a student as wide as the teacher the masked-LM head, too. A BERT is cut out of BERT-like
-    teachers, a ModernBERT out of ModernBERTs with heads as wide (it attends to the whole text, with
-    one base of its rotary positions, in every layer, whatever the teacher's do). `layers:1,3,5`:
-    the same, each student layer from one teacher layer. `mixed-vocab`: word embeddings as a
-    mixed-vocabulary training left them in the store (Zhao et al. 2021), the rest at random.
-    `random`: nothing. `auto`: teacher where its layers can be cut for the student, else svd, else
-    random. (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al.
-    2019, section 3.)
+    - `svd`: averages word embeddings over teacher pieces, and projects them on their main
+      directions to the student's width (Mukherjee & Awadallah 2020).
+    - `svd:STORE`: does this with the teacher of another store that has the same vocabulary, such as
+      the one that was fine-tuned into this store's.
+    - `teacher`: cuts these averages to the width, averages layers in consecutive groups and cuts
+      them. A student as wide as the teacher gets the masked-LM head, too. A BERT is cut out of
+      BERT-like teachers, a ModernBERT out of ModernBERTs with heads as wide. Every layer of that
+      student attends to the whole text with one base of rotary positions, whatever the teacher's
+      layers do.
+    - `layers:1,3,5`: as `teacher`, but takes each student layer from one teacher layer.
+    - `mixed-vocab`: takes the word embeddings that a mixed-vocabulary training left in the store
+      (Zhao et al. 2021); the rest is random.
+    - `random`: takes nothing.
+    - `auto`: is `teacher` where its layers can be cut for the student, else `svd`, else `random`.
 
-    Raises UserError if the store keeps no weights or embeddings, or those asked for do not exist or
-    do not fit.
+    (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al. 2019,
+    section 3.)
+
+    Raises UserError if the store keeps no weights or embeddings, or the layers asked for do not
+    exist or do not fit.
     """
     if how == "mixed-vocab":
         return [_take_stored(student, MixedVocab.of(store), store, vocabulary)]
@@ -54,7 +58,6 @@ def initialise(
         with closing(other):
             (said,) = initialise(student, "svd", other, vocabulary)
             return [f"{said}, those of {other.path}, content {other.manifest.content()[:12]}"]
-    weights = store.teacher_weights()
     if how == "auto":
         how = _best_start(student, store)
     if how == "random":
@@ -65,12 +68,27 @@ def initialise(
             f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,..., mixed-vocab, or"
             " random"
         )
-    parts = parts_of(student)
-    if kind != "svd" and parts is None:
+    if kind != "svd" and parts_of(student) is None:
         raise UserError(
             f"--init {how}: a {student.config.model_type} cannot be cut out of a teacher's layers;"
             " use --init svd"
         )
+    with torch.no_grad():
+        said = [_take_words(student, how, store, vocabulary)]
+        if kind != "svd":
+            said += [cut_layers(student, how, chosen, store)]
+            said += _take_head(student, store, vocabulary)
+    return said
+
+
+def _take_words(
+    student: PreTrainedModel, how: str, store: FeatureStore, vocabulary: VocabularyMap
+) -> str:
+    """Set the word embeddings to the teacher's averages, in the student's width, and say so.
+
+    Raises UserError if the store keeps none.
+    """
+    weights = store.teacher_weights()
     name = _word_embeddings(weights)
     if name is None:
         raise UserError(
@@ -81,27 +99,28 @@ def initialise(
         np.asarray(weights[name], np.float32), vocabulary, student.config.vocab_size
     )
     words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
-    width = words.shape[1]
-    with torch.no_grad():
-        narrow = torch.from_numpy(_to_width(rows, known, width, kind == "svd")[known])
-        if kind == "svd":  # the rest is random: known and unknown pieces must enter it alike
-            narrow *= words.std() / narrow.std()
-        words[torch.from_numpy(known)] = narrow
-        said = (
-            f"word embeddings from {int(known.sum())} of {len(known)} pieces"
-            f" ({'SVD' if kind == 'svd' else 'cut'} to {width})"
-        )
-        if kind == "svd":
-            return [said]
-        assert parts is not None
-        taken = [said, cut_layers(student, how, chosen, store)]
-        if BIAS in weights and take_transform(student, weights):
-            bias = np.asarray(weights[BIAS], np.float32)[:, None]
-            means, known = embedding_means(bias, vocabulary, student.config.vocab_size)
-            own = student.get_parameter(parts.bias)
-            own[torch.from_numpy(known)] = torch.from_numpy(means[known, 0])
-            taken.append("masked-LM head")
-        return taken
+    width, svd = words.shape[1], how == "svd"
+    narrow = torch.from_numpy(_to_width(rows, known, width, svd)[known])
+    if svd:  # the rest is random: known and unknown pieces must enter it alike
+        narrow *= words.std() / narrow.std()
+    words[torch.from_numpy(known)] = narrow
+    way = "SVD" if svd else "cut"
+    return f"word embeddings from {int(known.sum())} of {len(known)} pieces ({way} to {width})"
+
+
+def _take_head(
+    student: PreTrainedModel, store: FeatureStore, vocabulary: VocabularyMap
+) -> list[str]:
+    """Set the masked-LM head to the teacher's where both have one of a width, and say so."""
+    weights, parts = store.teacher_weights(), parts_of(student)
+    assert parts is not None  # `initialise` has refused
+    if BIAS not in weights or not take_transform(student, weights):
+        return []
+    bias = np.asarray(weights[BIAS], np.float32)[:, None]
+    means, known = embedding_means(bias, vocabulary, student.config.vocab_size)
+    own = student.get_parameter(parts.bias)
+    own[torch.from_numpy(known)] = torch.from_numpy(means[known, 0])
+    return ["masked-LM head"]
 
 
 def _take_stored(
@@ -135,7 +154,7 @@ def _take_stored(
 
 
 def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
-    """The store of another teacher with the pieces of this one, where `--init` names one.
+    """Open the store of another teacher with the same pieces, where `--init` names one.
 
     Raises UserError where there is no store, or its teacher has other pieces.
     """

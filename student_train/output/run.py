@@ -33,6 +33,9 @@ from support.lease import Lease
 from support.options import scoped
 from training.checkpoint import remove_checkpoints
 
+Prepared = tuple[PreTrainedModel, Collator, list[str]]
+"""A student at its start, its collator, and lines on where it starts from; see `prepare`."""
+
 
 def run(
     options: TrainOptions, *, resume: bool = False, say: Any = lambda line: None
@@ -67,9 +70,17 @@ def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
 
 
 def train_student(
-    options: TrainOptions, stores: list[FeatureStore], *, resume: bool, say: Any
+    options: TrainOptions,
+    stores: list[FeatureStore],
+    *,
+    resume: bool,
+    say: Any,
+    prepared: Prepared | None = None,
 ) -> dict[str, Any]:
-    """Train a student on open stores, with options that are resolved and checked; see `run`."""
+    """Train a student on open stores, with options that are resolved and checked; see `run`.
+
+    `prepared` is what `prepare` gave for these options, if that was done already.
+    """
     store = stores[0]
     out = options.out_folder()
     files.check_utf8(out)
@@ -83,7 +94,7 @@ def train_student(
         out.parent.mkdir(parents=True, exist_ok=True)
         with closing(Lease(out)):  # two trainings would mix their checkpoints
             before = check_out(out, begun, resume)
-            student, collator, begun["start"] = _prepared(options, *stores)
+            student, collator, begun["start"] = prepared or prepare(options, *stores)
             begun["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
             if before is not None:
                 go_on(out, before, begun, say)
@@ -116,11 +127,15 @@ def _origin(store: FeatureStore) -> dict[str, Any]:
     }
 
 
-def _prepared(
-    options: TrainOptions, *stores: FeatureStore
-) -> tuple[PreTrainedModel, Collator, list[str]]:
+def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> Prepared:
+    """The student at its start, the collator that feeds it, and in a few lines where it starts
+    from.
+
+    Vocabulary and start are of the first store, the longest input of all. Raises UserError where
+    the store cannot give them, or temporary files cannot be written.
+    """
     try:
-        return prepare(options, *stores)
+        return _prepared(options, store, *others)
     except OSError as error:
         raise UserError(
             f"{options.out_folder()}: the student cannot be prepared: {files.reason(error)}"
@@ -128,14 +143,7 @@ def _prepared(
         ) from error
 
 
-def prepare(
-    options: TrainOptions, store: FeatureStore, *others: FeatureStore
-) -> tuple[PreTrainedModel, Collator, list[str]]:
-    """The student at its start, the collator that feeds it, and in a few lines where it starts
-    from.
-
-    Vocabulary and start are of the first store, the longest input of all.
-    """
+def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> Prepared:
     tokenizer = student_tokenizer(options.vocab, store)
     longest = max(each.features.max_length for each in (store, *others))
     tokenizer.model_max_length = options.max_length or min(512, 2 * longest)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -20,6 +21,7 @@ from transformers import AutoModel
 from downstream.cli import main as downstream
 from store import open_store
 from student_train.cli import main as student_train
+from student_train.model.start import initialise
 from student_train.model.student_tokenizer import student_tokenizer
 from student_train.sweep import aligned, table
 from student_train.sweep import main as student_sweep
@@ -160,7 +162,14 @@ def test_student_without_out_goes_beside_the_store(store: Path) -> None:
     assert {"model.safetensors", "tokenizer.json", "README.md", "metrics.jsonl"} <= files
 
 
-def test_sweep(store: Path) -> None:
+def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[str] = []
+
+    def counted(student: Any, how: str, *others: Any) -> list[str]:
+        starts.append(how)
+        return initialise(student, how, *others)
+
+    monkeypatch.setattr("student_train.output.run.initialise", counted)
     out = store.parent / "store-sweep"  # where it goes without --out
     words: Words = ("--store", store, *STUDENT, "--steps", "2", "--eval-every", "2")
     words += ("--vocab", "450", "--vocab", "500", "--loss", "mlm=1", "--loss", "mlm=1,kl=1")
@@ -173,6 +182,7 @@ def test_sweep(store: Path) -> None:
     assert len(json.loads((out / "sweep.json").read_text())) == 4
     weights = {path: path.stat().st_mtime_ns for path in out.glob("*/model.safetensors")}
     assert len(weights) == 4
+    assert len(starts) == 4  # none is prepared once to be checked and again to be trained
 
     again = ok(student_sweep, *words, "--cache", "ram")  # which makes no other student
     assert again.count("finished before") == 4

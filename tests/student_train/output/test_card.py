@@ -57,6 +57,13 @@ def test_a_teacher_of_this_machine_is_not(
     assert str(teacher.parent) not in text and str(tmp_path) not in text
     assert "pipeline_tag: fill-mask\n" in text and "A masked language model of " in text
     assert "`AutoModelForMaskedLM` loads it, too." in text
+    for figure, told in (
+        ("mlm", "is in nats a masked token"),
+        ("mlm_per_character", "divides that by the characters that the masked tokens cover"),
+        ("hidden", "is in squared deviations of a channel"),
+    ):
+        assert f"`valid_{figure}` {told}" in text
+    assert "`valid_kl`" not in text  # it has not learnt by that
 
 
 @pytest.mark.parametrize("task", [None, "classification", "tagging"])
