@@ -74,11 +74,11 @@ def initialise(
             " use --init svd"
         )
     with torch.no_grad():
-        said = [_take_words(student, how, store, vocabulary)]
+        taken = [_take_words(student, how, store, vocabulary)]
         if kind != "svd":
-            said += [cut_layers(student, how, chosen, store)]
-            said += _take_head(student, store, vocabulary)
-    return said
+            taken += [cut_layers(student, how, chosen, store)]
+            taken += _take_head(student, store, vocabulary)
+    return taken
 
 
 def _take_words(
