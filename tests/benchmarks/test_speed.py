@@ -141,7 +141,7 @@ def test_alignments_and_poolings(base: TrainOptions) -> None:
     sides = [aligning.sides_of(batch, collator) for batch in store.stream(0, 0, 500, features=())]
     assert len(aligning.poolings(sides[0], 1)) == 8
     assert collator.table is not None
-    assert sum(len(native.ids) for *_, native in sides) == len(collator.table.ids)
+    assert sum(len(each.student.ids) for each in sides) == len(collator.table.ids)
     assert "from the cache" in aligning.tokenising(store, collator)
 
 

@@ -17,7 +17,8 @@ from benchmarks.quality.judge import MEASURES
 from benchmarks.speed import main_job
 from store import open_store
 from student_train.model.student_tokenizer import student_tokenizer
-from student_train.settings.options import TrainOptions, parse_losses
+from student_train.settings.loss_weights import parse_losses
+from student_train.settings.options import TrainOptions
 from support.errors import UserError
 from teacher_dump.job.dump import dump
 from teacher_dump.job.options import DumpOptions

@@ -169,7 +169,7 @@ def test_one_vocabulary_for_one_text(store: Path) -> None:
     """A resumed training makes its vocabulary again, and must get the same."""
     code = (
         "import sys; from store import open_store\n"
-        "from student_train.model.vocabulary import student_tokenizer\n"
+        "from student_train.model.student_tokenizer import student_tokenizer\n"
         "print(student_tokenizer('450', open_store(sys.argv[1])).backend_tokenizer.to_str())"
     )
     found = {student_tokenizer("450", open_store(store)).backend_tokenizer.to_str()}
