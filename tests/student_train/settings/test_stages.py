@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM
 
 from store import FeatureStore, open_store
 from student_train.data.stream import chosen_blocks, split_blocks
@@ -19,6 +20,7 @@ from student_train.settings.options import TrainOptions
 from student_train.settings.stages import stages_of
 from student_train.train.checks import check
 from student_train.train.distiller import Distiller
+from student_train.train.evaluate import evaluate
 from student_train.train.student_training import train
 from support.errors import UserError
 
@@ -159,6 +161,12 @@ def test_the_best_weights_are_those_that_stay(store: FeatureStore, tmp_path: Pat
     losses = [float(row.split('"valid_loss": ')[1].split(",")[0].rstrip("}")) for row in rows
               if "valid_loss" in row]  # fmt: skip
     assert report["result"]["valid_loss"] == min(losses) < losses[-1]
+    saved = AutoModelForMaskedLM.from_pretrained(tmp_path / "s")
+    _, collator, _ = prepare(options, store)
+    distiller = Distiller(saved, options, store.features.hidden, store.features.width)
+    _, held_out = split_blocks(store, options.held_out)
+    judged = evaluate(distiller, store, collator, held_out, options)
+    assert judged["valid_loss"] == pytest.approx(min(losses), rel=1e-5)
 
 
 def test_a_finished_staged_student_tells_its_stages(store: FeatureStore, tmp_path: Path) -> None:

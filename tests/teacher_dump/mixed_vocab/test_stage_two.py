@@ -46,8 +46,8 @@ def test_stage_two_starts_from_exactly_these_rows(trained: Any, tmp_path: Path) 
     ):
         initialise(make_student("32x2x2", tokenizer, LONGEST), "mixed-vocab", store, found)
     other = student_tokenizer("400", store)
+    student = make_student(f"{WIDTH}x2x2", other, LONGEST)
     with pytest.raises(UserError, match="use --vocab mixed-vocab"):
-        student = make_student(f"{WIDTH}x2x2", other, LONGEST)
         initialise(student, "mixed-vocab", store, vocabulary_map(store, other))
 
 
