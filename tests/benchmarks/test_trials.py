@@ -135,9 +135,14 @@ def test_codecs_are_measured_by_kind(
     )  # fmt: skip
     rows, kinds, exact = codec_costs.measure(options, tmp_path)
     loose, plain, *_ = rows
-    assert loose[2] > codec_costs.float16_bytes(exact)  # the arrays, and what names them
+    squares = exact.meta["squares"] / exact.meta["tokens"]
+    arrays = codec_costs.float16_bytes(exact)
+    assert arrays == pytest.approx(2 * 32 + 4 * (2 + 4) + 2 * squares)
+    assert arrays < loose[2] < 2 * arrays  # and what names them
     assert all(len(row) == len(codec_costs.HEAD) for row in rows)
     assert plain[:2] == ["exact", "topk:4"] and plain[5:8] == [0.0, 0.0, 0.0]
+    for exact_error, default_error, small_error in zip(*(row[5:] for row in rows[1:]), strict=True):
+        assert 0 <= exact_error < 1e-6 and exact_error <= default_error < small_error
     assert [row[0] for row in kinds] == [row[0] for row in rows[1:]]
     for row, whole in zip(kinds, rows[1:], strict=True):
         *of_kinds, entry = row[2:]

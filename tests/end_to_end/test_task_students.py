@@ -26,6 +26,7 @@ from student_train.output.run import prepare, run
 from student_train.settings.options import TrainOptions
 from student_train.sweep import main as sweep
 from student_train.train.distiller import Distiller
+from student_train.train.evaluate import evaluate
 from tests.end_to_end.support import Words, dumped, ok, refused, says
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
@@ -203,6 +204,32 @@ def test_students_learn_gold_labels_and_load_again(
         right = np.array(answers) == np.array(wanted)
         for label in range(2):  # of each label most, not of both together
             assert right[np.array(wanted) == label].mean() > 0.7, (student, labels[label])
+
+
+def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
+    classes: FeatureStore,
+) -> None:
+    model, collator, options = prepared(classes, loss={"ce": 1.0, "kl": 1.0}, held_out=0.4)
+    model.load_state_dict(
+        {
+            name: value * 20 if value.ndim > 1 else value
+            for name, value in model.state_dict().items()
+        }
+    )  # it says something else of each text
+    distiller = Distiller(model, options, classes.features.hidden, classes.features.width)
+    _, held_out = split_blocks(classes, options.held_out)
+    found = evaluate(distiller, classes, collator, held_out, options)
+    right, agreed = list[bool](), list[bool]()
+    for number in (n for begin, end in held_out.tolist() for n in range(begin, end)):
+        record = classes[number]
+        read = collator.student_tokenizer(record.text, return_tensors="pt")
+        with torch.no_grad():
+            told = int(model(**read).logits.argmax())
+        right += [told == record.label] if record.label is not None else []
+        agreed.append(told == record.views[0].class_logits.argmax())
+    assert found["valid_accuracy"] == pytest.approx(np.mean(right))
+    assert found["valid_agreement"] == pytest.approx(np.mean(agreed))
+    assert 10 < len(right) < len(agreed) and 0 < sum(right) < len(right)
 
 
 @pytest.mark.parametrize("student", KINDS)

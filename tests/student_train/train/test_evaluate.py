@@ -1,0 +1,53 @@
+"""What validation tells of a student, against plain transformers over the held-out texts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from store import FeatureStore
+from student_train.data.stream import split_blocks
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.distiller import Distiller
+from student_train.train.evaluate import evaluate
+
+
+def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore) -> None:
+    options = TrainOptions(
+        store=store.path, vocab="400", student="16x2x2", loss={"mlm": 2.0, "hidden": 3.0},
+        batch_tokens=256, device="cpu", precision="fp32", held_out=0.4,
+    ).resolved()  # fmt: skip
+    model, collator, _ = prepare(options, store)
+    distiller = Distiller(model, options, store.features.hidden, store.features.width)
+    _, held_out = split_blocks(store, options.held_out)
+    found = evaluate(distiller, store, collator, held_out, options)
+    distiller.eval()
+    nats, tokens, characters, hidden = 0.0, 0, 0, list[float]()
+    batches = store.stream(
+        0, 0, 256, view=1, blocks=held_out, features=collator.features(), shuffle=False
+    )
+    for number, raw in enumerate(batches):
+        batch = collator(raw, 1, (0, 0, number, 1)).to(torch.device("cpu"))
+        with torch.no_grad():
+            logits = model(batch.inputs.ids, attention_mask=batch.inputs.present.long()).logits
+            hidden.append(distiller(batch)["hidden"].item())
+        masked = logits[batch.inputs.present][batch.masked]
+        nats += cross_entropy(masked, batch.labels, reduction="sum").item()
+        tokens += len(batch.labels)
+        read = collator.student_tokenizer(raw.texts, return_offsets_mapping=True, truncation=True)
+        begin, end = np.concatenate([np.array(each) for each in read["offset_mapping"]]).T
+        characters += int((end - begin)[batch.masked.numpy()].sum())
+    assert len(hidden) > 2 and characters > tokens > 20
+    assert found == pytest.approx(
+        {
+            "valid_mlm": nats / tokens,
+            "valid_mlm_per_character": nats / characters,
+            "valid_hidden": np.mean(hidden),
+            "valid_loss": 2 * nats / tokens + 3 * np.mean(hidden),
+        },
+        rel=1e-4,
+    )
+    assert evaluate(distiller, store, collator, held_out[:0], options) == {}
