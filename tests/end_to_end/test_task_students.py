@@ -210,12 +210,9 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
     classes: FeatureStore,
 ) -> None:
     model, collator, options = prepared(classes, loss={"ce": 1.0, "kl": 1.0}, held_out=0.4)
-    model.load_state_dict(
-        {
-            name: value * 20 if value.ndim > 1 else value
-            for name, value in model.state_dict().items()
-        }
-    )  # it says something else of each text
+    with torch.no_grad():
+        for weight in model.parameters():  # so that it says something else of each text
+            weight.mul_(20 if weight.ndim > 1 else 1)
     distiller = Distiller(model, options, classes.features.hidden, classes.features.width)
     _, held_out = split_blocks(classes, options.held_out)
     found = evaluate(distiller, classes, collator, held_out, options)
