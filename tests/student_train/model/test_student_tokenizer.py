@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -166,6 +168,28 @@ def test_a_token_that_was_added_beside_the_vocabulary_is_kept(
         for each in (tokenizer, pruned)
     )
     assert VocabularyMap.between(theirs, ours).match[theirs.tokens.index("<new>")] == 148
+
+
+def test_special_tokens_anywhere_keep_their_places_around_a_text(
+    tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A teacher whose [CLS] is its last piece, so that it has another number where others go."""
+    model = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
+    settings = json.loads((model / "tokenizer.json").read_text("utf-8"))
+    ids = settings["model"]["vocab"]
+    before, last = ids["[CLS]"], max(ids, key=ids.__getitem__)
+    ids["[CLS]"], ids[last] = ids[last], before
+    (token,) = (each for each in settings["added_tokens"] if each["content"] == "[CLS]")
+    token["id"] = ids["[CLS]"]
+    settings["post_processor"]["special_tokens"]["[CLS]"]["ids"] = [ids["[CLS]"]]
+    (model / "tokenizer.json").write_text(json.dumps(settings), "utf-8")
+    corpus = write_corpus(tmp_path / "corpus.txt", 60, ENGLISH)
+    store = open_store(dumped(model, corpus, tmp_path / "store.zarr"))
+    pruned = student_tokenizer("pruned:150", store)
+    found = pruned(store[0].text)["input_ids"]
+    assert found[0] == pruned.cls_token_id == 149 and found[-1] == pruned.sep_token_id
+    assert store[0].token_ids[0] == ids["[CLS]"] > 149
+    assert found.count(pruned.cls_token_id) == 1
 
 
 @pytest.mark.parametrize(
