@@ -1,4 +1,4 @@
-"""What an alignment is, and the one error of this package."""
+"""Alignments of tokens, and the one error of this package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Booleans = NDArray[np.bool_]
 
 
 class AlignmentError(ValueError):
-    """Input that cannot be aligned; the message is one line that says what is wrong and where."""
+    """Says in one line what is wrong with input that cannot be aligned, and where."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,5 +48,5 @@ class Alignment:
         return f"Alignment(teacher={self.teacher.tolist()}, student={self.student.tolist()})"
 
     def swap(self) -> Alignment:
-        """The same pairs with the sides exchanged."""
+        """Return these pairs with the sides exchanged."""
         return Alignment(self.student, self.teacher)

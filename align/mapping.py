@@ -17,7 +17,7 @@ Table = dict[bytes, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VocabularyMap:
-    """What each of the teacher's V tokens is for the student.
+    """Maps each of the teacher's V tokens to the student's.
 
     match: int32 [V], the student's id of the same piece, or -1. A piece is its text after the
     student's normaliser and whether it begins a word; special tokens are the same by role (cls,
@@ -26,8 +26,8 @@ class VocabularyMap:
     split: teacher token t is the student's split_ids[split_start[t] : split_start[t + 1]], greedily
     longest first from the left (int64 [V + 1], int32 flat). Empty where the student's normaliser
     leaves nothing.
-    unknown: bool [V], what cannot be split; it becomes the student's unk, or nothing if there is
-    none.
+    unknown: bool [V], tokens that cannot be split. They become the student's unk, or nothing if it
+    has none.
     """
 
     match: NDArray[np.int32]
@@ -37,7 +37,8 @@ class VocabularyMap:
 
     @classmethod
     def between(cls, teacher: Vocabulary, student: Vocabulary) -> VocabularyMap:
-        """The map from a teacher's vocabulary to a student's; slow, made once for a pair."""
+        """Make the map from a teacher's vocabulary to a student's. It is slow: make it once for a
+        pair."""
         pieces = _StudentPieces(student, same_marks=teacher.marks == student.marks)
         # pieces of an equally normalised vocabulary stand as its normaliser leaves them
         same = teacher.normaliser == student.normaliser
@@ -62,7 +63,7 @@ class VocabularyMap:
         return cls(match, start, ids, unknown)
 
     def split(self, token: int) -> NDArray[np.int32]:
-        """The student ids of one teacher token."""
+        """Return the student ids of one teacher token."""
         return self.split_ids[self.split_start[token] : self.split_start[token + 1]]
 
 
@@ -71,7 +72,7 @@ def _unknown(student: Vocabulary) -> list[int]:
 
 
 def _normalised(piece: Piece, normalise: Normaliser) -> Piece:
-    """The piece as the student's normaliser leaves it; parts of characters stay as they are."""
+    """Normalise a piece as the student does; parts of characters stay as they are."""
     try:
         text = normalise(piece.text.decode()).encode()
     except UnicodeDecodeError:
@@ -80,7 +81,7 @@ def _normalised(piece: Piece, normalise: Normaliser) -> Piece:
 
 
 class _StudentPieces:
-    """The student's tokens: special ones by role or name, ordinary pieces by text."""
+    """Looks up the student's tokens: special ones by role or name, ordinary pieces by text."""
 
     def __init__(self, student: Vocabulary, same_marks: bool) -> None:
         self.style = student.marks.style
@@ -126,14 +127,15 @@ class _StudentPieces:
         return raw, not piece.free, self.style == "suffix" and not piece.marked
 
     def special(self, number: int, teacher: Vocabulary) -> int:
-        """The student's id for a special token of the teacher, or -1."""
+        """Return the student's id for a special token of the teacher, or -1."""
         for role, own in teacher.roles.items():
             if own == number and role in self.student.roles:
                 return self.student.roles[role]
         return self.specials.get(teacher.tokens[number], -1)
 
     def find(self, token: str, piece: Piece) -> int:
-        """The id of the same piece, or -1. Equal marks: an equal token is the same piece."""
+        """Return the student's id of a piece, or -1. Where both vocabularies have equal marks, an
+        equal token is an equal piece."""
         own = self.tokens.get(token, -1) if self.same_marks else -1
         if own >= 0 and self.student.pieces[own].text == piece.text:
             return own
@@ -143,7 +145,7 @@ class _StudentPieces:
         return number
 
     def split(self, piece: Piece) -> list[int] | None:
-        """The piece in the student's own pieces, or None if it cannot be written with them."""
+        """Write the piece in the student's own pieces; None if they cannot write it."""
         likely = self._split(piece.text, piece.begins)
         if likely is None and (piece.free or (piece.begins and self.style == "blank")):
             return self._split(piece.text, not piece.begins)
@@ -177,7 +179,8 @@ class _StudentPieces:
 
 
 def _words(text: bytes, begins: bool, isolates: bool) -> list[tuple[bytes, bool]]:
-    """The words of a piece's text, each with whether it begins one; only the first may continue."""
+    """Split a piece's text into words, each with whether it begins one; only the first may
+    continue."""
     try:
         characters = text.decode()
     except UnicodeDecodeError:

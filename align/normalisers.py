@@ -21,7 +21,7 @@ WHOLE_TEXT_ONLY = ("Prepend", "Strip", "ByteLevel")
 
 
 def normaliser_of(settings: dict[str, Any] | None) -> Normaliser:
-    """The function for the `normalizer` entry of a tokenizer.json (None: the identity).
+    """Make the function for the `normalizer` entry of a tokenizer.json (None: the identity).
 
     Raises AlignmentError for a type that is not known or an expression that Python's `re` cannot
     read.
@@ -56,7 +56,8 @@ def lower(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """BERT's clean_text: control characters, NUL and U+FFFD dropped, white space as a blank."""
+    """Clean as BERT's clean_text: drop control characters, NUL and U+FFFD, make white space a
+    blank."""
     kept = []
     for character in text:
         if character in "\t\n\r" or unicodedata.category(character)[0] == "Z":
@@ -67,7 +68,7 @@ def clean(text: str) -> str:
 
 
 def strip_marks(text: str) -> str:
-    """Without combining marks (M*); composed letters stay unless decomposed before."""
+    """Drop combining marks (M*); composed letters stay unless decomposed before."""
     return "".join(c for c in text if unicodedata.category(c)[0] != "M")
 
 

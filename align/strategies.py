@@ -17,7 +17,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduced:
-    """The student's input made of the teacher's tokens.
+    """Holds the student's input that is made of the teacher's tokens.
 
     tokens: student ids, S in all; each piece has the offsets and the special flag of its teacher
     token.
@@ -33,7 +33,7 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spans:
-    """The tokens of one side that cover characters, in the order of the text.
+    """Holds the tokens of one side that cover characters, in the order of the text.
 
     token: their flat numbers [n]. begin, end: spans in characters of the joined text [n], never
     empty.
@@ -83,7 +83,7 @@ def _trim(text: FlatText, begin: Index, end: Index) -> None:
 
 
 def _runs(spans: _Spans, group: Index) -> tuple[Index, Index, Index]:
-    """The runs of one side: group number, first token and last token plus one, each [n]."""
+    """Return the runs of one side: group number, first token and last token plus one, each [n]."""
     of_token = group[spans.begin]
     head = np.ones(len(of_token), bool)
     np.not_equal(of_token[1:], of_token[:-1], out=head[1:])
@@ -102,7 +102,7 @@ def _pairs(first: Integers, end: Integers) -> NDArray[np.int32]:
 
 
 def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
-    """The smallest runs of tokens that cover the same characters.
+    """Pair the smallest runs of tokens that cover the same characters.
 
     A token's span is what its offsets say, less the blanks at its edges (a token of blanks only
     keeps them). Special tokens and tokens with an empty span take no part. A cut is a place between
@@ -143,7 +143,7 @@ def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
 def align_match(
     text: FlatText, teacher: Tokens, student: Tokens, vocabulary: VocabularyMap
 ) -> Alignment:
-    """Pairs of single tokens that cover the same characters and are the same piece.
+    """Pair single tokens that cover the same characters and are the same piece.
 
     These are the pairs of `align_span` with one token on each side for which `vocabulary.match` of
     the teacher's id is the student's id (Kolesnikova et al. 2022, "match").
@@ -162,7 +162,7 @@ def align_match(
 def align_reduce(
     teacher: Tokens, vocabulary: VocabularyMap, max_length: int | None = None
 ) -> Reduced:
-    """The teacher's tokens split into student pieces, each token aligned with its own pieces.
+    """Split the teacher's tokens into student pieces, and pair each token with its own pieces.
 
     Special tokens become the student's own. With `max_length`, a sequence of more pieces keeps the
     longest beginning of whole teacher tokens that fits together with its final special token, and
@@ -192,7 +192,7 @@ def align_reduce(
 
 
 def _fits(tokens: Tokens, counts: Index, max_length: int) -> Booleans:
-    """Which tokens stay when each sequence is cut to max_length pieces: bool [T]."""
+    """Find the tokens that stay when each sequence is cut to max_length pieces: bool [T]."""
     start = tokens.start.astype(np.int64)
     lengths = np.diff(start)
     bounds = starts(counts)

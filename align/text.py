@@ -19,7 +19,7 @@ CODE_POINTS = 0x110000
 
 
 def character_class(character: str) -> int:
-    """How a character counts when spans are compared.
+    """Tell how a character counts when spans are compared.
 
     BLANK: white space. IGNORABLE: what the usual normalisers drop, so that a tokenizer may leave it
     uncovered: control, format, private and unassigned characters (C*), marks (M*: accents,
@@ -38,7 +38,7 @@ def _classes() -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatText:
-    """B texts joined into C characters (Unicode code points).
+    """Joins B texts into C characters (Unicode code points).
 
     Text b is characters start[b] ... start[b + 1] - 1.
 
@@ -66,7 +66,8 @@ class FlatText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """B tokenised sequences as N flat tokens; those of b are start[b] ... start[b + 1] - 1.
+    """Holds B tokenised sequences as N flat tokens. Sequence b has tokens start[b] ... start[b + 1]
+    - 1.
 
     ids: integers [N]. offsets: integers [N, 2], half-open spans of characters of the token's own
     sequence.
@@ -104,7 +105,7 @@ class Tokens:
         offsets: Sequence[Iterable[tuple[int, int]]],
         special: Sequence[Iterable[int]],
     ) -> Tokens:
-        """From one list for each sequence, as a tokenizer gives them (convenient, not fast)."""
+        """Join one list for each sequence, as a tokenizer gives them (convenient, not fast)."""
         spans = np.array(list(chain.from_iterable(offsets)), np.int32).reshape(-1, 2)
         return cls(
             np.array(list(chain.from_iterable(ids)), np.uint32),
@@ -117,5 +118,5 @@ class Tokens:
         return len(self.start) - 1
 
     def sequence_of(self, token: int) -> int:
-        """The number of the sequence that holds a flat token."""
+        """Return the number of the sequence that holds a flat token."""
         return int(np.searchsorted(self.start, token, "right")) - 1

@@ -34,7 +34,7 @@ CJK = (
 
 @cache
 def byte_of_character() -> dict[str, int]:
-    """The byte-level alphabet of GPT-2: the character that is written for each byte."""
+    """Return the byte-level alphabet of GPT-2: the byte that each character is written for."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
@@ -43,7 +43,8 @@ def byte_of_character() -> dict[str, int]:
 
 @cache
 def isolated(character: str) -> bool:
-    """Whether BERT makes a word of this character alone: punctuation and Chinese characters."""
+    """Tell whether BERT makes a word of this character alone: punctuation and Chinese
+    characters."""
     code = ord(character)
     if code < 128:
         return 32 < code < 127 and not character.isalnum()
@@ -53,7 +54,7 @@ def isolated(character: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How a vocabulary writes where words begin or end.
+    """Tells how a vocabulary writes where words begin or end.
 
     style: "prefix", a mark on pieces that continue a word (WordPiece, `##ing`); "blank", a mark for
     the blank before a word (byte-level `Ġ`, Metaspace `▁`); "suffix", a mark on pieces that end a
@@ -73,7 +74,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a token stands for.
+    """Tells what a token stands for.
 
     text: UTF-8 without marks (a byte-level piece may hold part of a character).
     begins: it begins a word, that is, follows a blank or stands for a whole word.
@@ -88,7 +89,7 @@ class Piece:
 
 
 def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
-    """The piece for a token as written in the file; an added token is literal text."""
+    """Read the piece of a token as the file writes it; an added token is literal text."""
     if literal:
         return Piece(token.removeprefix(" ").encode(), token[:1] == " ", False, True)
     raw = RAW_BYTE.fullmatch(token) if marks.raw_bytes else None
@@ -119,10 +120,10 @@ def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """V tokens by id.
+    """Holds V tokens by id.
 
     tokens: as the file writes them, "" for an id without one. pieces: what they stand for.
-    special: bool [V]. roles: cls, sep, mask, pad, unk -> id, those there are.
+    special: bool [V]. roles: ids of cls, sep, mask, pad and unk, where they exist.
     marks: how word starts are written. normaliser: its settings in the file.
     """
 
@@ -138,7 +139,7 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer_json(cls, text: str) -> Vocabulary:
-        """From the content of a `tokenizer.json`: WordPiece, BPE, Unigram or WordLevel.
+        """Read the content of a `tokenizer.json`: WordPiece, BPE, Unigram or WordLevel.
 
         Raises AlignmentError when it is not one, or its normaliser is not known.
         """
@@ -164,15 +165,15 @@ class Vocabulary:
         roles = _roles(settings, tokens, special)
         special[list(roles.values())] = True
         marks = _marks(settings)
-        literal = added.keys() - vocabulary.keys()  # the model's own are written with its marks
+        literal = added.keys() - vocabulary.keys()  # the model's tokens have marks
         pieces = (read_piece(token, marks, n in literal) for n, token in enumerate(tokens))
         normaliser = settings.get("normalizer")
-        normaliser_of(normaliser)  # an unknown one is found here, not at the first map
+        normaliser_of(normaliser)  # refuses an unknown one now, not at the first map
         return cls(tuple(tokens), tuple(pieces), special, roles, marks, normaliser)
 
 
 def _kind(model: dict[str, Any]) -> str:
-    """The model's type; files of the first `tokenizers` versions do not name it."""
+    """Return the model's type, which files of the first `tokenizers` versions do not name."""
     if "type" in model:
         return str(model["type"])
     if "merges" in model:
@@ -192,7 +193,7 @@ def _numbered(model: dict[str, Any]) -> dict[int, str]:
 
 
 def _steps(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The normalisers, pre-tokenizers and decoders of a tokenizer, sequences taken apart."""
+    """Yield the normalisers, pre-tokenizers and decoders of a tokenizer, sequences taken apart."""
     waiting = [settings.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
     while waiting:
         step = waiting.pop()
@@ -226,7 +227,8 @@ def _marks(settings: dict[str, Any]) -> Marks:
 
 
 def _roles(settings: dict[str, Any], tokens: list[str], special: Booleans) -> dict[str, int]:
-    """The special tokens with a task: named by post-processor, model, padding, or by custom."""
+    """Find the special tokens with a task: named by post-processor, model, padding, or by
+    custom."""
     number = {token: i for i, token in enumerate(tokens) if special[i]}
     everything = {token: i for i, token in enumerate(tokens) if token} | number
     names = _named_roles(settings)

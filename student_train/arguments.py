@@ -1,5 +1,5 @@
-"""Arguments of a command to TrainOptions: a recipe's options beneath them, and what the store's
-teacher and features decide."""
+"""The way from a command's arguments to TrainOptions. A recipe's options fill what was not given,
+and the store's teacher and features decide what is left."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from student_train.settings.shapes import DEFAULT_KIND, SHAPES
 from support.errors import UserError
 from support.options import read_words, scoped
 
-AS_TEACHER = "teacher:"  # before a number of layers: of the teacher's width and heads
-HEADS = ("num_attention_heads", "n_heads", "n_head")  # as BERT calls them, DistilBERT, GPT-2
-MIXED_VOCAB = "mixed-vocab"  # start and vocabulary both, of teacher-dump mixed-vocab
+AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
+HEADS = ("num_attention_heads", "n_heads", "n_head")  # in BERT, DistilBERT, GPT-2
+MIXED_VOCAB = "mixed-vocab"  # start and vocabulary that teacher-dump mixed-vocab makes
 
 
 def options_from(arguments: Mapping[str, Any]) -> TrainOptions:
-    """Resolved TrainOptions of what a command line gave, by the names of the options.
+    """Make resolved TrainOptions of what a command line gave, by the names of the options.
 
-    It wins over a recipe, in all stages of that. Without `loss` they are those that the store can
-    serve. Raises UserError for what cannot work whatever the store holds.
+    What was given wins over a recipe, in all stages of the recipe. Without `loss` the options get
+    the losses that the store can serve. Raises UserError for what cannot work whatever the store
+    holds.
     """
     given = {name: value for name, value in arguments.items() if value not in (None, ())}
     given["store"], *others = given["store"]

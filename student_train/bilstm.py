@@ -43,7 +43,7 @@ class BiLstmConfig(PreTrainedConfig):
     """
 
     model_type = "bilstm"
-    recurrent_dropout = 0.0  # in config.json only where there is some
+    recurrent_dropout = 0.0  # config.json has it only where it is not 0
 
     def __init__(
         self,
@@ -137,14 +137,15 @@ class BiLstmModel(BiLstmPreTrainedModel):
 
 
 def present_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Which of the tokens [B,S] are read, bool [B,S]: all where there is no mask."""
+    """Tell which of the tokens [B,S] are read, bool [B,S]: all where there is no mask."""
     if attention_mask is None:
         return torch.ones_like(input_ids, dtype=torch.bool)
     return attention_mask.bool()
 
 
 def max_over(states: Tensor, present: Tensor) -> Tensor:
-    """Largest value [B,D] of each channel of states [B,S,D] over the tokens that are present [B,S].
+    """Take the largest value [B,D] of each channel of states [B,S,D] over the tokens that are
+    present [B,S].
 
     (Mukherjee & Awadallah 2019, section 3.1.)
     """
@@ -152,8 +153,8 @@ def max_over(states: Tensor, present: Tensor) -> Tensor:
 
 
 def reading_orders(present: Tensor) -> tuple[Tensor, Tensor]:
-    """Places [B,S] of the tokens of each row as either direction reads them: those that are present
-    [B,S] first.
+    """Return the places [B,S] of the tokens of each row in the order of either direction, present
+    tokens [B,S] first.
 
     Raises ValueError for a row without a token.
     """
@@ -193,8 +194,8 @@ class BiLstmLayer(nn.Module):
 
 
 def lstm_with_dropout(lstm: nn.LSTM, inputs: Tensor, share: float) -> Tensor:
-    """States [B,S,H] of an LSTM over inputs [B,S,D]. A share of the channels of the state is
-    dropped on its way from one token to the next: of each row the same channels at every token.
+    """Run an LSTM over inputs [B,S,D] to states [B,S,H]. It drops a share of the channels of the
+    state on its way from one token to the next: of each row the same channels at every token.
 
     (Gal & Ghahramani 2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
     Networks", equation 7; the `recurrent_dropout` of Keras.)

@@ -30,7 +30,7 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
 
 
 def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
-    """The options of a student, and `--recipe`. Those in `varied`, and then the recipe, may be
+    """Make the options of a student, and `--recipe`. Those in `varied`, and then the recipe, may be
     given several times, each time with another setting."""
     store, *others = (
         click_option(
@@ -85,7 +85,7 @@ def _told_stage(stage: Mapping[str, Any]) -> str:
 
 
 def describe(options: TrainOptions) -> str:
-    """The settings of a training, which are resolved, as they are printed at its start."""
+    """Describe the settings of a training, which are resolved, as they are printed at its start."""
     loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
     length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
     new = scoped(TrainOptions, NEW)
@@ -114,7 +114,7 @@ def describe(options: TrainOptions) -> str:
 
 
 def kept(out: Path) -> str:
-    """What a stopped training has, and how to go on."""
+    """Tell in a line what a stopped training has written, and how to go on."""
     from training.checkpoint import newest_checkpoint
 
     words = " and --resume" if (out / "training.json").exists() else ""
@@ -122,5 +122,5 @@ def kept(out: Path) -> str:
 
 
 def told(number: float) -> str:
-    """Counts whole, measures with five digits."""
+    """Write a number: counts whole, measures with five digits."""
     return f"{number:,}" if isinstance(number, int) else f"{number:,.5g}"

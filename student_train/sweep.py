@@ -104,7 +104,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
 def _student(
     told: str, options: TrainOptions, stores: list[FeatureStore], prepared: Prepared | None
 ) -> dict[str, Any]:
-    """Train a student, or go on with it, where it is not finished; what its training.json says."""
+    """Train a student, or go on with it, where it is not finished; return its training.json."""
     from student_train.output.report import read_report
     from student_train.output.run import train_student
     from training.checkpoint import newest_checkpoint
@@ -126,7 +126,7 @@ def _student(
 
 
 def table(rows: list[dict[str, Any]], varied: list[str]) -> list[list[str]]:
-    """The headings, then a line for each student: what varied, then its results."""
+    """Return the headings, then a line for each student: what varied, then its results."""
     columns = [
         *(varied or ["folder"]),
         *(name for name in COLUMNS if any(name in row for row in rows)),
@@ -149,7 +149,8 @@ def show(lines: list[list[str]]) -> None:
 
 
 def aligned(lines: list[list[str]]) -> Table:
-    """A table for a terminal of 80 columns: a word of a heading a line, and numbers unbroken."""
+    """Make a table for a terminal of 80 columns: a word of a heading a line, and numbers
+    unbroken."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, collapse_padding=True)
@@ -164,8 +165,8 @@ def aligned(lines: list[list[str]]) -> Table:
 
 
 def _command() -> click.Command:
-    """The options of student-train, each of which may be given several times but for those of the
-    command itself."""
+    """Make the command of student-train's options. Each may be given several times, but for those
+    that a sweep takes once."""
     varied = options_of(TrainOptions).keys() - scoped(TrainOptions, ONCE)
     found = {str(option.name): option for option in parameters(varied)}
     del found["allow_partial"]  # all students of a table learn from one text

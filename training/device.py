@@ -1,4 +1,4 @@
-"""The device and the precision that a training takes where its options leave them to the machine.
+"""The choice of device and precision where a training's options leave them to the machine.
 
 torch is imported in the functions: `--help` must not wait for it.
 """
@@ -11,7 +11,7 @@ from support.console import check_device
 
 
 def resolved_device(device: str) -> str:
-    """The device that `--device` means here: of `auto` a GPU where there is one.
+    """Return the device that `--device` means here: of `auto` a GPU where there is one.
 
     Raises UserError where the machine lacks it.
     """
@@ -24,7 +24,7 @@ def resolved_device(device: str) -> str:
 
 
 def resolved_precision(precision: str, device: str) -> str:
-    """The precision that `--precision` means on a device: of `auto` bf16 where the hardware
+    """Return the precision that `--precision` means on a device: of `auto` bf16 where the hardware
     multiplies it, rather than emulate it slowly, else fp32."""
     if precision != "auto":
         return precision

@@ -18,7 +18,7 @@ from support.arrays import Array
 
 @dataclass(frozen=True)
 class Inputs:
-    """Padded student input: ids [B,S] and where there is a token [B,S]."""
+    """Holds padded student input: ids [B,S] and where there is a token [B,S]."""
 
     ids: Tensor
     present: Tensor
@@ -35,7 +35,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Teacher's targets for G aligned runs of the student's flat tokens.
+    """Holds the teacher's targets for G aligned runs of the student's flat tokens.
 
     Targets that no loss reads are empty. States and maps are empty until `StudentBatch.to`, too.
     """
@@ -46,7 +46,7 @@ class Distillation:
     logits: LogitTargets | None
     map_pooling: MapPooling | None
     task: TaskTargets | None
-    encoded: Encoded | None  # what the four below are made of; None: they are
+    encoded: Encoded | None  # the four below before they are decoded; None afterwards
     # float32 [G,D] by name: pooled states, normalised per channel
     normalised: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)  # [G,D] by name: pooled raw states
@@ -57,8 +57,8 @@ class Distillation:
 
 @dataclass(frozen=True)
 class StudentBatch:
-    """The data of one step: `masked` are the flat token numbers of `labels`, `characters` counts
-    what they cover, `tokens` the student's own tokens."""
+    """Holds the data of one step. `masked` are the flat token numbers of `labels`, `characters`
+    counts the characters under them, `tokens` the student's own tokens."""
 
     inputs: Inputs
     masked: Tensor  # int64 [M]
@@ -68,7 +68,7 @@ class StudentBatch:
     distillation: Distillation | None
 
     def to(self, device: torch.device) -> StudentBatch:
-        """The batch on a device, with the teacher's states and maps decoded there."""
+        """Move the batch to a device, and decode the teacher's states and maps there."""
         moved: StudentBatch = _moved(self, device)
         taught = moved.distillation
         if taught is None or taught.encoded is None:

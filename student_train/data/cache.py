@@ -1,5 +1,5 @@
-"""Where the teacher's states and maps of a batch come from: the stream, or a copy of the store on
-the device; and whether memory suffices for a copy."""
+"""The source of a batch's teacher states and maps: the stream, or a copy of the store on the
+device. The module also checks that memory suffices for a copy."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from student_train.data.encoded import TeacherStates
 from support.arrays import Array, begins, starts
 from support.errors import UserError
 
-ON_DEVICE = ("hidden", "attention")  # of the groups of a view; what else is kept is kept in RAM
-GROUPS_OF = {"task": ("classes", "tags")}  # other kinds of features are groups of the same name
-SHARE = 0.8  # of the free memory; a training takes some, too
+ON_DEVICE = ("hidden", "attention")  # groups of a view; --cache device keeps others in RAM
+GROUPS_OF = {"task": ("classes", "tags")}  # groups of other kinds have the kind's name
+SHARE = 0.8  # of the free memory, for a cache; a training takes some, too
 
 
 class Streamed:
-    """States and maps that come with the batch. They are copied, as its arrays are used again."""
+    """Takes states and maps from the batch, as copies: the batch's arrays are used again."""
 
     resident: tuple[str, ...] = ()  # kinds of features that need not be streamed
 
     def states(
         self, batch: Batch, view: int, rows: Array, begin: Tensor
     ) -> dict[str, TeacherStates]:
-        """States by name of the batch's tokens `rows` [J], for runs that begin at `begin` [G] among
-        them."""
+        """Return states by name of the batch's tokens `rows` [J], for runs that begin at `begin`
+        [G] among them."""
         return {
             name: TeacherStates(
                 {
@@ -51,7 +51,8 @@ class Streamed:
         }
 
     def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], Array, Elementwise]:
-        """Entries by name, where among them the maps of the B texts begin, and their codec."""
+        """Return entries by name, where among them the maps of the B texts begin, and their
+        codec."""
         stored = {name: batch.stored[_maps(view, name)] for name in batch.attention}
         begin = begins(np.diff(batch.start) ** 2)
         entries = {name: torch.from_numpy(codes.copy()) for name, codes in stored.items()}
@@ -59,7 +60,7 @@ class Streamed:
 
 
 class Resident:
-    """States and maps of a whole store, which stay encoded in the memory of a device from first use
+    """Keeps states and maps of a whole store, encoded, in the memory of a device from first use
     on."""
 
     resident = ON_DEVICE
@@ -74,7 +75,7 @@ class Resident:
     def states(
         self, batch: Batch, view: int, rows: Array, begin: Tensor
     ) -> dict[str, TeacherStates]:
-        """See `Streamed`."""
+        """Return what `Streamed.states` does."""
         sequence = np.searchsorted(batch.start, rows, side="right") - 1
         there = rows + (self._token_start[batch.index] - batch.start[:-1])[sequence]
         codec = self._store.features.level.hidden
@@ -91,13 +92,13 @@ class Resident:
         }
 
     def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], Array, Elementwise]:
-        """See `Streamed`."""
+        """Return what `Streamed.maps` does."""
         features = self._store.features
         entries = {name: self._table(_maps(view, name)) for name in features.attention}
         return entries, self._square_start[batch.index], features.level.attention
 
     def _table(self, path: str) -> Tensor:
-        """An array of the store, its parts one after another."""
+        """Return an array of the store, its parts one after another; load it at first use."""
         with self._loading:
             if path not in self._tables:
                 self._tables[path] = self._loaded(path)
@@ -124,16 +125,16 @@ def _maps(view: int, name: str) -> str:
 
 
 def source_of(store: FeatureStore, cache: str, device: torch.device) -> Streamed | Resident:
-    """Where a training takes states and maps from, by the word of `--cache`."""
+    """Choose the source of a training's states and maps by the word of `--cache`."""
     apart = ON_DEVICE if cache == "device" else ()
-    if isinstance(store, FeatureStore):  # not a teacher in its place
-        # For none, too: a training before this one may have kept some.
+    if isinstance(store, FeatureStore):  # other sources of batches keep nothing
+        # Also to keep nothing: an earlier training may have kept arrays.
         store.keep(None if cache == "none" else lambda path: _group(path) not in apart)
     return Resident(store, device) if cache == "device" else Streamed()
 
 
 def _group(path: str) -> str:
-    """The group of a view that an array of a part belongs to; "" for an array of no view."""
+    """Return the group of a view that an array of a part belongs to; "" for an array of no view."""
     return path.split("/")[1] if path.startswith("view") else ""
 
 
@@ -142,8 +143,8 @@ def check_cache(
     device: torch.device,
     needs: Iterable[tuple[FeatureStore, set[str], set[int]]],
 ) -> None:
-    """Raises UserError where memory does not suffice for `--cache`. `needs` names what is read: of
-    each store kinds of features and views."""
+    """Check that memory suffices for `--cache`, or raise UserError. `needs` lists the stores that
+    are read, each with the kinds of features and the views."""
     if cache == "none":
         return
     on_device = in_ram = 0
@@ -172,7 +173,7 @@ def _check_fits(cache: str, needed: int, free: int, where: str) -> None:
 
 
 def _sizes(store: FeatureStore, kinds: set[str], views: set[int]) -> Iterable[tuple[str, int]]:
-    """Path and bytes, unpacked, of each array that a training reads."""
+    """Yield path and bytes, unpacked, of each array that a training reads."""
     groups = {"mask", *(group for kind in kinds for group in GROUPS_OF.get(kind, (kind,)))}
     read = tuple(f"view{view}/{group}/" for view in views for group in groups)
     for part in store.manifest.parts:
@@ -182,15 +183,15 @@ def _sizes(store: FeatureStore, kinds: set[str], views: set[int]) -> Iterable[tu
 
 
 def free_memory_of(device: torch.device) -> int:
-    """Bytes of a GPU's memory that can still be taken: those that are free, and those that torch
-    keeps of tensors that are gone, such as those of an earlier training."""
+    """Return the bytes of a GPU's memory that can still be taken. Bytes that torch keeps of tensors
+    that are gone, such as an earlier training's, count as free."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def free_memory() -> int:
-    """Bytes of main memory that can still be taken, as Linux and its container report them;
-    elsewhere all bytes of the machine."""
+    """Return the bytes of main memory that can still be taken, as Linux and its container report
+    them; elsewhere all bytes of the machine."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, KeyError):
         free = _told(Path("/proc/meminfo"))["MemAvailable:"] * 1024

@@ -1,5 +1,5 @@
-"""The collator: it turns a batch of a store into a batch for a student. It tokenises, masks, aligns
-and picks the teacher's targets."""
+"""The collator turns a batch of a store into a batch for a student. It tokenises, masks, aligns and
+picks the teacher's targets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Collator:
         store: FeatureStore | None = None,
     ) -> None:
         self.student_tokenizer = student_tokenizer
-        self.tokenizer = copy.deepcopy(student_tokenizer.backend_tokenizer)  # which is saved uncut
+        # A copy: the tokenizer that is saved must not truncate.
+        self.tokenizer = copy.deepcopy(student_tokenizer.backend_tokenizer)
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_length)
         self.table = None if store is None else token_table(store, self.tokenizer)
@@ -70,17 +71,17 @@ class Collator:
 
     @property
     def strategy(self) -> Strategy:
-        """The entry of `--align`."""
+        """Return the entry of `--align`."""
         return ALIGNMENTS[self.align]
 
     def serving(self, options: TrainOptions) -> Collator:
-        """A collator for a stage with other losses and masks."""
+        """Return a collator for a stage with other losses and masks."""
         other = copy.copy(self)
         other._serve(options)
         return other
 
     def reading(self, source: Streamed | Resident) -> Collator:
-        """A collator that takes the teacher's states and maps from `source`."""
+        """Return a collator that takes the teacher's states and maps from `source`."""
         other = copy.copy(self)
         other.source = source
         return other
@@ -101,12 +102,12 @@ class Collator:
         self.masked_only = options.targets == "masked"
 
     def features(self) -> list[str]:
-        """The groups of the store's features that must be streamed."""
+        """List the groups of the store's features that must be streamed."""
         return [name for name in self.wanted if name not in self.source.resident]
 
     def __call__(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
-        """The student's batch for a view's batch. In view 0 masks are drawn by `key`, in others
-        the teacher's are taken.
+        """Make the student's batch of a view's batch. In view 0 masks are drawn by `key`, in other
+        views the teacher's masks are taken.
 
         Raises StoreError where the stored tokens do not fit the stored texts.
         """
@@ -120,7 +121,7 @@ class Collator:
             taught = (
                 self._distillation(batch, native, read, view, key) if self.read_of_teacher else None
             )
-        except AlignmentError as error:  # tokens that are not those of the store's texts
+        except AlignmentError as error:  # the stored tokens do not fit the stored texts
             raise StoreError(f"the store cannot be learnt from: {error}; {VERIFY}") from error
         return StudentBatch(
             inputs=Inputs.of(read.ids, native.start, self.padding),
@@ -132,7 +133,7 @@ class Collator:
         )
 
     def _native(self, batch: Batch) -> Tokens:
-        """The student's own tokens of each text, cut at its max length."""
+        """Tokenise each text as the student does, cut at its max length."""
         if self.table is None:
             return tokenize(self.tokenizer, batch.texts)
         return self.table.of(batch.index)
@@ -166,8 +167,8 @@ class Collator:
         )
 
     def _encoded(self, batch: Batch, view: int, runs: Array) -> Encoded:
-        """The teacher's states and maps, to be decoded on the device, for half-open runs [G,2] of
-        its tokens."""
+        """Take the teacher's states and maps, to be decoded on the device, for half-open runs [G,2]
+        of its tokens."""
         pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
         read = self.read_of_teacher
         if {"normalised", "raw"} & read:
@@ -195,8 +196,8 @@ class Collator:
         )
 
     def _task(self, batch: Batch, alignment: Alignment) -> TaskTargets:
-        """Targets of each text, or of the tokens that begin a word: its first piece stands for a
-        word. Where the teacher has a label for later pieces, targets of all tokens."""
+        """Take targets of each text, or of the tokens that begin a word: its first piece stands for
+        a word. Where the teacher has a label for later pieces, take targets of all tokens."""
         if batch.labels is not None:
             return TaskTargets(None, _float(batch.class_logits), _long(batch.labels))
         assert batch.tags is not None and self.task is not None
@@ -215,7 +216,7 @@ class Collator:
     def _logits(
         self, batch: Batch, alignment: Alignment, labels: Array
     ) -> tuple[Runs, LogitTargets]:
-        """Targets of the runs with a single teacher token: only they have a distribution."""
+        """Take targets of the runs with a single teacher token: only they have a distribution."""
         chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
         if self.masked_only:
             chosen &= labels[alignment.student[:, 0]] != IGNORED
@@ -237,8 +238,9 @@ def _long(values: Array) -> Tensor:
 
 
 def word_begins(batch: Batch) -> Array:
-    """bool [N]: which teacher tokens begin a word. Their first character that is no blank begins
-    the text or follows a blank; some tokenizers count the blank with the word behind it."""
+    """Tell which teacher tokens begin a word: bool [N]. The first character of such a token that is
+    no blank begins the text or follows a blank. Some tokenizers count the blank with the word
+    behind it."""
     begins = np.zeros(len(batch.token_ids), bool)
     for text, first, last in zip(batch.texts, batch.start[:-1], batch.start[1:], strict=True):
         blank = np.array([character.isspace() for character in f" {text} "], bool)
@@ -247,7 +249,8 @@ def word_begins(batch: Batch) -> Array:
         begin, end = batch.offsets[first:last].T
         at = inked[begin]
         found = np.flatnonzero((at < end) & blank[at] & ~batch.special[first:last])
-        _, leading = np.unique(at[found], return_index=True)  # of the bytes of one character
+        # Several byte-level tokens of one character begin one word.
+        _, leading = np.unique(at[found], return_index=True)
         begins[first + found[leading]] = True
     return begins
 

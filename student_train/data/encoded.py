@@ -16,7 +16,8 @@ from student_train.data.pooling import MapPooling, pool_members
 
 @dataclass(frozen=True)
 class TeacherStates:
-    """Stored states of J tokens, to be averaged over G runs of them; `rows` None: all of `stored`.
+    """Holds stored states of J tokens, to be averaged over G runs of them. Where `rows` is None,
+    the J tokens are all of `stored`.
 
     Arrays, calibration and codec are those of a `HiddenBatch`.
     """
@@ -26,15 +27,15 @@ class TeacherStates:
     deviation: Tensor
     codec: HiddenCodec
     rows: Tensor | None  # int64 [J] of the stored arrays
-    begin: Tensor  # int64 [G] of the J
+    begin: Tensor  # int64 [G]: where runs begin among the J
 
     def normalised(self) -> Tensor:
-        """float32 [G,D]: pooled (state - mean) / deviation."""
+        """Decode and pool (state - mean) / deviation: float32 [G,D]."""
         states = self.codec.decode_normalised(self._rows(), self.mean, self.deviation, torch)
         return self._pooled(states)
 
     def states(self) -> Tensor:
-        """float32 [G,D]: pooled raw states."""
+        """Decode and pool raw states: float32 [G,D]."""
         return self._pooled(self.codec.decode(self._rows(), self.mean, self.deviation, torch))
 
     def _rows(self) -> dict[str, Tensor]:
@@ -48,9 +49,9 @@ class TeacherStates:
 
 @dataclass(frozen=True)
 class TeacherMaps:
-    """Stored maps between the tokens of B texts, to be pooled over their runs."""
+    """Holds stored maps between the tokens of B texts, to be pooled over their runs."""
 
-    values: dict[str, Tensor]  # by name: maps of L^2 entries, row-major, among others
+    values: dict[str, Tensor]  # flat, by name; a text's map is L^2 entries, row-major
     codec: Elementwise
     begin: Tensor  # int64 [B] where they begin
     lengths: Tensor  # int64 [B]
@@ -58,7 +59,7 @@ class TeacherMaps:
     pooling: MapPooling
 
     def pooled(self) -> dict[str, Tensor]:
-        """float32 [B,G,G] by name: attention between runs."""
+        """Decode and pool attention between runs: float32 [B,G,G] by name."""
         place = torch.arange(self.longest, device=self.lengths.device)
         inside = place < self.lengths[:, None]
         square = inside[:, :, None] & inside[:, None, :]
@@ -72,7 +73,7 @@ class TeacherMaps:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Those targets of a `Distillation` that the device decodes, by the names of features."""
+    """Holds the targets of a `Distillation` that the device decodes, by the names of features."""
 
     normalised: dict[str, TeacherStates]
     states: dict[str, TeacherStates]
@@ -80,7 +81,7 @@ class Encoded:
     maps: TeacherMaps | None
 
     def decoded(self) -> dict[str, Any]:
-        """The fields of `Distillation` that these become, by field name."""
+        """Decode everything: the values of `Distillation`'s fields by their names."""
         return {
             "normalised": {name: it.normalised() for name, it in self.normalised.items()},
             "states": {name: it.states() for name, it in self.states.items()},

@@ -1,4 +1,4 @@
-"""Which sequences of a store have gold labels."""
+"""The sequences of a store that have gold labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _KNOWN: WeakKeyDictionary[FeatureStore, Array] = WeakKeyDictionary()
 
 
 def labelled(store: FeatureStore) -> Array:
-    """bool [n]: which of all sequences have a gold label, or a tag. Read once for an open store."""
+    """Tell which of all sequences have a gold label, or a tag: bool [n]. An open store is read
+    once."""
     if store not in _KNOWN:
         _KNOWN[store] = np.concatenate(
             [
@@ -25,7 +26,7 @@ def labelled(store: FeatureStore) -> Array:
 
 
 def has_gold(store: FeatureStore, blocks: Array | None = None) -> bool:
-    """Whether any sequence of the blocks [n,2], or of the store, has a gold label or a tag."""
+    """Tell whether any sequence of the blocks [n,2], or of the store, has a gold label or a tag."""
     known = labelled(store)
     if blocks is None:
         return bool(known.any())

@@ -1,4 +1,4 @@
-"""Masks: which tokens are hidden from the student, and what it reads in their place."""
+"""Masks: the tokens that are hidden from the student, and what it reads in their place."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MASK, RANDOM = 0, 1  # actions of a stored span; any other leaves the tokens as 
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """Flat token ids int64 [N] as the student reads them, and labels int64 [N]: the id to predict,
-    or IGNORED."""
+    """Holds flat token ids int64 [N] as the student reads them, and labels int64 [N]: the id to
+    predict, or IGNORED."""
 
     ids: Array
     labels: Array
@@ -69,8 +69,8 @@ class Masker:
     def stored(
         self, tokens: Tokens, spans: Array, spans_start: Array, key: tuple[int, ...]
     ) -> MaskedTokens:
-        """Mask the words that the teacher saw masked: `spans` [M,3] (begin, end, action), those of
-        sequence b from spans_start[b] on.
+        """Mask the words that the teacher saw masked. `spans` [M,3] are (begin, end, action); the
+        spans of sequence b begin at spans_start[b].
 
         A token is masked if it shares a character with a span, whatever its boundaries.
         """

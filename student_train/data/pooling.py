@@ -14,40 +14,42 @@ from support.arrays import Array, begins, ranges
 
 @dataclass(frozen=True)
 class Runs:
-    """G runs of flat tokens: those of run g are `member[begin[g]:begin[g + 1]]`."""
+    """Holds G runs of flat tokens. Run g has the tokens `member[begin[g]:begin[g + 1]]`."""
 
     member: Tensor  # int64 [J]
     begin: Tensor  # int64 [G]
 
     @classmethod
     def of(cls, runs: Array) -> Runs:
-        """From half-open runs [G,2]."""
+        """Make runs of half-open runs [G,2]."""
         lengths = (runs[:, 1] - runs[:, 0]).astype(np.int64)
         member = ranges(runs[:, 0].astype(np.int64), lengths)
         return cls(torch.from_numpy(member), torch.from_numpy(begins(lengths)))
 
     def pool(self, values: Tensor, how: str) -> Tensor:
-        """Sum or mean [G,D] of flat token values [N,D] over each run.
+        """Take the sum or mean [G,D] of flat token values [N,D] over each run.
 
         Of the ways that torch has, `embedding_bag` is the fastest, forward and backward.
         """
         return functional.embedding_bag(self.member, values, self.begin, mode=how)
 
     def pool_members(self, values: Tensor, how: str) -> Tensor:
-        """Sum or mean [G,D] over each run of values [J,D] of the members alone, in their order."""
+        """Take the sum or mean [G,D] over each run of values [J,D] of the members alone, in their
+        order."""
         return pool_members(values, self.begin, how)
 
 
 def pool_members(values: Tensor, begin: Tensor, how: str) -> Tensor:
-    """Sum or mean [G,D] of values [J,D] over G runs, which follow one another from `begin` [G]."""
+    """Take the sum or mean [G,D] of values [J,D] over G runs, which follow one another from `begin`
+    [G]."""
     members = torch.arange(len(values), device=values.device)
     return functional.embedding_bag(members, values, begin, mode=how)
 
 
 @dataclass(frozen=True)
 class MapPooling:
-    """Attention between tokens as attention between runs: mean over the asking tokens, sum over the
-    attended ones.
+    """Turns attention between tokens into attention between runs: mean over the asking tokens, sum
+    over the attended ones.
 
     Then a row over all runs still holds at most the probability of the row over all tokens.
     """
@@ -58,7 +60,8 @@ class MapPooling:
 
     @classmethod
     def of(cls, runs: Array, start: Array) -> MapPooling:
-        """From half-open runs [G,2] of flat tokens whose sequences begin at `start` [B+1]."""
+        """Make the pooling of half-open runs [G,2] of flat tokens whose sequences begin at `start`
+        [B+1]."""
         sequence = np.searchsorted(start, runs[:, 0], side="right") - 1
         counts = np.bincount(sequence, minlength=len(start) - 1)
         place = ranges(np.zeros_like(counts), counts)
@@ -74,5 +77,5 @@ class MapPooling:
         return cls(*map(torch.from_numpy, (asking, attended, total[:, :, 0] > 0)))
 
     def pool(self, maps: Tensor) -> Tensor:
-        """Maps [B,L,L] between tokens as maps [B,G,G] between runs."""
+        """Turn maps [B,L,L] between tokens into maps [B,G,G] between runs."""
         return self.asking.to(maps.dtype) @ maps @ self.attended.to(maps.dtype).transpose(1, 2)

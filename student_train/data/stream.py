@@ -28,16 +28,17 @@ SPLIT_SEED = (
 
 
 def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
-    """Blocks [n,2] to train on and blocks held out, chosen once and for all for a store and a
+    """Choose blocks [n,2] to train on and blocks to hold out, once and for all for a store and a
     share.
 
-    Of a task, the share of those with gold labels and of the others: labelled text often stands
-    together. Raises UserError if the store has too little text to hold something out.
+    For a task the share is taken of the blocks with gold labels, and again of the others, as
+    labelled text often stands together. Raises UserError if the store has too little text to hold
+    something out.
     """
     tokens = int(store.meta["tokens"])
     if store.features.task:
         blocks = store.blocks(SMALLEST_BLOCK)
-        gold = np.logical_or.reduceat(labelled(store), blocks[:, 0])  # they follow one another
+        gold = np.logical_or.reduceat(labelled(store), blocks[:, 0])  # blocks follow one another
     else:
         size = tokens * max(held_out, 0.005) / 4
         blocks = store.blocks(int(np.clip(size, SMALLEST_BLOCK, GREATEST_BLOCK)))
@@ -56,7 +57,7 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
 
 
 def chosen_blocks(store: FeatureStore, blocks: Array, options: TrainOptions) -> Array:
-    """Of blocks [n,2] the runs of sequences that `--data` and `--min-length` let through.
+    """Cut blocks [n,2] to the runs of sequences that `--data` and `--min-length` let through.
 
     Raises UserError where none is left.
     """
@@ -80,8 +81,8 @@ def chosen_blocks(store: FeatureStore, blocks: Array, options: TrainOptions) -> 
 
 
 def view_of(epoch: int, features: Features, asked: int | None) -> int:
-    """The view that an epoch reads: the one asked for, else the masked views in turn, else the
-    plain one, as for a task."""
+    """Return the view that an epoch reads: the one asked for, else the masked views in turn, else
+    the plain one, as for a task."""
     if asked is not None:
         return asked
     masked = 0 if features.task else features.views - 1
@@ -105,7 +106,7 @@ def student_batches(
     `every`: a pure function of the arguments.
 
     They are moved to `device`; with None they stay encoded, for another process to move. `check`
-    is of `FeatureStore.stream`.
+    goes to `FeatureStore.stream`.
     """
     epoch, skip, before = 0, first, 0  # batches of the epochs before
     while True:
@@ -133,14 +134,14 @@ def student_batches(
 def loaded(
     store: FeatureStore, collator: Collator, blocks: Array, workers: int, **order: Any
 ) -> Generator[StudentBatch]:
-    """`student_batches`, prepared by a thread, or by `workers` processes.
+    """Prepare `student_batches` in a thread, or in `workers` processes.
 
     Batches and their order do not depend on their number.
     """
     if not workers:
         return prefetched(student_batches(store, collator, blocks, check=True, **order), READY)
     if order.get("device", CPU) != CPU:
-        order["device"] = None  # of a device that computes the training's process alone has use
+        order["device"] = None  # only the training's own process uses the device
     shares = _Shares(store, collator, blocks, order)
     context = multiprocessing.get_context("forkserver")  # a fork of this process has dead threads
     context.set_forkserver_preload([__name__])
@@ -151,7 +152,7 @@ def loaded(
 
 
 class _Shares(IterableDataset[StudentBatch]):
-    """Of W workers, worker w makes the batches w, w + W, ...; a loader takes them in turn."""
+    """Makes the batches w, w + W, ... in worker w of W; a loader takes them in turn."""
 
     def __init__(
         self, store: FeatureStore, collator: Collator, blocks: Array, order: dict[str, Any]

@@ -1,5 +1,5 @@
-"""The teacher's targets for a student: its distribution in the student's vocabulary, and those of a
-task."""
+"""The teacher's targets for a student: its distribution in the student's vocabulary, and the
+targets of a task."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ HEAD_KEPT = 256  # logits kept of the slice that the head tier gives; the others
 
 @dataclass(frozen=True)
 class TaskTargets:
-    """The targets of a student for a task: of G texts, or of G tokens."""
+    """Holds the targets of a student for a task, of G texts or of G tokens."""
 
-    tokens: Tensor | None  # int64 [G]: flat student tokens; None: of each text one
+    tokens: Tensor | None  # int64 [G]: flat student tokens; None: one target a text
     logits: Tensor | None  # float32 [G,C] of the teacher
     gold: Tensor  # int64 [G], -1 where there is none
 
@@ -33,7 +33,7 @@ def fold(
     log_partition: Array,
     vocabulary: Array,
 ) -> tuple[LogitTargets, Array]:
-    """Fold kept teacher logits [G,K] into outcomes over student pieces. Gives targets, and which
+    """Fold kept teacher logits [G,K] into outcomes over student pieces. Return targets, and which
     rows have at least one piece: bool [G].
 
     `vocabulary` [Vt] gives the student piece of each teacher piece, or -1. Mass of teacher pieces
@@ -66,8 +66,8 @@ def fold(
 
 
 def first_pieces(vocabulary: VocabularyMap) -> Array:
-    """The student piece [Vt] with which each teacher piece begins, or -1: the shared piece itself
-    where there is one."""
+    """Find the student piece [Vt] with which each teacher piece begins, or -1. A piece that the
+    student has begins with itself."""
     has_one = (np.diff(vocabulary.split_start) > 0) & ~vocabulary.unknown
     first = np.full(len(vocabulary.match), -1)
     first[has_one] = vocabulary.split_ids[vocabulary.split_start[:-1][has_one]]
@@ -75,7 +75,7 @@ def first_pieces(vocabulary: VocabularyMap) -> Array:
 
 
 class TargetReader:
-    """Stored logits of any tier as targets in the student's vocabulary.
+    """Turns stored logits of any tier into targets in the student's vocabulary.
 
     `pieces` [Vt] is the student piece of each teacher piece or -1; `head` (weight [V,D], bias [V])
     is needed for the head tier.
@@ -83,13 +83,13 @@ class TargetReader:
 
     def __init__(self, pieces: Array, head: tuple[Array, Array] | None = None) -> None:
         self.pieces = pieces
-        if head is not None:  # only what the student shares, cut out once
+        if head is not None:  # rows of the shared pieces, cut out once
             self.shared = np.flatnonzero(pieces >= 0)
             self.weight, self.bias = (torch.from_numpy(part[self.shared]) for part in head)
 
     def of(self, logits: Logits, rows: Array) -> tuple[LogitTargets, Array]:
-        """Targets of the teacher's tokens `rows` [G], and which of them have any: bool [G] (see
-        `fold`)."""
+        """Return targets of the teacher's tokens `rows` [G], and which of them have any: bool [G]
+        (see `fold`)."""
         log_partition = logits.log_partition[rows]
         if logits.tier == "topk":
             kept = logits.ids[rows], logits.logprobs[rows], logits.rest[rows]
@@ -109,7 +109,8 @@ class TargetReader:
 
 
 def _drawn(logits: Logits, rows: Array) -> tuple[Array, Array, Array]:
-    """Ragged draws as rectangles: ids [G,K], log shares [G,K] and rest [G], -inf in empty slots."""
+    """Lay ragged draws out as rectangles: ids [G,K], log shares [G,K] and rest [G], -inf in empty
+    slots."""
     counts = (logits.start[rows + 1] - logits.start[rows]).astype(np.int64)
     slot = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
     place = (logits.start[rows][:, None] + np.arange(slot.shape[1]))[slot]

@@ -32,14 +32,14 @@ ARRAYS: Mapping[str, type] = {
     "end": np.int32,
     "special": np.bool_,
 }
-VERSION = "2"  # of these arrays
+VERSION = "2"  # the version of these arrays
 DIGEST = "sha256"
 TEXTS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
 class TokenTable:
-    """The tokens of all sequences of a store, flat, mapped from files.
+    """Holds the tokens of all sequences of a store, flat, mapped from files.
 
     start int64 [n+1]; ids, begin, end int32 [N], special bool [N].
     """
@@ -57,11 +57,11 @@ class TokenTable:
         return (TokenTable, arrays) if self.folder is None else (_load, (self.folder,))
 
     def counts(self, vocabulary: int) -> Array:
-        """int64 [V]: how often each piece occurs in the store."""
+        """Count how often each piece occurs in the store: int64 [V]."""
         return np.bincount(self.ids, minlength=vocabulary)
 
     def of(self, index: Array) -> Tokens:
-        """The tokens of some sequences [B], one after another."""
+        """Return the tokens of some sequences [B], one after another."""
         lengths = self.start[index + 1] - self.start[index]
         rows = ranges(self.start[index], lengths)
         offsets = np.stack([self.begin[rows], self.end[rows]], axis=1)
@@ -69,7 +69,7 @@ class TokenTable:
 
 
 def tokenize(tokenizer: Any, texts: list[str]) -> Tokens:
-    """Tokens of each text by a `tokenizers.Tokenizer`, cut as its truncation says."""
+    """Tokenise each text by a `tokenizers.Tokenizer`, cut as its truncation says."""
     encodings = tokenizer.encode_batch(texts)
     return Tokens(
         ids=np.array([i for e in encodings for i in e.ids], np.int64),
@@ -80,7 +80,8 @@ def tokenize(tokenizer: Any, texts: list[str]) -> Tokens:
 
 
 def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
-    """The table of a store for a `tokenizers.Tokenizer`; made and kept where there is none yet.
+    """Return the table of a store for a `tokenizers.Tokenizer`; make and keep it where there is
+    none yet.
 
     Where the cache folder cannot be written it is made anew each time, in a temporary folder.
     """
@@ -96,7 +97,7 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
 
 
 def cache_folder() -> Path:
-    """`$TEACHONCE_CACHE`, else `teachonce` in the user's cache folder.
+    """Return `$TEACHONCE_CACHE`, else `teachonce` in the user's cache folder.
 
     Raises FileNotFoundError for a user who has no home, as in many containers.
     """
@@ -113,12 +114,12 @@ def _key(store: FeatureStore, tokenizer: Any) -> str:
     for part in store.manifest.parts:
         for name in ("text/utf8", "sequence/text_start"):
             digest.update(part.arrays[name].sha256.encode())
-    digest.update(tokenizer.to_str().encode())  # its truncation is part of it
+    digest.update(tokenizer.to_str().encode())  # this text tells the truncation, too
     return digest.hexdigest()[:32]
 
 
 def _whole(folder: Path) -> bool:
-    """Whether the files are complete and unchanged."""
+    """Tell whether the files are complete and unchanged."""
     try:
         return (folder / DIGEST).read_text() == _digest(folder)
     except OSError:
@@ -126,7 +127,7 @@ def _whole(folder: Path) -> bool:
 
 
 def _digest(folder: Path) -> str:
-    """SHA-256 of the SHA-256 of each file."""
+    """Hash the hashes of all files: SHA-256."""
     whole = hashlib.sha256()
     for name in ARRAYS:
         with (folder / name).open("rb") as file:
@@ -143,7 +144,7 @@ def _load(folder: Path) -> TokenTable:
 
 
 def _mapped(file: Path, dtype: type) -> Array:
-    empty = not file.stat().st_size  # which cannot be mapped
+    empty = not file.stat().st_size  # an empty file cannot be mapped
     return np.empty(0, dtype) if empty else np.memmap(file, dtype, mode="r")
 
 

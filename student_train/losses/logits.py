@@ -15,7 +15,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class LogitTargets:
-    """The teacher's distribution over student pieces, for each of G aligned runs.
+    """Holds the teacher's distribution over student pieces, for each of G aligned runs.
 
     Slots that are not `valid` hold a valid piece's id and -inf.
     """
@@ -63,8 +63,8 @@ def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
 
 
 def _outcomes(logits: Tensor, targets: LogitTargets, whole: Tensor) -> Tensor:
-    """Student log-probabilities [G,K+1] of the kept pieces and of everything else, -inf in the rows
-    bool [G] whose kept pieces are the `whole` vocabulary."""
+    """Return student log-probabilities [G,K+1] of the kept pieces and of everything else, -inf in
+    the rows bool [G] whose kept pieces are the `whole` vocabulary."""
     log_partition = logits.logsumexp(dim=1, keepdim=True)
     kept = logits.gather(1, targets.ids) - log_partition
     kept = kept.masked_fill(~targets.valid, -torch.inf)

@@ -19,7 +19,7 @@ Teacher = Literal[
     "gold",  # gold labels or tags
     "classes",  # logits of the classes of a task
     "distribution",  # probabilities of the vocabulary's pieces, kept or drawn
-    "logits",  # their logits, which random draws do not give
+    "logits",  # logits of the vocabulary's pieces, which random draws do not give
     "normalised",  # states of aligned runs, normalised per channel with the store's calibration
     "raw",  # states of aligned runs as they are
     "sentence",  # the state of the first token, normalised per channel
@@ -52,7 +52,7 @@ _FEATURE_OF: dict[Teacher, str] = {
 
 @dataclass(frozen=True)
 class Loss:
-    """One loss.
+    """Says all that other code asks of one loss.
 
     name: as `--loss` calls it. A loss of a task and one of a vocabulary may share a name.
     formula: module and function of this package. The function takes the student's side, the
@@ -74,29 +74,31 @@ class Loss:
 
     @property
     def feature(self) -> str | None:
-        """The group of a store's features that it reads, one of `FEATURES`; None for no group."""
+        """Name the group of a store's features that the loss reads, one of `FEATURES`; None for no
+        group."""
         return _FEATURE_OF.get(self.teacher)
 
     @property
     def of_masked(self) -> bool:
-        """Whether it is a mean over the masked tokens."""
+        """Tell whether the loss is a mean over the masked tokens."""
         return self.student == "masked"
 
     @property
     def of_gold(self) -> bool:
-        """Whether it is a mean over gold labels or tags."""
+        """Tell whether the loss is a mean over gold labels or tags."""
         return self.teacher == "gold"
 
     @property
     def head(self) -> Literal["vocabulary", "task"] | None:
-        """The head that a student needs for it; None where any student has what it reads."""
+        """Name the head that a student needs for the loss; None where any student has what it
+        reads."""
         if self.student in ("masked", "pieces"):
             return "vocabulary"
         return "task" if self.student == "classes" else None
 
     @property
     def measure(self) -> Callable[..., Tensor]:
-        """The formula as a function."""
+        """Import the formula: a function."""
         module, _, function = self.formula.partition(".")
         found: Callable[..., Tensor] = getattr(import_module(f"{__package__}.{module}"), function)
         return found
@@ -128,31 +130,31 @@ LOSSES = (
 
 
 def loss_names() -> list[str]:
-    """Every name that `--loss` takes, each once."""
+    """List every name that `--loss` takes, each once."""
     return list(dict.fromkeys(loss.name for loss in LOSSES))
 
 
 def named(names: Iterable[str]) -> list[Loss]:
-    """The losses of these names, of any student, in their order."""
+    """List the losses of these names, of any student, in their order."""
     wanted = set(names)
     return [loss for loss in LOSSES if loss.name in wanted]
 
 
 def losses_for(task: bool, names: Iterable[str] | None = None) -> list[Loss]:
-    """The losses of a student of a `task`, or else of a vocabulary, in their order: of `names`, or
-    all. Names that such a student cannot learn by are left out."""
+    """List the losses of a student of a `task`, or else of a vocabulary, in their order: of
+    `names`, or all. Names that such a student cannot learn by are left out."""
     other = "vocabulary" if task else "task"
     return [loss for loss in (LOSSES if names is None else named(names)) if loss.head != other]
 
 
 def features_of(losses: Iterable[Loss]) -> list[str]:
-    """The groups of a store's features that losses read, in the order of `FEATURES`."""
+    """List the groups of a store's features that losses read, in the order of `FEATURES`."""
     found = {loss.feature for loss in losses}
     return [feature for feature in FEATURES if feature in found]
 
 
 def help_text() -> str:
-    """The names as `--help` lists them: of any student, of a vocabulary, of a task."""
+    """List the names as `--help` does: of any student, of a vocabulary, of a task."""
     of_any, of_vocabulary, of_task = (
         ", ".join(loss.name for loss in LOSSES if loss.head == head)
         for head in (None, "vocabulary", "task")

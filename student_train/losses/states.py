@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-CONTRASTED = 512  # runs of a batch that are told apart: the scores are their square
+CONTRASTED = 512  # most runs of a batch: the number of scores is its square
 SHARPNESS = 20.0  # 1 / temperature of the cosines
 
 

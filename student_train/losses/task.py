@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 NO_LABEL = -1
-LEAST = 1e-6  # the least probability, and 1 less this the greatest: log odds of 0 are infinite
+LEAST = 1e-6  # probabilities are clipped to LEAST and 1 - LEAST: log odds of 0 are infinite
 
 
 def ce(logits: Tensor, gold: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from support.errors import UserError
 
 
 def group_of(name: str) -> str:
-    """Where a parameter belongs: words, positions, embeddings (what they have beside these),
+    """Name the part that a parameter belongs to: words, positions, embeddings (all else of these),
     layers.N (from 1), head or projection."""
     if re.search(r"(^|\.)projections\.", name):
         return "projection"
@@ -28,8 +28,8 @@ def group_of(name: str) -> str:
 
 
 def check_frozen(options: TrainOptions, shape: Shape) -> None:
-    """Raises UserError where `--freeze` names a part that such a student does not have, or leaves
-    nothing to train."""
+    """Check `--freeze`: raise UserError where it names a part that such a student does not have, or
+    leaves nothing to train."""
     layers = {f"layers.{number}" for number in range(1, shape.layers + 1)}
     positions = {"positions"} if shape.positions == "learnt" else set()
     parts = {"embeddings", "words", "head", *layers, *positions}
@@ -44,8 +44,8 @@ def check_frozen(options: TrainOptions, shape: Shape) -> None:
 
 
 def is_frozen(part: str, options: TrainOptions) -> bool:
-    """Whether a part keeps its weights; words and positions go with the embeddings, each layer with
-    all."""
+    """Tell whether a part keeps its weights; words and positions go with the embeddings, each layer
+    with all."""
     frozen = {*options.freeze, *(["projection"] if options.projection == "frozen" else [])}
     with_it = "embeddings" if part in ("words", "positions") else part.split(".")[0]
     return bool({part, with_it} & frozen)

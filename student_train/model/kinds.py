@@ -38,14 +38,14 @@ from student_train.settings.shapes import DEFAULT_KIND, Shape, parse_student
 
 @dataclass(frozen=True)
 class Parts:
-    """How a kind names those parameters that a teacher of its kind has, too: those of the encoder
-    without the encoder's own name.
+    """Says how a kind names the parameters that a teacher of its kind has, too. Names of the
+    encoder come without the encoder's own name.
 
-    layers: what a layer's number stands behind.
-    layer: what layers have; a teacher whose layers have less or more is of another kind.
+    layers: the prefix of a layer's number.
+    layer: the parameters of each layer; a teacher with fewer or more is of another kind.
     positions: the learnt positions; None where they are rotary.
-    transform, bias: of the masked-LM head, the first the beginning of several names.
-    stacked: matrices that are so many, one upon the other.
+    transform, bias: names in the masked-LM head; `transform` is the prefix of several.
+    stacked: how many matrices a parameter holds, one upon the other.
     """
 
     layers: str
@@ -58,15 +58,17 @@ class Parts:
 
 @dataclass(frozen=True)
 class Kind:
-    """The model of one kind of student. `KINDS` names each as `SHAPES` and its config do.
+    """Says how the models of one kind of student are made and used. `KINDS` names each as `SHAPES`
+    and its config do.
 
     config: the config for a shape, a tokenizer, the most tokens of a text, and what all configs
         have.
     models: the class for no task (`mlm`) and for each kind of task.
     parts: what can be cut out of a teacher of that kind; None for nothing.
     lm, tag: logits [M,V] and [M,C] of states [M,D].
-    pooled: what a text is classified by, [B,D] of states [B,S,D] and which are present [B,S].
-    classify: logits [B,C] of that.
+    pooled: the states [B,D] that texts are classified by, of states [B,S,D] and which of them are
+        present [B,S].
+    classify: logits [B,C] of these states.
     """
 
     config: Callable[..., PreTrainedConfig]
@@ -133,7 +135,7 @@ def _first(model: Any, states: Tensor, present: Tensor) -> Tensor:
 
 
 def _as_configured(model: Any, states: Tensor, present: Tensor) -> Tensor:
-    """A ModernBERT's `classifier_pooling`: the first token, or the mean of all."""
+    """Follow a ModernBERT's `classifier_pooling`: take the first token, or the mean of all."""
     if model.config.classifier_pooling == "cls":
         return states[:, 0]
     return (states * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
@@ -222,7 +224,7 @@ def make_student(
     task: TaskSpec | None = None,
     **settings: Any,
 ) -> PreTrainedModel:
-    """A model with random weights for the tokenizer's pieces and at most `positions` tokens.
+    """Make a model with random weights for the tokenizer's pieces and at most `positions` tokens.
 
     It is a masked LM, or with a task a classifier or tagger of its labels. A BiLSTM reads texts of
     any length. `settings` go to the `config` of its kind. Raises UserError where `student` is no
@@ -245,42 +247,44 @@ def make_student(
 
 
 def has_attention(student: PreTrainedModel) -> bool:
-    """Whether a student has attention maps."""
+    """Tell whether a student has attention maps."""
     return bool(getattr(student.config, "num_attention_heads", 0))
 
 
 def head_of(student: PreTrainedModel) -> str:
-    """`mlm` of a masked LM, or the kind of the task that a student is for."""
+    """Return `mlm` of a masked LM, or the kind of the task that a student is for."""
     models = _kind(student).models
     return next(head for head, model in models.items() if isinstance(student, model))
 
 
 def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
-    """LM-head logits [M,V] of flat last states [M,D] of a masked LM."""
+    """Return LM-head logits [M,V] of flat last states [M,D] of a masked LM."""
     return _kind(student).lm(student, states)
 
 
 def tag_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
-    """Logits [M,C] of flat last states [M,D] of a tagger."""
+    """Return logits [M,C] of flat last states [M,D] of a tagger."""
     return _kind(student).tag(student, states)
 
 
 def class_logits(student: PreTrainedModel, states: Tensor, present: Tensor) -> Tensor:
-    """Logits [B,C] of a classifier, of the last states [N,D] of all tokens that are `present`
-    [B,S]."""
+    """Return logits [B,C] of a classifier, of the last states [N,D] of all tokens that are
+    `present` [B,S]."""
     return _kind(student).classify(student, sentence_states(student, states, present))
 
 
 def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -> Tensor:
-    """What a text is classified by, [B,D], of the last states [N,D] of all tokens that are
-    `present` [B,S]: the first token's, the mean, or of a BiLSTM the largest of each channel."""
+    """Return the states [B,D] that texts are classified by, of the last states [N,D] of all tokens
+    that are `present` [B,S]. They are the first token's, the mean, or of a BiLSTM the largest value
+    of each channel."""
     padded = states.new_zeros(*present.shape, states.shape[1])
     padded[present] = states
     return _kind(student).pooled(student, padded, present)
 
 
 def parts_of(student: PreTrainedModel) -> Parts | None:
-    """What can be cut for a student out of a teacher of its kind; None for nothing."""
+    """Return the names of what can be cut for a student out of a teacher of its kind; None for
+    nothing."""
     return _kind(student).parts
 
 

@@ -15,8 +15,8 @@ from support.errors import UserError
 
 
 def pruned_tokenizer(store: FeatureStore, size: int) -> Tokenizer:
-    """The teacher's tokenizer with `size` pieces: its special and added tokens, every single
-    character that the store's text has, and the pieces that are most frequent there, in the
+    """Cut the teacher's tokenizer to `size` pieces. It keeps its special and added tokens, every
+    single character that the store's text has, and the pieces that are most frequent there, in the
     teacher's order.
 
     Raises UserError unless the teacher's tokenizer is a WordPiece, and where the special tokens and
@@ -41,7 +41,7 @@ def pruned_tokenizer(store: FeatureStore, size: int) -> Tokenizer:
 
 
 def _counts(store: FeatureStore) -> Array:
-    """How often each of the teacher's ids stands in the store: int64 [V]."""
+    """Count how often each of the teacher's ids stands in the store: int64 [V]."""
     counts = np.zeros(store.features.vocabulary, np.int64)
     for place in range(len(store.manifest.parts)):
         counts += np.bincount(store.part(place).all("token/id"), minlength=len(counts))
@@ -77,7 +77,7 @@ def _kept(
 
 
 def _renumber(processor: Any, number: dict[str, int]) -> None:
-    """New ids for the special tokens that a post-processor puts around a text."""
+    """Renumber the special tokens that a post-processor puts around a text."""
     if processor is None:
         return
     if processor["type"] == "Sequence":

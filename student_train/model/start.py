@@ -1,4 +1,4 @@
-"""Where a student starts: from the teacher's embeddings and layers, as the store keeps them, or at
+"""The start of a student: from the teacher's embeddings and layers, as the store keeps them, or at
 random."""
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
 
 
 def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:
-    """Mean [Vs,D] of the teacher rows whose greedy split contains the student piece, and which
-    pieces have one [Vs]."""
+    """Average the teacher rows whose greedy split contains the student piece: means [Vs,D], and
+    which pieces have one [Vs]."""
     pieces = np.asarray(vocabulary.split_ids, np.int64)
     owner = np.repeat(np.arange(len(vocabulary.split_start) - 1), np.diff(vocabulary.split_start))
     usable = (owner < len(teacher)) & ~vocabulary.unknown[owner]
@@ -201,7 +201,8 @@ def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tup
 
 
 def _to_width(rows: Array, known: Array, width: int, svd: bool) -> Array:
-    """Rows [V,D] in `width` channels: projected on main directions of the known, or cut."""
+    """Bring rows [V,D] to `width` channels: project them on main directions of the known, or cut
+    them."""
     if width > rows.shape[1]:
         rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
     if not svd:

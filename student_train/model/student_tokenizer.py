@@ -1,4 +1,4 @@
-"""The student's vocabulary: WordPiece trained on the store's own text, a tokenizer folder, the
+"""The student's tokenizer: a WordPiece trained on the store's own text, one from a folder, the
 teacher's, whole or pruned, or that of a mixed-vocabulary training."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_siz
 
 
 def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast:
-    """The tokenizer that `--vocab` asks for.
+    """Make the tokenizer that `--vocab` asks for.
 
     Raises UserError for a word that means no vocabulary, a size that is impossible for the store's
     text, and a folder without a fast tokenizer.
@@ -44,7 +44,7 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
         )
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
-    except Exception as error:  # of many libraries, which raise what they like for a bad file
+    except Exception as error:  # many libraries read the files, and raise anything
         raise UserError(
             f"--vocab {word}: no tokenizer can be loaded from it ({first_line(error).rstrip(' :')})"
             "; give a folder that save_pretrained of a tokenizer wrote, or a size such as 5k"
@@ -60,7 +60,7 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
 
 
 def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
-    """The teacher's own tokenizer, from the store alone."""
+    """Load the teacher's own tokenizer, from the store alone."""
     return _from_files(store.tokenizer(), store.teacher_file("tokenizer_config.json"), "teacher")
 
 
@@ -80,6 +80,6 @@ def _from_files(backend: Tokenizer, config: bytes, word: str) -> PreTrainedToken
 def train_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer of `training.wordpiece.train_wordpiece` as a transformers tokenizer."""
+    """Train a WordPiece by `training.wordpiece.train_wordpiece`, as a transformers tokenizer."""
     tokenizer = wordpiece.train_wordpiece(texts, size, teacher_normalizer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **SPECIALS)

@@ -1,4 +1,4 @@
-"""What is cut for a student out of a teacher of its kind: its layers and its masked-LM head."""
+"""The layers and the masked-LM head that are cut for a student out of a teacher of its kind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ HEADS = {
 
 
 def layer_count(student: PreTrainedModel, store: FeatureStore) -> tuple[int, str]:
-    """How many layers the teacher has; 0, and why, where a student's cannot be cut out of them."""
+    """Count the teacher's layers; return 0, and why, where a student's cannot be cut out of
+    them."""
     kind, parts = student.config.model_type, parts_of(student)
     if parts is None:
         return 0, f"a {kind} has none that a teacher has"
@@ -93,8 +94,8 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureSt
 
 
 def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
-    """Teacher layers (from 1) for every student layer: those chosen, or all of them in consecutive
-    groups.
+    """Assign teacher layers (from 1) to every student layer: those chosen, or all of them in
+    consecutive groups.
 
     Raises UserError for other numbers than there are, and for more student layers than the teacher
     has.
@@ -135,7 +136,8 @@ def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bo
 
 
 def _bert_name(name: str) -> str:
-    """The name that BERT has for a teacher's parameter; the name itself where BERT has none."""
+    """Translate the name of a teacher's parameter to BERT's; return the name itself where BERT has
+    none."""
     for other, own in DISTILBERT.items():
         if (
             name.startswith(("transformer.layer.", "encoder.layer."))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from align import Vocabulary
 from support.errors import UserError
 
-HEADER = re.compile(rb"\d+ +(\d+)\s*")  # of fastText and word2vec: how many words, how wide
+HEADER = re.compile(rb"\d+ +(\d+)\s*")  # in fastText and word2vec: number of words, width
 
 
 def set_word_vectors(student: PreTrainedModel, tokenizer: Any, path: Path) -> str:
@@ -49,7 +49,7 @@ def set_word_vectors(student: PreTrainedModel, tokenizer: Any, path: Path) -> st
 
 
 def _whole_words(tokenizer: Any) -> dict[bytes, int]:
-    """UTF-8 of the pieces that stand for a whole word, and their ids."""
+    """Return UTF-8 of the pieces that stand for a whole word, and their ids."""
     vocabulary = Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str())
     return {
         piece.text: number
@@ -59,7 +59,7 @@ def _whole_words(tokenizer: Any) -> dict[bytes, int]:
 
 
 def _rows(path: Path, width: int) -> Iterator[tuple[int, bytes, list[bytes]]]:
-    """Number of the line, word and `width` fields of each row."""
+    """Yield number of the line, word and `width` fields of each row."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

@@ -22,8 +22,8 @@ LONGEST = 1000  # characters of a cell; a corpus of many files would fill pages
 
 @dataclass(frozen=True)
 class Head:
-    """What a card says of a head: the Auto class that loads it, its pipeline, what it is, and
-    code of a text that it may read."""
+    """Says how a card presents a head: the Auto class that loads it, its pipeline, a phrase for it,
+    and code of a text that it may read."""
 
     auto: str
     pipeline: str
@@ -54,14 +54,15 @@ HEADS = {
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Versions, device and threads: they decide the last bits of a student beside its settings."""
+    """Return versions, device and threads, which decide the last bits of a student beside its
+    settings."""
     names = ("teachonce", "torch", "transformers", "tokenizers", "numpy")
     versions = {"python": platform.python_version(), **{name: version(name) for name in names}}
     return {**versions, "device": device, "threads": torch.get_num_threads()}
 
 
 def hub_id(store: FeatureStore) -> str | None:
-    """The teacher's id on the hub; None for one that was loaded from a folder."""
+    """Return the teacher's id on the hub; None for one that was loaded from a folder."""
     if not _teacher(store.identity).get("revision"):
         return None
     config = json.loads(store.teacher_file("config.json"))
@@ -69,7 +70,7 @@ def hub_id(store: FeatureStore) -> str | None:
 
 
 def model_card(report: dict[str, Any], base_model: str | None, student: PreTrainedModel) -> str:
-    """Markdown with the settings, the teacher and the held-out results of a finished student.
+    """Write Markdown with the settings, the teacher and the held-out results of a finished student.
 
     `base_model` is the teacher's id on the hub, where it has one.
     """
@@ -127,8 +128,8 @@ CPU. `training.json` has all of this in full.
 
 
 def how_to_load(student: PreTrainedModel) -> str:
-    """Markdown with code that loads a student's folder and predicts. It says what to import where
-    transformers has no class of that kind."""
+    """Write Markdown with code that loads a student's folder and predicts. It says what to import
+    where transformers has no class of that kind."""
     own, module = type(student).__name__, type(student).__module__
     head = HEADS[head_of(student)]
     note, imported = f"`{head.auto}` loads it, too.", ""
@@ -149,7 +150,7 @@ print(predict({head.text}))
 
 
 def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """The figures whose names do not tell their unit, and what a card says of each."""
+    """Yield the figures whose names do not tell their unit, and how a card tells it."""
     for loss in losses_for(head_of(student) != "mlm"):
         yield f"valid_{loss.name}", f"is in {loss.unit}"
         if loss.of_masked:
@@ -158,7 +159,8 @@ def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _origin(report: dict[str, Any], name: str) -> str:
-    """Rows of a table: where the store's numbers came from, and what made the student of them."""
+    """Write rows of a table: where the store's numbers came from, and what made the student of
+    them."""
     store = report["store"]
     rows = {
         "teacher": {**_teacher(store["identity"]), "id": name},
@@ -181,7 +183,7 @@ def _json(value: Any) -> str:
 
 
 def _teacher(identity: dict[str, Any]) -> dict[str, Any]:
-    """What a store says of its teacher, {} for nothing; the keys are free."""
+    """Return what a store says of its teacher, {} for nothing; the keys are free."""
     teacher = identity.get("teacher")
     return teacher if isinstance(teacher, dict) else {}
 

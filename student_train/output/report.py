@@ -18,7 +18,7 @@ SETTINGS = "training.json"
 
 
 def read_report(out: Path) -> dict[str, Any] | None:
-    """What training.json says of a student, with `result` once it is finished; None if there is
+    """Read the training.json of a student, with `result` once it is finished; None if there is
     none.
 
     Raises UserError for one that is damaged.
@@ -38,13 +38,14 @@ def read_report(out: Path) -> dict[str, Any] | None:
 
 
 def learnt_from(report: dict[str, Any]) -> list[Any]:
-    """The content of every store that a student has learnt from."""
+    """Return the content of every store that a student has learnt from."""
     return [store["content"] for store in (report["store"], *report.get("others", ()))]
 
 
 def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-    """Refuse an output that is in the way, or a `--resume` with other settings; what is resumed."""
-    left = f"{files.UNFINISHED}{SETTINGS}"  # by one that was killed as it began
+    """Refuse an output that is in the way, or a `--resume` with other settings. Return the report
+    to resume, or None."""
+    left = f"{files.UNFINISHED}{SETTINGS}"  # a training killed as it began leaves it
     if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {left}):
         if resume:
             raise UserError(f"{out}: nothing to resume there; leave --resume out")
@@ -65,16 +66,16 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
         if before.get(which, []) != begun[which]:
             told = ", ".join(paths) or "one store alone"
             raise UserError(f"{out}: cannot resume: {told} is not the store it was begun with")
-    del now["store"], now["others"]  # where they lie now is no matter
+    del now["store"], now["others"]  # a store that was moved is the same store
     if told := changed_settings(before["settings"], now):
         raise UserError(f"{out}: cannot resume with other settings: {told}")
     return before
 
 
 def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What of the settings that a student had is otherwise now, "" where nothing is.
+    """Tell which settings of a student are otherwise now, "" where none is.
 
-    An option that an earlier version did not have yet was what is now its default.
+    An option that an earlier version lacked counts as having had its present default.
     """
     then = json.loads(json.dumps(TrainOptions(store="").describing())) | with_defaults(then)
     return changed(then, with_defaults(now))

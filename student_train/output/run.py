@@ -40,8 +40,8 @@ Prepared = tuple[PreTrainedModel, Collator, list[str]]
 def run(
     options: TrainOptions, *, resume: bool = False, say: Any = lambda line: None
 ) -> dict[str, Any]:
-    """Train the student that `options` ask for and write it to its folder; returns what
-    training.json says.
+    """Train the student that `options` ask for and write it to its folder; return its
+    training.json.
 
     `say` is told, in a line each, what a user should know. Raises UserError for bad input, before
     anything is written.
@@ -54,7 +54,7 @@ def run(
 
 @contextmanager
 def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
-    """The stores that a student learns from, until the end of the block.
+    """Open the stores that a student learns from, until the end of the block.
 
     Raises StoreError where one cannot be read, or the tokenizers installed here would give other
     tokens than those stored.
@@ -128,11 +128,11 @@ def _origin(store: FeatureStore) -> dict[str, Any]:
 
 
 def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> Prepared:
-    """The student at its start, the collator that feeds it, and in a few lines where it starts
+    """Make the student at its start, the collator that feeds it, and a few lines on where it starts
     from.
 
-    Vocabulary and start are of the first store, the longest input of all. Raises UserError where
-    the store cannot give them, or temporary files cannot be written.
+    The first store decides vocabulary and start, all stores the longest input. Raises UserError
+    where the store cannot give them, or temporary files cannot be written.
     """
     try:
         return _prepared(options, store, *others)
@@ -168,7 +168,7 @@ def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore)
 
 
 def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) -> Collator:
-    """What turns batches of `store` into batches for a student with `tokenizer` and its losses."""
+    """Make the collator of `store` for a student with `tokenizer` and the losses of `options`."""
     spec = store.features.logits
     return Collator(
         tokenizer,

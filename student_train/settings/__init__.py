@@ -1,1 +1,1 @@
-"""What a student is asked for: its options, stages and recipes, as data."""
+"""The settings of a student as data: its options, stages and recipes."""

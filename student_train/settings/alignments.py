@@ -21,7 +21,7 @@ from align import (
 
 @dataclass(frozen=True)
 class Sides:
-    """B texts in the teacher's tokens and in the student's own.
+    """Holds B texts in the teacher's tokens and in the student's own.
 
     vocabulary: maps the teacher's pieces to the student's.
     max_length: the most tokens of a text that the student reads.
@@ -35,13 +35,13 @@ class Sides:
 
     @cached_property
     def text(self) -> FlatText:
-        """The characters of the texts, joined once for all alignments of a batch."""
+        """Join the characters of the texts, once for all alignments of a batch."""
         return FlatText.of(self.texts)
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One alignment.
+    """Says all that other code asks of one alignment.
 
     about: what a run is, as `--help` says it.
     align: gives the student's tokens and the runs of both sides. Raises AlignmentError.
@@ -92,11 +92,11 @@ ALIGNMENTS = {
 
 
 def help_text() -> str:
-    """What each alignment pairs, as `--help` lists it."""
+    """List what each alignment pairs, for `--help`."""
     return "; ".join(f"{name}: {strategy.about}" for name, strategy in ALIGNMENTS.items())
 
 
 def pool_help() -> str:
-    """The default of `--pool` for each alignment, as `--help` tells it."""
+    """Tell the default of `--pool` for each alignment, for `--help`."""
     summed = [name for name, strategy in ALIGNMENTS.items() if strategy.pool == "sum"]
     return f"sum for {', '.join(summed)}, else mean"

@@ -13,7 +13,7 @@ DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 
 
 def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
-    """Weights by name, of `name=weight` words, repeated or as comma lists.
+    """Read weights by name from `name=weight` words, repeated or as comma lists.
 
     Raises UserError for anything else.
     """
@@ -32,7 +32,8 @@ def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
 
 
 def check_losses(loss: Any) -> None:
-    """Raises UserError for weights of losses that there are not, and for weights of 0 or less."""
+    """Check the weights of losses: raise UserError for an unknown loss, and for a weight of 0 or
+    less."""
     weights = loss.values() if isinstance(loss, Mapping) else ()
     if not weights or not all(isinstance(w, (int, float)) and 0 < w < math.inf for w in weights):
         raise UserError("--loss: at least one loss, each with a weight above 0")

@@ -12,7 +12,8 @@ from support.errors import UserError
 
 
 def folder_name(settings: Mapping[str, Any]) -> str:
-    """The main ones of a training's settings, with a short hash of all of them.
+    """Join the main settings of a training, as it describes itself, with a short hash of all of
+    them.
 
     Of a store only its name counts: spelled otherwise, or moved, it is the same store.
     """
@@ -38,7 +39,8 @@ def folder_name(settings: Mapping[str, Any]) -> str:
 
 
 def beside(store: str, what: str) -> Path:
-    """The folder STORE-WHAT beside a store; UserError if the store is not on this machine."""
+    """Return the folder STORE-WHAT beside a store; raise UserError if the store is not on this
+    machine."""
     if "://" in store:
         raise UserError(f"{store} is not on this machine: give --out, too")
     return Path(store).parent / f"{Path(store).stem}-{what}"

@@ -1,4 +1,4 @@
-"""What a student is asked for: every option of a training with its type, values, help and scope."""
+"""The options of a training: each with its type, values, help and scope."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SEEDS = 2**32
 UNFREEZE = "top-down"
 
 STAGE = "stage"  # may differ from one stage to the next
-LENGTH = "length"  # says how long a stage is; one takes the place of the other
+LENGTH = "length"  # says how long a stage is; one that is given removes the other
 COMMAND = "command"  # has no place in a recipe
 ONCE = "once"  # has one value in a sweep
 MACHINE = "machine"  # does not shape the student
@@ -63,7 +63,8 @@ def _check_parts(parts: Any) -> None:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Everything that decides what a student becomes; `student-train --help` tells of each option.
+    """Holds everything that decides what a student becomes; `student-train --help` tells of each
+    option.
 
     Raises UserError for a value that an option does not take, in a stage as well, and for options
     that contradict each other.
@@ -233,7 +234,7 @@ class TrainOptions:
         False, "Keep the weights with the best validation loss, not the last.", scope={STAGE}
     )
     stages: tuple[Mapping[str, Any], ...] = ()
-    needs: Mapping[str, Any] = field(default_factory=dict)  # of the stores, by their recipe
+    needs: Mapping[str, Any] = field(default_factory=dict)  # what a recipe needs of the stores
     held_out: float = option(
         0.02, "Share of the store kept for validation; the same for every student.", within=SHARE
     )
@@ -321,7 +322,8 @@ class TrainOptions:
             )
 
     def in_stage(self, stage: Mapping[str, Any], **more: Any) -> TrainOptions:
-        """The options of one stage: its own over those of the training, and `more` over both."""
+        """Return the options of one stage: its own over those of the training, and `more` over
+        both."""
         own = {name: value for name, value in stage.items() if name != "unfreeze"}
         length = scoped(TrainOptions, LENGTH)
         other_length = dict.fromkeys(length) if length & own.keys() else {}
@@ -329,22 +331,22 @@ class TrainOptions:
 
     @property
     def resolved_pool(self) -> str:
-        """How a run's outputs become one: `--pool`, else as the alignment has it."""
+        """Tell how a run's outputs become one: `--pool`, else as the alignment has it."""
         return self.pool or ALIGNMENTS[self.align].pool
 
     @property
     def resolved_lr(self) -> float:
-        """The peak learning rate: --lr, else the default of the kind of student."""
+        """Return the peak learning rate: --lr, else the default of the kind of student."""
         return parse_student(self.student).learning_rate if self.lr is None else self.lr
 
     def schedule_over(self, steps: int) -> Schedule:
-        """How the learning rate goes over a stage of so many steps."""
+        """Return the course of the learning rate over a stage of so many steps."""
         warmup = round(steps * self.warmup)
         return Schedule(self.schedule, steps, warmup, end=self.lr_end / self.resolved_lr)
 
     def resolved(self) -> TrainOptions:
-        """These options with what depends on the machine decided: device, precision, 3 epochs where
-        no length is given.
+        """Decide what depends on the machine, device and precision, and 3 epochs where no length is
+        given.
 
         Raises UserError where the machine lacks the device or the optimizer's package.
         """
@@ -355,7 +357,7 @@ class TrainOptions:
         return replace(self, device=device, precision=precision, epochs=epochs)
 
     def describing(self) -> dict[str, Any]:
-        """All that shapes the student, as JSON: where it goes and on what it runs left out."""
+        """Return all that shapes the student, as JSON: its folder and its machine are left out."""
         apart = scoped(TrainOptions, MACHINE) | {"needs"} | _at_default(self, NEW)
         stages = [vars(self), *self.stages]
         if not any(s.get("best") or s.get("schedule") == "plateau" for s in stages):
@@ -367,21 +369,21 @@ class TrainOptions:
         return {**values, **lists, **resolved}
 
     def losses(self) -> set[str]:
-        """Names of the losses of all stages."""
+        """Name the losses of all stages."""
         return {name for stage in self.stages or ({},) for name in stage.get("loss", self.loss)}
 
     def name(self) -> str:
-        """A folder name that tells the main settings, with a short hash of all of them."""
+        """Return a folder name that tells the main settings, with a short hash of all of them."""
         unnamed = _at_default(self, UNNAMED)
         return folder_name({n: v for n, v in self.describing().items() if n not in unnamed})
 
     def out_folder(self) -> Path:
-        """--out, or a folder beside the store named after the settings."""
+        """Return --out, or a folder beside the store named after the settings."""
         return self.out or beside(self.store, "students") / self.name()
 
 
 def check_stage(stage: Mapping[str, Any], where: str) -> None:
-    """Raises UserError, naming `where`, for a setting that no stage has."""
+    """Check that a stage has these settings: raise UserError, naming `where`, for any other."""
     known = scoped(TrainOptions, STAGE) | {"unfreeze"}
     if unknown := sorted(stage.keys() - known):
         raise UserError(
@@ -392,12 +394,12 @@ def check_stage(stage: Mapping[str, Any], where: str) -> None:
 
 
 def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as training.json has them, with the defaults that it does not tell."""
+    """Complete the settings of training.json with the defaults that it does not tell."""
     untold = {name: default_of(TrainOptions, name) for name in scoped(TrainOptions, NEW)}
     return {**untold, **settings}
 
 
 def _at_default(options: TrainOptions, scope: str) -> frozenset[str]:
-    """Names of the options of a scope that have their default."""
+    """Name the options of a scope that have their default."""
     names = scoped(TrainOptions, scope)
     return frozenset(n for n in names if getattr(options, n) == default_of(TrainOptions, n))

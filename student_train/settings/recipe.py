@@ -1,4 +1,4 @@
-"""Recipes: settings and stages of a training as TOML, those of the sources and one's own."""
+"""Recipes: settings and stages of a training as TOML, in this package or in a user's own file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ NEEDS = {"stores": int, "masked": bool, "hidden": str, "attention": str}
 
 @dataclass(frozen=True)
 class Recipe:
-    """Options of `student-train` and its stages, with a line on what it is and where it is from.
+    """Holds options of `student-train` and stages, with a line on what the recipe is and its
+    source.
 
-    needs: what the stores must have. stores: so many; masked: masked views; hidden, attention: as
-    dumped: `mean`, `groups:N`, or `layer:I` for that of any one layer.
+    needs: what the stores must have. `stores` is their number. `masked` asks for masked views.
+    `hidden` and `attention` tell how these were dumped: `mean`, `groups:N`, or `layer:I`, which
+    stands for any one layer.
     """
 
     name: str
@@ -37,7 +39,8 @@ class Recipe:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, or `FILE.toml:NAME` of one's own (`FILE.toml` if it has but one).
+    """Find the recipe of that name, or `FILE.toml:NAME` of one's own (`FILE.toml` if it has but
+    one).
 
     Raises UserError for one that there is not, or that cannot be read.
     """
@@ -57,7 +60,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def all_recipes() -> dict[str, Recipe]:
-    """Those of the package, by name."""
+    """Read the recipes of this package, by name."""
     return {
         name: recipe
         for path in sorted(FOLDER.glob("*.toml"))
@@ -66,7 +69,7 @@ def all_recipes() -> dict[str, Recipe]:
 
 
 def listed() -> str:
-    """A line on each recipe, under its source."""
+    """List each recipe in a line, under its source."""
     lines: list[str] = []
     recipes = all_recipes()
     width = max(map(len, recipes))
@@ -78,7 +81,7 @@ def listed() -> str:
 
 
 def read_recipes(path: Path) -> dict[str, Recipe]:
-    """The recipes of a file. Raises UserError with file and key for what is no recipe."""
+    """Read the recipes of a file. Raise UserError with file and key for what is no recipe."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -87,7 +90,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
         content = tomllib.loads(data.decode())
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check --recipe") from None
-    except (ValueError, RecursionError) as error:  # of TOML and of UTF-8 both
+    except (ValueError, RecursionError) as error:  # what TOML and UTF-8 raise
         raise UserError(f"{path}: not TOML ({error}); mend it") from None
     _check_keys(content, KEYS, str(path))
     found = {}

@@ -12,15 +12,16 @@ from support.errors import UserError
 
 SIZES = {"tiny": (264, 3, 12)}
 DEFAULT_KIND = "bert"
-GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5  # of transformers the best rate falls with the width
-RECURRENT_RATE = 3e-3  # of a BiLSTM, at any width
+# The best rate of a transformer falls with its width, the best rate of a BiLSTM does not.
+GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5
+RECURRENT_RATE = 3e-3
 
 Positions = Literal["learnt", "rotary", "none"]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A kind of student and its sizes: `width` of the states and of the word `embeddings`,
+    """Holds a kind of student and its sizes: `width` of the states and of the word `embeddings`,
     `layers`, and attention `heads` in each, 0 where there is no attention."""
 
     kind: str
@@ -31,18 +32,18 @@ class Shape:
 
     @property
     def positions(self) -> Positions:
-        """How the student knows where a token stands."""
+        """Tell how the student knows where a token stands."""
         return SHAPES[self.kind].positions
 
     @property
     def learning_rate(self) -> float:
-        """The peak learning rate where `--lr` gives none."""
+        """Return the peak learning rate where `--lr` gives none."""
         return SHAPES[self.kind].rate(self)
 
 
 @dataclass(frozen=True)
 class ShapeKind:
-    """What the shapes of one kind of student have in common.
+    """Says what the shapes of one kind of student have in common.
 
     read: gives the shape for the kind's name and a size as it is written after `KIND:`. It raises
         ValueError for what is no size, with what is wrong, and perhaps the size that was meant.
@@ -110,7 +111,7 @@ SHAPES = {
 
 
 def parse_student(student: str, option: str = "--student ", default: str = DEFAULT_KIND) -> Shape:
-    """The shape that `[KIND:]tiny`, `[KIND:]HxLxA` or `bilstm:E,H` asks for.
+    """Read the shape that `[KIND:]tiny`, `[KIND:]HxLxA` or `bilstm:E,H` asks for.
 
     `option` is what stands before it on the command line, `default` the kind where none is named.
     Raises UserError for anything else.

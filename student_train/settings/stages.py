@@ -7,15 +7,15 @@ from typing import Any
 
 from student_train.settings.options import SEEDS, TrainOptions
 
-SEEDS_APART = 1009  # so that a stage's batches are not those of the stage before
+SEEDS_APART = 1009  # gives each stage other batches than the stage before it
 
 
 def stages_of(options: TrainOptions, layers: int) -> list[TrainOptions]:
-    """The options of each stage, of a student with so many layers.
+    """Return the options of each stage, of a student with so many layers.
 
-    A stage with `unfreeze` is many, each as long as it says: its first trains the head, each after
-    it one more layer, from the top, the last all (gradual unfreezing: Howard & Ruder 2018, section
-    3.3; Mukherjee & Awadallah 2019, section 3.4).
+    A stage with `unfreeze` becomes many, each of its length. The first trains the head, each
+    further one a layer more, from the top, and the last all weights (gradual unfreezing: Howard &
+    Ruder 2018, section 3.3; Mukherjee & Awadallah 2019, section 3.4).
     """
     every = [each for stage in options.stages for each in _unfrozen(stage, layers, options.freeze)]
     return [

@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with a training before any work is done, in one line each."""
+"""Refusals of a training before any work is done, in one line each."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
 
 
 def _views(options: TrainOptions, store: FeatureStore) -> set[int]:
-    """All that epochs may read."""
+    """Return all views that epochs may read."""
     return {view_of(epoch, store.features, options.view) for epoch in range(store.features.views)}
 
 
 def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
-    """What the losses do not tell: a recipe would be another one with features of another kind."""
+    """Check the stores against the needs of a recipe. Losses do not tell these: with features of
+    another kind the training would run, and follow another recipe."""
     needs, used = options.needs, options.losses()
     count = needs.get("stores", 1)
     if len(stores) < count:

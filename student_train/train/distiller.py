@@ -28,8 +28,8 @@ from student_train.settings.options import TrainOptions
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one forward pass gives: flat states [N,D] by layer (0 is the embeddings) and attention
-    maps [B,S,S] by layer, averaged over heads."""
+    """Holds what one forward pass gives: flat states [N,D] by layer (0 is the embeddings) and
+    attention maps [B,S,S] by layer, averaged over heads."""
 
     states: list[Tensor]
     maps: list[Tensor]
@@ -37,12 +37,13 @@ class Outputs:
 
     @property
     def last(self) -> Tensor:
-        """States [N,D] of the last layer."""
+        """Return states [N,D] of the last layer."""
         return self.states[-1]
 
 
 class Distiller(nn.Module):
-    """A student, and a projection for each loss that needs one and each hidden state of a teacher.
+    """Holds a student, and a projection for each loss that needs one and each hidden state of a
+    teacher.
 
     `hidden` are the names of the teacher's states in the store, `width` is that of each.
     """
@@ -70,14 +71,15 @@ class Distiller(nn.Module):
         return linear
 
     def forward(self, batch: StudentBatch) -> dict[str, Tensor]:
-        """Unweighted losses by name, each a scalar with its own normaliser.
+        """Compute unweighted losses by name, each a scalar with its own normaliser.
 
         A loss is absent where the batch holds nothing to compare the student with.
         """
         return self.measured(batch)[0]
 
     def measured(self, batch: StudentBatch) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The losses as `forward` gives them, and the logits [G,C] of a task; None without one."""
+        """Compute the losses as `forward` does, and the logits [G,C] of a task; None without
+        one."""
         wanted = batch.distillation
         assert wanted is None or wanted.encoded is None  # `StudentBatch.to` has decoded it
         losses = losses_for(self.for_task, self.options.loss)
@@ -103,17 +105,17 @@ class Distiller(nn.Module):
         return found, None if wanted.task is None else sides.classes
 
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
-        """Student states [G,Ds] in the teacher's width [G,D] for the feature `name`; as they are
-        where the loss needs no projection."""
+        """Project student states [G,Ds] to the teacher's width [G,D] for the feature `name`; return
+        them as they are where the loss needs no projection."""
         key = _key(loss, name)
         return self.projections[key](states) if key in self.projections else states
 
     def logits(self, states: Tensor) -> Tensor:
-        """LM-head logits [M,V] of flat states [M,D]."""
+        """Return LM-head logits [M,V] of flat states [M,D]."""
         return lm_logits(self.student, states)
 
     def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
-        """One forward pass of the student; attention maps only where asked for."""
+        """Run the student forward once; give attention maps only where asked for."""
         output = self.student.base_model(
             input_ids=inputs.ids,
             attention_mask=inputs.present.long(),
@@ -125,8 +127,8 @@ class Distiller(nn.Module):
         return Outputs(states, averaged, inputs.present)
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
-        """The student's counterpart of a teacher feature, of values by layer: the mean of all
-        layers, of group i of N, or the last layer."""
+        """Return the student's counterpart of a teacher feature, of values by layer: the mean of
+        all layers, of group i of N, or the last layer."""
         if name == "mean":
             return torch.stack(values).mean(dim=0)
         group = re.fullmatch(r"groups(\d+)\.(\d+)", name)
@@ -138,15 +140,15 @@ class Distiller(nn.Module):
 
 
 class _Sides:
-    """The student's and the teacher's side of each loss, for one batch."""
+    """Finds the student's and the teacher's side of each loss, for one batch."""
 
     def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
         self._distiller, self._wanted, self._read = distiller, wanted, read
         self._pool = distiller.options.resolved_pool
 
     def of(self, loss: Loss) -> list[tuple[Any, ...]]:
-        """What the formula of a loss compares, once for each of the teacher's features; nothing
-        where the batch has no such targets."""
+        """Return what the formula of a loss compares, once for each of the teacher's features;
+        nothing where the batch has no such targets."""
         match loss.student:
             case "runs" | "sentence":
                 return self._of_states(loss)
@@ -187,7 +189,7 @@ class _Sides:
 
     @cached_property
     def _pieces(self) -> Tensor:
-        """Vocabulary logits [G,V] of the runs that have logit targets."""
+        """Compute vocabulary logits [G,V] of the runs that have logit targets."""
         runs, distiller, last = self._wanted.logit_runs, self._distiller, self._read.last
         assert runs is not None
         if ALIGNMENTS[distiller.options.align].pools_logits:
@@ -196,7 +198,7 @@ class _Sides:
 
     @cached_property
     def classes(self) -> Tensor:
-        """Logits [G,C] of a task, of texts or of tokens."""
+        """Compute logits [G,C] of a task, of texts or of tokens."""
         student, read, task = self._distiller.student, self._read, self._wanted.task
         assert task is not None
         if task.tokens is None:

@@ -1,4 +1,4 @@
-"""How good a student is on the held-out part of the store."""
+"""Validation: how good a student is on the held-out part of the store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def evaluate(
     options: TrainOptions,
     measured: Callable[[StudentBatch], Measured] | None = None,
 ) -> dict[str, float]:
-    """Validation losses over `blocks`, with masks that are the same for every student and step.
+    """Measure the losses over `blocks`, with masks that are the same for every student and step.
 
     `valid_NAME` is the mean of loss NAME over batches, but of `mlm` over masked tokens and of `ce`
     over gold labels. It is absent where there are none of these. `valid_loss` is the weighted sum.
@@ -56,7 +56,8 @@ def evaluate(
 def _held_out(
     store: FeatureStore, collator: Collator, blocks: Array, options: TrainOptions
 ) -> Iterator[StudentBatch]:
-    """The batches of some blocks, in the order of the store, under masks that never change."""
+    """Yield the batches of some blocks, in the order of the store, under masks that never
+    change."""
     view = view_of(0, store.features, options.view)
     batches = store.stream(
         0,
@@ -72,8 +73,8 @@ def _held_out(
 
 
 class _Sums:
-    """Sums of losses over batches. A batch counts once, but for a loss of masked tokens or of gold
-    labels as often as it has these."""
+    """Sums losses over batches. A batch counts once; for a loss of masked tokens or of gold labels
+    it counts as often as it has these."""
 
     def __init__(self, losses: Iterable[Loss]) -> None:
         # Losses of gold come last: the order of the sum decides the last bits of `valid_loss`.
@@ -100,7 +101,7 @@ class _Sums:
             self.judged.append((logits, taught))
 
     def figures(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """The figures of `evaluate`, of losses with these weights."""
+        """Return the figures of `evaluate`, of losses with these weights."""
         counted = [loss for loss in self.losses if self.counts.get(loss.name)]
         means = {loss.name: self.sums[loss.name] / self.counts[loss.name] for loss in counted}
         result = {f"valid_{name}": value for name, value in means.items()}

@@ -14,13 +14,14 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 
 class EventFile:
-    """Scalars over steps for TensorBoard.
+    """Writes scalars over steps for TensorBoard.
 
     torch's SummaryWriter writes in a thread, which prints its errors and loses what follows.
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-        """Begin a new file; TensorBoard forgets what older ones say of `purge_step` and later."""
+        """Begin a new file. TensorBoard forgets the scalars of `purge_step` and later that older
+        files hold."""
         folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._file = (folder / name).open("wb", buffering=0)
@@ -41,7 +42,7 @@ class EventFile:
         self._records.write(event.SerializeToString())
 
     def write(self, data: bytes) -> None:
-        """One record, whole."""
+        """Write one record, whole. Raises OSError."""
         if self._file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

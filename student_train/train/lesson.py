@@ -21,11 +21,11 @@ from support.errors import UserError
 
 
 class Lesson:
-    """A store, aligned to the student by its own collator, with projections to its own widths.
+    """Aligns a store to the student by a collator of its own, with projections to its own widths.
 
-    With several stores each step has a batch of each and the mean of their losses. Where they are
-    dumps of the same windows these are the same texts under the same masks: of outcomes that all of
-    them keep the KL then has the gradient of a single teacher, the mean of their distributions.
+    With several stores each step has a batch of each store, and the mean of their losses. Stores of
+    the same windows give the same texts under the same masks. Their KL, over outcomes that all of
+    them keep, then has the gradient of a single teacher: the mean of their distributions.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Lesson:
         self._blocks = [chosen_blocks(store, blocks, stage) for stage in self.stages]
 
     def steps_of(self, number: int) -> int:
-        """Optimiser steps of a stage."""
+        """Count the optimiser steps of a stage."""
         options = self.stages[number]
         if options.steps:
             return options.steps
@@ -76,7 +76,7 @@ class Lesson:
         )
 
     def loss(self, batch: StudentBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted sum of the stage's losses, and each of them.
+        """Compute the weighted sum of the stage's losses, and each of them.
 
         Raises UserError where no weight that moves has a part in them.
         """

@@ -39,7 +39,7 @@ METRICS = "metrics.jsonl"
 
 @dataclass
 class Trained:
-    """A finished run: the student, its last validation and what it cost."""
+    """Holds a finished run: the student, its last validation and what it cost."""
 
     student: PreTrainedModel
     validation: dict[str, float]
@@ -87,7 +87,7 @@ def _give_back() -> None:
 
 
 class _StudentTraining(Training):
-    """One training of a student: stage after stage, over one or more stores."""
+    """Trains a student stage after stage, over one or more stores."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class _StudentTraining(Training):
         self.enter(0)
         if out is not None and resume:
             self.load(out)
-        # What a killed run showed after its last checkpoint comes again.
+        # A killed run's figures after its last checkpoint are written again.
         purge = self.step + 1 if resume else None
         self.events = EventFile(out / "tensorboard", purge) if out else None
 
@@ -254,7 +254,7 @@ class _StudentTraining(Training):
         self.say(f"resume    after step {self.step}{passed}")
         metrics = out / METRICS
         if metrics.exists() and metrics.stat().st_size > written:
-            os.truncate(metrics, written)  # what was written after that checkpoint comes again
+            os.truncate(metrics, written)  # later lines are written again
 
     def close(self) -> None:
         if self.events is not None:
