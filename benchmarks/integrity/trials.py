@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from benchmarks.common.results import publish, table
-from benchmarks.integrity import damage, forgery, laundering, odd_texts
+from benchmarks.integrity import damage, edited_corpora, forgery, laundering, odd_texts
 from benchmarks.integrity.soak import soak
 from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 
@@ -56,6 +56,12 @@ def launderings(folder: Path, _: str, count: int, seed: int) -> Found:
     return len(cases), [what for what, line in cases if not line]
 
 
+def edits(folder: Path, _: str, count: int, seed: int) -> Found:
+    """Corpora edited while they are dumped: refused, or a store of the text that it tells."""
+    cases = list(edited_corpora.edited(folder, count, seed))
+    return count, [f"{what}: {end}" for what, end in cases if end not in ("refused", "sound")]
+
+
 def texts(folder: Path, _: str, count: int, seed: int) -> Found:
     """Odd texts through corpus, windows, store and alignment, with three tokenizers."""
     return count, _broken(folder, odd_texts.odd_texts(seed, count))
@@ -98,6 +104,7 @@ CHECKS: tuple[tuple[str, Check, str, str], ...] = (
     ("sound stores: no alarm", good, "", "stores"),
     ("forged metadata: refused, read unchanged, or told by verify", forgeries, "", "forgeries"),
     ("altered arrays with fitting chunks: no copy is made", launderings, "", "launderings"),
+    ("corpora edited in the middle of a dump: refused, or sound", edits, "", "edits"),
     ("every code point, 3 tokenizers: nothing lost, laws hold", characters, "", "characters"),
     ("odd texts, 3 tokenizers: nothing lost, laws hold", texts, "", "texts"),
 )

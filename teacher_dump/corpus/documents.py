@@ -117,6 +117,15 @@ class Corpus:
         for source in self.sources:
             source.check()
 
+    def check_unchanged(self) -> None:
+        """Raise CorpusError where the documents that were read are not those of `identity`.
+
+        A file may be edited while it is read. Its bytes are hashed on the way; where reading
+        stopped early, the file is read once more.
+        """
+        for source in self.sources:
+            source.check_unchanged()
+
     def met(self, kind: str) -> dict[str, str]:
         """Return the labels (`classification`) or tags (`tagging`) that `check` met, and where.
 

@@ -24,12 +24,14 @@ from teacher_dump.corpus.labelled_text import (
     text_of,
 )
 from teacher_dump.corpus.readers import has_columns, read_rows
-from teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore
+from teacher_dump.corpus.utf8_lines import CorpusError
 
 PYTHON_DOCS = "python-docs"
 HUB = "hf:"
 SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "lib2to3", "site-packages"}
 SKIPPED_FOLDERS |= {"test", "tests"}
+BLOCK = 1 << 20  # bytes that are read at once for a hash
+Told = tuple[int, str]  # size and SHA-256 of bytes
 KEPT_NAMES = 1 << 17  # more than any teacher has labels
 
 
@@ -55,6 +57,9 @@ class Source(Protocol):
 
     def identity(self) -> dict[str, Any]: ...
 
+    def check_unchanged(self) -> None:
+        """Raise CorpusError where the last pass did not read what `identity` tells."""
+
 
 class FileSource:
     """A local file with one of the suffixes of `readers.READERS`."""
@@ -62,7 +67,9 @@ class FileSource:
     def __init__(self, path: Path, columns: Columns) -> None:
         self.name, self._path = path.name, path
         self._columns = columns
-        self._sha256: str | None = None
+        self._pass = _Digest()  # what the last pass has read
+        self._checked: Told | None = None
+        self._told: Told | None = None
         self._met: dict[str, dict[str, int]] = {"classification": {}, "tagging": {}}
         self._steps: dict[Step, int] = {}
 
@@ -70,35 +77,32 @@ class FileSource:
     def tabular(self) -> bool:
         return has_columns(self._path, self._columns)
 
-    def rows(self, seen: Seen = ignore) -> Iterator[LabelledText]:
+    def rows(self) -> Iterator[LabelledText]:
+        """Yield the texts. Raises CorpusError, at the end also where `check` read other bytes."""
+        self._pass = read = _Digest()
         try:
-            yield from read_rows(self._path, self._columns, seen)
+            yield from read_rows(self._path, self._columns, read.add)
         except OSError as error:
             raise CorpusError(
                 f"{self._path}: cannot be read ({error.strerror}); check the file"
             ) from None
+        if self._checked and read.told() != self._checked:
+            raise self._changed(self._checked, read.told())
 
     def check(self) -> None:
         """Read the file, and hash it on the way if its reader reads every byte.
 
         A second pass for the hash alone would take minutes for big files.
         """
-        digest, size = hashlib.sha256(), 0
-
-        def seen(raw: bytes) -> None:
-            nonlocal size
-            digest.update(raw)
-            size += len(raw)
-
-        for row in self.rows(seen):
+        for row in self.rows():
             if row.gold and row.gold.label is not None:
                 _keep(self._met["classification"], row.gold.label, row.line)
             elif row.gold:
                 for (before, tag), line in zip(row.gold.steps(), row.tag_lines, strict=True):
                     _keep(self._met["tagging"], tag, line)
                     _keep(self._steps, (before, tag), line)
-        if size == self._path.stat().st_size:
-            self._sha256 = digest.hexdigest()
+        if self._pass.size == self._path.stat().st_size:
+            self._checked = self._pass.told()
 
     def met(self, kind: str) -> dict[str, str]:
         return {name: f"{self._path}, line {line}" for name, line in self._met[kind].items()}
@@ -107,18 +111,69 @@ class FileSource:
         return {step: f"{self._path}, line {line}" for step, line in self._steps.items()}
 
     def identity(self) -> dict[str, Any]:
-        size, sha256 = self._path.stat().st_size, self._sha256 or _sha256(self._path)
+        self._told = self._checked or self._digests()[0].told()
+        size, sha256 = self._told
         return {"kind": "file", "name": self.name, "bytes": size, "sha256": sha256}
+
+    def check_unchanged(self) -> None:
+        """Raise CorpusError unless the last pass read the bytes that `identity` tells.
+
+        Where the pass stopped early, or its reader does not tell its bytes, the file is read again.
+        """
+        read = self._pass.told()
+        if self._told is None or read == self._told:
+            return
+        whole, begun = (digest.told() for digest in self._digests(self._pass.size))
+        if (whole, begun) != (self._told, read):
+            raise self._changed(self._told, whole)
+
+    def _digests(self, first: int = 0) -> tuple[_Digest, _Digest]:
+        try:
+            return _digests(self._path, first)
+        except OSError as error:
+            raise CorpusError(
+                f"{self._path}: cannot be read ({error.strerror}); check the file"
+            ) from None
+
+    def _changed(self, before: Told, now: Told) -> CorpusError:
+        had, has = (f"{size:,} bytes, sha256 {sha256[:12]}" for size, sha256 in (before, now))
+        return CorpusError(
+            f"{self._path}: was changed while it was read: {had} before, {has} now; what was made"
+            " of it is not finished: remove that, and type the command again with a file that"
+            " nobody changes"
+        )
+
+
+class _Digest:
+    """Size and SHA-256 of bytes that come one after another."""
+
+    def __init__(self) -> None:
+        self.size, self._sha256 = 0, hashlib.sha256()
+
+    def add(self, raw: bytes) -> None:
+        self.size += len(raw)
+        self._sha256.update(raw)
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+    def told(self) -> Told:
+        return self.size, self._sha256.hexdigest()
+
+
+def _digests(path: Path, first: int = 0) -> tuple[_Digest, _Digest]:
+    """Hash a file, and its `first` bytes."""
+    whole, begun = _Digest(), _Digest()
+    with path.open("rb") as file:
+        while raw := file.read(BLOCK):
+            whole.add(raw)
+            begun.add(raw[: max(0, first - begun.size)])
+    return whole, begun
 
 
 def _keep(found: dict[Any, int], name: Any, line: int) -> None:
     if len(found) < KEPT_NAMES:
         found.setdefault(name, line)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class HubSource:
@@ -134,6 +189,8 @@ class HubSource:
             )
         self._dataset, self._config = match["name"], match["config"]
         self._split = match["split"] or "train"
+        self._checked: str | None = None
+        self._told: str | None = None
 
     @cached_property
     def _revision(self) -> str | None:
@@ -191,7 +248,17 @@ class HubSource:
             ) from None
 
     def check(self) -> None:
-        """Check nothing, for that would fetch the whole dataset."""
+        """Hash a local folder; of the hub check nothing, for that would fetch the dataset."""
+        self._checked = self._hashed()
+
+    def check_unchanged(self) -> None:
+        """Hash a local folder again; the hub keeps a revision as it is. Raises CorpusError."""
+        if self._told is not None and self._hashed() != self._told:
+            raise CorpusError(
+                f"{self.name}: the folder was changed while it was read; what was made of it is not"
+                " finished: remove that, and type the command again with a folder that nobody"
+                " changes"
+            )
 
     def met(self, kind: str) -> dict[str, str]:
         return {}
@@ -202,13 +269,20 @@ class HubSource:
     def identity(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": "hf", "name": self._dataset, "config": self._config}
         found |= {"split": self._split, "revision": self._revision}
-        folder = Path(self._dataset)
-        if folder.is_dir():
-            digest = hashlib.sha256()
-            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-                digest.update(f"{path.relative_to(folder)}\0{_sha256(path)}\n".encode())
-            found |= {"name": folder.resolve().name, "sha256": digest.hexdigest()}
+        self._told = self._checked or self._hashed()
+        if self._told is not None:
+            found |= {"name": Path(self._dataset).resolve().name, "sha256": self._told}
         return found
+
+    def _hashed(self) -> str | None:
+        """SHA-256 of the names and hashes of a local folder's files; None for the hub."""
+        folder, digest = Path(self._dataset), hashlib.sha256()
+        if not folder.is_dir():
+            return None
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            sha256 = _digests(path)[0].hexdigest()
+            digest.update(f"{path.relative_to(folder)}\0{sha256}\n".encode())
+        return digest.hexdigest()
 
 
 class PythonDocs:
@@ -220,6 +294,9 @@ class PythonDocs:
         return (LabelledText(text, number) for number, text in enumerate(self._paragraphs, 1))
 
     def check(self) -> None:
+        """Check nothing, for all texts are in memory."""
+
+    def check_unchanged(self) -> None:
         """Check nothing, for all texts are in memory."""
 
     def met(self, kind: str) -> dict[str, str]:

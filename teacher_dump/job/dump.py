@@ -108,6 +108,11 @@ def _dump(
     from teacher_dump.teacher.teacher import load_teacher
 
     corpus.check()  # a bad line far down is told now, not after hours
+    if stage_one and stage_one.corpus not in (None, corpus.identity()):
+        raise UserError(
+            f"{', '.join(options.corpus)}: was changed after the training on both vocabularies; put"
+            f" it back, or remove {options.out}.mixed-vocab to train on the text that is there now"
+        )
     teacher = load_teacher(
         model,
         head="none" if options.logits == "none" and options.head == "auto" else options.head,
@@ -158,6 +163,7 @@ def _dump(
             resumed = len(writer.published)
             every = itertools.chain([first], parts)
             done = _write(writer, every, teacher, options, say, stop, words)
+            corpus.check_unchanged()
             writer.seal()
     return DumpSummary(
         documents=done["documents"],

@@ -18,10 +18,12 @@ from teacher_dump.teacher.teacher import Teacher
 
 @dataclass(frozen=True)
 class StageOne:
-    """The result of a mixed-vocabulary training, and its arguments as JSON."""
+    """The result of a mixed-vocabulary training, its arguments as JSON, and the identity of the
+    corpus where it was trained just now."""
 
     vocab: MixedVocab
     arguments: dict[str, Any]
+    corpus: dict[str, Any] | None = None
 
     def identity(self) -> dict[str, Any]:
         """Return the arguments and hashes of the result, which a GPU need not give twice."""

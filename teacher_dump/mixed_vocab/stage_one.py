@@ -144,7 +144,8 @@ def _trained(
     )
     embeddings = train(network, mixer, course, options.checkpoint(), asked.device, stop, say)
     vocab = MixedVocab(embeddings, files["tokenizer.json"], files["tokenizer_config.json"])
-    return StageOne(vocab, options.arguments())
+    corpus.check_unchanged()
+    return StageOne(vocab, options.arguments(), begun["corpus"])
 
 
 def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:

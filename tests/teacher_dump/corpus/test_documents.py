@@ -6,12 +6,13 @@ import hashlib
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from teacher_dump.corpus import utf8_lines
+from teacher_dump.corpus import sources, utf8_lines
 from teacher_dump.corpus.documents import Corpus, CorpusError, Document
 from tests.teacher_dump.corpus.corpora import TEXTS, refusal, texts, write_table
 
@@ -179,11 +180,12 @@ def test_checking_hashes_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     paths[-1].write_text("a\tX\nb\tY\n\nc\tX\n\n")
     hashed: list[str] = []
 
-    def whole(path: Path) -> str:
+    def whole(path: Path, first: int = 0) -> Any:
         hashed.append(path.name)
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return digests(path, first)
 
-    monkeypatch.setattr("teacher_dump.corpus.sources._sha256", whole)
+    digests = sources._digests
+    monkeypatch.setattr(sources, "_digests", whole)
     unchecked, checked = (Corpus.open([str(path) for path in paths]) for _ in range(2))
     before = unchecked.identity()
     assert len(hashed) == len(paths)

@@ -1,0 +1,92 @@
+"""Corpora that are edited while they are read, or between two readings of one work."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from benchmarks.integrity.edited_corpora import EDITS, HARMLESS, KINDS, edited, write
+from teacher_dump.corpus.documents import Corpus, CorpusError
+
+LINES = [f"line {n} of the text" for n in range(3000)]
+FILES = [kind for kind in KINDS if kind != "hf"]
+
+
+def opened(path: Path) -> Corpus:
+    """A corpus that was checked and described, as a dump does before it reads."""
+    write(path, LINES)
+    corpus = Corpus.open([str(path)])
+    corpus.check()
+    corpus.identity()
+    return corpus
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_a_line_written_over_while_it_is_read(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    corpus = opened(path)
+    documents = iter(corpus)
+    list(islice(documents, 10))
+    EDITS["a line written over"][1](path, [*LINES[:-1], "line 2999 of the TEXT"])
+    with pytest.raises(CorpusError, match=r"a\.\w+: was changed while it was read: .* remove that"):
+        list(documents)
+        corpus.check_unchanged()
+
+
+@pytest.mark.parametrize("suffix", FILES)
+@pytest.mark.parametrize("edit", EDITS)
+def test_edits_behind_what_is_read(tmp_path: Path, suffix: str, edit: str) -> None:
+    """With --limit the rest of a file is never read, and yet its hash would be told."""
+    path = tmp_path / f"a{suffix}"
+    corpus = opened(path)
+    list(islice(iter(corpus), 10))
+    changed = [*LINES[:-5], "another end"] if edit not in HARMLESS else LINES
+    EDITS[edit][1](path, changed)
+    if edit in HARMLESS:
+        corpus.check_unchanged()
+        return
+    with pytest.raises(CorpusError, match=r"was changed while it was read|cannot be read"):
+        corpus.check_unchanged()
+
+
+def test_an_edit_that_is_taken_back(tmp_path: Path) -> None:
+    """The file is as it was; what was read is not."""
+    path = tmp_path / "a.txt"
+    corpus = opened(path)
+    EDITS["a line written over"][1](path, ["other text", *LINES[1:]])
+    list(islice(iter(corpus), 10))
+    EDITS["a line written over"][1](path, LINES)
+    with pytest.raises(CorpusError, match="was changed while it was read"):
+        corpus.check_unchanged()
+
+
+def test_what_was_read_whole_may_change_or_go(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    corpus = opened(path)
+    assert len(list(corpus)) == len(LINES)
+    path.write_text("other text\n")
+    corpus.check_unchanged()
+    path.unlink()
+    corpus.check_unchanged()
+
+
+def test_a_local_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", LINES)
+    corpus = Corpus.open([f"hf:{tmp_path}"])
+    corpus.check()
+    documents = iter(corpus)
+    next(documents)
+    os.utime(tmp_path / "train.jsonl")
+    corpus.identity()
+    corpus.check_unchanged()
+    write(tmp_path / "train.jsonl", LINES[:-1])
+    with pytest.raises(CorpusError, match="the folder was changed while it was read"):
+        corpus.check_unchanged()
+
+
+def test_dumps_of_edited_corpora(tmp_path: Path) -> None:
+    found = dict(edited(tmp_path, 6, 11))
+    assert set(found.values()) == {"refused", "sound"}, found
