@@ -103,6 +103,7 @@ def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> No
             check_frozen(stage, shape)
             _check_task(stage, store, held_out)
             _check_features(stage, store)
+            _check_view(stage, store)
             _check_groups(stage, store, shape)
             chosen_blocks(store, blocks, stage)
         except UserError as error:
@@ -166,6 +167,9 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
             raise UserError(
                 f"--loss {loss.name}: the store keeps random draws, which have no logits; use kl"
             )
+
+
+def _check_view(options: TrainOptions, store: FeatureStore) -> None:
     plain = view_of(0, store.features, options.view) == 0
     if options.mask_words == "rare" and not plain:
         raise UserError(

@@ -51,3 +51,16 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
         rel=1e-4,
     )
     assert evaluate(distiller, store, collator, held_out[:0], options) == {}
+
+
+def test_a_loss_of_masked_tokens_is_absent_where_none_is_masked(store: FeatureStore) -> None:
+    options = TrainOptions(
+        store=store.path, vocab="400", student="16x2x2", loss={"mlm": 2.0, "hidden": 3.0},
+        view=0, mask_prob=1e-9, device="cpu", precision="fp32", held_out=0.1,
+    ).resolved()  # fmt: skip
+    model, collator, _ = prepare(options, store)
+    distiller = Distiller(model, options, store.features.hidden, store.features.width)
+    _, held_out = split_blocks(store, options.held_out)
+    found = evaluate(distiller, store, collator, held_out, options)
+    assert found.keys() == {"valid_hidden", "valid_loss"}
+    assert found["valid_loss"] == 3 * found["valid_hidden"] > 0
