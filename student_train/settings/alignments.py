@@ -6,17 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from align import (
-    Alignment,
-    FlatText,
-    Tokens,
-    VocabularyMap,
-    align_match,
-    align_reduce,
-    align_span,
-)
+if TYPE_CHECKING:  # `student-train --help` lists the alignments and must not wait for them
+    from align import Alignment, FlatText, Tokens, VocabularyMap
 
 
 @dataclass(frozen=True)
@@ -36,6 +29,8 @@ class Sides:
     @cached_property
     def text(self) -> FlatText:
         """Join the characters of the texts, once for all alignments of a batch."""
+        from align import FlatText
+
         return FlatText.of(self.texts)
 
 
@@ -62,15 +57,21 @@ class Strategy:
 
 
 def _span(sides: Sides) -> tuple[Tokens, Alignment]:
+    from align import align_span
+
     return sides.student, align_span(sides.text, sides.teacher, sides.student)
 
 
 def _match(sides: Sides) -> tuple[Tokens, Alignment]:
+    from align import align_match
+
     pairs = align_match(sides.text, sides.teacher, sides.student, sides.vocabulary)
     return sides.student, pairs
 
 
 def _reduce(sides: Sides) -> tuple[Tokens, Alignment]:
+    from align import align_reduce
+
     reduced = align_reduce(sides.teacher, sides.vocabulary, sides.max_length)
     return reduced.tokens, reduced.alignment
 
