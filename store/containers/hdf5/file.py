@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import errno
 import hashlib
 import io
 import json
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,10 @@ class NewFile(io.RawIOBase):
         """Raise the first error, if there was one."""
         if self._error is not None:
             raise OSError(self._error.errno, self._error.strerror, str(self._path))
+
+    def give_up(self) -> None:
+        """Drop all writes from now on."""
+        self._error = self._error or OSError(errno.ECANCELED, "given up")
 
     def finish(self) -> None:
         """Sync the file to the disk and close it. Raises the first error of a write."""
@@ -119,6 +127,7 @@ class Hdf5Sink:
     def __init__(self, path: Path, prefix: str = "") -> None:
         self._prefix, self._new = prefix, NewFile(path)
         self.file = create_file(self._new)
+        _SINKS.add(self)
 
     def attributes(self, group: str, values: dict[str, Any]) -> None:
         target = create_group(self.file, f"{self._prefix}/{group}".strip("/"))
@@ -147,6 +156,23 @@ class Hdf5Sink:
     def close(self) -> None:
         self.file.close()
         self._new.finish()
+
+    def abandon(self) -> None:
+        """Close the file as it is, without another write to the disk."""
+        self._new.give_up()
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            self.file.close()
+
+
+_SINKS: weakref.WeakSet[Hdf5Sink] = weakref.WeakSet()
+
+
+@atexit.register
+def _abandon_all() -> None:
+    """Close what an error left open while Python still runs: later HDF5 closes it itself, calls the
+    methods of `NewFile` and crashes."""
+    for sink in list(_SINKS):
+        sink.abandon()
 
 
 def file_digest(path: Path, size: int) -> bytes:
