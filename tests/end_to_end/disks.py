@@ -36,9 +36,8 @@ def on_full_disk(
 ) -> None:
     """Run a command that writes to a disk with `free` bytes; make room, run it again, with the
     option `more` if it got so far, and copy what is on the disk."""
-    _own_mounts()
     size = free + (1 << 26)
-    _mount("tmpfs", disk, "tmpfs", 0, f"size={size}")
+    on_own_disk(disk, size)
     with (disk / "ballast").open("wb") as file:
         file.write(bytes(size - free))
     first = run(module, *words)
@@ -48,6 +47,12 @@ def on_full_disk(
     second = run(module, *words, *([more] if more and begun else []))
     print(f"second: {second}", flush=True)
     shutil.copytree(disk, copy)
+
+
+def on_own_disk(disk: Path, size: int) -> None:
+    """Give this process a disk of `size` bytes at a folder."""
+    _own_mounts()
+    _mount("tmpfs", disk, "tmpfs", 0, f"size={max(4096, size)}")
 
 
 def on_read_only_disk(folder: Path, module: str, *words: str | Path | int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +16,11 @@ from benchmarks.common.processes import finish, fork, in_small_parts
 from store import open_store
 from store.tools.verify import verify
 from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with_small_files
-from tests.end_to_end.support import STUDENT, dumped, write_corpus
+from tests.end_to_end.support import ROOT, STUDENT, dumped, write_corpus
 
 EXT = ("zarr", "h5")
 DUMP, TRAIN = "teacher_dump.cli", "student_train.cli"
+STORE = "teacher_dump.comparison.cli"
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
 STEPS = 12
 SETTINGS = (
@@ -210,3 +213,40 @@ def test_training_whose_folder_is_removed(tmp_path: Path, store: Path, log: Path
     assert f"{out}: cannot be written: No such file" in the_error(log)
     assert not out.exists()
     assert finish(fork(in_small_parts, *train, "--steps", 3, log=log)) == 0
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from tests.end_to_end.disks import on_own_disk
+on_own_disk(Path(sys.argv[1]), int(sys.argv[2]))
+from benchmarks.common.processes import in_small_parts
+in_small_parts(*sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "free"),
+    [("dump", 20_000), ("dump", 300_000), ("convert", 0), ("convert", 200_000), ("merge", 200_000)],
+)
+def test_a_process_of_its_own_ends_with_1_on_a_full_disk(
+    tmp_path: Path, words: Any, store: Path, work: str, free: int
+) -> None:
+    """HDF5 closes what is still open when a process ends, after Python has gone: it crashed then,
+    which a process that was forked never shows."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command: dict[str, tuple[Any, ...]] = {
+        "dump": (DUMP, *words, disk / "a.h5"),
+        "convert": (STORE, "convert", store, disk / "a.h5"),
+        "merge": (STORE, "merge", store, store, disk / "a.h5"),
+    }
+    call = [sys.executable, "-c", ALONE, disk, free, *command[work]]
+    done = subprocess.run(
+        list(map(str, call)), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode == CANNOT:
+        pytest.skip("no mounts allowed on this machine")
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert "No space left on device; make room and start again" in done.stderr
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr
