@@ -16,7 +16,7 @@ from support.console import CONTEXT, command_errors, counted, readable, wide_con
 from support.errors import UserError
 
 if TYPE_CHECKING:
-    from store.tools.verify import Report
+    from store.tools.report import Report
 
 
 def _progress(unit: str) -> Any:
@@ -63,16 +63,22 @@ def check_sound(path: str, allow_partial: bool) -> None:
     if report.problems:
         raise StoreError(
             f"{path}: damaged: {counted(len(report.problems), 'problem')}; `feature-store repair`"
-            " drops damaged parts, to be dumped again alone; or restore it from a copy"
+            " moves what is damaged aside and says how it is made again; or restore it from a copy"
         )
 
 
 def _print_report(path: str, report: Report) -> None:
     for problem in report.problems:
         click.echo(without_remedy(problem))
+    for stranger in report.strangers:
+        click.echo(stranger)
     if not report.problems:
+        sound = "sound"
+        if report.strangers:
+            strangers = counted(len(report.strangers), "stranger")
+            sound = f"sound, with {strangers} (not of the store, and left alone)"
         click.echo(
-            f"{path}: sound: {counted(report.parts, 'part')}, {counted(report.arrays, 'array')}, "
+            f"{path}: {sound}: {counted(report.parts, 'part')}, {counted(report.arrays, 'array')}, "
             f"{report.bytes:,} decoded bytes match their checksums"
         )
 
@@ -81,19 +87,18 @@ def _print_report(path: str, report: Report) -> None:
 @click.argument("path")
 @command_errors
 def repair(path: str) -> None:
-    """Verify a store and drop its damaged parts.
+    """Verify a store and move what is damaged aside.
 
-    The command that made the store, typed again, makes only these parts again and finishes it.
+    The command that made the store, typed again, makes only this again and finishes the store. What
+    the rest of the store tells is mended at once. Nothing is removed: the last line says how to
+    undo it.
     """
-    from store.tools.repair import repair as drop
+    from store.tools.repair import repair as mend
 
-    left, report = drop(path, progress=_bars)
+    _, report = mend(path, progress=_bars)
     _print_report(path, report)
-    if report.problems:
-        click.echo(
-            f"{path}: {counted(left, 'sound part')} kept; type the command that made it again"
-            " (teacher-dump with the same arguments): it makes the others anew"
-        )
+    if report.advice:
+        click.echo(f"{path}: {report.advice}")
 
 
 @main.command()

@@ -11,13 +11,13 @@ class StoreError(UserError):
 
 VERIFY = "run `feature-store verify`"
 """What to do where a store can be opened, but something in it cannot be read."""
-RESTORE = "restore it from a copy, or remove it and dump again with the same arguments"
+REPAIR = "run `feature-store repair`, which mends it or says what else to do"
 """What to do where a store cannot even be opened."""
 
 
 def without_remedy(message: object) -> str:
     """A message without the advice at its end, for places where the advice would not help."""
     text = str(message)
-    for remedy in (VERIFY, RESTORE, "the store is damaged"):
+    for remedy in (VERIFY, REPAIR, "the store is damaged"):
         text = text.removesuffix(remedy).rstrip("; :")
     return text

@@ -29,9 +29,10 @@ def small_store(path: Path, parts: int = 2, sequences: int = 4, **changes: Any) 
 
 
 def problems(path: Path) -> list[str]:
-    """Problems that verify reports. A store that it cannot open is a problem, too."""
+    """Problems and strangers that verify reports. A store that it cannot open is a problem, too."""
     try:
-        return verify(path).problems
+        report = verify(path)
+        return [*report.problems, *report.strangers]
     except StoreError as error:
         return [str(error)]
 

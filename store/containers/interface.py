@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,17 @@ class Slices(Protocol):
         """Announce that rows begin..end are read soon, so that the disk can begin."""
 
 
+class Flaw(NamedTuple):
+    """What only the file format shows: a line for a person, and the path of the group or array.
+
+    A stranger is a file or object that the format does not know; nobody reads it.
+    """
+
+    line: str
+    path: str
+    stranger: bool = False
+
+
 class Source(Protocol):
     """A tree of groups, arrays and attributes that is read."""
 
@@ -43,8 +54,8 @@ class Source(Protocol):
     def array(self, name: str) -> Slices:
         """Open an array by its path; its data is read later. StoreError if there is none."""
 
-    def damage(self, arrays: Collection[str]) -> list[str]:
-        """Problems that only the file format shows: missing, extra or altered files or objects."""
+    def flaws(self, arrays: Collection[str]) -> list[Flaw]:
+        """Missing, altered and strange files or objects of a store that has these arrays."""
 
     def damaged_chunks(self, name: str) -> list[int]:
         """Numbers of the chunks of an array (along the rows) that cannot be decoded."""
@@ -85,6 +96,13 @@ class Staging(Protocol):
 
     def begin(self) -> None:
         """Give the created tree its name."""
+
+    def complete(
+        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], lacking: set[str]
+    ) -> None:
+        """Write, of all arrays outside the parts, those that an unfinished store is `lacking`, and
+        their entries into the root's attributes; make its other groups where they are lost. After
+        a kill another call goes on."""
 
     def source(self) -> Source:
         """Open the unfinished store for reading."""

@@ -15,7 +15,7 @@ import numpy as np
 from store.containers.paths import staging_of
 from store.errors import StoreError
 from store.format.manifest import DAMAGED
-from store.read.unfinished import read_outside
+from store.read.unfinished import absent_outside, read_outside
 from support.arrays import Array
 
 if TYPE_CHECKING:
@@ -54,8 +54,11 @@ class WordCounts:
 
     @staticmethod
     def unfinished(path: str | Path) -> WordCounts | None:
-        """Read and check the counts of an unfinished store, as `stored` does."""
+        """Read and check the counts of an unfinished store, as `stored` does; None also where it
+        lacks them."""
         with closing(staging_of(path).source()) as source:
+            if not {TEXT, COUNT}.isdisjoint(absent_outside(source)):
+                return None
             return _read(source.attributes().get("arrays", {}), read_outside(source), source.path)
 
 

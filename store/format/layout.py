@@ -19,6 +19,19 @@ MAX_COUNT = 2**40
 MAX_PART = 10**9
 
 
+def part_number(name: str) -> int | None:
+    """The number of the part that has this name in the group `parts`; None for a name that no part
+    has, such as "01"."""
+    number = int(name) if name.isdecimal() else -1
+    return number if str(number) == name else None
+
+
+def groups_above(path: str) -> list[str]:
+    """Paths of the groups above an array or group, the root left out, from the top."""
+    segments = path.split("/")
+    return ["/".join(segments[:depth]) for depth in range(1, len(segments))]
+
+
 @dataclass(frozen=True)
 class ArraySpec:
     """One stored array. `per_token` arrays are chunked by tokens, all others by bytes."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from store.errors import RESTORE, StoreError, without_remedy
+from store.errors import REPAIR, StoreError, without_remedy
 from store.format.features import Features, check_name
 from store.format.layout import FORMAT, MAX_PART, VERSION, Counts, PartShapes
 from support.arrays import Array
@@ -22,7 +22,7 @@ from support.arrays import Array
 MAX_BYTES = 2**29  # 10^5 parts of a view with one hidden state have some 2^28
 CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 ATTRIBUTES = ("format", "version", "identity", "features", "software")
-DAMAGED = f"the store is damaged: {RESTORE}"
+DAMAGED = f"the store is damaged: {REPAIR}"
 
 
 @contextmanager

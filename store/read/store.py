@@ -61,14 +61,16 @@ def _open(source: Source, allow_partial: bool) -> FeatureStore:
         if not allow_partial:
             raise unfinished(source)
         manifest = unsealed_manifest(source, attributes, features)
-        return FeatureStore(source, attributes, features, manifest)
+        with opening():
+            return FeatureStore(source, attributes, features, manifest)
     with opening():
-        data = _manifest_bytes(source)
+        data = manifest_bytes(source)
         manifest = read_manifest(data, attributes, features, source.path)
         return FeatureStore(source, attributes, features, manifest)
 
 
-def _manifest_bytes(source: Source) -> bytes:
+def manifest_bytes(source: Source) -> bytes:
+    """Read the manifest of a sealed store. Raises StoreError."""
     stored = source.array("manifest")
     if stored.dtype != np.uint8 or len(stored.shape) != 1 or stored.shape[0] > MAX_BYTES:
         raise StoreError(f"{source.path}: manifest is not a byte array; {DAMAGED}")
@@ -79,8 +81,16 @@ class FeatureStore(Sequence[Record]):
     """A store that is open for reading: a sequence of records. `len` is their number."""
 
     def __init__(
-        self, source: Source, attributes: Mapping[str, Any], features: Features, manifest: Manifest
+        self,
+        source: Source,
+        attributes: Mapping[str, Any],
+        features: Features,
+        manifest: Manifest,
+        *,
+        calibrated: bool = True,
     ) -> None:
+        """Read the calibration, unless it is not `calibrated`: such a store can be looked through
+        though its calibration is damaged, but no hidden state can be decoded."""
         self.source, self.path = source, source.path
         self.features, self.manifest = features, manifest
         self.identity: dict[str, Any] = dict(attributes["identity"])
@@ -99,7 +109,8 @@ class FeatureStore(Sequence[Record]):
             "squares": sum(c.squares for c in counts),
             "text_bytes": sum(c.text_bytes for c in counts),
         }
-        self.calibration: Calibration = {name: self._calibration(name) for name in features.hidden}
+        names = features.hidden if calibrated else ()
+        self.calibration: Calibration = {name: self.read_calibration(name) for name in names}
         self._streamer = Streamer(self._index, self.calibration)
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
@@ -108,7 +119,8 @@ class FeatureStore(Sequence[Record]):
         again = partial(open_store, allow_partial=unfinished, storage_options=options)
         return again, (self.path,)
 
-    def _calibration(self, name: str) -> tuple[Floats, Floats]:
+    def read_calibration(self, name: str) -> tuple[Floats, Floats]:
+        """Mean and deviation [D] of a hidden state. Raises StoreError if they are damaged."""
         mean, deviation = (
             self.outside(f"calibration/hidden/{name}/{key}") for key in ("mean", "deviation")
         )

@@ -8,7 +8,7 @@ from typing import Any
 from store.containers.interface import Source
 from store.errors import StoreError, without_remedy
 from store.format.features import Calibration, Features
-from store.format.layout import PartShapes
+from store.format.layout import PartShapes, part_number
 from store.format.manifest import (
     ATTRIBUTES,
     DAMAGED,
@@ -22,9 +22,17 @@ from support.arrays import Array
 from support.console import counted
 
 
-def _place(path: str, part: int) -> str:
-    """The path of a part of an unfinished store, for a message."""
-    return f"{path}.parts/{part}.h5" if path.endswith(".h5") else f"{path}/parts/{part}"
+def made_by(identity: Mapping[str, Any]) -> str:
+    """The command that made a store, as far as its identity tells; a copy has that of its
+    source."""
+    corpus = identity.get("corpus")
+    if isinstance(corpus, Mapping) and "merged" in corpus:
+        made = "`feature-store merge` with the same stores"
+    elif "mixed_vocab" in identity:
+        made = "`teacher-dump mixed-vocab` with the same arguments"
+    else:
+        made = "`teacher-dump` with the same arguments"
+    return f"{made}; of a copy, `feature-store convert` from the same store"
 
 
 def unsealed_manifest(
@@ -40,8 +48,8 @@ def unsealed_manifest(
 def unreadable_part(source: Source, number: int, error: StoreError) -> StoreError:
     """The error for a part that keeps an unfinished store from going on."""
     return StoreError(
-        f"{without_remedy(error)}; remove {_place(source.path, number)} and type the "
-        "teacher-dump command again: it writes this part anew and goes on"
+        f"{without_remedy(error)}; run `feature-store repair`, which moves part"
+        f" {number} aside, and type the command again: it makes this part anew and goes on"
     )
 
 
@@ -63,7 +71,8 @@ def published_part(source: Source, number: int, features: Features) -> Part:
 
 def part_numbers(source: Source) -> list[int]:
     """Numbers of the parts of an unfinished store, ascending."""
-    return sorted(int(name) for name in source.members("parts") if name.isdecimal())
+    numbers = (part_number(name) for name in source.members("parts"))
+    return sorted(number for number in numbers if number is not None)
 
 
 def unfinished(source: Source) -> StoreError:
@@ -74,10 +83,14 @@ def unfinished(source: Source) -> StoreError:
     there = part_numbers(source)
     gone = there[-1] + 1 - len(there) if there else 0
     parts = counted(len(there), "part") + (f" there, {gone:,} dropped or lost" if gone else "")
+    try:
+        made = made_by(source.attributes().get("identity") or {})
+    except StoreError:
+        made = made_by({})
     return StoreError(
         f"{source.path}: is not finished ({parts}); let the command that makes it end, or type it"
-        " again (teacher-dump with the same arguments), which makes the rest; or take the parts"
-        " that are there with --allow-partial, open_store(..., allow_partial=True)"
+        f" again ({made}), which makes the rest; or take the parts that are there with"
+        " --allow-partial, open_store(..., allow_partial=True)"
     )
 
 
@@ -97,9 +110,24 @@ def readable_manifest(
     return Manifest(kept, arrays, parts), unreadable
 
 
-def read_calibration(source: Source) -> Calibration:
-    """Read (mean, deviation) of every hidden state of an unfinished store. Raises StoreError if a
-    checksum differs."""
+def absent_outside(source: Source) -> set[str]:
+    """Names of the arrays outside the parts that a store lists and lacks: repair has moved them
+    aside, or they were lost."""
+    listed, there = read_entries(source.attributes().get("arrays"), source.path), {}
+    for group in {name.rpartition("/")[0] for name in listed}:
+        there[group] = set(source.members(group))
+    return {
+        name for name in listed if name.rpartition("/")[2] not in there[name.rpartition("/")[0]]
+    }
+
+
+def read_calibration(source: Source) -> Calibration | None:
+    """Read (mean, deviation) of every hidden state of an unfinished store; None if it lacks one.
+
+    Raises StoreError if a checksum differs.
+    """
+    if any(name.startswith("calibration/hidden/") for name in absent_outside(source)):
+        return None
     read = read_outside(source)
     return {
         name: (

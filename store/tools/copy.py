@@ -19,7 +19,7 @@ from store.format.manifest import digest
 from store.read.part import DAMAGED
 from store.read.store import FeatureStore, open_store
 from store.tools.recode import ENCODED, check_codec, recode_part
-from store.tools.verify import verify_store
+from store.tools.verify import entries, verify_store
 from store.write.writer import StoreWriter
 from support.arrays import Array
 from support.errors import ANOTHER, UserError, first_line
@@ -163,9 +163,9 @@ def upload(
 
     The root's `zarr.json`, which alone says that a store is sealed, comes last: after a kill every
     reader refuses the copy, and another call copies it anew. Each file's size is asked for
-    afterwards. The source is verified first. Raises UserError for a source that is no such folder
-    and for a target that exists, StoreError if the source is damaged or the target cannot be
-    written.
+    afterwards. The source is verified first; strangers in it are not copied. Raises UserError for a
+    source that is no such folder and for a target that exists, StoreError if the source is damaged
+    or the target cannot be written.
     """
     with closing(open_store(source)) as store:
         if not isinstance(store.source, ZarrSource) or "://" in str(source):
@@ -174,15 +174,14 @@ def upload(
             )
         if found := verify_store(store).problems:
             raise StoreError(f"{source}: {found[0]}; {DAMAGED}")
+        known, _ = store.source.files([*(name for name, _ in entries(store)), "manifest"])
     folder, target = Path(source), target.rstrip("/")
     try:
         remote, root = fsspec.core.url_to_fs(target, **(storage_options or {}))
         if remote.exists(f"{root}/{ROOT}"):
             raise UserError(f"{target} exists already; {ANOTHER}")
-        inner = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        inner.remove(folder / ROOT)
-        for path in progress([*inner, folder / ROOT]):
-            there = f"{root}/{path.relative_to(folder).as_posix()}"
+        for name in progress([*sorted(known - {ROOT}), ROOT]):
+            path, there = folder / name, f"{root}/{name}"
             remote.pipe_file(there, path.read_bytes())
             if remote.size(there) != path.stat().st_size:
                 raise StoreError(f"{target}: {there} has not arrived whole; type the command again")

@@ -1,45 +1,44 @@
-"""Take damaged parts out of a store; the command that made it then makes only these again."""
+"""Move what is damaged of a store aside; the command that made the store makes just this again."""
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
-
-from store.containers.hdf5.file import Hdf5Sink, create_group
 from store.containers.hdf5.staging import Hdf5Staging
-from store.containers.hdf5.tree import FILE_ALTERED
-from store.containers.interface import Source, Staging
+from store.containers.interface import Staging
 from store.containers.paths import staging_of
-from store.containers.zarr.tree import GROUP
-from store.errors import StoreError
-from store.format.manifest import CREATED, check_root, seal_checksum
-from store.read.store import FeatureStore, open_store
-from store.read.unfinished import readable_manifest
-from store.tools.verify import Problem, Progress, Report, verify_store
-from store.write.writer import StoreWriter
+from store.errors import StoreError, without_remedy
+from store.read.unfinished import made_by
+from store.tools.aside import Aside
+from store.tools.report import Report
+from store.tools.salvage import Opened, open_damaged
+from store.tools.unseal import Unsealing
+from store.tools.verify import Progress, verify_opened
+from store.write.writer import StoreWriter, sealed_as
 from support import files
+from support.console import counted
 from support.errors import UserError
 from support.lease import Lease
 
-ASIDE = ".tmp-repair-"  # FORMAT.md, section 9: such names are a killed writer's, and removed
-ZARR_GROUP = r"(altered|missing) file (.*/)?zarr\.json|group .*"
-
 
 def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> tuple[int, Report]:
-    """Verify a store; if parts are damaged, drop them and make the store an unfinished one.
+    """Verify a store; if anything is damaged, move that aside, and keep all else.
 
-    Returns how many parts are left, and what was found (nothing: the store is unchanged). Sound
-    parts and everything outside the parts stay, so the store has its old bytes when it is sealed
-    again. A damaged manifest is made anew from the entries that the parts hold themselves. After a
-    kill another call repairs the store. Raises UserError if there is damage outside the parts,
-    which cannot be made again alone.
+    Returns how many parts are left, and what was found (no problem: the store is unchanged), with
+    the folder beside the store that holds what was damaged, and what to do next. Where nothing is
+    lost that the rest of the store does not tell (a damaged manifest, root or group, bytes in
+    between), the store is finished when this returns. Otherwise it is an unfinished one without
+    what was lost, and the command that made it makes that again; then it has its old bytes. Files
+    that the format does not know stay. After a kill another call repairs the store. Raises
+    UserError if nothing can mend the store.
     """
+    if "://" in str(path):
+        raise UserError(
+            f"{path}: only a store at a local path can be repaired; repair the one that was copied"
+            " there, remove this copy, and copy it again with `feature-store convert`"
+        )
     staging = staging_of(path)
     if not staging.path.exists():
         raise UserError(f"{path}: no such file or folder; check the name, or run teacher-dump")
@@ -48,149 +47,87 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         staging.clear()  # what a killed repair, or a killed writer, left
         if isinstance(staging, Hdf5Staging) and StoreWriter.peek(path, "sealed"):
             staging.clean()  # beside one that cannot be read they may be all that there is
-        sealed = StoreWriter.peek(path) is None
-        store, attributes, found = _opened(staging, sealed)
-        report = verify_store(store, progress)
-        outside = [
-            p.line for p in report.found if p.part is None and not _made_anew(staging, p.line)
-        ]
-        if outside:
-            raise UserError(
-                f"{path}: {outside[0]}: this lies outside the parts and cannot be made again alone;"
-                " restore it from a copy, or remove the store and dump again"
-            )
-        report.found[:0] = found
-        keep = {part.number for part in store.manifest.parts} - report.damaged_parts()
+        opened = _opened(staging)
+        report = verify_opened(opened, progress)
+        _check_hope(staging, opened, report)
+        left = len(opened.store.manifest.parts) - len(_lost(opened, report))
         lease.check()
-        if report.found and isinstance(staging, Hdf5Staging):
-            if sealed:
-                _unseal_hdf5(staging, attributes, keep, lease)
-            else:
-                _drop_files(staging.parts, keep)
-        elif report.found:
-            _unseal_zarr(staging.path, attributes, keep, lease)
-        return len(keep), report
+        whole = opened.sealed
+        if report.found:
+            whole = _mend(staging, opened, report, lease)
+        report.advice = _advice(staging, opened, report, left, whole)
+        return left, report
     except OSError as error:
         raise StoreError(f"{path}: cannot be repaired: {files.reason(error)}") from error
     finally:
         lease.close()
 
 
-def _opened(staging: Staging, sealed: bool) -> tuple[FeatureStore, dict[str, Any], list[Problem]]:
-    """Open a store as an unfinished one; returns it, its root attributes, and what kept it from
-    being opened as it is."""
-    found: list[Problem] = []
+def _opened(staging: Staging) -> Opened:
     try:
-        store = open_store(staging.path, allow_partial=True)
-        attributes = store.source.attributes()
+        return open_damaged(staging.path)
     except StoreError as error:
-        if not sealed or isinstance(error.__cause__, PermissionError):
+        if isinstance(error.__cause__, PermissionError):
             raise
-        store, attributes, found = _salvaged(staging.source(), staging.path, error)
-    entries = {name: entry.to_json() for name, entry in store.manifest.arrays.items()}
-    attributes = attributes | {"state": "writing", "arrays": entries}
-    attributes.pop("checksum", None)
-    return store, attributes, found
+        raise _hopeless(staging, without_remedy(error), {}) from error
 
 
-def _salvaged(
-    source: Source, path: Path, error: StoreError
-) -> tuple[FeatureStore, dict[str, Any], list[Problem]]:
-    """Open a sealed store, which `error` keeps from being opened, by what the rest of it says.
-
-    Returns it with the parts whose own entries can be read, its root attributes as an unfinished
-    store, and what is wrong. Raises `error` if the rest does not say enough.
-    """
-    attributes = _salvaged_attributes(source, path)
-    if attributes is None:
-        raise error
-    features = check_root(attributes, source.path)
-    manifest, unreadable = readable_manifest(source, attributes, features)
-    found = [Problem(str(error))]
-    found += [Problem(f"part {n}: cannot be opened: {why}", n) for n, why in unreadable.items()]
-    return FeatureStore(source, attributes, features, manifest), attributes, found
+def _lost(opened: Opened, report: Report) -> set[int]:
+    return report.damaged_parts() & {part.number for part in opened.store.manifest.parts}
 
 
-def _salvaged_attributes(source: Source, path: Path) -> dict[str, Any] | None:
-    """Root attributes as an unfinished store has them, None if they are lost.
-
-    The manifest holds them, too. It is sound if the checksum at the root fits it; otherwise the
-    root is believed, unless it cannot be read.
-    """
-    try:
-        root = source.attributes()
-    except StoreError:
-        root = {}
-    try:
-        array = source.array("manifest")
-        data = array.read(0, array.shape[0]).tobytes()
-        manifest: Any = json.loads(data)
-    except (StoreError, ValueError, RecursionError):
-        data, manifest = b"", None
-    fits = root.get("checksum") == seal_checksum(data, str(root.get("created")))
-    if isinstance(manifest, dict) and (fits or not root):
-        known = manifest.get("attributes")
-        known = (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
-        root |= {key: value for key, value in known.items() if root.get(key) != value}
-    if "arrays" not in root:  # a store of before these were kept at the root
-        return None
-    if not CREATED.fullmatch(str(root.get("created"))):
-        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        root["created"] = written.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {key: root[key] for key in root if key != "checksum"} | {"state": "writing"}
+def _check_hope(staging: Staging, opened: Opened, report: Report) -> None:
+    """Raise UserError for a problem that to make something again would not mend: the bytes are
+    those that were written."""
+    for problem in report.found:
+        if (problem.part, problem.array, problem.group) == (None, None, None):
+            raise _hopeless(staging, problem.line, opened.store.identity)
 
 
-def _made_anew(staging: Staging, line: str) -> bool:
-    """Whether the file of this problem is written again when the store is unsealed or sealed."""
-    if isinstance(staging, Hdf5Staging):
-        return line == FILE_ALTERED
-    return re.fullmatch(ZARR_GROUP, line, re.DOTALL) is not None
+def _hopeless(staging: Staging, why: str, identity: Mapping[str, Any]) -> UserError:
+    both = f" and {staging.parts}" if isinstance(staging, Hdf5Staging) else ""
+    both = both if both and staging.parts.exists() else ""  # type: ignore[attr-defined]
+    return UserError(
+        f"{staging.path}: {why.removeprefix(f'{staging.path}: ')}; nothing that is left of it can"
+        f" mend this: restore it from a copy, or remove it{both} and type the command that made it"
+        f" again ({made_by(identity)})"
+    )
 
 
-def _unseal_zarr(path: Path, attributes: dict[str, Any], keep: set[int], lease: Lease) -> None:
-    kept = {"zarr.json", *map(str, keep)}
-    # The damaged parts go first: a store that is killed here must never be sealed with them.
-    for entry in sorted((path / "parts").iterdir()):
-        if entry.name not in kept:
-            files.rename(entry, entry.with_name(f"{ASIDE}{entry.name}"))
-    files.discard(path / "parts", ASIDE)
-    lease.check()
-    parents = [Path(name).parents for name in attributes["arrays"]]
-    for group in {"parts", *(str(group) for groups in parents for group in groups)} - {"."}:
-        _write_group(path, group, {})
-    _write_group(path, "", attributes)
-    shutil.rmtree(path / "manifest", ignore_errors=True)
+def _mend(staging: Staging, opened: Opened, report: Report, lease: Lease) -> bool:
+    """Take what is damaged out of the store; finish it if nothing is lacking then. Returns whether
+    it is finished."""
+    entries = {name: entry.to_json() for name, entry in opened.store.manifest.arrays.items()}
+    attributes = {key: v for key, v in opened.attributes.items() if key != "checksum"}
+    attributes |= {"state": "writing", "arrays": entries}
+    aside = Aside(staging.path)
+    Unsealing(opened.store, attributes, report, lease).run(staging, opened.sealed, aside)
+    opened.store.close()
+    report.aside = aside.path if aside.used else None
+    if aside.used:
+        report.undo = aside.undo()
+    lacking = report.lost_outside() or any(p.part is not None for p in report.found if not p.group)
+    if lacking or not opened.sealed:
+        return False
+    staging.mark = lease.token
+    return sealed_as(staging, attributes, lease, opened.manifest, opened.checksum)
 
 
-def _write_group(path: Path, group: str, attributes: dict[str, Any]) -> None:
-    aside, node = path / f"{ASIDE}group", GROUP | {"attributes": attributes}
-    aside.write_text(json.dumps(node, indent=1), "utf-8")
-    files.sync(aside)
-    files.rename(aside, path / group / "zarr.json")
-
-
-def _drop_files(parts: Path, keep: set[int]) -> None:
-    for file in parts.glob("*.h5"):
-        if file.stem not in map(str, keep):
-            file.unlink()
-
-
-def _unseal_hdf5(
-    staging: Hdf5Staging, attributes: dict[str, Any], keep: set[int], lease: Lease
-) -> None:
-    staging.parts.mkdir(exist_ok=True)
-    new = staging.path.with_name(f".{staging.path.name}.new-repair")
-    with h5py.File(staging.path, "r") as sealed:
-        for number in sorted(keep):
-            part = Hdf5Sink(staging.parts / f"{ASIDE}{number}.h5")
-            sealed.copy(f"parts/{number}", create_group(part.file, "parts"))
-            part.close()
-            files.rename(staging.parts / f"{ASIDE}{number}.h5", staging.parts / f"{number}.h5")
-        begun = Hdf5Sink(new)
-        begun.attributes("parts", {})
-        for name in sorted(set(sealed) - {"parts", "manifest"}):
-            sealed.copy(name, begun.file)
-        begun.attributes("", attributes)
-        begun.close()
-    lease.check()
-    files.rename(new, staging.path)
+def _advice(staging: Staging, opened: Opened, report: Report, left: int, whole: bool) -> str:
+    """What became of the store, and what to do next, as a line; "" if it was sound and is."""
+    lines, what = [], made_by(opened.store.identity)
+    if whole and report.found:
+        lines.append("mended: all that was damaged is known from the rest of the store")
+    elif not whole and report.found:
+        lines.append(
+            f"{counted(left, 'sound part')} kept; type the command that made it again ({what}): it"
+            " makes just what is lacking"
+        )
+    elif not whole:
+        lines.append(f"is not finished; type the command that makes it again ({what})")
+    if report.aside:
+        lines.append(
+            f"what was damaged is now in {report.aside}: remove that when the store is sound, or"
+            f" undo this by: {report.undo}"
+        )
+    return "; ".join(lines)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from store.containers.interface import Flaw
 from store.errors import StoreError, without_remedy
 from store.extras.mixed_vocab import GROUP as MIXED_VOCAB
 from store.extras.mixed_vocab import MixedVocab
 from store.extras.word_counts import GROUP as WORD_COUNTS
 from store.extras.word_counts import WordCounts
-from store.format.layout import PartShapes
+from store.format.layout import PartShapes, groups_above, part_number
 from store.format.manifest import Entry, Part
 from store.read.part import checksum
-from store.read.store import FeatureStore, open_store
+from store.read.store import FeatureStore
 from store.tools.laws import check_part
+from store.tools.report import Problem, Report
+from store.tools.salvage import Opened, open_damaged
 
 MAX_THREADS = 16
 OTHERS: dict[str, Callable[[FeatureStore], object]] = {
@@ -29,33 +30,6 @@ OTHERS: dict[str, Callable[[FeatureStore], object]] = {
     WORD_COUNTS: WordCounts.stored,
 }
 Progress = Callable[[list[Any], str], Iterable[Any]]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong, as a line for a person; `part` is the number of its part, None
-    outside the parts."""
-
-    line: str
-    part: int | None = None
-
-
-@dataclass
-class Report:
-    """What `verify` read, and the problems that it found; each names part, array and chunk."""
-
-    parts: int
-    arrays: int = 0
-    bytes: int = 0
-    found: list[Problem] = field(default_factory=list)
-
-    @property
-    def problems(self) -> list[str]:
-        return [problem.line for problem in self.found]
-
-    def damaged_parts(self) -> set[int]:
-        """Numbers of the parts with a problem."""
-        return {problem.part for problem in self.found if problem.part is not None}
 
 
 def entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
@@ -76,35 +50,44 @@ def verify(
 
     Each array is read once, in threads: decoding and SHA-256 release the GIL. A thread holds
     some 16 MB of an array, or the tokens of a part. `progress(items, unit)` wraps a list, as tqdm
-    does. `allow_partial` checks the published parts of an unfinished store. Raises StoreError if
-    the store cannot be opened at all (see `open_store`); everything else is a problem in the
-    report.
+    does. `allow_partial` checks the published parts of an unfinished store. A store that no reader
+    opens is checked as far as what is left of it tells what it was. Raises StoreError if that is
+    too little, or if the store is unfinished; everything else is a problem in the report.
     """
-    store = open_store(path, storage_options=storage_options, allow_partial=allow_partial)
-    return verify_store(store, progress)
+    return verify_opened(open_damaged(path, storage_options, allow_partial), progress)
+
+
+def verify_opened(opened: Opened, progress: Progress = lambda items, unit: items) -> Report:
+    """Check a store that may be damaged as `verify` does, and close it."""
+    report = verify_store(opened.store, progress)
+    if opened.found:  # which tell of its root and manifest already
+        rest = [problem for problem in report.found if problem.group not in ("", "manifest")]
+        report.found = opened.found + rest
+    return report
 
 
 def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: items) -> Report:
     """Check an open store as `verify` does, and close it."""
     report = Report(len(store.manifest.parts))
-    absent = {problem.part: problem for problem in _absent_parts(store)}
-    report.found += absent.values()
+    report.found += _altered_parts(store)
+    absent = report.damaged_parts()
     names = [name for name, _ in entries(store)]
-    listed = [item for item in entries(store) if _part_of(item[0]) not in absent]
+    listed = [item for item in entries(store) if part_of(item[0]) not in absent]
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
         try:
-            files = threads.submit(_files, store, names)
+            flaws = threads.submit(_flaws, store, names)
             read = threads.map(lambda item: _check_array(store, *item), listed)
             for (name, _), (problem, size) in zip(progress(listed, "array"), read, strict=True):
                 report.arrays, report.bytes = report.arrays + 1, report.bytes + size
                 if problem:
-                    report.found.append(Problem(f"{_place(name)} {problem}", _part_of(name)))
+                    line = f"{_place(name)} {problem}"
+                    report.found.append(Problem(line, part_of(name), array=name))
             report.found += _check_groups(store, [name for name, _ in listed])
-            report.found += [problem for problem in files.result() if problem.part not in absent]
+            _add(report, flaws.result(), set(names), absent)
             damaged = report.damaged_parts()
             places = [i for i, p in enumerate(store.manifest.parts) if p.number not in damaged]
             tokenizer = _tokenizer(store, report)
-            report.found += [*_others(store, report), *_broken_calibration(store)]
+            report.found += [*_others(store, report), *_broken_calibration(store, report)]
             meant = threads.map(lambda place: _check_meaning(store, place, tokenizer), places)
             for _, found in zip(progress(places, "part"), meant, strict=True):
                 report.found += found
@@ -115,9 +98,10 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
     return report
 
 
-def _part_of(name: str) -> int | None:
-    found = re.search(r"(?:^|\s)parts/(\d+)(?:/|\s|$)", name)
-    return int(found[1]) if found else None
+def part_of(path: str) -> int | None:
+    """The number of the part that a path lies in; None outside the parts."""
+    top, _, rest = path.partition("/")
+    return part_number(rest.partition("/")[0]) if top == "parts" else None
 
 
 def _place(name: str) -> str:
@@ -147,6 +131,8 @@ def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | No
         if what := store.source.unlawful(name):
             return f"is stored with {what} (FORMAT.md, section 3)", size
     except StoreError as error:
+        if isinstance(error.__cause__, PermissionError):  # which is no damage
+            raise
         return f"cannot be read{_chunks(store, name)}: {error}", size
     return None, size
 
@@ -159,16 +145,23 @@ def _chunks(store: FeatureStore, name: str) -> str:
     return f" (chunk {', '.join(map(str, bad[:8]))})" if bad else ""
 
 
-def _absent_parts(store: FeatureStore) -> Iterator[Problem]:
-    """A problem for each part that cannot be opened, or whose attribute is not its entry."""
-    shapes = PartShapes(store.features)
+def _altered_parts(store: FeatureStore) -> Iterator[Problem]:
+    """A problem for each part that is gone, or whose attribute is not its entry: the manifest has
+    the entry, too."""
+    shapes, there = PartShapes(store.features), set(store.source.members("parts"))
     for part in store.manifest.parts:
+        group = f"parts/{part.number}"
+        if str(part.number) not in there:
+            yield Problem(f"part {part.number}: cannot be opened: it is missing", part.number)
+            continue
         try:
-            found = store.source.attributes(f"parts/{part.number}")
-            if found.keys() != {"part"} or _own_entry(found["part"], shapes) != part:
-                yield Problem(f"part {part.number}: its attributes were altered", part.number)
+            found = store.source.attributes(group)
+            if found.keys() == {"part"} and _own_entry(found["part"], shapes) == part:
+                continue
+            line = f"part {part.number}: its attributes were altered"
         except StoreError as error:
-            yield Problem(f"part {part.number}: cannot be opened: {error}", part.number)
+            line = f"part {part.number}: its attributes cannot be read: {error}"
+        yield Problem(line, part.number, group=group)
 
 
 def _own_entry(value: object, shapes: PartShapes) -> Part | None:
@@ -182,31 +175,40 @@ def _own_entry(value: object, shapes: PartShapes) -> Part | None:
 
 def _check_groups(store: FeatureStore, names: list[str]) -> Iterator[Problem]:
     """A problem for each group but those of the parts and the root that has attributes."""
-    groups = {"parts"}
-    for name in names:
-        segments = name.split("/")
-        groups.update("/".join(segments[:depth]) for depth in range(1, len(segments)))
+    groups = {"parts", *(group for name in names for group in groups_above(name))}
     for group in sorted(groups - {f"parts/{part.number}" for part in store.manifest.parts}):
         try:
             if store.source.attributes(group):
-                yield Problem(f"group {group}: its attributes were altered", _part_of(group))
+                yield Problem(
+                    f"group {group}: its attributes were altered", part_of(group), group=group
+                )
         except StoreError as error:
-            yield Problem(f"group {group}: {error}", _part_of(group))
+            yield Problem(f"group {group}: {error}", part_of(group), group=group)
 
 
-def _files(store: FeatureStore, names: list[str]) -> list[Problem]:
-    """Problems that the container alone can tell: missing, extra and altered files.
+def _flaws(store: FeatureStore, names: list[str]) -> list[Flaw]:
+    """What the container alone can tell: missing, altered and strange files.
 
     An unfinished store is not asked: its files come and go."""
     if store.meta["state"] != "sealed":
         return []
-    lines = store.source.damage([*names, "manifest"])
-    known = {None, *(part.number for part in store.manifest.parts)}
-    found = [Problem(line, _part_of(line)) for line in lines]
-    extra = dict.fromkeys(problem.part for problem in found if problem.part not in known)
-    return [problem for problem in found if problem.part in known] + [
-        Problem(f"extra part {number}, which is not in the manifest", number) for number in extra
-    ]
+    return store.source.flaws([*names, "manifest"])
+
+
+def _add(report: Report, flaws: list[Flaw], arrays: set[str], absent: set[int]) -> None:
+    """Add flaws of the container to what was found. A part that is gone was told already; and so
+    were lost arrays, and groups whose metadata cannot be read."""
+    told = {problem.group for problem in report.found}
+    for flaw in flaws:
+        line, path, part = flaw.line, flaw.path, part_of(flaw.path)
+        if flaw.stranger:
+            report.odd.append(flaw)
+        elif part in absent or path in told:
+            continue
+        elif path in arrays:
+            report.found.append(Problem(line, part, array=path))
+        else:
+            report.found.append(Problem(line, part, group=path))
 
 
 def _tokenizer(store: FeatureStore, report: Report) -> Any:
@@ -215,7 +217,7 @@ def _tokenizer(store: FeatureStore, report: Report) -> Any:
     try:
         return store.tokenizer()
     except StoreError as error:
-        if not any("teacher/files/tokenizer.json" in line for line in report.problems):
+        if "teacher/files/tokenizer.json" not in report.lost_outside():
             report.found.append(Problem(str(error)))
         return None
 
@@ -223,9 +225,9 @@ def _tokenizer(store: FeatureStore, report: Report) -> Any:
 def _others(store: FeatureStore, report: Report) -> list[Problem]:
     """Problems of what only some stores hold outside their parts; arrays that have a problem
     already are not read again."""
-    found, told = [], "\n".join(report.problems)
+    found, lost = [], report.lost_outside()
     for group, read in OTHERS.items():
-        if f"array {group}/" not in told:
+        if not any(array.startswith(f"{group}/") for array in lost):
             try:
                 read(store)
             except StoreError as error:
@@ -233,11 +235,18 @@ def _others(store: FeatureStore, report: Report) -> list[Problem]:
     return found
 
 
-def _broken_calibration(store: FeatureStore) -> Iterator[Problem]:
+def _broken_calibration(store: FeatureStore, report: Report) -> Iterator[Problem]:
     """A problem for each calibration by which no hidden state can be decoded."""
-    for name, (mean, deviation) in store.calibration.items():
-        if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
-            yield Problem(f"calibration of {name} is not finite with deviations over 0")
+    lost = report.lost_outside()
+    for name in store.features.hidden:
+        if not any(array.startswith(f"calibration/hidden/{name}/") for array in lost):
+            try:
+                mean, deviation = store.read_calibration(name)
+            except StoreError as error:
+                yield Problem(without_remedy(error))
+                continue
+            if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
+                yield Problem(f"calibration of {name} is not finite with deviations over 0")
 
 
 def _check_meaning(store: FeatureStore, place: int, tokenizer: Any) -> list[Problem]:

@@ -1,18 +1,21 @@
-"""Begin a store: check and write what it holds outside its parts."""
+"""Write what a store holds outside its parts: all when it is begun, later what repair moved
+aside."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from store.containers.interface import Sink, Staging
+from store.containers.interface import Staging
 from store.errors import StoreError
 from store.format.features import Calibration, Features, check_name
 from store.format.layout import teacher_array
-from store.format.manifest import Entry
+from store.format.manifest import Entry, read_entries
+from store.read.unfinished import absent_outside, read_outside
 from support.arrays import Array
 
 Weights = Mapping[str, Array] | Iterable[tuple[str, Array]]
@@ -25,41 +28,95 @@ class Outside(Protocol):
         """The arrays to store, by path."""
 
 
-def begin(
-    staging: Staging,
-    attributes: dict[str, Any],
+def outside_arrays(
+    features: Features,
     calibration: Calibration,
     files: Mapping[str, bytes],
     weights: Weights,
     head: tuple[ArrayLike, ArrayLike] | None,
     more: Iterable[Outside | None] = (),
-) -> None:
-    """Write what a new store holds outside its parts, and give it its name.
+) -> Iterator[tuple[str, Array]]:
+    """Yield every array outside the parts by its path, as it is stored.
 
     Raises StoreError for values that are not finite or do not fit the features.
     """
-    features = Features.from_json(attributes["features"])
     checked = _check_calibration(calibration, features)
     if (head is None) == bool(features.logits and features.logits.tier == "head"):
         raise StoreError("head (weight, bias) belongs to logits of tier head, and to no other")
-    recorder = _Recorder(staging.create())
     for name, pair in checked.items():
         for key, array in zip(("mean", "deviation"), pair, strict=True):
-            recorder.put(f"calibration/hidden/{name}/{key}", array)
+            yield f"calibration/hidden/{name}/{key}", array
     for name, data in files.items():
-        recorder.put(f"teacher/files/{name}", np.frombuffer(data, np.uint8))
+        yield f"teacher/files/{name}", np.frombuffer(data, np.uint8)
     for name, array in weights.items() if isinstance(weights, Mapping) else weights:
         with np.errstate(over="ignore"):
-            recorder.put(f"teacher/weights/{name}", np.atleast_1d(array).astype(np.float16))
+            yield f"teacher/weights/{name}", np.atleast_1d(array).astype(np.float16)
     if head is not None:
         for key, values in zip(("weight", "bias"), head, strict=True):
-            recorder.put(f"teacher/head/{key}", np.asarray(values, np.float32))
+            yield f"teacher/head/{key}", np.asarray(values, np.float32)
     for other in more:
-        for name, array in other.arrays().items() if other else ():
-            recorder.put(name, array)
-    recorder.sink.attributes("", attributes | {"arrays": recorder.entries})
-    recorder.sink.close()
+        yield from other.arrays().items() if other else ()
+
+
+def begin(
+    staging: Staging, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]]
+) -> None:
+    """Write what a new store holds outside its parts, and give it its name. Raises StoreError."""
+    sink, entries = staging.create(), {}
+    for name, values in arrays:
+        for segment in name.split("/"):
+            check_name(segment, f"array {name!r}: segment")
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise StoreError(f"{name} has NaN or infinite values; the checkpoint is not usable")
+        fingerprint = sink.array(name, teacher_array(values), values)
+        entries[name] = Entry.of(values, fingerprint).to_json()
+    sink.attributes("", attributes | {"arrays": entries})
+    sink.close()
     staging.begin()
+
+
+def complete(
+    staging: Staging, attributes: dict[str, Any], arrays: Callable[[], Iterator[tuple[str, Array]]]
+) -> None:
+    """Write those arrays of an unfinished store that it lists and lacks, and the groups of Zarr.
+
+    `arrays` gives all of them again. Raises StoreError if one that is there is damaged, or one that
+    is lacking is not given with the values that it had.
+    """
+    with closing(staging.source()) as source:
+        lacking, read = absent_outside(source), read_outside(source)
+        entries = read_entries(attributes["arrays"], source.path)
+        for name in entries.keys() - lacking:
+            read(name)
+
+        def made() -> Iterator[tuple[str, Array]]:
+            left = set(entries)
+            for name, values in arrays():
+                if name in left:
+                    left.remove(name)
+                    yield name, values if name in lacking else read(name)
+            for name in sorted(left - lacking):
+                yield name, read(name)
+
+        def checked() -> Iterator[tuple[str, Array]]:
+            found = set()
+            for name, values in made():
+                if Entry.of(values, None) != entries[name]._replace(fingerprint=None):
+                    raise _other(source.path, name)
+                found.add(name)
+                yield name, values
+            for name in sorted(lacking - found):
+                raise _other(source.path, name)
+
+        staging.complete(attributes, checked() if lacking else (), lacking)
+
+
+def _other(path: str, name: str) -> StoreError:
+    return StoreError(
+        f"{path}: {name} is lacking, and what is made now is not what it was: with the very same"
+        " arguments, versions and machine it would be; else restore the store from a copy, or"
+        " remove it and type the command that made it again"
+    )
 
 
 def _check_calibration(calibration: Calibration, features: Features) -> Calibration:
@@ -78,19 +135,3 @@ def _check_calibration(calibration: Calibration, features: Features) -> Calibrat
             raise StoreError(f"calibration of {name!r} must be finite with deviations over 0")
         checked[name] = (mean, deviation)
     return checked
-
-
-class _Recorder:
-    """Writes the arrays outside the parts and keeps their manifest entries."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-        self.entries: dict[str, Any] = {}
-
-    def put(self, name: str, values: Array) -> None:
-        for segment in name.split("/"):
-            check_name(segment, f"array {name!r}: segment")
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise StoreError(f"{name} has NaN or infinite values; the checkpoint is not usable")
-        fingerprint = self.sink.array(name, teacher_array(values), values)
-        self.entries[name] = Entry.of(values, fingerprint).to_json()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from store.containers.hdf5.staging import Hdf5Staging
 from store.containers.interface import Source, Staging
 from store.containers.paths import staging_of
 from store.containers.zarr.staging import ZarrStaging
-from store.errors import StoreError
+from store.errors import StoreError, without_remedy
 from store.format.features import Calibration, Features
 from store.format.layout import (
     FORMAT,
@@ -47,7 +48,7 @@ from store.read.unfinished import (
     unreadable_part,
     unsealed_manifest,
 )
-from store.write.outside_parts import Outside, Weights, begin
+from store.write.outside_parts import Outside, Weights, begin, complete, outside_arrays
 from store.write.part import PartWriter
 from support import files
 from support.arrays import Array
@@ -84,7 +85,7 @@ class StoreWriter:
         self._staging, self._attributes, self._lease = staging, attributes, lease
         self.path = staging.path
         self.features = check_root(attributes, str(self.path))
-        self._calibration = StoreWriter.calibration(self.path)
+        self._calibration = StoreWriter.calibration(self.path) or {}
         self.software: dict[str, Any] = attributes["software"]  # of the process that began it
         self.outside = read_entries(attributes["arrays"], str(self.path))
         self.published: set[int] = staging.published()
@@ -103,8 +104,10 @@ class StoreWriter:
     ) -> StoreWriter:
         """Begin a store, or go on with an unfinished one of the same identity and features.
 
-        When resuming, what was stored at the beginning (calibration, files, weights, more) stays.
-        Raises UserError if the path is taken, or by a dump with other arguments.
+        When resuming, what was stored at the beginning (calibration, files, weights, more) stays;
+        what `repair` has moved aside of it is written again, and must be what it was. Raises
+        UserError if the path is taken, or by a dump with other arguments; StoreError if what is
+        there is damaged.
         """
         StoreWriter.check(path)
         staging = staging_of(path)
@@ -124,9 +127,15 @@ class StoreWriter:
                 staging.mark = lease.token
                 staging.clear()
                 StoreWriter.check(path)  # another process may have sealed it meanwhile
-                if not StoreWriter._check_same(staging, attributes):
-                    outside = files or {}, weights or {}, head, more
-                    begin(staging, attributes, calibration, *outside)
+                arrays = partial(
+                    outside_arrays,
+                    *(features, calibration, files or {}, weights or {}, head, tuple(more)),
+                )
+                if StoreWriter._check_same(staging, attributes):
+                    StoreWriter._check_parts(staging)
+                    complete(staging, StoreWriter._stored(staging) or {}, arrays)
+                else:
+                    begin(staging, attributes, arrays())
                 return StoreWriter(staging, StoreWriter._stored(staging) or attributes, lease)
             except BaseException:
                 with suppress(OSError):
@@ -162,8 +171,13 @@ class StoreWriter:
         if stored is not None and stored["state"] == "sealed":
             StoreWriter._tidy(staging)
             raise UserError(
-                f"{path}: exists already and is finished; {ANOTHER}; or if it is damaged, drop its"
-                " damaged parts with `feature-store repair` and type this again"
+                f"{path}: exists already and is finished; {ANOTHER}; or if it is damaged, move what"
+                " is damaged aside with `feature-store repair` and type this again"
+            )
+        if stored is None and isinstance(staging, Hdf5Staging) and staging.published():
+            raise UserError(
+                f"{staging.parts}: holds parts of an unfinished store whose file {path} is gone:"
+                f" put that back and type this again; or remove {staging.parts} to begin anew"
             )
         folder = staging.path.parent
         if not folder.is_dir():
@@ -204,10 +218,19 @@ class StoreWriter:
             check_root(attributes, str(path))
         except StoreError as error:
             raise UserError(
-                f"{path}: exists and is not a feature store that can be continued ({error}); "
-                f"nothing was touched: {ANOTHER}"
+                f"{path}: exists and is not a feature store that can be continued"
+                f" ({without_remedy(error)}); nothing was touched: if it was one, run"
+                f" `feature-store repair`; else {ANOTHER}"
             ) from error
         return attributes
+
+    @staticmethod
+    def _check_parts(staging: Staging) -> None:
+        """Raise StoreError if a published part of an unfinished store does not say what it holds:
+        hours later it could not be sealed."""
+        with closing(staging.source()) as source:
+            attributes = source.attributes()
+            unsealed_manifest(source, attributes, check_root(attributes, str(staging.path)))
 
     @staticmethod
     def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
@@ -229,8 +252,9 @@ class StoreWriter:
         return len(parts), sum(part.counts.tokens for part in parts)
 
     @staticmethod
-    def calibration(path: str | Path) -> Calibration:
-        """(mean, deviation) float32 [D] of every hidden state of an unfinished store.
+    def calibration(path: str | Path) -> Calibration | None:
+        """(mean, deviation) float32 [D] of every hidden state of an unfinished store; None if it
+        lacks one.
 
         Raises StoreError if a checksum differs: all parts are encoded relative to them.
         """
@@ -342,6 +366,24 @@ def _sealed(
     entries = {name: manifest.arrays[name].to_json() for name in sorted(manifest.arrays)}
     found = {**attributes, "state": "sealed", "arrays": entries}
     return found | {"checksum": seal_checksum(data, found["created"])}, data
+
+
+def sealed_as(
+    staging: Staging,
+    attributes: dict[str, Any],
+    lease: Lease,
+    manifest: bytes | None,
+    checksum: str | None,
+) -> bool:
+    """Seal an unfinished store again, if that gives the manifest, or the checksum of it, that it
+    had: then nothing of it is lacking. Returns whether it did."""
+    source = staging.source()
+    made, data = _sealed(source, attributes, check_root(attributes, str(staging.path)))
+    source.close()
+    if data != manifest and made["checksum"] != checksum:
+        return False
+    StoreWriter(staging, attributes, lease).seal()
+    return True
 
 
 def _lengths(source: Source, part: Part, features: Features) -> Array:

@@ -20,12 +20,12 @@ CALIBRATION_TOKENS = 1 << 14
 def calibration(
     options: DumpOptions, teacher: Teacher, windows: list[Window]
 ) -> dict[str, tuple[Array, Array]]:
-    """Read the calibration of an unfinished store, or make a new one from the first windows."""
+    """Read the calibration of an unfinished store; where it lacks one, make it from the first
+    windows."""
     if not teacher.hidden.groups:
         return {}
-    if StoreWriter.peek(options.out):
-        return StoreWriter.calibration(options.out)
-    return _calibrate(teacher, windows, options.batch_tokens)
+    kept = StoreWriter.calibration(options.out) if StoreWriter.peek(options.out) else None
+    return kept or _calibrate(teacher, windows, options.batch_tokens)
 
 
 def _calibrate(

@@ -187,9 +187,8 @@ def _word_counts(options: DumpOptions, corpus: Corpus) -> WordCounts | None:
     """Take word counts from an unfinished store, or count; None if all words are masked alike."""
     if options.mask_words == "uniform":
         return None
-    if StoreWriter.peek(options.out):
-        return WordCounts.unfinished(options.out)
-    return count_words(corpus)
+    kept = WordCounts.unfinished(options.out) if StoreWriter.peek(options.out) else None
+    return kept or count_words(corpus)
 
 
 def _until(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:

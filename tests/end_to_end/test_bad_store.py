@@ -72,7 +72,7 @@ def flipped(path: Path) -> None:
 
 STORES: dict[Callable[[Path], None], tuple[str, ...]] = {
     later_version: ("version 2", "reads version 1"),
-    truncated: ("not ", "restore it from a copy, or remove it and dump again with the same"),
+    truncated: ("not ", "feature-store repair"),
     truncated_array: ("parts/1/view0/hidden/mean/values", "feature-store verify"),
     missing_part: ("parts/1", "damaged", "feature-store verify"),
     flipped: ("parts/", "hidden/mean/values", "feature-store verify"),
@@ -137,7 +137,7 @@ def test_torn_part_of_an_unfinished_store(
     corpus: Path,
     ext: str,
 ) -> None:
-    """The line names what to remove, and then the dump goes on and is the same."""
+    """The line names what to type, and then the dump goes on and is the same."""
     path = tmp_path / f"store.{ext}"
     options = dump_options(tiny_teacher("bert"), corpus, path)
     with monkeypatch.context() as patch, pytest.raises(UserError, match="killed here"):
@@ -148,11 +148,9 @@ def test_torn_part_of_an_unfinished_store(
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(UserError) as caught:
         dump(options)
-    says(str(caught.value), f"remove {torn} and type the teacher-dump command again")
-    if torn.is_dir():
-        shutil.rmtree(torn)
-    else:
-        torn.unlink()
+    says(str(caught.value), "`feature-store repair`, which moves part 1 aside")
+    says(ok(feature_store, "repair", path), "part 1: cannot be opened", "type the command")
+    assert not torn.exists()
     dump(options)
     assert "sound" in ok(feature_store, "verify", path)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import h5py
 from store.containers.hdf5.file import Hdf5Sink, append_digest, create_group
 from store.containers.hdf5.tree import Hdf5Source
 from store.containers.interface import Sink, Source
-from store.format.layout import ArraySpec
+from store.format.layout import ArraySpec, part_number, teacher_array
 from support import files
 from support.arrays import Array
 
 TEMPORARY = ".tmp-"
+OUTSIDE = {"calibration", "teacher"}  # groups outside the parts
 
 
 class Hdf5Staging:
@@ -39,6 +41,20 @@ class Hdf5Staging:
         self.parts.mkdir(exist_ok=True)
         files.rename(self._new, self.path)
 
+    def complete(
+        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], lacking: set[str]
+    ) -> None:
+        self.parts.mkdir(exist_ok=True)
+        if not lacking:
+            return
+        sink = Hdf5Sink(self._new)
+        sink.attributes("parts", {})
+        for name, values in arrays:
+            sink.array(name, teacher_array(values), values)
+        sink.attributes("", attributes)
+        sink.close()
+        files.rename(self._new, self.path)
+
     def source(self) -> Source:
         return Hdf5Source(str(self.path))
 
@@ -57,18 +73,17 @@ class Hdf5Staging:
         files.rename(self._temporary(number), self.parts / f"{number}.h5")
 
     def published(self) -> set[int]:
-        self.parts.mkdir(exist_ok=True)
-        return {int(file.stem) for file in self.parts.glob("*.h5") if file.stem.isdecimal()}
+        numbers = (part_number(file.stem) for file in self.parts.glob("*.h5"))
+        return {number for number in numbers if number is not None}
 
     def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
         sink = Hdf5Sink(self._new)
         sink.attributes("", attributes)
         sink.array("manifest", manifest, values)
         with h5py.File(self.path, "r") as begun:
-            for name in sorted(begun):
-                if name != "parts":
-                    begun.copy(name, sink.file)
-                    sink.check()
+            for name in sorted(OUTSIDE & set(begun)):  # strangers stay where they are
+                begun.copy(name, sink.file)
+                sink.check()
         create_group(sink.file, "parts")
         for number in sorted(self.published()):
             with h5py.File(self.parts / f"{number}.h5", "r") as part:
@@ -80,7 +95,8 @@ class Hdf5Staging:
         self.clean()
 
     def clean(self) -> None:
-        """Remove the parts of a sealed store, unless something else lies among them."""
-        names = {file.name for file in self.parts.glob("*")}
-        if all(name.endswith(".h5") for name in names):
-            shutil.rmtree(self.parts, ignore_errors=True)
+        """Remove the parts of a sealed store; strangers among them stay."""
+        with suppress(OSError):  # there may be no such folder
+            for number in self.published():
+                (self.parts / f"{number}.h5").unlink()
+            self.parts.rmdir()

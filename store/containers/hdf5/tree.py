@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ import numpy as np
 from store.containers.blosc import Damage
 from store.containers.hdf5.chunks import BLOSC, FLETCHER, Chunks, filters_of
 from store.containers.hdf5.file import DIGEST_BYTES, file_digest
-from store.containers.interface import Slices
+from store.containers.interface import Flaw, Slices
 from store.containers.memory_map import prefetch
 from store.containers.untrusted import MAX_JSON, check_size
 from store.errors import VERIFY, StoreError
+from store.format.layout import groups_above, part_number
 from support.arrays import Array
 
 OPEN_FILES = 64  # parts of an unfinished store are files: a process may have some 1000 open
@@ -163,17 +164,15 @@ class Hdf5Slices:
             prefetch(self._file, first.byte_offset, size)
 
 
-def _datasets(thing: h5py.Group | h5py.Dataset, path: str) -> set[str]:
-    """Paths of the datasets at and under a path. Raises the errors of HDF5 for damaged groups."""
-    found = {path} if isinstance(thing, h5py.Dataset) else set()
+def _has(members: Mapping[str, set[str]], path: str) -> bool:
+    parent, _, leaf = path.rpartition("/")
+    return leaf in members[parent]
 
-    def visit(name: str, inner: object) -> None:
-        if isinstance(inner, h5py.Dataset):
-            found.add(f"{path}/{name}")
 
-    if isinstance(thing, h5py.Group):
-        thing.visititems(visit)
-    return found
+def _stranger(path: str) -> str:
+    if (number := part_number(path.removeprefix("parts/"))) is not None:
+        return f"extra part {number}, which is not in the manifest"
+    return f"extra object {path}"
 
 
 class Hdf5Source:
@@ -261,7 +260,7 @@ class Hdf5Source:
     def members(self, group: str) -> list[str]:
         folder = Path(f"{self.path}.parts")
         if group == "parts" and folder.is_dir() and self._unfinished():
-            return sorted(file.stem for file in folder.glob("*.h5") if file.stem.isdecimal())
+            return sorted(file.stem for file in folder.glob("*.h5"))
         try:
             return sorted(self._object(group, h5py.Group))
         except StoreError:
@@ -279,30 +278,29 @@ class Hdf5Source:
             checked = not dataset.size or FLETCHER in filters_of(dataset)
         return None if checked else "chunks without Fletcher-32"
 
-    def damage(self, arrays: Collection[str]) -> list[str]:
-        try:
-            root = self._file("")
-            tops = [name for name in root if name != "parts"]
-            tops += [f"parts/{name}" for name in root["parts"]]
-        except (OSError, RuntimeError, KeyError, TypeError) as error:
-            return [f"the tree of groups cannot be read ({error})"]
-        found: set[str] = set()
-        expected, problems = set(arrays), []
-        for top in tops:
-            try:
-                found |= _datasets(root[top], top)
-            except (OSError, RuntimeError, KeyError) as error:
-                problems.append(f"the groups of {top} cannot be read ({error})")
-                expected = {name for name in expected if not f"{name}/".startswith(f"{top}/")}
-        problems += [f"missing array {name}" for name in sorted(expected - found)]
-        problems += [f"extra array {name}" for name in sorted(found - expected)]
-        path = Path(self.path)
-        end = path.stat().st_size - DIGEST_BYTES
-        with path.open("rb") as file:
-            file.seek(end)
-            if file.read() != file_digest(path, end):
-                problems.append(FILE_ALTERED)
-        return problems
+    def flaws(self, arrays: Collection[str]) -> list[Flaw]:
+        children: dict[str, set[str]] = {}
+        for name in arrays:
+            for path in (*groups_above(name), name):
+                parent, _, leaf = path.rpartition("/")
+                children.setdefault(parent, set()).add(leaf)
+        there = {group: set(self.members(group)) for group in children}
+        missing = [name for name in sorted(arrays) if not _has(there, name)]
+        strangers = [
+            f"{group}/{name}".lstrip("/")
+            for group in sorted(children)
+            for name in sorted(there[group] - children[group])
+        ]
+        flaws = [Flaw(f"missing array {name}", name) for name in missing]
+        flaws += [Flaw(_stranger(name), name, stranger=True) for name in strangers]
+        whole = Path(self.path)
+        end = whole.stat().st_size - DIGEST_BYTES
+        with whole.open("rb") as file:
+            file.seek(max(0, end))
+            # Whoever added a stranger has altered the file, and need not have damaged anything.
+            if file.read() != file_digest(whole, end) and not strangers:
+                flaws.append(Flaw(FILE_ALTERED, ""))
+        return flaws
 
     def damaged_chunks(self, name: str) -> list[int]:
         dataset, bad = self.dataset(name), []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from store.containers.interface import Sink, Source
 from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
-from store.format.layout import ArraySpec
+from store.format.layout import ArraySpec, groups_above, part_number, teacher_array
+from store.format.manifest import Entry
 from support import files
 from support.arrays import Array
 
@@ -36,6 +38,36 @@ class ZarrStaging:
     def begin(self) -> None:
         files.rename(self._new, self.path)
 
+    def complete(
+        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], lacking: set[str]
+    ) -> None:
+        work, entries = self.path / f"{TEMPORARY}{self.mark}-outside", dict(attributes["arrays"])
+        sink = ZarrSink(work)
+        for name, values in arrays:
+            if name in lacking:
+                fingerprint = sink.array(name, teacher_array(values), values)
+                entries[name] = Entry.of(values, fingerprint).to_json()
+        sink.close()
+        for group in sorted(
+            {"parts", *(above for name in entries for above in groups_above(name))}
+        ):
+            if not (self.path / group / "zarr.json").exists():
+                (self.path / group).mkdir(parents=True, exist_ok=True)
+                self._write_json(GROUP, self.path / group / "zarr.json")
+        for name in sorted(lacking):
+            files.rename(work / name, self.path / name)
+        shutil.rmtree(work)
+        if entries != attributes["arrays"]:  # another release wrote other metadata
+            self._write_json(
+                GROUP | {"attributes": attributes | {"arrays": entries}}, self.path / "zarr.json"
+            )
+
+    def _write_json(self, node: dict[str, Any], target: Path) -> None:
+        new = self.path / f"{TEMPORARY}{self.mark}-root"
+        new.write_text(json.dumps(node, indent=1), "utf-8")
+        files.sync(new)
+        files.rename(new, target)
+
     def source(self) -> Source:
         return ZarrSource(str(self.path))
 
@@ -58,9 +90,8 @@ class ZarrStaging:
         files.rename(self._temporary(number), self.path / "parts" / str(number))
 
     def published(self) -> set[int]:
-        return {
-            int(entry.name) for entry in (self.path / "parts").iterdir() if entry.name.isdecimal()
-        }
+        numbers = (part_number(entry.name) for entry in (self.path / "parts").glob("*"))
+        return {number for number in numbers if number is not None}
 
     def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
         shutil.rmtree(self.path / "manifest", ignore_errors=True)
@@ -70,7 +101,4 @@ class ZarrStaging:
         sink.close()
         files.rename(work / "manifest", self.path / "manifest")
         shutil.rmtree(work)
-        root = self.path / f"{TEMPORARY}{self.mark}-root"
-        root.write_text(json.dumps(GROUP | {"attributes": attributes}, indent=1), "utf-8")
-        files.sync(root)
-        files.rename(root, self.path / "zarr.json")
+        self._write_json(GROUP | {"attributes": attributes}, self.path / "zarr.json")

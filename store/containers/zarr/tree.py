@@ -16,14 +16,14 @@ from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.storage import FsspecStore, LocalStore
 
-from store.containers.interface import Slices
+from store.containers.interface import Flaw, Slices
 from store.containers.untrusted import MAX_JSON, Folder, check_size, files_under
 from store.containers.zarr.metadata import unlawful
 from store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
 from store.containers.zarr.zarr_python import check_codecs, open_slices
 from store.errors import StoreError
 from store.format.dimensions import dimension_names
-from store.format.layout import ArraySpec
+from store.format.layout import ArraySpec, groups_above, part_number
 from support.arrays import Array
 from support.files import sync_tree
 
@@ -65,6 +65,27 @@ def _shard(name: str, shape: tuple[int, ...]) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _above(file: str) -> str:
+    return file.rpartition("/")[0]
+
+
+def _strangers(found: set[str], expected: set[str], broken: set[str]) -> list[Flaw]:
+    """A flaw for each file or whole folder that does not belong; none in arrays that cannot be
+    opened, as what these should hold is not known."""
+    folders = {"", *broken, *(folder for file in expected for folder in groups_above(file))}
+    tops = set()
+    for file in found - expected - folders:
+        if broken.isdisjoint(groups_above(file)):
+            tops.add(next(path for path in (*groups_above(file), file) if path not in folders))
+    return [Flaw(_named(top, top in found), top, stranger=True) for top in sorted(tops)]
+
+
+def _named(top: str, is_file: bool) -> str:
+    if (number := part_number(top.removeprefix("parts/"))) is not None and not is_file:
+        return f"extra part {number}, which is not in the manifest"
+    return f"extra {'file' if is_file else 'folder'} {top}"
 
 
 class ZarrSink:
@@ -211,34 +232,46 @@ class ZarrSource:
         data = self.bytes(f"{name}/zarr.json")
         return None if data is None else _digest(data)
 
-    def damage(self, arrays: Collection[str]) -> list[str]:
+    def files(self, arrays: Collection[str]) -> tuple[set[str], set[str]]:
+        """Paths of the files of a store that has these arrays; and the arrays that cannot be
+        opened, of whose files only zarr.json is among them."""
+        files, broken = {"zarr.json"}, set()
+        for name in arrays:
+            files.update(f"{group}/zarr.json" for group in (*groups_above(name), name))
+            try:
+                shape = self.array(name).shape
+            except StoreError:
+                broken.add(name)
+                continue
+            if all(shape):
+                files.add(_shard(name, shape))
+        return files, broken
+
+    def flaws(self, arrays: Collection[str]) -> list[Flaw]:
         root = self._root.rstrip("/")
         if "://" in self.path:
             found = {str(path)[len(root) :].lstrip("/") for path in self._fs.find(root)}
         else:
             found = set(files_under(self.path))
-        expected, groups = set(), {""}
-        for name in arrays:
-            segments = name.split("/")
-            groups.update("/".join(segments[:depth]) for depth in range(len(segments)))
-            expected.add(f"{name}/zarr.json")
-            try:
-                shape = self.array(name).shape
-            except StoreError:
-                continue  # the caller reads every array and reports it
-            if all(shape):
-                expected.add(_shard(name, shape))
-        expected |= {f"{group}/zarr.json".lstrip("/") for group in groups}
-        problems = [f"missing file {name}" for name in sorted(expected - found)]
-        problems += [f"extra file {name}" for name in sorted(found - expected)]
-        for group in sorted(groups):
+        expected, broken = self.files(arrays)
+        missing = sorted(name for name in expected - found if not self._linked(name))
+        flaws = [Flaw(f"missing file {name}", _above(name)) for name in missing]
+        flaws += _strangers(found, expected, broken)
+        for group in sorted({"", *(group for name in arrays for group in groups_above(name))}):
             file = f"{group}/zarr.json".lstrip("/")
             if file in found and not self._same(group, GROUP):
-                problems.append(f"altered file {file}")
+                flaws.append(Flaw(f"altered file {file}", group))
         # No checksum covers the metadata of the manifest.
         if "manifest" in arrays and "manifest/zarr.json" in found and self._manifest_altered():
-            problems.append("altered file manifest/zarr.json")
-        return problems
+            flaws.append(Flaw("altered file manifest/zarr.json", "manifest"))
+        return flaws
+
+    def _linked(self, name: str) -> bool:
+        """Whether a file is there, in a folder that is a link within the store."""
+        try:
+            return self._folder is not None and self.has(name)
+        except StoreError:  # the link leads out of the store
+            return False
 
     def _same(self, name: str, expected: dict[str, Any]) -> bool:
         try:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -25,16 +26,20 @@ from tests.store.write.test_writing import SMALL
 
 EXT = ("zarr", "h5")
 PARTS = 3
+ASIDE = ".aside-"
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Every file of a store and beside it, to the last byte."""
-    files = (file for file in path.parent.rglob("*") if file.is_file())
+    """Every file of a store and beside it, to the last byte, but for what repair moved aside."""
+    files = (file for file in path.parent.rglob("*") if file.is_file() and ASIDE not in str(file))
     return {str(file.relative_to(path.parent)): file.read_bytes() for file in files}
 
 
 def made_again(path: Path) -> set[int]:
-    """What the command that made the store does when it is typed again; the parts it makes."""
+    """What the command that made the store does when it is typed again, unless repair has finished
+    the store; the parts it makes."""
+    if StoreWriter.peek(path, "sealed"):
+        return set()
     writer = begin(path, SMALL)
     missing = set(range(PARTS)) - writer.published
     for number in missing:
@@ -98,17 +103,37 @@ def test_a_sound_store_is_left_alone(store: Path) -> None:
     assert left == PARTS and report.problems == [] and contents(store) == before
 
 
-@pytest.mark.parametrize("store", EXT, indirect=True)
-def test_damage_outside_the_parts_is_refused(store: Path) -> None:
+BIAS = "teacher/weights/pooler.bias"
+
+
+def spoil_bias(store: Path) -> None:
     if store.is_dir():
-        flip(store / "teacher/weights/pooler.bias/c/0", 3, 1)
+        flip(store / BIAS / "c/0", 3, 1)
     else:
         with h5py.File(store, "r+") as file:
-            file["teacher/weights/pooler.bias"][1] = 7
+            file[BIAS][1] = 7
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
+def test_damage_outside_the_parts_is_made_again(store: Path) -> None:
     before = contents(store)
-    with pytest.raises(UserError, match="teacher/weights/pooler.bias .*outside the parts"):
-        repair(store)
+    spoil_bias(store)
+    left, report = repair(store)
+    assert left == PARTS and report.damaged_parts() == set() and report.lost_outside() == {BIAS}
+    assert made_again(store) == set()
     assert contents(store) == before
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
+def test_what_is_made_again_must_be_what_it_was(store: Path) -> None:
+    spoil_bias(store)
+    repair(store)
+    before = contents(store)
+    for weights in ({"pooler.bias": np.zeros(4)}, {}):
+        with pytest.raises(StoreError, match=f"{BIAS} is lacking, .*restore the store from a copy"):
+            begin(store, SMALL, weights=weights)
+        assert contents(store) == before
+    assert made_again(store) == set() and verify(store).problems == []
 
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
@@ -121,13 +146,19 @@ def test_what_sealing_writes_anew_is_no_obstacle(store: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
-def test_a_part_too_many_is_dropped(store: Path) -> None:
+def test_a_part_too_many_is_moved_aside_where_it_would_count(store: Path) -> None:
     before = contents(store)
     shutil.copytree(store / "parts/0", store / "parts/7")
+    copied = contents(store)
     left, report = repair(store)
-    assert left == PARTS and report.problems == ["extra part 7, which is not in the manifest"]
-    assert made_again(store) == set()
-    assert contents(store) == before
+    assert left == PARTS and report.problems == []
+    assert report.strangers == ["extra part 7, which is not in the manifest"]
+    assert contents(store) == copied  # a sound store is left alone, and its strangers
+    flip_ids(store, 1)
+    left, report = repair(store)
+    assert left == PARTS - 1 and report.damaged_parts() == {1}
+    assert made_again(store) == {1}
+    assert contents(store) == before  # an unfinished store would take it for its own
 
 
 @pytest.mark.parametrize("store", ["h5"], indirect=True)

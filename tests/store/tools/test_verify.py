@@ -112,7 +112,7 @@ def test_truncated_and_extended_hdf5(copy: Copy) -> None:
         file["parts/0"].create_dataset("more", data=[1])
         del file["parts/1/token/special"]
     found = "\n".join(problems(path))
-    assert "extra array parts/0/more" in found
+    assert "extra object parts/0/more" in found
     assert "missing array parts/1/token/special" in found
     path.write_bytes(path.read_bytes()[:-1000])
     assert "not a readable HDF5 file" in problems(path)[0]

@@ -89,7 +89,8 @@ def test_an_unfinished_store(tmp_path: Path, ext: str) -> None:
         open_store(path)
     fs = open_store(path, allow_partial=True)
     assert len(fs) == 12 and fs[3].text == part.texts[3] and fs.meta["state"] == "writing"
-    assert (StoreWriter.calibration(path)["mean"][1] == fs.calibration["mean"][1]).all()
+    stored = StoreWriter.calibration(path)
+    assert stored and (stored["mean"][1] == fs.calibration["mean"][1]).all()
     with pytest.raises(StoreError, match="part 3 is published already"):
         writer.part(3, [4])
     fs.close()

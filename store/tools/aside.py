@@ -1,0 +1,67 @@
+"""A folder beside a store, into which repair moves what is damaged: nothing is removed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+from support import files
+
+
+class Aside:
+    """The folder `<name>.aside-<n>` beside a store, made when something first goes there.
+
+    Inside, everything has the path that it had beside the store, so that copying the folder over
+    the store's own undoes a repair.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._real = store.resolve() if store.is_dir() else store.absolute()  # beside the data
+        names = (f"{self._real.name}.aside-{number}" for number in itertools.count(1))
+        places = (self._real.with_name(name) for name in names)
+        self.path = next(place for place in places if not os.path.lexists(place))
+
+    @property
+    def used(self) -> bool:
+        return self.path.is_dir()
+
+    def move(self, path: Path) -> None:
+        """Move a file or folder there; nothing happens if there is none. Of what a link gives out
+        of the store, the link goes."""
+        for above in (*reversed(path.parents), path):
+            if above.is_relative_to(self._store) and self._leads_out(above):
+                path = above
+                break
+        if os.path.lexists(path):
+            files.rename(path, self._place(path))
+
+    def _leads_out(self, path: Path) -> bool:
+        inside = path != self._store and path.is_symlink()
+        return inside and not path.resolve().is_relative_to(self._real)
+
+    def keep(self, path: Path) -> None:
+        """Keep a file that is replaced in one step: by a link, or a copy where links cannot be."""
+        if os.path.lexists(path):
+            place = self._place(path)
+            try:
+                os.link(path, place)
+            except OSError:
+                shutil.copy2(path, place)
+                files.sync(place)
+            files.sync(place.parent)
+
+    def _place(self, path: Path) -> Path:
+        if path.is_relative_to(self._store):
+            place = self.path / self._real.name / path.relative_to(self._store)
+        else:
+            place = self.path / path.relative_to(self._store.parent)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def undo(self) -> str:
+        """The command that puts everything back."""
+        return shlex.join(["cp", "-a", f"{self.path}/.", f"{self._real.parent}/"])

@@ -1,0 +1,150 @@
+"""Open a store that is damaged, as far as what is left of it tells what it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from store.containers.interface import Source
+from store.containers.paths import open_source
+from store.containers.zarr.tree import ZarrSource
+from store.errors import StoreError
+from store.format.manifest import (
+    CREATED,
+    Manifest,
+    check_root,
+    opening,
+    read_manifest,
+    seal_checksum,
+)
+from store.read.store import FeatureStore, manifest_bytes
+from store.read.unfinished import readable_manifest, unfinished
+from store.tools.report import Problem
+
+
+@dataclass
+class Opened:
+    """A store that may be damaged; its calibration is not read.
+
+    `attributes` are those of the root, made anew where they were lost, and `found` is what kept the
+    store from being opened as it is. `manifest` and `checksum` are those of its sealing, as far as
+    they are known: a manifest made anew that agrees with one of them is the one that was lost.
+    """
+
+    store: FeatureStore
+    attributes: dict[str, Any]
+    found: list[Problem]
+    manifest: bytes | None = None
+    checksum: str | None = None
+
+    @property
+    def sealed(self) -> bool:
+        return bool(self.attributes["state"] == "sealed")
+
+
+def open_damaged(
+    path: str | Path, storage_options: dict[str, Any] | None = None, allow_partial: bool = True
+) -> Opened:
+    """Open a store by its manifest, or by what else of it says what it held.
+
+    Raises StoreError if that is not enough, if the address of a store does not give it, or if it is
+    unfinished and not `allow_partial`.
+    """
+    source = _source(path, storage_options)
+    try:
+        return _opened(source, allow_partial)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _source(path: str | Path, storage_options: dict[str, Any] | None) -> Source:
+    try:
+        return open_source(path, storage_options)
+    except StoreError:
+        if "://" in str(path) or not Path(path, "manifest").is_dir():
+            raise
+        return ZarrSource(str(path))  # a store whose root is lost
+
+
+def _opened(source: Source, allow_partial: bool) -> Opened:
+    try:
+        with opening():
+            attributes = source.attributes()
+        features = check_root(attributes, source.path)
+        if attributes["state"] == "sealed":
+            with opening():
+                data = manifest_bytes(source)
+                manifest = read_manifest(data, attributes, features, source.path)
+    except StoreError as error:
+        if isinstance(error.__cause__, PermissionError) or "://" in source.path:
+            raise
+        return _salvaged(source, error)
+    if attributes["state"] == "sealed":
+        store = FeatureStore(source, attributes, features, manifest, calibrated=False)
+        return Opened(store, attributes, [], data, attributes["checksum"])
+    if not allow_partial:
+        raise unfinished(source)
+    manifest, found = _own_manifest(source, attributes)
+    store = FeatureStore(source, attributes, features, manifest, calibrated=False)
+    return Opened(store, attributes, found)
+
+
+def _own_manifest(source: Source, attributes: dict[str, Any]) -> tuple[Manifest, list[Problem]]:
+    """The manifest that the parts' own entries give, and a problem for each that gives none."""
+    features = check_root(attributes, source.path)
+    manifest, unreadable = readable_manifest(source, attributes, features)
+    return manifest, [
+        Problem(f"part {number}: cannot be opened: {why}", number)
+        for number, why in unreadable.items()
+    ]
+
+
+def _salvaged(source: Source, error: StoreError) -> Opened:
+    """Open a sealed store, which `error` keeps from being opened, by what the rest of it says.
+
+    Raises `error` if the rest does not say enough.
+    """
+    try:
+        root = source.attributes()
+    except StoreError:
+        root = {}
+    attributes, data = _attributes(source, root)
+    if attributes is None:
+        raise error
+    manifest, found = _own_manifest(source, attributes)
+    features = check_root(attributes, source.path)
+    store = FeatureStore(source, attributes, features, manifest, calibrated=False)
+    found.insert(0, Problem(str(error), group=""))
+    return Opened(store, attributes, found, data, root.get("checksum"))
+
+
+def _attributes(source: Source, root: dict[str, Any]) -> tuple[dict[str, Any] | None, bytes | None]:
+    """Root attributes of a sealed store, None if they are lost; and its manifest, if it is sound.
+
+    The manifest holds them, too. It is sound if the checksum at the root fits it; otherwise the
+    root is believed, unless it cannot be read.
+    """
+    found = dict(root)
+    try:
+        array = source.array("manifest")
+        data = array.read(0, array.shape[0]).tobytes()
+        manifest: Any = json.loads(data)
+    except (StoreError, ValueError, RecursionError):
+        data, manifest = b"", None
+    fits = root.get("checksum") == seal_checksum(data, str(root.get("created")))
+    sound = isinstance(manifest, dict) and (fits or not root)
+    if sound:
+        known = manifest.get("attributes")
+        known = (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
+        found |= {key: value for key, value in known.items() if found.get(key) != value}
+    if "arrays" not in found:  # a store of before these were kept at the root
+        return None, None
+    if not CREATED.fullmatch(str(found.get("created"))):
+        written = datetime.fromtimestamp(Path(source.path).stat().st_mtime, UTC)
+        found["created"] = written.strftime("%Y-%m-%dT%H:%M:%SZ")
+    state = "writing" if root.get("state") == "writing" else "sealed"
+    return found | {"state": state}, data if sound else None
