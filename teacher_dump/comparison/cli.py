@@ -28,7 +28,8 @@ def verify(
     """Read everything and compare it with its checksums.
 
     The stored tokens are compared with those of the stored tokenizer. With --model the teacher runs
-    over a sample, and its output is compared with what is stored. Exit code 1 if anything is wrong.
+    over a sample, and its output is compared with what is stored. Exit code 1 if anything is wrong;
+    files and objects that do not belong to the store are told, and are not wrong.
     """
     cli.check_sound(path, allow_partial)
     if model is not None:
