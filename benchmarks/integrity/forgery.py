@@ -32,7 +32,7 @@ import zarr
 from benchmarks.integrity.damage import FORMATS, problems, small_store
 from store import FeatureStore, UserError, open_store
 from store.containers.hdf5.file import append_digest, write_attributes
-from store.containers.hdf5.tree import read_attributes
+from store.containers.hdf5.tree import Hdf5Source
 from store.format.manifest import seal_checksum
 from store.tools.info import info_lines
 from store.tools.laws import check_tokens
@@ -143,6 +143,7 @@ def _other_dataset(old: h5py.Dataset, chance: random.Random) -> dict[str, Any]:
 
 def forge_hdf5(path: Path, chance: random.Random) -> str:
     """Alter attributes, the manifest, a dataset or a link, and with it the checksums over them."""
+    attributes = Hdf5Source(str(path)).attributes()
     with h5py.File(path, "r+") as file:
         names: list[str] = []
         file.visit(names.append)
@@ -158,7 +159,6 @@ def forge_hdf5(path: Path, chance: random.Random) -> str:
                 chance.choice([5, 1.5, "text", b"{", [1, 2], np.zeros((3, 3)), h5py.Empty("f4")]),
             )
         elif kind == 2:
-            attributes = read_attributes(file, "")
             altered = mutated({k: v for k, v in attributes.items() if k != "checksum"}, chance)
             for key in altered:
                 with suppress(Exception):  # what HDF5 cannot hold, no forger can write

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
+from store.containers.hdf5.tree import Hdf5Source
 from store.format.features import Features, TaskSpec
 from store.read.store import FeatureStore
 from store.tools.verify import entries
@@ -44,13 +44,9 @@ def _size(folder: Path) -> int:
 def _datasets(path: Path) -> Counter[str]:
     """Bytes of the datasets of an HDF5 file, by their group at the root."""
     sizes = Counter[str]()
-
-    def visit(name: str, thing: object) -> None:
-        if isinstance(thing, h5py.Dataset):
-            sizes[name.split("/")[0]] += thing.id.get_storage_size()
-
-    with h5py.File(path, "r") as file:
-        file.visititems(visit)
+    source = Hdf5Source(str(path))
+    for name in source.arrays():
+        sizes[name.split("/")[0]] += source.stored_bytes(name)
     return sizes
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import h5py
-
-from store.containers.hdf5.file import Hdf5Sink, create_group
+from store.containers.hdf5.file import Hdf5Sink
 from store.containers.hdf5.staging import OUTSIDE, Hdf5Staging
+from store.containers.hdf5.tree import Hdf5Source
 from store.containers.interface import Staging
 from store.containers.zarr.tree import GROUP
+from store.errors import StoreError
 from store.format.layout import groups_above, part_arrays, part_number, teacher_array
 from store.format.manifest import Part
 from store.read.store import FeatureStore
@@ -103,41 +104,36 @@ class Unsealing:
         new = staging.path.with_name(f".{staging.path.name}.new-repair")
         begun = Hdf5Sink(new)
         begun.attributes("parts", {})
-        if self._is_clean("calibration", "teacher"):
-            with h5py.File(staging.path, "r") as file:
-                for name in sorted(OUTSIDE & set(file)):
-                    file.copy(name, begun.file)
-        else:
-            for name in self.outside:
-                values = self.store.outside(name)
-                begun.array(name, teacher_array(values), values)
+        for name in self._in_order(staging):
+            values = self.store.outside(name)
+            begun.array(name, teacher_array(values), values)
         begun.attributes("", self.attributes)
         begun.close()
         self._lease.check()
         aside.keep(staging.path)
         files.rename(new, staging.path)
 
+    def _in_order(self, staging: Hdf5Staging) -> list[str]:
+        """The arrays outside the parts in the order of the file, so that a store that is finished
+        again has its bytes back."""
+        found: list[str] = []
+        for group in sorted(OUTSIDE):
+            with suppress(StoreError):  # damaged: any order will do
+                found += Hdf5Source(str(staging.path)).arrays(group)
+        order = {name: place for place, name in enumerate(found)}
+        return sorted(self.outside, key=lambda name: order.get(name, len(order)))
+
     def _write_part(self, staging: Hdf5Staging, part: Part) -> None:
-        """Publish a part anew: as it is, or array by array if more lies in its groups than
-        belongs there."""
+        """Publish a part anew, array by array: HDF5 would copy whatever lies in its groups, and a
+        file that was made for it crashes it."""
         here, new = f"parts/{part.number}", staging.parts / f"{NEW}{part.number}.h5"
         sink = Hdf5Sink(new, prefix=here)
-        if self._is_clean(here):
-            with h5py.File(staging.path, "r") as file:
-                file.copy(here, create_group(sink.file, "parts"))
-        else:
-            for name, spec in part_arrays(self.store.features, part.counts).items():
-                array = self.store.source.array(f"{here}/{name}")
-                sink.array(name, spec, array.read(0, spec.shape[0]))
-            sink.attributes("", {"part": part.to_json()})
+        for name, spec in part_arrays(self.store.features, part.counts).items():
+            array = self.store.source.array(f"{here}/{name}")
+            sink.array(name, spec, array.read(0, spec.shape[0]))
+        sink.attributes("", {"part": part.to_json()})
         sink.close()
         files.rename(new, staging.parts / f"{part.number}.h5")
-
-    def _is_clean(self, *groups: str) -> bool:
-        """Whether groups hold just what they should, so that HDF5 may copy them whole."""
-        paths = [p.group if p.group is not None else p.array for p in self.report.found]
-        paths += [flaw.path for flaw in self.report.odd]
-        return not any(f"{path}/".startswith(f"{group}/") for path in paths for group in groups)
 
 
 def _write_group(path: Path, group: str, attributes: dict[str, Any], aside: Aside) -> None:

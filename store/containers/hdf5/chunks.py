@@ -1,63 +1,217 @@
-"""Chunks of HDF5 datasets, decoded by many threads: HDF5 itself decodes one chunk at a time."""
+"""Datasets of HDF5: where their chunks lie, and how these are decoded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-import h5py
 import numpy as np
 from numcodecs import Fletcher32
 
 from store.containers.blosc import Bytes, Damage, decode
+from store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields
+from store.containers.hdf5.indices import fixed_array, old_index
+from store.containers.hdf5.objects import (
+    EXTERNAL,
+    FILTERS,
+    LAYOUT,
+    SPACE,
+    TYPE,
+    Object,
+    dataspace,
+    type_of,
+)
+from store.containers.untrusted import check_size
+from support.arrays import Array
 
-BLOSC, FLETCHER = 32001, h5py.h5z.FILTER_FLETCHER32
-
-
-def filters_of(dataset: h5py.Dataset) -> tuple[int, ...]:
-    """The numbers of the filters of a dataset, in the order in which chunks go through them."""
-    settings = dataset.id.get_create_plist()
-    return tuple(settings.get_filter(place)[0] for place in range(settings.get_nfilters()))
+BLOSC, FLETCHER = 32001, 3
+ALLOWED = ((), (FLETCHER,), (BLOSC,), (BLOSC, FLETCHER))
+COMPACT, CONTIGUOUS, CHUNKED = 0, 1, 2
+SINGLE, IMPLICIT, FIXED = 1, 2, 3  # kinds of an index of chunks
+WHOLE_SINGLE = 2  # flag of a layout: its single chunk is filtered
 
 
 @dataclass(frozen=True)
-class Chunks:
-    """How the chunks of a dataset are stored."""
+class Dataset:
+    """An array, and its chunks in the order of a grid of them.
 
-    rows: int
-    size: int  # bytes of a decoded chunk
+    `places` [n, 3] are the address, the stored bytes and the skipped filters of each; an address
+    may be UNDEFINED. `inline` are the bytes of an array that lies in its own header.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk: tuple[int, ...]
     filters: tuple[int, ...]
+    places: Array
+    chunked: bool
+    inline: bytes | None = None
 
-    @staticmethod
-    def of(dataset: h5py.Dataset) -> Chunks | None:
-        """Describe the chunks of a dataset; None if they are not whole rows, or not filtered as
-        ours."""
-        chunks, filters = dataset.chunks, filters_of(dataset)
-        if not chunks or chunks[1:] != dataset.shape[1:]:
-            return None
-        if filters not in ((), (FLETCHER,), (BLOSC,), (BLOSC, FLETCHER)):
-            return None
-        return Chunks(chunks[0], prod(chunks) * dataset.dtype.itemsize, filters)
+    @property
+    def chunk_bytes(self) -> int:
+        return prod(self.chunk) * self.dtype.itemsize
 
-    def decode(self, skipped: int, stored: Bytes, out: Bytes) -> None:
-        """Decode the first bytes of a chunk, as many as `out` takes. Raises Damage.
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return tuple(-(-size // chunk) for size, chunk in zip(self.shape, self.chunk, strict=True))
+
+    @property
+    def stored(self) -> int:
+        """Bytes of all chunks as they are stored."""
+        return int(self.places[:, 1].sum())
+
+    def decode(self, skipped: int, stored: Bytes, low: int, high: int, out: Bytes) -> None:
+        """Decode bytes low..high of a chunk. Raises Damage.
 
         Bit i of `skipped` is set if filter i was not applied to this chunk.
         """
         applied = [name for place, name in enumerate(self.filters) if not skipped >> place & 1]
         if FLETCHER in applied:
-            stored = _checked(stored)
+            stored = stored[:-CHECKSUM]
         if BLOSC in applied:
-            decode(stored, "the chunk", self.size, 0, len(out), out)
-        elif len(stored) == self.size:
-            out[:] = stored[: len(out)]
+            decode(stored, "the chunk", self.chunk_bytes, low, high, out)
+        elif len(stored) == self.chunk_bytes:
+            out[:] = stored[low:high]
         else:
-            raise Damage(f"the chunk has {len(stored)} bytes, expected {self.size}")
+            raise Damage(f"the chunk has {len(stored)} bytes, expected {self.chunk_bytes}")
+
+    def check_sum(self, skipped: int, stored: Bytes) -> None:
+        """Compare the Fletcher-32 checksum at the end of a chunk, if it has one. Raises Damage."""
+        for place, name in enumerate(self.filters):
+            if name == FLETCHER and not skipped >> place & 1:
+                try:
+                    Fletcher32().decode(stored)
+                except (RuntimeError, IndexError) as error:  # another sum; too few bytes for one
+                    raise Damage("the chunk does not match its checksum") from error
 
 
-def _checked(stored: Bytes) -> Bytes:
-    """Compare the Fletcher-32 checksum at the end; returns the bytes before it. Raises Damage."""
-    try:
-        return np.frombuffer(Fletcher32().decode(stored), np.uint8)
-    except (RuntimeError, IndexError) as error:  # another checksum; too few bytes for one
-        raise Damage("the chunk does not match its checksum") from error
+def read_dataset(blocks: Blocks, thing: Object, where: str, is_json: bool) -> Dataset:
+    """Read how an array is stored; none of its values. Raises Damage, and StoreError naming
+    `where` if it declares an impossible size."""
+    if EXTERNAL in thing.messages:
+        raise Damage("it has its values elsewhere, which is not followed")
+    dtype = type_of(thing.one(TYPE, "the type of the array"))
+    shape = dataspace(thing.one(SPACE, "the shape of the array"))
+    if dtype.kind == "S" or not shape:
+        raise Damage("it is a text, or a single number")
+    filters = _filters(thing)
+    layout = _Layout(blocks, thing.one(LAYOUT, "the layout of the array"), shape, dtype, filters)
+    found = layout.dataset()
+    size = prod(shape) * dtype.itemsize
+    chunk = found.chunk_bytes if found.chunked and size else 0
+    check_size(where, size, chunk, found.stored, is_json)
+    _check_apart(found.places)
+    return found
+
+
+def _filters(thing: Object) -> tuple[int, ...]:
+    """The numbers of the filters, in the order in which chunks go through them."""
+    if FILTERS not in thing.messages:
+        return ()
+    fields = thing.one(FILTERS, "the list of filters")
+    version, found = fields.expect("its version", 1, 1, 2), []
+    count = fields.number(1)
+    fields.take(6 if version == 1 else 0)
+    for _ in range(count):
+        found.append(fields.number(2))
+        name = fields.number(2) if version == 1 or found[-1] >= 256 else 0
+        fields.number(2)
+        settings = fields.number(2)
+        fields.take(name + 4 * (settings + (settings & 1 if version == 1 else 0)))
+    if foreign := set(found) - {BLOSC, FLETCHER}:
+        raise Damage(
+            f"HDF5 filter {min(foreign)} has no place in a store (only {BLOSC}, Blosc, and"
+            " Fletcher-32)"
+        )
+    if tuple(found) not in ALLOWED:
+        raise Damage("its filters are not Blosc, then Fletcher-32")
+    return tuple(found)
+
+
+def _check_apart(places: Array) -> None:
+    """Raise Damage if chunks share bytes: a short file would hold any number of them."""
+    there = places[places[:, 0] != UNDEFINED]
+    there = there[np.argsort(there[:, 0])]
+    if (there[:-1, 0] + there[:-1, 1] > there[1:, 0]).any():
+        raise Damage("its chunks overlap")
+
+
+@dataclass
+class _Layout:
+    """Reads the layout message of an array."""
+
+    blocks: Blocks
+    fields: Fields
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    filters: tuple[int, ...]
+
+    def dataset(self) -> Dataset:
+        fields, version = self.fields, self.fields.expect("its version", 1, 3, 4)
+        kind = fields.expect("its kind (virtual datasets are not followed)", 1, 0, 1, 2)
+        if kind == CHUNKED:
+            return self._chunked(version)
+        inline = fields.take(fields.number(2)) if kind == COMPACT else None
+        address = fields.address() if inline is None else 0
+        size = fields.number(8) if inline is None else len(inline)
+        expected = prod(self.shape) * self.dtype.itemsize
+        if size != expected or self.filters:
+            raise Damage(f"it has {size:,} bytes, expected {expected:,}")
+        places = np.array([[address, size, 0]] if size else np.empty((0, 3)), np.uint64)
+        self._check_inside(places if inline is None else places[:0])
+        chunk = tuple(max(1, size) for size in self.shape)
+        return Dataset(self.shape, self.dtype, chunk, (), places, False, inline)
+
+    def _chunked(self, version: int) -> Dataset:
+        fields = self.fields
+        flags = fields.number(1) if version == 4 else 0
+        rank = fields.number(1)
+        tree = fields.address() if version == 3 else UNDEFINED
+        width = fields.number(1) if version == 4 else 4
+        chunk = [fields.number(width) for _ in range(rank)]
+        if flags & ~WHOLE_SINGLE:
+            raise Damage("chunks at its edge are stored in another way")
+        sizes = zip(chunk, (*self.shape, self.dtype.itemsize), strict=False)
+        if rank != len(self.shape) + 1 or any(not 0 < part <= whole for part, whole in sizes):
+            raise Damage(f"chunks of shape {chunk[:-1]} do not fit shape {list(self.shape)}")
+        if chunk.pop() != self.dtype.itemsize:
+            raise Damage("its chunks are of another type")
+        size = prod(chunk) * self.dtype.itemsize
+        grid = [-(-whole // part) for whole, part in zip(self.shape, chunk, strict=True)]
+        if version == 3:
+            places = old_index(self.blocks, tree, chunk, grid)
+        else:
+            kind = fields.expect("the kind of its index", 1, SINGLE, IMPLICIT, FIXED)
+            places = self._places(kind, bool(flags & WHOLE_SINGLE), size, prod(grid))
+        self._check_inside(places)
+        return Dataset(self.shape, self.dtype, tuple(chunk), self.filters, places, True)
+
+    def _places(self, kind: int, filtered: bool, size: int, count: int) -> Array:
+        fields = self.fields
+        if kind == SINGLE:
+            stored, skipped = (fields.number(8), fields.number(4)) if filtered else (size, 0)
+            if count > 1 or filtered != bool(self.filters):
+                raise Damage("it has more than a single chunk")
+            return np.array([fields.address(), stored, skipped] * count, np.uint64).reshape(-1, 3)
+        bits = fields.number(1) if kind == FIXED else 0
+        address = fields.address()
+        if address == UNDEFINED or not count:
+            return np.empty((0, 3), np.uint64)
+        if kind == FIXED:
+            return fixed_array(self.blocks, address, bits, count, size, bool(self.filters))
+        if self.filters or count * size > len(self.blocks.map.data):
+            raise Damage("chunks that follow one another have no place")
+        places = np.zeros((count, 3), np.uint64)
+        places[:, 0] = address + np.arange(count, dtype=np.uint64) * np.uint64(size)
+        places[:, 1] = size
+        return places
+
+    def _check_inside(self, places: Array) -> None:
+        """Give chunks that are not there no bytes; raise Damage for any outside the file."""
+        end = np.uint64(len(self.blocks.map.data))
+        there = places[:, 0] != UNDEFINED
+        places[~there, 1] = 0
+        begin, size = places[there, 0], places[there, 1]
+        if ((begin > end) | (size > end) | (begin + size > end)).any():
+            raise Damage("a chunk lies outside the file")

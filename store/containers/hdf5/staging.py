@@ -20,6 +20,14 @@ TEMPORARY = ".tmp-"
 OUTSIDE = {"calibration", "teacher"}  # groups outside the parts
 
 
+def _check(path: Path) -> None:
+    """Raise StoreError unless our reader knows every object of a file: HDF5 copies them, and a file
+    that was made for it crashes it."""
+    source = Hdf5Source(str(path))
+    for name in source.arrays():
+        source.stored_bytes(name)
+
+
 class Hdf5Staging:
     """An HDF5 store under construction. See `store.containers.interface.Staging`."""
 
@@ -80,12 +88,14 @@ class Hdf5Staging:
         sink = Hdf5Sink(self._new)
         sink.attributes("", attributes)
         sink.array("manifest", manifest, values)
+        _check(self.path)
         with h5py.File(self.path, "r") as begun:
             for name in sorted(OUTSIDE & set(begun)):  # strangers stay where they are
                 begun.copy(name, sink.file)
                 sink.check()
         create_group(sink.file, "parts")
         for number in sorted(self.published()):
+            _check(self.parts / f"{number}.h5")
             with h5py.File(self.parts / f"{number}.h5", "r") as part:
                 part.copy(f"parts/{number}", sink.file["parts"])
                 sink.check()

@@ -1,4 +1,4 @@
-"""Chunks of HDF5 that we decode ourselves are what HDF5 decodes, and damage is told as it tells."""
+"""What we read of an HDF5 file, without HDF5, is what HDF5 reads of it, and so is damage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.integrity.damage import flip
-from store import open_store
+from store import StoreError, open_store
 from store.containers.blosc import Damage
-from store.containers.hdf5 import tree
-from store.containers.hdf5.chunks import Chunks
+from store.containers.hdf5.file import write_attributes
+from store.containers.hdf5.slices import Hdf5Slices
 from store.containers.hdf5.tree import Hdf5Source
 from store.tools.verify import verify
 
@@ -33,10 +33,13 @@ PACKINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small reads, too."""
-    monkeypatch.setattr(tree, "LARGE", 1)
+def slices_of(path: Path, name: str) -> Hdf5Slices:
+    found = Hdf5Source(str(path)).array(name)
+    assert isinstance(found, Hdf5Slices)
+    return found
+
+
+VERSIONS = ("v108", "v110", ("v110", "v110"))
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,18 +54,19 @@ def test_any_rows_are_those_of_hdf5(
     values = rng.integers(0, draw(st.sampled_from([1, 2, 100])), (length, width)).astype(dtype)
     path = tmp_path_factory.getbasetemp() / "any.h5"
     packing = PACKINGS[draw(st.sampled_from(list(PACKINGS)))]
-    rows = min(rows, length)
-    with h5py.File(path, "w") as file:
-        file.attrs["state"] = "sealed"
-        file.create_dataset("a", data=values, chunks=(rows, width), **packing)
-    slices: Any = Hdf5Source(str(path)).array("a")
+    chunk = min(rows, length), draw(st.integers(1, width))
+    with h5py.File(path, "w", libver=draw(st.sampled_from(VERSIONS))) as file:
+        file.create_dataset("a", data=values, chunks=chunk, **packing)
+        file["whole"] = values
+    source = Hdf5Source(str(path))
+    array, whole = source.array("a"), source.array("whole")
+    assert (array.dtype, array.shape) == (whole.dtype, whole.shape) == (values.dtype, values.shape)
     for _ in range(3):
-        begin = draw(st.integers(0, (length - 1) // rows)) * rows
-        end = draw(st.sampled_from([min(begin + rows, length), length]))
+        begin, end = sorted(draw(st.integers(0, length)) for _ in range(2))
         out = np.full((end - begin, width), 1, dtype)
-        assert slices._decoded(begin, end, out)
+        array.read_into(begin, end, out)
         assert out.tobytes() == values[begin:end].tobytes()
-        assert out.tobytes() == slices.read(begin, end).tobytes()
+        assert whole.read(begin, end).tobytes() == values[begin:end].tobytes()
 
 
 @settings(max_examples=60, deadline=None)
@@ -72,43 +76,72 @@ def test_the_checksum_is_that_of_hdf5(
 ) -> None:
     path, values = tmp_path_factory.getbasetemp() / "sum.h5", np.frombuffer(data, np.uint8)
     for each in (values, values * 0, values * 0 + 255, np.resize(values, 2**20 + 77)):
-        with h5py.File(path, "w") as file:
-            made = file.create_dataset("a", data=each, chunks=each.shape, fletcher32=True)
-            stored = made.id.read_direct_chunk((0,))[1]
-            chunks = Chunks.of(made)
-        assert chunks is not None
+        with h5py.File(path, "w", libver="v110") as file:
+            file.create_dataset("a", data=each, chunks=each.shape, fletcher32=True)
+        with h5py.File(path) as file:
+            stored = file["a"].id.read_direct_chunk((0,))[1]
+        dataset = slices_of(path, "a").dataset
         decoded, whole = np.empty_like(each), np.frombuffer(stored, np.uint8)
-        chunks.decode(0, whole, decoded)
+        dataset.check_sum(0, whole)
+        dataset.decode(0, whole, 0, len(each), decoded)
         assert (decoded == each).all()
         flipped = whole.copy()
         flipped[0] ^= 1
         with pytest.raises(Damage, match="does not match its checksum"):
-            chunks.decode(0, flipped, decoded)
+            dataset.check_sum(0, flipped)
         for short in (whole[:0], whole[:3], whole[:-1]):
             with pytest.raises(Damage):
-                chunks.decode(0, short, decoded)
+                dataset.check_sum(0, short)
+                dataset.decode(0, short, 0, len(each), decoded)
 
 
-def test_what_is_left_to_hdf5(tmp_path: Path, always: None) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.attrs["state"] = "sealed"
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_any_tree_is_that_of_hdf5(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Small groups keep links and attributes in their headers, others in heaps of any depth."""
+    draw = data.draw
+    path = tmp_path_factory.getbasetemp() / "tree.h5"
+    names = [
+        f"{n}é" * draw(st.integers(1, 9)) for n in range(draw(st.sampled_from([0, 8, 9, 900])))
+    ]
+    texts = {f"key{n}": "x" * draw(st.sampled_from([0, 1, 5000, 70_000])) for n in range(9)}
+    texts = dict(list(texts.items())[: draw(st.integers(0, 9))])
+    with h5py.File(path, "w", libver=draw(st.sampled_from([("v110", "v110"), "latest"]))) as file:
+        group = file.create_group("a/b")
+        for name in names:
+            group.create_group(name)
+        for name in names[:: draw(st.integers(2, 5))]:
+            del group[name]
+        write_attributes(group, texts | {"number": -5})
+        expected = sorted(group)
+    source = Hdf5Source(str(path))
+    assert source.members("a/b") == expected
+    assert source.attributes("a/b") == texts | {"number": -5}
+    assert source.attributes("a") == {} and source.members("a") == ["b"]
+
+
+def test_other_layouts(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", libver="v110") as file:
         file["whole"] = np.arange(10)
+        file["none"] = np.empty((0, 3), np.float32)
         file.create_dataset("columns", data=np.eye(8), chunks=(4, 4))
-        file.create_dataset("rows", data=np.arange(40), chunks=(16,))
-        assert Chunks.of(file["whole"]) is Chunks.of(file["columns"]) is None
+        file.create_dataset("pages", data=np.arange(5000), chunks=(1,), fletcher32=True)
+        file.create_dataset("gone", (9,), "i4", chunks=(3,))
+        file.create_dataset("grows", data=np.arange(9), chunks=(3,), maxshape=(None,))
     source = Hdf5Source(str(tmp_path / "a.h5"))
-    rows: Any = source.array("rows")
-    for begin, end in ((3, 16), (0, 17), (16, 39)):
-        assert not rows._decoded(begin, end, np.empty(end - begin, np.int64))
-        assert (rows.read(begin, end) == np.arange(begin, end)).all()
     assert (source.array("columns").read(0, 8) == np.eye(8)).all()
     assert (source.array("whole").read(2, 5) == [2, 3, 4]).all()
+    assert source.array("none").read(0, 9).shape == (0, 3)
+    assert (source.array("pages").read(1000, 3000) == np.arange(1000, 3000)).all()
+    for name, words in (("gone", "chunk 0 is missing"), ("grows", "may grow")):
+        with pytest.raises(StoreError, match=words):
+            source.array(name).read(0, 9)
 
 
-def test_threads_find_what_hdf5_finds(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reports of a sound and of damaged stores are the same, line by line."""
+def test_what_hdf5_finds_is_found(made: Made, tmp_path: Path) -> None:
+    """The arrays with damaged chunks are those that HDF5 cannot read."""
     path = tmp_path / "a.h5"
     shutil.copy(made("h5")[0], path)
     with h5py.File(path) as file:
@@ -117,16 +150,18 @@ def test_threads_find_what_hdf5_finds(
     for damaged in (0, 1, 3):
         for place in places[:damaged]:
             flip(path, place + 20, 3)
-        reports = []
-        for large in (2**60, 1):
-            monkeypatch.setattr(tree, "LARGE", large)
-            reports.append(verify(path))
-        assert reports[0] == reports[1] and (damaged > 0) == bool(reports[1].problems)
+        lines = [line for line in verify(path).problems if line.startswith("part ")]
+        for name, line in zip(names[:damaged], lines, strict=True):
+            with h5py.File(path) as file, pytest.raises(OSError):
+                file[name][...]
+            _, part, array = name.split("/", 2)
+            assert line.startswith(f"part {part}: array {array} cannot be read (chunk 0)")
+            assert "does not match its checksum" in line
         for place in places[:damaged]:
             flip(path, place + 20, 3)
 
 
-def test_threads_read_one_array_at_once(made: Made, always: None) -> None:
+def test_threads_read_one_array_at_once(made: Made) -> None:
     store = open_store(made("h5")[0])
     array = store.part(0).array("view0/hidden/mean/values")
     expected = array.read(0, array.shape[0])

@@ -1,0 +1,103 @@
+"""Blocks of HDF5 metadata, read from a map of the file: each lies in the file and matches its
+checksum.
+
+HDF5's own library is not asked to read a store: files that were made for it crash it. The blocks
+are those of the HDF5 File Format Specification, version 3.0; its names are used here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from numcodecs.jenkins import jenkins_lookup3
+
+from store.containers.blosc import Bytes, Damage
+from store.containers.memory_map import FileMap
+from store.containers.untrusted import MAX_JSON
+
+UNDEFINED = 2**64 - 1  # an address that leads nowhere
+CHECKSUM = 4
+MAX_BLOCK = MAX_JSON + 2**20  # an attribute of the root is the largest: JSON and its name
+SUPERBLOCK = b"\x89HDF\r\n\x1a\n"
+
+
+class Fields:
+    """Reads the fields of a block one after the other. Raises Damage beyond its end."""
+
+    def __init__(self, data: bytes, what: str) -> None:
+        self._data, self._place, self.what = data, 0, what
+
+    @property
+    def left(self) -> int:
+        """How many bytes are left."""
+        return len(self._data) - self._place
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes."""
+        if size > self.left:
+            raise Damage(f"{self.what} is cut off")
+        self._place += size
+        return self._data[self._place - size : self._place]
+
+    def number(self, size: int) -> int:
+        """The next `size` bytes as a whole number."""
+        return int.from_bytes(self.take(size), "little")
+
+    def address(self) -> int:
+        return self.number(8)
+
+    def expect(self, what: str, size: int, *known: int) -> int:
+        """Read a number that must be one of those that this reader knows."""
+        if (found := self.number(size)) not in known:
+            raise Damage(f"{self.what}: {what} is {found}, expected {' or '.join(map(str, known))}")
+        return found
+
+
+class Blocks:
+    """The bytes of an HDF5 file, and the address of its root group. Raises Damage, OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.map = FileMap(path)
+        self._end = len(self.map.data)
+        fields = Fields(self.read(0, 9, "the superblock"), "the superblock")
+        if fields.take(8) != SUPERBLOCK:
+            raise Damage("it does not begin as HDF5 does")
+        if fields.number(1) not in (2, 3):
+            raise Damage("its metadata are of before HDF5 1.10 and have no checksums")
+        fields = self.block(0, 48, SUPERBLOCK, "the superblock")
+        fields.expect("its version", 1, 2, 3)
+        fields.expect("the size of an address", 1, 8)
+        fields.expect("the size of a length", 1, 8)
+        fields.expect("the mark of a writer that did not end", 1, 0)
+        fields.expect("the base address", 8, 0)
+        fields.address()  # of an extension, which tells nothing that a store needs
+        end = fields.number(8)
+        if end > self._end:
+            raise Damage(f"the file has {self._end} bytes, expected {end}")
+        self._end, self.root = end, fields.address()
+
+    def raw(self, address: int, size: int, what: str) -> Bytes:
+        """Bytes of the map; nothing is copied."""
+        if address + size > self._end:
+            raise Damage(f"{what} lies outside the file")
+        return self.map.data[address : address + size]
+
+    def read(self, address: int, size: int, what: str) -> bytes:
+        """Bytes of metadata."""
+        if size > MAX_BLOCK:
+            raise Damage(f"{what} has {size:,} bytes, more than {MAX_BLOCK:,}")
+        return self.raw(address, size, what).tobytes()
+
+    def block(self, address: int, size: int, signature: bytes, what: str) -> Fields:
+        """The fields between the signature of a block and the checksum at its end."""
+        data = self.read(address, size, what)
+        if data[: len(signature)] != signature:
+            raise Damage(f"{what} does not begin with {signature.decode('latin-1')}")
+        check_sum(data[:-CHECKSUM], data[-CHECKSUM:], what)
+        return Fields(data[len(signature) : -CHECKSUM], what)
+
+
+def check_sum(data: bytes, stored: bytes, what: str) -> None:
+    """Raise Damage if a block does not match its checksum."""
+    if jenkins_lookup3(data, 0) != int.from_bytes(stored, "little"):
+        raise Damage(f"{what} does not match its checksum")

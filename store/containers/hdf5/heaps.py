@@ -1,0 +1,184 @@
+"""Where HDF5 keeps the links of large groups and large attributes: fractal heaps, in the order of
+B-trees of version 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from store.containers.blosc import Damage
+from store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields, check_sum
+
+MAX_DEPTH = 16
+HUGE = 1  # the type of a B-tree of large objects
+NODE = 6  # bytes of a node before its records
+POWERS = {2**power for power in range(41)}
+
+
+def _bytes_for(number: int) -> int:
+    """How many bytes HDF5 takes for numbers up to this one."""
+    return max(1, -(-number.bit_length() // 8))
+
+
+class _Tree:
+    """The header of a B-tree and the sizes that follow from it."""
+
+    def __init__(self, blocks: Blocks, address: int, kind: int) -> None:
+        fields = blocks.block(address, 38, b"BTHD", "a B-tree")
+        fields.expect("its version", 1, 0)
+        fields.expect("its type", 1, kind)
+        self.kind, self._blocks = kind, blocks
+        self._node, self._record = fields.number(4), fields.number(2)
+        depth = fields.number(2)
+        fields.number(2)  # when nodes are split and merged
+        self._root, count, self._total = fields.address(), fields.number(2), fields.number(8)
+        if depth > MAX_DEPTH or not 0 < self._record < self._node <= 2**24:
+            raise Damage("a B-tree has impossible sizes")
+        self._pointers: list[tuple[int, int]] = [(0, 0)]  # bytes of the two counts of a child
+        capacity = whole = (self._node - NODE - CHECKSUM) // self._record
+        counted = _bytes_for(capacity)
+        for level in range(depth):
+            self._pointers.append((counted, _bytes_for(whole) if level else 0))
+            pointer = 8 + sum(self._pointers[-1])
+            capacity = (self._node - NODE - CHECKSUM - pointer) // (self._record + pointer)
+            whole = (capacity + 1) * whole + capacity
+        self._depth, self._count = depth, count
+
+    def records(self) -> Iterator[Fields]:
+        """The records, in order. Raises Damage if a node is met twice."""
+        if not self._total:
+            return
+        met: set[int] = set()
+        found = 0
+        for record in self._under(self._root, self._count, self._depth, met):
+            yield Fields(record, "a record of a B-tree")
+            found += 1
+        if found != self._total:
+            raise Damage(f"a B-tree has {found} records, expected {self._total}")
+
+    def _under(self, address: int, count: int, depth: int, met: set[int]) -> Iterator[bytes]:
+        counted, whole = self._pointers[depth]
+        children = count + 1 if depth else 0
+        used = NODE + count * self._record + children * (8 + counted + whole) + CHECKSUM
+        if address in met or used > self._node:
+            raise Damage("a B-tree has a node twice, or too large")
+        met.add(address)
+        signature = b"BTIN" if depth else b"BTLF"
+        fields = self._blocks.block(address, used, signature, "a node of a B-tree")
+        fields.expect("its version", 1, 0)
+        fields.expect("its type", 1, self.kind)
+        records = [fields.take(self._record) for _ in range(count)]
+        if not depth:
+            yield from records
+            return
+        for place in range(children):
+            child, inside = fields.address(), fields.number(counted)
+            fields.number(whole)
+            yield from self._under(child, inside, depth - 1, met)
+            yield from records[place : place + 1]
+
+
+def records(blocks: Blocks, address: int, kind: int) -> Iterator[Fields]:
+    """The records of a B-tree of some type. Raises Damage."""
+    return _Tree(blocks, address, kind).records()
+
+
+class Heap:
+    """A fractal heap without filters. Raises Damage."""
+
+    def __init__(self, blocks: Blocks, address: int) -> None:
+        fields = blocks.block(address, 146, b"FRHP", "a heap")
+        fields.expect("its version", 1, 0)
+        self._blocks, self._address = blocks, address
+        self._id_bytes = fields.number(2)
+        fields.expect("the size of its filters", 2, 0)
+        self._checked = bool(fields.number(1) & 2)
+        largest = fields.number(4)
+        fields.number(8)
+        self._huge_tree = fields.address()
+        fields.take(10 * 8)  # statistics, and where there is room
+        self._width, self._start, self._direct = (fields.number(n) for n in (2, 8, 8))
+        self._bits = fields.number(2)
+        fields.number(2)
+        self._root, self._rows = fields.address(), fields.number(2)
+        sizes = self._width, self._start, self._direct
+        if not (POWERS.issuperset(sizes) and self._start <= self._direct and self._bits <= 64):
+            raise Damage("a heap has impossible sizes")
+        self._offset_bytes = -(-self._bits // 8)
+        direct = -(-(self._direct.bit_length() - 1) // 8)
+        self._length_bytes = min(direct, _bytes_for(largest))
+        self._direct_rows = self._direct.bit_length() - self._start.bit_length() + 2
+        self._held: dict[int, bytes] = {}
+        self._huge: dict[int, tuple[int, int]] | None = None
+
+    def get(self, fields: Fields) -> bytes:
+        """The object whose heap ID comes next in a record."""
+        found = Fields(fields.take(self._id_bytes), "a heap ID")
+        kind = found.number(1)
+        if kind == 0x10:
+            return self._large(found)
+        if kind:
+            raise Damage(f"a heap ID is of kind {kind}")
+        offset, size = found.number(self._offset_bytes), found.number(self._length_bytes)
+        address, whole, base = self._place(offset)
+        if offset - base + size > whole:
+            raise Damage("an object of a heap is longer than its block")
+        return self._block(address, whole, base)[offset - base : offset - base + size]
+
+    def _large(self, found: Fields) -> bytes:
+        if self._id_bytes - 1 >= 16:
+            return self._blocks.read(found.address(), found.number(8), "an object of a heap")
+        if self._huge is None:
+            tree = records(self._blocks, self._huge_tree, HUGE)
+            listed = [(item.address(), item.number(8), item.number(8)) for item in tree]
+            self._huge = {number: (address, size) for address, size, number in listed}
+        number = found.number(min(8, self._id_bytes - 1))
+        if number not in self._huge:
+            raise Damage("a large object of a heap is missing")
+        return self._blocks.read(*self._huge[number], "an object of a heap")
+
+    def _block(self, address: int, size: int, base: int) -> bytes:
+        """A direct block; its checksum is compared when it is first used."""
+        if address not in self._held:
+            data = self._blocks.read(address, size, "a block of a heap")
+            self._head(Fields(data, "a block of a heap"), b"FHDB", base)
+            if self._checked:
+                place = 13 + self._offset_bytes
+                whole = data[:place] + bytes(CHECKSUM) + data[place + CHECKSUM :]
+                check_sum(whole, data[place : place + CHECKSUM], "a block of a heap")
+            self._held[address] = data
+        return self._held[address]
+
+    def _head(self, fields: Fields, signature: bytes, base: int) -> None:
+        if signature == b"FHDB" and fields.take(4) != signature:
+            raise Damage("a block of a heap does not begin with FHDB")
+        fields.expect("its version", 1, 0)
+        fields.expect("the address of its heap", 8, self._address)
+        fields.expect("its offset", self._offset_bytes, base)
+
+    def _place(self, offset: int) -> tuple[int, int, int]:
+        """Address, size and offset of the direct block that holds an offset of the heap."""
+        if not self._rows:
+            return self._root, self._start, 0
+        address, rows, base, first = self._root, self._rows, 0, self._width * self._start
+        while True:
+            relative = offset - base
+            row = (relative // first).bit_length()
+            size = self._start << max(0, row - 1)
+            begin = first << row - 1 if row else 0
+            column = (relative - begin) // size
+            if row >= rows:
+                raise Damage("an object lies outside its heap")
+            child = self._children(address, rows, base)[row * self._width + column]
+            base += begin + column * size
+            if child == UNDEFINED:
+                raise Damage("an object lies in a block that a heap does not have")
+            if row < self._direct_rows:
+                return child, size, base
+            address, rows = child, size.bit_length() - first.bit_length() + 1
+
+    def _children(self, address: int, rows: int, base: int) -> list[int]:
+        count = rows * self._width
+        size = 13 + self._offset_bytes + 8 * count + CHECKSUM
+        fields = self._blocks.block(address, size, b"FHIB", "a block of a heap")
+        self._head(fields, b"FHIB", base)
+        return [fields.address() for _ in range(count)]

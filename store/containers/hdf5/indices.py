@@ -1,0 +1,101 @@
+"""Indices of the chunks of a dataset of HDF5: where each chunk lies."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from store.containers.blosc import Damage
+from store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields
+from support.arrays import Array
+
+MAX_DEPTH = 16
+WHAT = "the index of chunks"
+
+
+def fixed_array(
+    blocks: Blocks, address: int, bits: int, count: int, size: int, filtered: bool
+) -> Array:
+    """Read a fixed array, HDF5's index of the chunks of an array that cannot grow."""
+    width = min(8, 1 + ((size.bit_length() - 1) + 8) // 8)
+    kinds = [("address", 8), ("size", width), ("skipped", 4)][: 3 if filtered else 1]
+    row = np.dtype([(name, np.uint8, (length,)) for name, length in kinds])
+    fields = blocks.block(address, 28, b"FAHD", WHAT)
+    fields.expect("its version", 1, 0)
+    fields.expect("its kind", 1, int(filtered))
+    fields.expect("the size of an entry", 1, row.itemsize)
+    fields.expect("the bits of a page", 1, bits)
+    fields.expect("the number of chunks", 8, count)
+    data = _entries(blocks, fields.address(), address, 1 << bits, count, row.itemsize, filtered)
+    rows = np.frombuffer(data, row)
+    places = np.zeros((count, 3), np.uint64)
+    places[:, 0], places[:, 1] = _numbers(rows["address"]), size
+    if filtered:
+        places[:, 1], places[:, 2] = _numbers(rows["size"]), _numbers(rows["skipped"])
+    return places
+
+
+def _entries(
+    blocks: Blocks, address: int, header: int, page: int, count: int, row: int, filtered: bool
+) -> bytes:
+    """The entries of a fixed array, which has checksums for each of its pages if it has several."""
+    before = 14
+    pages = -(-count // page) if count > page else 0
+    bitmap = -(-pages // 8)
+    first = before + bitmap + (0 if pages else count * row) + CHECKSUM
+    fields = blocks.block(address, first, b"FADB", WHAT)
+    fields.expect("its version", 1, 0)
+    fields.expect("its kind", 1, int(filtered))
+    fields.expect("the address of its header", 8, header)
+    if not pages:
+        return fields.take(fields.left)
+    begun, found = fields.take(bitmap), []
+    for number in range(pages):
+        length = min(page, count - number * page) * row
+        place = address + first + number * (page * row + CHECKSUM)
+        if not begun[number // 8] & 128 >> number % 8:
+            raise Damage("its chunks are not all there")
+        found.append(blocks.block(place, length + CHECKSUM, b"", WHAT).take(length))
+    return b"".join(found)
+
+
+def _numbers(fields: Array) -> Array:
+    """uint64 [n]: whole numbers of a few bytes each, [n, bytes]."""
+    found = np.zeros((len(fields), 8), np.uint8)
+    found[:, : fields.shape[1]] = fields
+    return found.view("<u8")[:, 0]
+
+
+def old_index(blocks: Blocks, address: int, chunk: list[int], grid: list[int]) -> Array:
+    """Read a B-tree of version 1: the index of an array that was written for HDF5 before 1.10."""
+    if address == UNDEFINED:
+        return np.empty((0, 3), np.uint64)
+    count, rank = prod(grid), len(grid)
+    if count > len(blocks.map.data):  # each has an entry
+        raise Damage("its chunks are not all there")
+    places = np.zeros((count, 3), np.uint64)
+    places[:, 0] = UNDEFINED
+    todo, met = [(address, -1)], {address}
+    while todo:
+        place, level = todo.pop()
+        head = Fields(blocks.read(place, 24, WHAT), WHAT)
+        if head.take(4) != b"TREE":
+            raise Damage(f"{WHAT} does not begin with TREE")
+        head.expect("its type", 1, 1)
+        found = head.expect("its level", 1, *([level] if level >= 0 else range(MAX_DEPTH)))
+        entries, key = head.number(2), 8 + 8 * (rank + 1)
+        fields = Fields(blocks.read(place + 24, entries * (key + 8) + key, WHAT), WHAT)
+        for _ in range(entries):
+            size, skipped = fields.number(4), fields.number(4)
+            corner = [fields.number(8) for _ in range(rank + 1)][:rank]
+            child = fields.address()
+            if found and child not in met:
+                met.add(child)
+                todo.append((child, found - 1))
+                continue
+            at = [offset // part for offset, part in zip(corner, chunk, strict=True)]
+            if found or any(number >= whole for number, whole in zip(at, grid, strict=True)):
+                raise Damage(f"{WHAT} has a chunk outside the array, or a node twice")
+            places[np.ravel_multi_index(at, grid)] = child, size, skipped
+    return places

@@ -1,0 +1,238 @@
+"""Objects of an HDF5 file: their messages, links, attributes and types."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from store.containers.blosc import Damage
+from store.containers.hdf5.blocks import CHECKSUM, MAX_BLOCK, UNDEFINED, Blocks, Fields
+from store.containers.hdf5.heaps import Heap, records
+
+SPACE, LINK_INFO, TYPE, LINK, EXTERNAL, LAYOUT = 1, 2, 3, 6, 7, 8
+FILTERS, ATTRIBUTE, CONTINUED, OLD_GROUP, ATTRIBUTE_INFO = 11, 12, 16, 17, 21
+HARD, NAMES, ATTRIBUTES = 0, 5, 8  # a kind of link; types of B-trees
+MAX_HEADER = 2**22  # bytes of the messages of one object
+MAX_RANK = 32
+HEADER = "the header of an object"
+NUMBER, FLOAT, TEXT, ENUM = 0, 1, 3, 8  # classes of types
+
+
+@dataclass
+class Object:
+    """What the header of an object holds: bodies of messages by their type."""
+
+    address: int
+    messages: dict[int, list[bytes]] = field(default_factory=dict)
+
+    def one(self, kind: int, what: str) -> Fields:
+        """The body of a message that must be there once."""
+        found = self.messages.get(kind, [])
+        if len(found) != 1:
+            raise Damage(f"{what} is there {len(found)} times")
+        return Fields(found[0], what)
+
+    @property
+    def is_dataset(self) -> bool:
+        return LAYOUT in self.messages or SPACE in self.messages
+
+
+def read_object(blocks: Blocks, address: int) -> Object:
+    """Read the header of an object. Raises Damage."""
+    found, met, whole = Object(address), {address}, 0
+    signature, first, sizes = _header(blocks, address)
+    todo = [first]
+    while todo:
+        fields = todo.pop(0)
+        whole += fields.left
+        if whole > MAX_HEADER:
+            raise Damage(f"the header of an object has more than {MAX_HEADER:,} bytes")
+        for kind, body in _messages(fields, *sizes):
+            if kind == CONTINUED:
+                place, length = body.address(), body.number(8)
+                if place in met:
+                    raise Damage("the header of an object continues in itself")
+                met.add(place)
+                todo.append(
+                    blocks.block(place, length, signature, HEADER)
+                    if signature
+                    else Fields(blocks.read(place, length, HEADER), HEADER)
+                )
+            else:
+                found.messages.setdefault(kind, []).append(body.take(body.left))
+    return found
+
+
+def _header(blocks: Blocks, address: int) -> tuple[bytes, Fields, tuple[int, int]]:
+    """How blocks that continue the header of an object begin, its first messages, and the bytes of
+    the kind of a message and of what stands between its size and its body.
+
+    Headers of version 1 are what HDF5 adds to a file that it opens again, unless it is told better.
+    """
+    if blocks.read(address, 4, HEADER) != b"OHDR":
+        fields = Fields(blocks.read(address, 16, HEADER), HEADER)
+        fields.expect("its version", 1, 1)
+        fields.take(7)
+        return b"", Fields(blocks.read(address + 16, fields.number(4), HEADER), HEADER), (2, 4)
+    fields = Fields(blocks.read(address + 4, 2, HEADER), HEADER)
+    fields.expect("its version", 1, 2)
+    flags = fields.number(1)
+    before, width = 6 + (16 if flags & 32 else 0) + (4 if flags & 16 else 0), 1 << (flags & 3)
+    size = Fields(blocks.read(address + before, width, HEADER), HEADER).number(width)
+    fields = blocks.block(address, before + width + size + CHECKSUM, b"OHDR", HEADER)
+    fields.take(before + width - 4)
+    return b"OCHK", fields, (1, 3 if flags & 4 else 1)
+
+
+def _messages(fields: Fields, kind_bytes: int, marks_bytes: int) -> Iterator[tuple[int, Fields]]:
+    while fields.left >= kind_bytes + 2 + marks_bytes:  # less is a gap
+        kind, size, marks = (fields.number(n) for n in (kind_bytes, 2, marks_bytes))
+        body = fields.take(size)
+        if marks & 2:
+            raise Damage("a message is shared, which is not followed")
+        yield kind, Fields(body, f"message {kind} of an object")
+
+
+def links(blocks: Blocks, group: Object) -> dict[str, tuple[int, int]]:
+    """Kind and address of each link of a group by its name. Raises Damage."""
+    if OLD_GROUP in group.messages:
+        raise Damage("a group is not of HDF5 1.10 or later")
+    found: dict[str, tuple[int, int]] = {}
+    bodies = [*group.messages.get(LINK, []), *_heaped(blocks, group, LINK_INFO, NAMES)]
+    for body in bodies:
+        name, kind, address = _link(Fields(body, "a link"))
+        if name in found or "/" in name or name in ("", ".", ".."):
+            raise Damage(f"link {name!r} is there twice, or cannot be a name")
+        found[name] = kind, address
+    return found
+
+
+def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[bytes]:
+    """Objects of the heap that an info message of links or attributes names."""
+    for body in thing.messages.get(kind, []):
+        fields = Fields(body, "where links or attributes are")
+        fields.expect("its version", 1, 0)
+        flags = fields.number(1)
+        fields.take((8 if kind == LINK_INFO else 2) if flags & 1 else 0)
+        heap, names = fields.address(), fields.address()
+        if heap == UNDEFINED:
+            continue
+        held = Heap(blocks, heap)
+        for record in records(blocks, names, tree):
+            if tree == NAMES:
+                record.take(4)  # the hash of the name
+            yield held.get(record)
+
+
+def _link(fields: Fields) -> tuple[str, int, int]:
+    fields.expect("its version", 1, 1)
+    flags = fields.number(1)
+    kind = fields.number(1) if flags & 8 else HARD
+    fields.take((8 if flags & 4 else 0) + (1 if flags & 16 else 0))
+    name = _text(fields.take(fields.number(1 << (flags & 3))))
+    return name, kind, fields.address() if kind == HARD else UNDEFINED
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Damage("a name is not UTF-8") from error
+
+
+def attributes(blocks: Blocks, thing: Object) -> dict[str, bytes | int | str]:
+    """Attributes of an object by name: bytes of a text, a whole number, or in words what else it
+    is, which a store does not have. Raises Damage."""
+    found: dict[str, bytes | int | str] = {}
+    bodies = [*thing.messages.get(ATTRIBUTE, [])]
+    for body in [*bodies, *_heaped(blocks, thing, ATTRIBUTE_INFO, ATTRIBUTES)]:
+        fields = Fields(body, "an attribute")
+        version = fields.expect("its version", 1, 1, 2, 3)
+        fields.expect("the sharing of its type", 1, 0)
+        sizes = [fields.number(2) for _ in range(3)]
+        fields.take(1 if version == 3 else 0)  # the encoding of its name
+        parts = [fields.take(-(-size // 8) * 8 if version == 1 else size) for size in sizes]
+        name = _text(parts[0][: sizes[0]].rstrip(b"\0"))
+        if name in found:
+            raise Damage(f"attribute {name!r} is there twice")
+        kind = Fields(parts[1][: sizes[1]], f"the type of attribute {name!r}")
+        try:
+            shape = dataspace(Fields(parts[2], "the shape of an attribute"))
+            found[name] = _value(fields, kind, shape)
+        except Damage as error:
+            found[name] = str(error)
+    return found
+
+
+def _value(fields: Fields, kind: Fields, shape: tuple[int, ...]) -> bytes | int | str:
+    if shape != ():
+        return f"an array of shape {list(shape)} is neither a text nor a whole number"
+    dtype = type_of(kind)
+    data = fields.take(dtype.itemsize)
+    if dtype.kind == "S":
+        return data.rstrip(b"\0")
+    if dtype.kind in "iu":
+        return int(np.frombuffer(data, dtype)[0])
+    return f"{dtype} is neither a text nor a whole number"
+
+
+def dataspace(fields: Fields) -> tuple[int, ...]:
+    """Read a shape. Raises Damage for one that may grow, or that is none."""
+    version = fields.expect("its version", 1, 1, 2)
+    rank, flags, kind = (fields.number(1) for _ in range(3))
+    if version == 1:
+        kind = min(rank, 1)
+        fields.take(4)
+    if rank > MAX_RANK or kind not in (0, 1) or (kind == 0) != (rank == 0):
+        raise Damage(f"{fields.what} is not that of an array")
+    shape = tuple(fields.number(8) for _ in range(rank))
+    if flags & 1 and shape != tuple(fields.number(8) for _ in range(rank)):
+        raise Damage(f"{fields.what} may grow")
+    return shape
+
+
+def _numbers() -> dict[tuple[int, bytes], np.dtype[Any]]:
+    """The dtypes of little-endian numbers, by the class and the bytes that describe them."""
+    found: dict[tuple[int, bytes], np.dtype[Any]] = {}
+    for size in (1, 2, 4, 8):
+        for sign, name in ((0, "uint"), (8, "int")):
+            form = struct.pack("<B2xIHH", sign, size, 0, 8 * size)
+            found[NUMBER, form] = np.dtype(f"{name}{8 * size}")
+    for size in (2, 4, 8):
+        dtype = np.dtype(f"float{8 * size}")
+        info = np.finfo(dtype)
+        last, fraction, exponent = 8 * size - 1, int(info.nmant), int(info.iexp)
+        bias = 2 ** (exponent - 1) - 1
+        where = (0, 8 * size, fraction, exponent, 0, fraction, bias)
+        found[FLOAT, struct.pack("<BBxIHHBBBBI", 32, last, size, *where)] = dtype
+    return found
+
+
+NUMBERS = _numbers()
+FORM_BYTES = {NUMBER: 11, FLOAT: 19}
+# What h5py writes for bool: an enumeration of int8.
+BOOL = struct.pack("<H1xI", 2, 1)
+INT8 = struct.pack("<B2xIHH", 8, 1, 0, 8)
+VALUES = b"FALSE\0TRUE\0\0\1", b"FALSE\0\0\0TRUE\0\0\0\0\0\1"
+
+
+def type_of(fields: Fields) -> np.dtype[Any]:
+    """Read a type. Raises Damage for all but little-endian numbers, bool and fixed-length text."""
+    first = fields.number(1)
+    kind, body = first & 15, fields.take(fields.left)
+    if 1 <= first >> 4 <= 5:
+        size = int.from_bytes(body[3:7], "little")
+        known = NUMBERS.get((kind, body[: FORM_BYTES.get(kind, 0)]))
+        if known is not None:  # what follows fills up to a multiple of 8 bytes
+            return known
+        if kind == TEXT and size <= MAX_BLOCK:
+            return np.dtype(f"S{size}")
+        if kind == ENUM and (body[:7], body[8:19]) == (BOOL, INT8) and body[19:].startswith(VALUES):
+            return np.dtype(bool)
+    raise Damage(
+        f"{fields.what} is not a little-endian number, bool or fixed-length text (class {kind})"
+    )
