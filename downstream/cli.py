@@ -14,7 +14,7 @@ from downstream.options import (
     FineTuneSettings,
     MlmSettings,
     SpeedSettings,
-    command_options,
+    parameters,
 )
 from support import files
 from support.console import CONTEXT, command_errors
@@ -51,8 +51,7 @@ of a model beside its scores. scores.json in --out holds all figures.
 """
 
 
-@click.command(help=HELP, context_settings=CONTEXT)
-@command_options
+@click.command(help=HELP, context_settings=CONTEXT, params=parameters())
 @command_errors
 def main(**words: Any) -> None:
     """Read what was asked, refuse what does not fit the task, run."""

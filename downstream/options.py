@@ -8,7 +8,7 @@ and the refusals follow from these fields, so that Python refuses what the comma
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -31,7 +31,6 @@ from support.options import (
     options_of,
 )
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Settings = TypeVar("Settings")
 
 FINE_TUNED = ("pos", "ner", "classify", "pair", "qa")
@@ -357,16 +356,15 @@ def check(name: str, value: Any) -> None:
     check_value(Asked, name, OPTIONS[name], value)
 
 
-def command_options(command: Command) -> Command:
-    """Give a command every option of `Asked`, and RUN."""
-    for name in reversed(list(OPTIONS)):
+def parameters() -> list[click.Parameter]:
+    """Every option of `Asked` for the command, and RUN."""
+    found: list[click.Parameter] = []
+    for name in OPTIONS:
         if name != "runs":
             plural: dict[str, Any] = {"metavar": "PATH"} if OPTIONS[name].read is _paths else {}
-            option = click_option(Asked, name, help=_help(name), **plural)
-            kept = getattr(command, "__click_params__", [])
-            command.__click_params__ = [*kept, option]  # type: ignore[attr-defined]
-    runs = click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
-    return runs(command)
+            found.append(click_option(Asked, name, help=_help(name), **plural))
+    runs = click.Argument(["runs"], nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
+    return [*found, runs]
 
 
 def _help(name: str) -> str:

@@ -25,13 +25,12 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from support.errors import UserError
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 KEY = "option"  # of a field's metadata
 
 
@@ -105,6 +104,13 @@ def option(
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def again(settings: type[Any], name: str, default: Any, **changes: Any) -> Any:
+    """A field that is the option `name` of another dataclass with another default, and `changes`
+    of what there is to know of it."""
+    about = dataclasses.replace(options_of(settings)[name], **changes)
+    return dataclasses.field(default=default, metadata={KEY: about})
 
 
 def options_of(settings: type[Any]) -> Mapping[str, Option]:
@@ -233,19 +239,9 @@ def click_option(
     return click.Option([spelt, name], **arguments | changes)
 
 
-def click_options(settings: type[Any], *names: str) -> Callable[[Command], Command]:
-    """Give a command the options of a dataclass: those named, or all."""
-
-    def decorate(command: Command) -> Command:
-        found = [click_option(settings, name) for name in names or options_of(settings)]
-        if isinstance(command, click.Command):
-            command.params = [*found, *command.params]
-        else:  # as click's own decorators leave them, in reverse, for the command that comes
-            kept = getattr(command, "__click_params__", [])
-            command.__click_params__ = [*kept, *reversed(found)]  # type: ignore[attr-defined]
-        return command
-
-    return decorate
+def click_options(settings: type[Any]) -> list[click.Parameter]:
+    """The options of a dataclass for the `params` of a command."""
+    return [click_option(settings, name) for name in options_of(settings)]
 
 
 def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

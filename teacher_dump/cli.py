@@ -34,8 +34,8 @@ class CommandWithSubcommands(click.Group):
     context_settings=CONTEXT,
     invoke_without_command=True,
     subcommand_metavar="[COMMAND ...]",
+    params=click_options(DumpOptions),
 )
-@click_options(DumpOptions)
 @command_errors
 def main(**given: Any) -> None:
     context = click.get_current_context()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from store import StoreWriter, open_store
+from store import Features, StoreWriter, TaskSpec, open_store
 from store.extras.word_counts import WordCounts
 from support.background import Behind, prefetched
 from support.console import counted
@@ -25,7 +25,7 @@ from support.errors import UserError
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.chosen_features import features_of, told, window_length
-from teacher_dump.job.options import DumpOptions, check_options, describe
+from teacher_dump.job.options import DumpOptions, describe
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.windows.cutting import iter_windows
 from teacher_dump.windows.label_numbers import Labels
@@ -74,7 +74,6 @@ def dump(
     once the teacher runs.
     """
     with stoppable(lambda: kept(options.out)) as stop:
-        check_options(options)
         StoreWriter.check(options.out)
         model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
         corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
@@ -103,8 +102,6 @@ def _dump(
     stop: Stop,
     stage_one: StageOne | None,
 ) -> DumpSummary:
-    from teacher_dump.job.calibration import calibration
-    from teacher_dump.job.identity import identity, software
     from teacher_dump.teacher.teacher import load_teacher
 
     corpus.check()  # a bad line far down is told now, not after hours
@@ -122,7 +119,35 @@ def _dump(
         precision=options.precision,
     )
     max_length = window_length(options.max_length, teacher)
+    features = features_of(options, teacher, max_length)
     counters: Counter[str] = Counter()
+    cut = _parts(options, corpus, teacher, max_length, counters, stop)
+    words = _word_counts(options, corpus)
+    with closing(prefetched(cut, PARTS_AHEAD)) as parts:
+        first = next(parts, None)
+        if first is None:
+            raise UserError(
+                f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
+            )
+        say(told(options, features))
+        with closing(_begun(options, teacher, corpus, features, first, stage_one, words)) as writer:
+            resumed = len(writer.published)
+            every = itertools.chain([first], parts)
+            counters.update(_write(writer, every, teacher, options, say, stop, words))
+            corpus.check_unchanged()
+            writer.seal()
+    return _summary(options.out, corpus, counters, resumed, teacher.task)
+
+
+def _parts(
+    options: DumpOptions,
+    corpus: Corpus,
+    teacher: Teacher,
+    max_length: int,
+    counters: Counter[str],
+    stop: Stop,
+) -> Iterator[list[Window]]:
+    """Cut the corpus into windows, with the numbers of gold labels, and gather them into parts."""
     task = teacher.task
     windows = iter_windows(
         corpus,
@@ -132,53 +157,58 @@ def _dump(
         counters,
         one_each=bool(task and task.kind == "classification"),
     )
-    features = features_of(options, teacher, max_length)
     if task:
         labels = Labels(task, teacher.name)
         labels.check(corpus.met(task.kind), corpus.steps())
         windows = labels.numbered(windows)
-    cut = gathered(_until(stop, windows), options.part_tokens, options.limit)
-    words = _word_counts(options, corpus)
-    with closing(prefetched(cut, PARTS_AHEAD)) as parts:
-        first = next(parts, None)
-        if first is None:
-            raise UserError(
-                f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
-            )
-        say(told(options, features))
-        files = teacher.files()
-        head = bool(features.logits and features.logits.tier == "head")
-        writer = StoreWriter.create_or_resume(
-            options.out,
-            identity=identity(options, teacher, corpus, files, max_length, stage_one),
-            features=features,
-            calibration=calibration(options, teacher, first),
-            files=files,
-            weights=teacher.weights() if options.weights else {},
-            head=teacher.head_arrays() if head else None,
-            software=software(),
-            more=(stage_one.vocab if stage_one else None, words),
-        )
-        with closing(writer):
-            resumed = len(writer.published)
-            every = itertools.chain([first], parts)
-            done = _write(writer, every, teacher, options, say, stop, words)
-            corpus.check_unchanged()
-            writer.seal()
+    return gathered(_until(stop, windows), options.part_tokens, options.limit)
+
+
+def _begun(
+    options: DumpOptions,
+    teacher: Teacher,
+    corpus: Corpus,
+    features: Features,
+    first: list[Window],
+    stage_one: StageOne | None,
+    words: WordCounts | None,
+) -> StoreWriter:
+    """Begin the store, or go on with an unfinished one; the first part gives the calibration."""
+    from teacher_dump.job.calibration import calibration
+    from teacher_dump.job.identity import identity, software
+
+    files = teacher.files()
+    head = bool(features.logits and features.logits.tier == "head")
+    return StoreWriter.create_or_resume(
+        options.out,
+        identity=identity(options, teacher, corpus, files, features.max_length, stage_one),
+        features=features,
+        calibration=calibration(options, teacher, first),
+        files=files,
+        weights=teacher.weights() if options.weights else {},
+        head=teacher.head_arrays() if head else None,
+        software=software(),
+        more=(stage_one.vocab if stage_one else None, words),
+    )
+
+
+def _summary(
+    out: Path, corpus: Corpus, counters: Counter[str], resumed: int, task: TaskSpec | None
+) -> DumpSummary:
     return DumpSummary(
-        documents=done["documents"],
+        documents=counters["documents"],
         empty_lines=corpus.empty_lines,
         without_tokens=counters["no_tokens"],
         surrogates=counters["surrogates"],
-        sequences=done["sequences"],
-        tokens=done["tokens"],
-        parts=done["parts"],
+        sequences=counters["sequences"],
+        tokens=counters["tokens"],
+        parts=counters["parts"],
         resumed_parts=resumed,
-        vocab=_vocab(options.out),
-        halved=done["halved"],
-        widened=done["widened"],
+        vocab=_vocab(out),
+        halved=counters["halved"],
+        widened=counters["widened"],
         task=task.kind if task else None,
-        gold=done["gold"],
+        gold=counters["gold"],
         cut=counters["cut"],
     )
 
@@ -243,11 +273,7 @@ def _write(
                     )
                 if progress.disable:  # no terminal: a line now and then instead of a bar
                     seconds = time.perf_counter() - begun
-                    say(
-                        f"part {number:<4} {counted(len(part), 'sequence')}, "
-                        f"{counted(size, 'token')}, {size / seconds:,.0f} tokens/s; "
-                        f"{done['tokens'] + size:,} tokens so far"
-                    )
+                    say(_part_line(number, len(part), size, seconds, done["tokens"] + size))
                 stop.check()
             done["parts"], done["documents"] = number + 1, part[-1].document + 1
             done["sequences"] += len(part)
@@ -255,6 +281,13 @@ def _write(
             done["gold"] += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
         behind.finish()
     return done
+
+
+def _part_line(number: int, sequences: int, tokens: int, seconds: float, so_far: int) -> str:
+    return (
+        f"part {number:<4} {counted(sequences, 'sequence')}, {counted(tokens, 'token')},"
+        f" {tokens / seconds:,.0f} tokens/s; {so_far:,} tokens so far"
+    )
 
 
 def _vocab(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from store import LogitsSpec
 from store.format.codecs.levels import LEVELS
@@ -13,12 +14,14 @@ from support.errors import UserError
 from support.options import INNER_SHARE, at_least, check_values, option
 from teacher_dump.teacher.checkpoint_names import corpus_of
 from teacher_dump.teacher.layer_groups import feature_words
+from training.device import resolved_device
 from training.rare_masks import MASK_WORDS
 
 PART_TOKENS = 1 << 17  # a kill loses at most so many; a part is in memory until it is written
 DEFAULT_CORPUS = "python-docs"
 DEFAULT_MAX_LENGTH = 256
 DEFAULT_LOGITS = "topk:64"
+ALONE = "alone"  # scope of the options that `teacher-dump mixed-vocab` does not take
 MAX_DRAWS = 2**16 - 1  # of a token: a store counts them in 16 bits
 
 
@@ -48,7 +51,8 @@ class DumpOptions:
     """Everything that decides what a store holds.
 
     Each field says what it is and what it takes, for the command line and for Python. Raises
-    UserError for a value that an option does not take; `check_options` checks them together.
+    UserError for a value that an option does not take, and for options that contradict each other,
+    whatever the teacher is.
     """
 
     model: str = option(
@@ -69,12 +73,14 @@ class DumpOptions:
     label_column: str | None = option(
         None,
         "Column with the gold label, by name or number, for a teacher that classifies texts.",
+        scope={ALONE},
     )
     head: str = option(
         "auto",
         "Head to read logits from; auto takes what the checkpoint was fine-tuned for"
         " (classification, tagging), else its masked-LM head.",
         choices=("auto", "mlm", "classification", "tagging", "causal", "none"),
+        scope={ALONE},
     )
     logits: str | None = option(  # None: DEFAULT_LOGITS where there is an LM head
         None,
@@ -95,12 +101,16 @@ class DumpOptions:
         1,
         "Forward passes over each sequence; view 0 is plain, the others have words masked.",
         within=at_least(1),
+        scope={ALONE},
     )
-    mask_prob: float = option(0.15, "Share of words masked in views 1, 2, ...", within=INNER_SHARE)
+    mask_prob: float = option(
+        0.15, "Share of words masked in views 1, 2, ...", within=INNER_SHARE, scope={ALONE}
+    )
     mask_words: str = option(
         "uniform",
         "rare: a word is masked the more often the rarer it is in the corpus (views 1, 2, ...).",
         choices=MASK_WORDS,
+        scope={ALONE},
     )
     seed: int = option(0, "Seed of masks and draws.", within=at_least(0))
     codec: str = option("default", "Precision of what is kept.", choices=tuple(sorted(LEVELS)))
@@ -110,7 +120,9 @@ class DumpOptions:
         within=at_least(4),
         told_default=f"{DEFAULT_MAX_LENGTH} or the teacher's own limit",
     )
-    stride: int = option(0, "Tokens by which windows of one document overlap.", within=at_least(0))
+    stride: int = option(
+        0, "Tokens by which windows of one document overlap.", within=at_least(0), scope={ALONE}
+    )
     batch_tokens: int = option(
         8192, "Tokens of a teacher batch, padding included: bounds memory.", within=at_least(1)
     )
@@ -130,16 +142,11 @@ class DumpOptions:
 
     def __post_init__(self) -> None:
         check_values(self)
+        _check_together(self)
 
-    def resolved(self) -> DumpOptions:
+    def resolved(self) -> Self:
         """Decide every `auto` for this machine; raises UserError for a GPU that it lacks."""
-        device = self.device
-        if device != "cpu":
-            import torch  # here and not above: neither --help nor a mistake must wait for it
-
-            if device == "auto":
-                device = "cuda" if torch.cuda.is_available() else "cpu"
-            check_device(device, torch.cuda.device_count())
+        device = self.device if self.device == "cpu" else resolved_device(self.device)
         precision = self.precision
         if precision == "auto":
             precision = "bf16" if device.startswith("cuda") else "fp32"
@@ -168,11 +175,8 @@ def describe(options: DumpOptions, corpus_was_given: bool) -> str:
     return "\n".join(f"{name:9} {value}" for name, value in rows.items())
 
 
-def check_options(options: DumpOptions) -> None:
-    """Refuse options that contradict each other, whatever the teacher is.
-
-    Raises UserError. Needs no torch, which takes seconds to load.
-    """
+def _check_together(options: DumpOptions) -> None:
+    """Raise UserError for options that contradict each other, whatever the teacher is."""
     if options.mask_words == "rare" and options.views == 1:
         raise UserError(
             "--mask-words rare: in view 0, the only one, no word is masked; ask for masked views"

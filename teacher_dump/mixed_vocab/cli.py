@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from support.console import CONTEXT, command_errors, counted
-from support.options import click_option, options_of, read_words
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.mixed_vocab.options import MixedVocabOptions
+from support.options import click_option, click_options, options_of, read_words, scoped
+from teacher_dump.job.options import ALONE
+from teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 
 HELP = """Train a student's word embeddings within a masked-LM teacher, and keep them in a store.
 
@@ -19,34 +19,17 @@ student-train --store OUT --init mixed-vocab --loss mlm=1.
 
 A training that was stopped goes on where it was: type the same command again.
 """
-WORK: dict[str, dict[str, Any]] = {
-    "seed": {"help": "Seed of words, masks, order, dropout and first embeddings."},
-    "max_length": {
-        "help": "Longest sequence in tokens, special ones included.",
-        "default": 128,
-        "show_default": True,
-    },
-    "batch_tokens": {},
-    "device": {},
-    "precision": {},
-    "limit": {},
-    "logits": {
-        "help": "What the store keeps of the teacher, as teacher-dump does.",
-        "default": "none",
-        "show_default": True,
-    },
-    "hidden": {"default": "none"},
-    "attention": {"default": "none"},
-    "codec": {},
-    "weights": {"help": "Keep the encoder's weights (fp16), too.", "default": False},
-    "trust_remote_code": {},
-}
-"""Options of a dump that stage I takes as well, with what differs in it: help or default."""
-PARAMETERS: list[click.Parameter] = [
-    *(click_option(DumpOptions, name) for name in ("model", "out", "corpus", "text_column")),
-    *(click_option(MixedVocabOptions, name) for name in options_of(MixedVocabOptions)),
-    *(click_option(DumpOptions, name, **changes) for name, changes in WORK.items()),
-]
+
+
+def _parameters() -> list[click.Parameter]:
+    """The options of the dump that name its input and output, those of the training, the others."""
+    shared = [name for name in options_of(StageOneDump) if name not in scoped(StageOneDump, ALONE)]
+    first = ("model", "out", "corpus", "text_column")
+    return [
+        *(click_option(StageOneDump, name) for name in first),
+        *click_options(MixedVocabOptions),
+        *(click_option(StageOneDump, name) for name in shared if name not in first),
+    ]
 
 
 @click.command(
@@ -54,13 +37,13 @@ PARAMETERS: list[click.Parameter] = [
     help=HELP,
     short_help="Train a student's word embeddings within a teacher.",
     context_settings=CONTEXT,
-    params=PARAMETERS,
+    params=_parameters(),
 )
 @command_errors
 def mixed_vocab(**given: Any) -> None:
     """Train a student's word embeddings within a masked-LM teacher."""
     own = {name: given.pop(name) for name in options_of(MixedVocabOptions)}
-    asked = DumpOptions(**read_words(DumpOptions, given))
+    asked = StageOneDump(**read_words(StageOneDump, given))
     options = MixedVocabOptions(asked, **own)
     from teacher_dump.mixed_vocab import stage_one  # torch and transformers load only for work
 

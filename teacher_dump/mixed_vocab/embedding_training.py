@@ -20,6 +20,7 @@ from support.errors import ANOTHER, UserError
 from support.lease import Lease
 from support.signals import Stop
 from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+from teacher_dump.mixed_vocab.options import MixedVocabOptions
 from teacher_dump.mixed_vocab.segmentation import Batch, Mixer
 from training.checkpoint import read_checkpoint, write_checkpoint
 from training.loop import Losses, Training
@@ -47,6 +48,19 @@ class Course:
     precision: str
     checkpoint_every: int
     begun: dict[str, Any]
+
+    @staticmethod
+    def of(options: MixedVocabOptions, begun: dict[str, Any]) -> Course:
+        """The course that options ask for."""
+        return Course(
+            options.steps,
+            options.lr,
+            options.optimizer,
+            options.dump.seed,
+            options.dump.precision,
+            options.checkpoint_every,
+            begun,
+        )
 
 
 def train(

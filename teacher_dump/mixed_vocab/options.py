@@ -7,11 +7,63 @@ from pathlib import Path
 from typing import Any
 
 from support.errors import UserError
-from support.options import INNER_SHARE, Range, at_least, check_values, option
-from teacher_dump.job.options import DumpOptions
+from support.options import (
+    INNER_SHARE,
+    Range,
+    again,
+    at_least,
+    check_values,
+    default_of,
+    flag_of,
+    option,
+    scoped,
+)
+from teacher_dump.job.options import ALONE, DumpOptions
 from training.optimizer import OPTIMIZERS, check_optimizer
 
 RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=True)
+
+
+@dataclass(frozen=True)
+class StageOneDump(DumpOptions):
+    """Options of the dump that stage I ends in: those of a dump, most of them with other defaults.
+
+    The store keeps nothing of the teacher but what is asked for. Raises UserError as `DumpOptions`
+    does, and for an option of a dump alone.
+    """
+
+    seed: int = again(
+        DumpOptions, "seed", 0, help="Seed of words, masks, order, dropout and first embeddings."
+    )
+    max_length: int | None = again(
+        DumpOptions,
+        "max_length",
+        128,
+        help="Longest sequence in tokens, special ones included.",
+        told_default="",
+    )
+    logits: str | None = again(
+        DumpOptions,
+        "logits",
+        "none",
+        help="What the store keeps of the teacher, as teacher-dump does.",
+        told_default="",
+    )
+    hidden: str = again(DumpOptions, "hidden", "none")
+    attention: str = again(DumpOptions, "attention", "none")
+    weights: bool = again(
+        DumpOptions, "weights", False, help="Keep the encoder's weights (fp16), too."
+    )
+    text_only: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in sorted(scoped(DumpOptions, ALONE)):
+            if getattr(self, name) != default_of(DumpOptions, name):
+                raise UserError(
+                    f"{flag_of(name)} {getattr(self, name)}: mixed-vocab takes no such option;"
+                    " leave it out"
+                )
 
 
 @dataclass(frozen=True)
@@ -22,7 +74,7 @@ class MixedVocabOptions:
     Raises UserError for a value that an option does not take.
     """
 
-    dump: DumpOptions
+    dump: StageOneDump
     vocab: str = option(
         "5k", "The student's vocabulary: 5k | N (WordPiece of the corpus) | a tokenizer folder."
     )
@@ -49,6 +101,8 @@ class MixedVocabOptions:
 
     def __post_init__(self) -> None:
         check_values(self)
+        if not isinstance(self.dump, StageOneDump):
+            raise UserError("dump: expected the options of a StageOneDump")
         if self.dump.precision == "fp16":
             raise UserError("--precision fp16: gradients vanish in it; train with bf16 or fp32")
 

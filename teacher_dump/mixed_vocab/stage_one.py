@@ -22,7 +22,6 @@ from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.chosen_features import window_length
 from teacher_dump.job.dump import DumpSummary, dump, gathered, kept
-from teacher_dump.job.options import check_options
 from teacher_dump.mixed_vocab.options import MixedVocabOptions
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.windows.cutting import iter_windows
@@ -43,9 +42,7 @@ def mixed_vocab(
     stopped or killed goes on from the last checkpoint of the training, or from the parts that the
     dump has written. Raises UserError for bad input before anything is written.
     """
-    options = replace(options, dump=replace(options.dump, text_only=True))
     with stoppable(lambda: _kept(options)) as stop:
-        check_options(options.dump)
         StoreWriter.check(options.dump.out)
         model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
@@ -107,14 +104,7 @@ def _trained(
 
     tokenizer = student_tokenizer(options.vocab, texts(), teacher)
     network = MixedTeacher(teacher, len(tokenizer), options.width, asked.seed)
-    say(
-        f"student   {len(tokenizer):,} pieces, {options.width} wide, beside"
-        f" {len(teacher.tokenizer):,} of the teacher, {network.weight.shape[1]} wide"
-    )
-    say(
-        f"training  {options.steps} steps of {asked.batch_tokens} tokens, {options.optimizer}, lr"
-        f" {options.lr:g}, seed {asked.seed}, {asked.device}, {asked.precision}"
-    )
+    _tell(options, len(tokenizer), len(teacher.tokenizer), network.weight.shape[1], say)
     files = tokenizer_files(tokenizer, longest)
     mixer = Mixer(
         texts,
@@ -133,19 +123,31 @@ def _trained(
         "max_length": longest,
         "limit": asked.limit,
     }
-    course = Course(
-        options.steps,
-        options.lr,
-        options.optimizer,
-        asked.seed,
-        asked.precision,
-        options.checkpoint_every,
-        begun,
+    embeddings = train(
+        network, mixer, Course.of(options, begun), options.checkpoint(), asked.device, stop, say
     )
-    embeddings = train(network, mixer, course, options.checkpoint(), asked.device, stop, say)
     vocab = MixedVocab(embeddings, files["tokenizer.json"], files["tokenizer_config.json"])
     corpus.check_unchanged()
     return StageOne(vocab, options.arguments(), begun["corpus"])
+
+
+def _tell(
+    options: MixedVocabOptions,
+    pieces: int,
+    theirs: int,
+    width: int,
+    say: Callable[[str], object],
+) -> None:
+    """Tell the student's vocabulary beside that of the teacher, and the course of the training."""
+    asked = options.dump
+    say(
+        f"student   {pieces:,} pieces, {options.width} wide, beside {theirs:,} of the teacher,"
+        f" {width} wide"
+    )
+    say(
+        f"training  {options.steps} steps of {asked.batch_tokens} tokens, {options.optimizer}, lr"
+        f" {options.lr:g}, seed {asked.seed}, {asked.device}, {asked.precision}"
+    )
 
 
 def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:

@@ -61,8 +61,7 @@ class Settings:
 
 
 def _command() -> click.Command:
-    @click.command()
-    @click_options(Settings)
+    @click.command(params=click_options(Settings))
     def command(**arguments: Any) -> None:
         given = {name: value for name, value in arguments.items() if value not in (None, ())}
         click.echo(repr(Settings(**read_words(Settings, given))))

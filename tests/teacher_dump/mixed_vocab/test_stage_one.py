@@ -22,8 +22,7 @@ from store.tools.verify import verify
 from student_train.model.student_tokenizer import student_tokenizer
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.comparison.cli import main as feature_store
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.mixed_vocab.options import MixedVocabOptions
+from teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from teacher_dump.mixed_vocab.stage_one import mixed_vocab
 from tests.end_to_end.support import ok, refused, write_corpus
 from tests.teacher_dump.mixed_vocab.support import PIECES, WIDTH
@@ -154,7 +153,7 @@ def test_help_shows_the_subcommand() -> None:
     short, long = (ok(teacher_dump, "mixed-vocab", option) for option in ("-h", "--help"))
     assert short == long and "Usage: main mixed-vocab" in short and "--student-share" in short
     assert "--width" in refused(teacher_dump, "mixed-vocab", "--model", "x", "--out", "y.zarr")
-    assert MixedVocabOptions(DumpOptions("m", Path("s.h5")), "5k", 16).checkpoint() == Path(
+    assert MixedVocabOptions(StageOneDump("m", Path("s.h5")), "5k", 16).checkpoint() == Path(
         "s.h5.mixed-vocab"
     )
     assert callable(mixed_vocab)

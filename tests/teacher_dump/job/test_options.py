@@ -1,0 +1,82 @@
+"""Options of a dump from Python: refused, and with the defaults of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from support.errors import UserError
+from support.options import options_of
+from teacher_dump.cli import main
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
+from tests.end_to_end.support import ok, refused
+
+OUT = Path("store.zarr")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"views": 0}, "--views 0: expected at least 1"),
+        ({"codec": "tiny"}, "--codec tiny: expected one of default, exact, small"),
+        ({"mask_words": "rare"}, "--mask-words rare: in view 0, the only one"),
+        ({"logits": "none", "hidden": "none", "attention": "none"}, "hold nothing of the"),
+        ({"head": "causal", "logits": "none"}, "--head causal and --logits none contradict"),
+        ({"head": "causal", "views": 2}, "--views 2: a causal head reads no masked words"),
+        ({"head": "classification", "stride": 3}, "--stride 3: for a classification head"),
+        ({"head": "tagging", "logits": "head"}, "--logits head: such tiers are for a vocabulary"),
+        ({"head": "mlm", "label_column": "x"}, "--label-column x: labels are kept beside"),
+    ],
+)
+def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        DumpOptions("model", OUT, **changes)
+    assert told in str(error.value)
+    words = [word for name, value in changes.items() for word in (_flag(name), str(value))]
+    line = refused(main, "--model", "model", "--out", OUT, *words)
+    if "codec" not in changes:  # click refuses a choice in its own words
+        assert told in line
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def test_python_has_the_defaults_of_the_command_mixed_vocab() -> None:
+    command = main.commands["mixed-vocab"]
+    made: dict[str, Any] = {
+        **vars(StageOneDump("m", OUT)),
+        **vars(MixedVocabOptions(StageOneDump("m", OUT), width=8)),
+    }
+    told = {
+        str(option.name): option for option in command.params if isinstance(option, click.Option)
+    }
+    seen = [name for name in told if not told[name].required and told[name].default is not None]
+    assert len(seen) > 12
+    for name in seen:
+        default = told[name].default
+        if isinstance(default, (str, int, float)) or default is None:
+            assert made[name] == default, name
+    assert (made["logits"], made["hidden"], made["max_length"]) == ("none", "none", 128)
+    assert made["weights"] is False and made["text_only"] is True
+
+
+def test_mixed_vocab_takes_no_option_of_a_dump_alone() -> None:
+    offered = {name for option in main.commands["mixed-vocab"].params for name in option.opts}
+    alone: dict[str, Any] = {"views": 2, "stride": 4, "head": "mlm", "label_column": "x"}
+    for name, value in alone.items():
+        assert _flag(name) not in offered and name in options_of(StageOneDump)
+        with pytest.raises(UserError, match=f"{_flag(name)} "):
+            StageOneDump("m", OUT, **{name: value})
+    with pytest.raises(UserError, match="expected the options of a StageOneDump"):
+        MixedVocabOptions(DumpOptions("m", OUT), width=8)  # type: ignore[arg-type]
+
+
+def test_options_before_the_word_mixed_vocab_are_refused() -> None:
+    line = refused(main, "--model", "m", "--out", OUT, "mixed-vocab", "--width", "8")
+    assert "give the options behind the word mixed-vocab" in line
+    assert "--width" in ok(main, "mixed-vocab", "--help")
