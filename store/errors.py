@@ -13,11 +13,19 @@ VERIFY = "run `feature-store verify`"
 """What to do where a store can be opened, but something in it cannot be read."""
 REPAIR = "run `feature-store repair`, which mends it or says what else to do"
 """What to do where a store cannot even be opened."""
+MISSING = (
+    "no such file or folder; check the name, or type the command that makes it (`teacher-dump`,"
+    " `feature-store merge` or `feature-store convert`)"
+)
+NO_STORE = (
+    "give the .zarr folder or .h5 file that teacher-dump wrote; if this was one, run `feature-store"
+    " repair`"
+)
 
 
 def without_remedy(message: object) -> str:
     """A message without the advice at its end, for places where the advice would not help."""
     text = str(message)
-    for remedy in (VERIFY, REPAIR, "the store is damaged"):
+    for remedy in (VERIFY, REPAIR, NO_STORE, "the store is damaged"):
         text = text.removesuffix(remedy).rstrip("; :")
     return text

@@ -10,7 +10,7 @@ from store.containers.hdf5.tree import Hdf5Source
 from store.containers.interface import Source, Staging
 from store.containers.zarr.staging import ZarrStaging
 from store.containers.zarr.tree import ZarrSource
-from store.errors import StoreError
+from store.errors import MISSING, NO_STORE, StoreError
 from support.errors import UserError, first_line, of_path
 
 
@@ -42,16 +42,20 @@ def _answers(source: ZarrSource) -> bool:
 
 def _local(path: Path) -> Source:
     if not path.exists():
-        raise StoreError(f"{path}: no such file or folder; run teacher-dump first")
+        raise StoreError(f"{path}: {MISSING}")
     if path.is_dir():
         if not (path / "zarr.json").is_file():
-            raise StoreError(f"{path}: not a feature store (a folder without zarr.json)")
+            raise StoreError(
+                f"{path}: not a feature store (a folder without zarr.json); {NO_STORE}"
+            )
         return ZarrSource(str(path))
     if not path.is_file():  # to open a pipe is to wait for who writes it
-        raise StoreError(f"{path}: not a feature store (neither a folder nor an ordinary file)")
+        what = "neither a folder nor an ordinary file"
+        raise StoreError(f"{path}: not a feature store ({what}); {NO_STORE}")
     with path.open("rb") as file:
         if file.read(8) != b"\x89HDF\r\n\x1a\n":
-            raise StoreError(f"{path}: not a feature store (neither a Zarr folder nor HDF5)")
+            what = "neither a Zarr folder nor HDF5"
+            raise StoreError(f"{path}: not a feature store ({what}); {NO_STORE}")
     return Hdf5Source(str(path))
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from store.errors import REPAIR, StoreError, without_remedy
+from store.errors import NO_STORE, REPAIR, StoreError, without_remedy
 from store.format.features import Features, check_name
 from store.format.layout import FORMAT, MAX_PART, VERSION, Counts, PartShapes
 from support.arrays import Array
@@ -189,8 +189,7 @@ def check_root(attributes: Mapping[str, Any], where: str) -> Features:
     """Check the root attributes of a store of any state. Raises StoreError."""
     if attributes.get("format") != FORMAT:
         raise StoreError(
-            f"{where}: not a feature store (no attribute format={FORMAT!r}); "
-            "give the .zarr folder or .h5 file that teacher-dump wrote"
+            f"{where}: not a feature store (no attribute format={FORMAT!r}); {NO_STORE}"
         )
     version = attributes.get("version")
     if type(version) is not int or version != VERSION:

@@ -137,12 +137,14 @@ class FeatureStore(Sequence[Record]):
         entry = self.manifest.arrays.get(name)
         if entry is None:
             raise StoreError(f"{self.path}: has no {name}")
-        array = self.source.array(name)
+        with opening():
+            array = self.source.array(name)
         if array.shape != entry.shape or array.dtype.name != entry.dtype:
             raise StoreError(f"{self.path}: {name} is not what the manifest says; {DAMAGED}")
         if entry.fingerprint and self.source.fingerprint(name) != entry.fingerprint:
             raise StoreError(f"{self.path}: {name} has an altered zarr.json; {DAMAGED}")
-        values = array.read(0, array.shape[0])
+        with opening():
+            values = array.read(0, array.shape[0])
         if digest(values) != entry.sha256:
             raise StoreError(f"{self.path}: {name} does not match its checksum; {DAMAGED}")
         return values

@@ -16,6 +16,7 @@ from store.format.manifest import (
     Part,
     check_root,
     digest,
+    opening,
     read_entries,
 )
 from support.arrays import Array
@@ -23,8 +24,10 @@ from support.console import counted
 
 
 def made_by(identity: Mapping[str, Any]) -> str:
-    """The command that made a store, as far as its identity tells; a copy has that of its
-    source."""
+    """The command that made a store, as far as its identity tells: a copy has that of its source,
+    and where it is lost it is empty."""
+    if not identity:
+        return "`teacher-dump`, `feature-store merge` or `feature-store convert`, as it was typed"
     corpus = identity.get("corpus")
     if isinstance(corpus, Mapping) and "merged" in corpus:
         made = "`feature-store merge` with the same stores"
@@ -144,8 +147,9 @@ def read_outside(source: Source) -> Callable[[str], Array]:
     entries = read_entries(source.attributes().get("arrays"), source.path)
 
     def read(name: str) -> Array:
-        array = source.array(name)
-        values = array.read(0, array.shape[0])
+        with opening():
+            array = source.array(name)
+            values = array.read(0, array.shape[0])
         if name not in entries or digest(values) != entries[name].sha256:
             raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
         return values

@@ -9,7 +9,7 @@ from typing import Any
 from store.containers.hdf5.staging import Hdf5Staging
 from store.containers.interface import Staging
 from store.containers.paths import staging_of
-from store.errors import StoreError, without_remedy
+from store.errors import MISSING, StoreError, without_remedy
 from store.read.unfinished import made_by
 from store.tools.aside import Aside
 from store.tools.report import Report
@@ -41,7 +41,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         )
     staging = staging_of(path)
     if not staging.path.exists():
-        raise UserError(f"{path}: no such file or folder; check the name, or run teacher-dump")
+        raise UserError(f"{path}: {MISSING}")
     lease = Lease(staging.path)
     try:
         staging.clear()  # what a killed repair, or a killed writer, left

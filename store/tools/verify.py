@@ -25,6 +25,7 @@ from store.tools.report import Problem, Report
 from store.tools.salvage import Opened, open_damaged
 
 MAX_THREADS = 16
+TOKENIZER = "teacher/files/tokenizer.json"
 OTHERS: dict[str, Callable[[FeatureStore], object]] = {
     MIXED_VOCAB: MixedVocab.stored,
     WORD_COUNTS: WordCounts.stored,
@@ -212,13 +213,13 @@ def _add(report: Report, flaws: list[Flaw], arrays: set[str], absent: set[int]) 
 
 
 def _tokenizer(store: FeatureStore, report: Report) -> Any:
-    if "tokenizer.json" not in store.teacher_files():
+    """The tokenizer of the store; None if it has none, or none that can be loaded."""
+    if TOKENIZER not in store.manifest.arrays or TOKENIZER in report.lost_outside():
         return None
     try:
         return store.tokenizer()
     except StoreError as error:
-        if "teacher/files/tokenizer.json" not in report.lost_outside():
-            report.found.append(Problem(str(error)))
+        report.found.append(Problem(str(error)))
         return None
 
 

@@ -196,7 +196,7 @@ class ZarrSource:
             try:
                 stored = int(self._fs.size(self._address(shard)))
             except OSError as error:
-                message = f"{where}: its file {shard} is missing ({error}); restore the store"
+                message = f"{where}: its file {shard} is missing ({error})"
                 raise StoreError(message) from error
             decoded = prod(array.shape) * array.dtype.itemsize
             check_size(where, decoded, chunk, stored, is_json=name == "manifest")

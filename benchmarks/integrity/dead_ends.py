@@ -1,0 +1,370 @@
+"""Anything of a store emptied, lost, truncated or doubled: typing what is advised mends it.
+
+python -m benchmarks.integrity.dead_ends [--cases N] [--seed N]
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import click
+import h5py
+import numpy as np
+from click.testing import CliRunner
+
+from benchmarks.common.results import publish, table
+from benchmarks.integrity.damage import FORMATS
+from store import StoreWriter, open_store
+from store.containers.hdf5.file import append_digest
+from support.console import command_errors
+from support.errors import UserError
+from teacher_dump.cli import main as teacher_dump
+from teacher_dump.comparison.cli import main as feature_store
+from teacher_dump.job import dump as job
+from teacher_dump.job.dump import gathered
+from teacher_dump.windows.window import Window
+from tests.conftest import TOKENIZER_OF, _model, _tokenizer
+from tests.end_to_end.support import write_corpus
+
+STATES = ("unfinished", "sealed", "merged", "converted")
+STARTS = ("verify", "repair", "the command that made it", "show")
+MOST_STEPS = 10
+PART_TOKENS = 90
+ENDINGS = (
+    "sound as it is",
+    "sound, with strangers",
+    "mended by repair",
+    "made again by its command",
+    "nothing can mend it: made anew",
+)
+HEAD = ("store", "cases", *ENDINGS, "dead ends", "most commands")
+Words = tuple[str, ...]
+
+
+class DeadEnd(Exception):
+    """Advice that is lacking, does not work, or leads in a circle."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A store in some state, and the command that made it."""
+
+    path: Path
+    state: str
+    command: Words
+    content: str
+
+    @property
+    def parts(self) -> Path:
+        return self.path / "parts" if self.path.is_dir() else Path(f"{self.path}.parts")
+
+    def copy_to(self, folder: Path) -> Scene:
+        """The same store, and what lies beside it, in another folder."""
+        for thing in (self.path, Path(f"{self.path}.parts")):
+            if thing.exists():
+                (shutil.copytree if thing.is_dir() else shutil.copy)(thing, folder / thing.name)
+        path = folder / self.path.name
+        command = tuple(str(path) if word == str(self.path) else word for word in self.command)
+        return Scene(path, self.state, command, self.content)
+
+
+def typed(words: Words) -> tuple[int, str]:
+    """Type a command; returns its exit code and its last line. An exception is no orderly end."""
+    program: click.Command = {"teacher-dump": teacher_dump, "feature-store": feature_store}[
+        words[0]
+    ]
+    with patch.object(job, "gathered", _small_parts):
+        done = CliRunner().invoke(program, list(words[1:]))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise DeadEnd(f"{' '.join(words[:2])}: {type(done.exception).__name__}: {done.exception}")
+    lines = [line for line in done.output.splitlines() if line.strip()]
+    return done.exit_code, lines[-1] if lines else ""
+
+
+def _small_parts(windows: Iterator[Window], _: int, limit: int | None) -> Iterator[list[Window]]:
+    """Cut a small corpus into several parts, as a large one is cut."""
+    return gathered(windows, PART_TOKENS, limit)
+
+
+def must(words: Words) -> None:
+    code, line = typed(words)
+    if code:
+        raise RuntimeError(f"{' '.join(words)}: {line}")
+
+
+def scenes(folder: Path, ext: str) -> Iterator[Scene]:
+    """A store in each state, made by the commands themselves with a tiny teacher."""
+    tokenizer = _tokenizer(TOKENIZER_OF["bert"])
+    for thing in (_model("bert", tokenizer), tokenizer):
+        thing.save_pretrained(folder / "teacher")
+    dumps = []
+    for number in (1, 2):
+        corpus = write_corpus(folder / f"corpus{number}.txt", 6 + number)
+        words: Words = ("teacher-dump", "--model", str(folder / "teacher"), "--corpus", str(corpus))
+        words += ("--logits", "topk:4", "--hidden", "mean", "--views", "2")
+        words += ("--mask-words", "rare", "--device", "cpu", "--precision", "fp32", "--out")
+        dumps.append((*words, str(folder / f"dump{number}.{ext}")))
+        must(dumps[-1])
+    for state in STATES:
+        path = folder / state / f"a.{ext}"
+        path.parent.mkdir()
+        sources = [dump[-1] for dump in dumps]
+        command: Words = (*dumps[0][:-1], str(path))
+        if state == "merged":
+            command = ("feature-store", "merge", "--recode", *sources, str(path))
+        elif state == "converted":
+            command = ("feature-store", "convert", "--codec", "small", sources[0], str(path))
+        if state == "unfinished":
+            _unfinished(command)
+        else:
+            must(command)
+        whole = sources[0] if state == "unfinished" else str(path)
+        with closing(open_store(whole)) as store:
+            yield Scene(path, state, command, store.manifest.content())
+
+
+def _unfinished(command: Words) -> None:
+    def killed(_: StoreWriter) -> None:
+        raise UserError("killed")
+
+    with patch.object(StoreWriter, "seal", killed):
+        typed(command)
+
+
+def advised(scene: Scene, line: str) -> Words:
+    """The command that a line tells to type; what it tells to remove first is removed."""
+    maker = "teacher-dump" if scene.command[0] == "teacher-dump" else " ".join(scene.command[:2])
+    path = str(scene.path)
+    if told := re.search(r"or remove (it|what is there|\S+?)(?: and (\S+?))? (?:and|to) ", line):
+        for thing in (path if told[1] == "it" else told[1], told[2]):
+            if thing and thing.startswith(path):
+                shutil.rmtree(thing) if Path(thing).is_dir() else Path(thing).unlink()
+    elif "`feature-store repair`" in line:
+        return ("feature-store", "repair", path)
+    elif "`feature-store verify`" in line:
+        return ("feature-store", "verify", path)
+    if f"`{maker}`" not in line and "type this again" not in line and "to begin anew" not in line:
+        raise DeadEnd(f"no command of a {scene.state} store in: {line}")
+    return scene.command
+
+
+def follow(scene: Scene, start: str) -> tuple[str, int]:
+    """Type what is advised until the store is sound; returns how it ended, and after how many
+    commands. Raises DeadEnd."""
+    path, ending, line = str(scene.path), ENDINGS[0], ""
+    words = ("feature-store", start, path) if start in ("verify", "repair") else scene.command
+    words = ("feature-store", "show", path, "0") if start == "show" else words
+    for step in range(1, MOST_STEPS + 1):
+        code, line = typed(words)
+        if words[1] == "verify" and not code:
+            return _end(scene, ending, line), step
+        if not code and (words == scene.command or words[1] == "show"):
+            if words == scene.command and ending != ENDINGS[4] and scene.state != "unfinished":
+                ending = ENDINGS[3]
+            words = ("feature-store", "verify", path)
+        elif not code and ("mended: " in line or ": sound" in line):
+            ending = ENDINGS[2] if "mended: " in line else ending
+            words = ("feature-store", "verify", path)
+        else:
+            if "nothing that is left of it can mend" in line or "to begin anew" in line:
+                ending = ENDINGS[4]
+            elif not code and words[1] == "repair" and "is not finished" not in line:
+                ending = ENDINGS[3]
+            words = advised(scene, line)
+    raise DeadEnd(f"not sound after {MOST_STEPS} commands: {line}")
+
+
+def _end(scene: Scene, ending: str, line: str) -> str:
+    with closing(open_store(scene.path)) as store:
+        if store.manifest.content() != scene.content:
+            raise DeadEnd(f"other content than before: {line}")
+    return ENDINGS[1] if "stranger" in line and ending == ENDINGS[0] else ending
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+Damage = Callable[[Path], None]
+
+
+def damages(scene: Scene) -> dict[str, Damage]:
+    """Every damage of a kind that the store can have, by what it does."""
+    found: dict[str, Damage] = {}
+    if scene.path.is_dir():
+        names = _kinds(sorted(str(p.relative_to(scene.path)) for p in scene.path.rglob("*")))
+        for name in names:
+            found |= _of_file(scene.path, name)
+    else:
+        found |= _of_file(scene.path.parent, scene.path.name)
+        if scene.parts.is_dir():
+            for name in (scene.parts.name, f"{scene.parts.name}/1.h5"):
+                found |= _of_file(scene.path.parent, name)
+        for file in [scene.path, *sorted(scene.parts.glob("1.h5"))]:
+            found |= _of_objects(scene.path.parent, file)
+    return found
+
+
+def _kinds(names: list[str]) -> list[str]:
+    """The paths of one part, and of two of the teacher's weights: others are like them."""
+    weights = sorted({name.split("/")[2] for name in names if name.startswith("teacher/weights/")})
+    kept = {*weights[:1], *weights[-1:], "zarr.json"}
+
+    def is_kept(name: str) -> bool:
+        top, second, *rest = [*name.split("/"), "", ""][:3]
+        if top == "parts":
+            return second in ("", "1", "zarr.json")
+        return (top, second) != ("teacher", "weights") or rest[0] in ("", *kept)
+
+    return [name for name in names if is_kept(name)]
+
+
+def _of_file(folder: Path, name: str) -> dict[str, Damage]:
+    """Damages to a file, or to a folder with all that lies in it."""
+    target = folder / name
+    ways: dict[str, Callable[[Path], object]] = {"lost": _lose, "doubled": _double}
+    if target.is_dir():
+        ways["emptied"] = _empty
+    else:
+        ways["emptied"] = lambda path: path.write_bytes(b"")
+        ways["truncated"] = lambda path: path.write_bytes(path.read_bytes()[: _half(path)])
+    if re.fullmatch(r"(.*/)?(1|1\.h5)", name):
+        ways["doubled as part 7"] = lambda path: _copy(path, path.with_name("7" + path.suffix))
+    return {
+        f"{name} {way}": lambda root, do=do: do(root / name)  # type: ignore[misc]
+        for way, do in ways.items()
+    }
+
+
+def _half(path: Path) -> int:
+    return path.stat().st_size // 2
+
+
+def _empty(folder: Path) -> None:
+    for inner in list(folder.iterdir()):
+        _lose(inner)
+
+
+def _lose(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _copy(path: Path, target: Path) -> None:
+    shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target)
+
+
+def _double(path: Path) -> None:
+    number = path.stem.isdecimal()
+    _copy(path, path.with_name(f"0{path.name}" if number else f"{path.name} copy"))
+
+
+def _of_objects(folder: Path, file: Path) -> dict[str, Damage]:
+    """Damages to the groups and arrays of an HDF5 file."""
+    names: list[str] = []
+    with h5py.File(file) as opened:
+        opened.visit(names.append)
+        arrays = {name for name in names if isinstance(opened[name], h5py.Dataset)}
+    inside, found = file.relative_to(folder), {}
+    for name in _kinds(names):
+        ways = ("emptied", "lost", "doubled", *(("truncated",) if name in arrays else ()))
+        for way in ways:
+            found[f"{inside}: {name} {way}"] = _in_hdf5(str(inside), name, way)
+    return found
+
+
+def _in_hdf5(file: str, name: str, way: str) -> Damage:
+    def damage(root: Path) -> None:
+        with h5py.File(root / file, "r+") as opened:
+            parent, _, leaf = name.rpartition("/")
+            group, thing = opened[parent or "/"], opened[name]
+            if way == "doubled":
+                opened.copy(thing, group, f"0{leaf}" if leaf.isdecimal() else f"{leaf} copy")
+            elif way == "emptied" and isinstance(thing, h5py.Group):
+                for inner in list(thing):
+                    del thing[inner]
+            else:
+                rows = 0 if way == "emptied" else len(thing) // 2
+                values = None if way == "lost" else np.asarray(thing[:rows])
+                del group[leaf]
+                if values is not None:
+                    group.create_dataset(leaf, data=values)
+        append_digest(root / file)
+
+    return damage
+
+
+# --- the trial ----------------------------------------------------------------------------------
+
+
+def tried(
+    folder: Path, ext: str, cases: int, seed: int, chosen: Collection[str] = ()
+) -> Iterator[tuple[str, str, str, int]]:
+    """Do `cases` damages (at most all, or the `chosen` ones) to a store in each state; yields
+    state, damage, ending (or what was wrong) and how many commands it took."""
+    chance = random.Random(seed)
+    (folder / ext).mkdir()
+    for scene in scenes(folder / ext, ext):
+        every = damages(scene)
+        names = sorted(set(every) & set(chosen) if chosen else every)
+        for name in chance.sample(names, min(cases, len(names))):
+            start = chance.choice(STARTS)
+            with tempfile.TemporaryDirectory(dir=folder) as inner:
+                copy = scene.copy_to(Path(inner))
+                every[name](copy.path if ext == "zarr" else copy.path.parent)
+                try:
+                    ending, steps = follow(copy, start)
+                except DeadEnd as error:
+                    line = str(error).replace(inner, "")
+                    ending, steps = f"{name}, then {start}: {line}", 0
+            yield scene.state, name, ending, steps
+
+
+def trial(folder: Path, cases: int, seed: int) -> tuple[str, list[str]]:
+    """The table of all endings, and the dead ends."""
+    rows, wrong = [], []
+    for ext in FORMATS:
+        counts: dict[str, Counter[str]] = {state: Counter() for state in STATES}
+        most: Counter[str] = Counter()
+        for state, _, ending, steps in tried(folder, ext, cases, seed):
+            counts[state][ending if ending in ENDINGS else "dead"] += 1
+            most[state] = max(most[state], steps)
+            if ending not in ENDINGS:
+                wrong.append(f"{ext}, {state}: {ending}")
+                click.echo(wrong[-1])
+        for state, found in counts.items():
+            endings = [found[ending] for ending in ENDINGS]
+            rows.append([f"{state}, {ext}", found.total(), *endings, found["dead"], most[state]])
+    return table(HEAD, rows), wrong
+
+
+@click.command()
+@click.option("--cases", default=10**9, help="Damages to each of eight stores.  [default: all]")
+@click.option("--seed", default=0)
+@command_errors
+def main(cases: int, seed: int) -> None:
+    """Print the table and put it into RESULTS.md; exit code 1 if there is a dead end."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        rows, wrong = trial(Path(folder), cases, seed)
+    asked = "" if cases == 10**9 else f" --cases {cases}"
+    publish(
+        "Dead ends",
+        f"`python -m benchmarks.integrity.dead_ends{asked}`; seed {seed}. Each file, group and"
+        " array of one part and outside the parts (of the teacher's weights two) is emptied, lost,"
+        " truncated or doubled. Then one of four commands is typed, and what its last line advises,"
+        " until `verify` finds the store sound with the content that it had.",
+        rows,
+    )
+    if wrong:
+        raise UserError(f"{len(wrong)} dead end(s)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What is advised for damaged stores is typed and works, for some of all damages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.integrity import dead_ends
+from benchmarks.integrity.dead_ends import ENDINGS, DeadEnd, Scene, advised
+
+CHOSEN = {
+    "zarr": ("calibration emptied", "parts lost", "parts/1 doubled", "zarr.json lost"),
+    "h5": ("a.h5: teacher emptied", "a.h5: parts lost", "a.h5.parts/1.h5 doubled as part 7",
+           "a.h5 truncated"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ext", ["zarr", "h5"])
+def test_no_dead_end(tmp_path: Path, ext: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # most of the time of small stores
+    found = list(dead_ends.tried(tmp_path, ext, 2, 0, CHOSEN[ext]))
+    assert [ending for _, _, ending, _ in found if ending not in ENDINGS] == []
+    assert len(found) == 8 and {state for state, *_ in found} == set(dead_ends.STATES)
+    assert len({ending for _, _, ending, _ in found}) > 1
+
+
+def test_what_is_a_dead_end(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "a.zarr", "merged", ("feature-store", "merge", "b", "a.zarr"), "")
+    for line in ("it is damaged", "type the `teacher-dump` command again"):
+        with pytest.raises(DeadEnd, match="no command of a merged store"):
+            advised(scene, line)
+    assert advised(scene, "type `feature-store merge` again") == scene.command
