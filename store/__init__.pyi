@@ -1,6 +1,7 @@
 # The public names and where each stands. This list is the only one: __init__.py reads it.
 
 from store.errors import StoreError as StoreError
+from store.errors import Unreachable as Unreachable
 from store.format.features import Features as Features
 from store.format.features import LogitsSpec as LogitsSpec
 from store.format.features import TaskSpec as TaskSpec

@@ -9,6 +9,14 @@ class StoreError(UserError):
     """A feature store is missing, unfinished, damaged, of another version, or badly filled."""
 
 
+class Unreachable(UserError):
+    """A store, or a file of it, could not be fetched over a network.
+
+    It is no StoreError: what takes that for damage must not see it, as nothing is known about what
+    was not fetched.
+    """
+
+
 VERIFY = "run `feature-store verify`"
 """What to do where a store can be opened, but something in it cannot be read."""
 REPAIR = "run `feature-store repair`, which mends it or says what else to do"

@@ -21,6 +21,7 @@ from store import Record as Record
 from store import StoreError as StoreError
 from store import StoreWriter as StoreWriter
 from store import TaskSpec as TaskSpec
+from store import Unreachable as Unreachable
 from store import UserError as UserError
 from store import open_store as open_store
 from student_train.output.run import prepare as prepare

@@ -44,6 +44,7 @@ class Source(Protocol):
 
     path: str
     options: dict[str, Any] | None  # of the file system behind a URL
+    remote: bool  # what is read comes over a network, which may alter it on the way
 
     def attributes(self, group: str = "") -> dict[str, Any]:
         """Attributes of a group ('' is the root). StoreError if there is no such group."""

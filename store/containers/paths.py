@@ -11,33 +11,21 @@ from store.containers.interface import Source, Staging
 from store.containers.zarr.staging import ZarrStaging
 from store.containers.zarr.tree import ZarrSource
 from store.errors import MISSING, NO_STORE, StoreError
-from support.errors import UserError, first_line, of_path
+from support.errors import UserError, of_path
 
 
 def open_source(path: str | Path, storage_options: dict[str, Any] | None = None) -> Source:
-    """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store. Raises StoreError."""
+    """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store. Raises StoreError, and
+    Unreachable where a network gives no answer."""
     if "://" in str(path):
         source = ZarrSource(str(path).rstrip("/"), storage_options)
-        if not _answers(source):
+        if source.bytes("zarr.json") is None:
             raise StoreError(f"{path}: there is no Zarr store (no zarr.json); check the address")
         return source
     try:
         return _local(Path(path))
     except OSError as error:
         raise StoreError(of_path(error)) from error
-
-
-def _answers(source: ZarrSource) -> bool:
-    """Whether a Zarr store is at a URL. Raises StoreError if the address cannot be reached."""
-    try:
-        return source.has("zarr.json")
-    except StoreError:
-        raise
-    except Exception as error:  # every client raises its own: no credentials, no host, no right
-        raise StoreError(
-            f"{source.path}: cannot be reached: {first_line(error)}; check the address, the network"
-            " and the credentials (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
-        ) from error
 
 
 def _local(path: Path) -> Source:

@@ -10,6 +10,7 @@ from threading import Lock
 import numpy as np
 
 from store.containers.interface import Slices, Source
+from store.containers.network import surely
 from store.errors import VERIFY, StoreError, without_remedy
 from store.format.features import Features
 from store.format.layout import part_arrays
@@ -58,21 +59,25 @@ class PartReader:
     def array(self, name: str) -> Slices:
         """Open an array of the part. Raises StoreError if it is not what the manifest says."""
         if name not in self._open:
-            spec, path = self._specs[name], f"parts/{self.part.number}/{name}"
-            try:
-                array = self._source.array(path)
-            except StoreError as error:
-                raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
-            if array.shape != spec.shape or array.dtype != spec.dtype:
-                raise StoreError(
-                    f"{self.where}: {name} is {array.dtype}{list(array.shape)}, the manifest says "
-                    f"{spec.dtype}{list(spec.shape)}; {DAMAGED}"
-                )
-            fingerprint = self.part.arrays[name].fingerprint
-            if fingerprint and self._source.fingerprint(path) != fingerprint:
-                raise StoreError(f"{self.where}: {name} has an altered zarr.json; {DAMAGED}")
+            array = surely(self._source.remote, lambda: self._opened(name))
             self._open[name] = KeptSlices(array) if self._keeps(name) else array
         return self._open[name]
+
+    def _opened(self, name: str) -> Slices:
+        spec, path = self._specs[name], f"parts/{self.part.number}/{name}"
+        try:
+            array = self._source.array(path)
+        except StoreError as error:
+            raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
+        if array.shape != spec.shape or array.dtype != spec.dtype:
+            raise StoreError(
+                f"{self.where}: {name} is {array.dtype}{list(array.shape)}, the manifest says "
+                f"{spec.dtype}{list(spec.shape)}; {DAMAGED}"
+            )
+        fingerprint = self.part.arrays[name].fingerprint
+        if fingerprint and self._source.fingerprint(path) != fingerprint:
+            raise StoreError(f"{self.where}: {name} has an altered zarr.json; {DAMAGED}")
+        return array
 
     def read(self, name: str, begin: int, end: int) -> Array:
         """Rows begin..end of an array, as stored."""
@@ -80,13 +85,17 @@ class PartReader:
 
     def all(self, name: str) -> Array:
         """A whole array, as stored. Raises StoreError if it does not match its checksum."""
-        values = self.read(name, 0, self._specs[name].shape[0])
-        self._compare(name, digest(values))
-        return values
+
+        def read() -> Array:
+            values = self.read(name, 0, self._specs[name].shape[0])
+            self._compare(name, digest(values))
+            return values
+
+        return surely(self._source.remote, read)
 
     def check(self, name: str) -> None:
         """Raise StoreError unless an array matches its checksum; some rows are read at a time."""
-        self._compare(name, checksum(self.array(name)))
+        surely(self._source.remote, lambda: self._compare(name, checksum(self.array(name))))
 
     def _compare(self, name: str, found: str) -> None:
         if found != self.part.arrays[name].sha256:

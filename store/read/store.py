@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from store.containers.interface import Source
+from store.containers.network import surely
 from store.containers.paths import open_source
 from store.errors import StoreError
 from store.format.features import Calibration, Features
 from store.format.manifest import (
     DAMAGED,
     MAX_BYTES,
+    Entry,
     Manifest,
     check_root,
     digest,
@@ -43,11 +45,11 @@ def open_store(
 
     Reads the root attributes, the manifest and the calibration only. `allow_partial` gives the
     published parts of an unfinished store. Raises StoreError if the store is missing, unfinished,
-    of another version, or damaged.
+    of another version, or damaged; Unreachable if a network gives no answer.
     """
     source = open_source(path, storage_options)
     try:
-        return _open(source, allow_partial)
+        return surely(source.remote, lambda: _open(source, allow_partial))
     except BaseException:
         source.close()
         raise
@@ -137,6 +139,9 @@ class FeatureStore(Sequence[Record]):
         entry = self.manifest.arrays.get(name)
         if entry is None:
             raise StoreError(f"{self.path}: has no {name}")
+        return surely(self.source.remote, lambda: self._outside(name, entry))
+
+    def _outside(self, name: str, entry: Entry) -> Array:
         with opening():
             array = self.source.array(name)
         if array.shape != entry.shape or array.dtype.name != entry.dtype:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from store.containers.interface import Source
+from store.containers.network import surely
 from store.errors import StoreError, without_remedy
 from store.format.features import Calibration, Features
 from store.format.layout import PartShapes, part_number
@@ -154,4 +155,4 @@ def read_outside(source: Source) -> Callable[[str], Array]:
             raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
         return values
 
-    return read
+    return lambda name: surely(source.remote, lambda: read(name))

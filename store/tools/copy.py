@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 
+from store.containers.zarr.files import RemoteFiles
 from store.containers.zarr.tree import ZarrSource
 from store.errors import StoreError
 from store.extras.mixed_vocab import MixedVocab
@@ -22,7 +22,7 @@ from store.tools.recode import ENCODED, check_codec, recode_part
 from store.tools.verify import entries, verify_store
 from store.write.writer import StoreWriter
 from support.arrays import Array
-from support.errors import ANOTHER, UserError, first_line
+from support.errors import ANOTHER, UserError
 
 DOCUMENT = "sequence/document"
 ROOT = "zarr.json"
@@ -165,7 +165,7 @@ def upload(
     reader refuses the copy, and another call copies it anew. Each file's size is asked for
     afterwards. The source is verified first; strangers in it are not copied. Raises UserError for a
     source that is no such folder and for a target that exists, StoreError if the source is damaged
-    or the target cannot be written.
+    or a file arrived cut short, Unreachable if the target gives no answer or refuses.
     """
     with closing(open_store(source)) as store:
         if not isinstance(store.source, ZarrSource) or "://" in str(source):
@@ -177,18 +177,13 @@ def upload(
         known, _ = store.source.files([*(name for name, _ in entries(store)), "manifest"])
     folder, target = Path(source), target.rstrip("/")
     try:
-        remote, root = fsspec.core.url_to_fs(target, **(storage_options or {}))
-        if remote.exists(f"{root}/{ROOT}"):
-            raise UserError(f"{target} exists already; {ANOTHER}")
-        for name in progress([*sorted(known - {ROOT}), ROOT]):
-            path, there = folder / name, f"{root}/{name}"
-            remote.pipe_file(there, path.read_bytes())
-            if remote.size(there) != path.stat().st_size:
-                raise StoreError(f"{target}: {there} has not arrived whole; type the command again")
-    except UserError:
-        raise
-    except Exception as error:  # every client raises its own
-        raise StoreError(
-            f"{target}: cannot be written: {first_line(error)}; check the address, the network and"
-            " the credentials, and type the same command again"
-        ) from error
+        remote = RemoteFiles(target, storage_options, writing=True)
+    except (ImportError, ValueError) as error:
+        raise StoreError(f"{target}: cannot be written ({error})") from error
+    if remote.has(ROOT):
+        raise UserError(f"{target} exists already; {ANOTHER}")
+    for name in progress([*sorted(known - {ROOT}), ROOT]):
+        data = (folder / name).read_bytes()
+        remote.write(name, data)
+        if remote.size(name) != len(data):
+            raise StoreError(f"{target}: {name} has not arrived whole; type the command again")

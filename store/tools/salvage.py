@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from store.containers.interface import Source
+from store.containers.network import surely
 from store.containers.paths import open_source
 from store.containers.zarr.tree import ZarrSource
 from store.errors import StoreError
@@ -55,7 +56,7 @@ def open_damaged(
     """
     source = _source(path, storage_options)
     try:
-        return _opened(source, allow_partial)
+        return surely(source.remote, lambda: _opened(source, allow_partial))
     except BaseException:
         source.close()
         raise

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from store.containers.interface import Flaw
+from store.containers.network import fetches
 from store.errors import StoreError, without_remedy
 from store.extras.mixed_vocab import GROUP as MIXED_VOCAB
 from store.extras.mixed_vocab import MixedVocab
@@ -77,7 +78,7 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
         try:
             flaws = threads.submit(_flaws, store, names)
-            read = threads.map(lambda item: _check_array(store, *item), listed)
+            read = threads.map(lambda item: _checked(store, *item), listed)
             for (name, _), (problem, size) in zip(progress(listed, "array"), read, strict=True):
                 report.arrays, report.bytes = report.arrays + 1, report.bytes + size
                 if problem:
@@ -112,8 +113,16 @@ def _place(name: str) -> str:
     return f"array {name}"
 
 
-def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
+def _checked(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
     """The problem of an array (None if it is sound), and how many of its bytes were read."""
+    for _ in fetches(store.source.remote):
+        problem, size = _check_array(store, name, entry)
+        if problem is None:
+            break
+    return problem, size
+
+
+def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
     size = 0
     try:
         array = store.source.array(name)
@@ -149,20 +158,28 @@ def _chunks(store: FeatureStore, name: str) -> str:
 def _altered_parts(store: FeatureStore) -> Iterator[Problem]:
     """A problem for each part that is gone, or whose attribute is not its entry: the manifest has
     the entry, too."""
-    shapes, there = PartShapes(store.features), set(store.source.members("parts"))
+    shapes, there = PartShapes(store.features), set[str]()
+    for _ in fetches(store.source.remote):  # a listing may be altered on the way as well
+        if any(str(part.number) not in there for part in store.manifest.parts):
+            there.update(store.source.members("parts"))
     for part in store.manifest.parts:
         group = f"parts/{part.number}"
         if str(part.number) not in there:
             yield Problem(f"part {part.number}: cannot be opened: it is missing", part.number)
             continue
         try:
-            found = store.source.attributes(group)
-            if found.keys() == {"part"} and _own_entry(found["part"], shapes) == part:
+            if any(_describes(store, part, shapes) for _ in fetches(store.source.remote)):
                 continue
             line = f"part {part.number}: its attributes were altered"
         except StoreError as error:
             line = f"part {part.number}: its attributes cannot be read: {error}"
         yield Problem(line, part.number, group=group)
+
+
+def _describes(store: FeatureStore, part: Part, shapes: PartShapes) -> bool:
+    """Whether the attribute of a part is its entry."""
+    found = store.source.attributes(f"parts/{part.number}")
+    return found.keys() == {"part"} and _own_entry(found["part"], shapes) == part
 
 
 def _own_entry(value: object, shapes: PartShapes) -> Part | None:
@@ -179,7 +196,7 @@ def _check_groups(store: FeatureStore, names: list[str]) -> Iterator[Problem]:
     groups = {"parts", *(group for name in names for group in groups_above(name))}
     for group in sorted(groups - {f"parts/{part.number}" for part in store.manifest.parts}):
         try:
-            if store.source.attributes(group):
+            if all(store.source.attributes(group) for _ in fetches(store.source.remote)):
                 yield Problem(
                     f"group {group}: its attributes were altered", part_of(group), group=group
                 )

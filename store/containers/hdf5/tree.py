@@ -121,6 +121,7 @@ class Hdf5Source:
     def __init__(self, path: str) -> None:
         self.path = path
         self.options: dict[str, Any] | None = None
+        self.remote = False
         self._parts = Folder(f"{path}.parts")
         self._files: OrderedDict[Path, Hdf5File] = OrderedDict()
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import zarr
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec
-from zarr.storage import FsspecStore, LocalStore
+from zarr.storage import LocalStore, StorePath
 
 from store.containers.interface import Flaw, Slices
-from store.containers.untrusted import MAX_JSON, Folder, check_size, files_under
+from store.containers.network import ABSENT, fetches, surely
+from store.containers.untrusted import check_size
+from store.containers.zarr.files import Files, LocalFiles, RemoteFiles
 from store.containers.zarr.metadata import unlawful
 from store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
 from store.containers.zarr.zarr_python import check_codecs, open_slices
@@ -127,39 +129,24 @@ class ZarrSource:
 
     def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
         self.path, self.options = path, storage_options
-        self.maps = None if "://" in path else ShardMaps()
-        self._folder = None if "://" in path else Folder(path)
+        self.remote = "://" in path
+        self.maps = None if self.remote else ShardMaps()
         self._digests: dict[str, str] = {}
         try:
-            if "://" in path:
-                self._store: Any = FsspecStore.from_url(
-                    path, storage_options=storage_options, read_only=True
-                )
-            else:
-                self._store = LocalStore(path, read_only=True)
-            self._fs, self._root = fsspec.core.url_to_fs(path, **(storage_options or {}))
+            self._files: Files = (
+                RemoteFiles(path, storage_options) if self.remote else LocalFiles(path)
+            )
         except (ImportError, ValueError) as error:
             raise StoreError(f"{path}: cannot be opened ({error})") from error
-
-    def _address(self, name: str, limit: int | None = None) -> str:
-        if self._folder is not None:
-            self._folder.check(name, limit)
-        return f"{self._root.rstrip('/')}/{name}"
 
     def bytes(self, name: str) -> bytes | None:
         """Read a whole small file; None if there is none."""
         try:
-            address = self._address(name, MAX_JSON)
-            if self._folder is None and (self._fs.size(address) or 0) > MAX_JSON:
-                raise StoreError(f"{self.path}: {name} is larger than {MAX_JSON:,} bytes")
-            return bytes(self._fs.cat_file(address))
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return self._files.read(name)
+        except ABSENT:
             return None
         except OSError as error:
             raise StoreError(f"{self.path}: {name} cannot be read ({error})") from error
-
-    def has(self, name: str) -> bool:
-        return bool(self._fs.exists(self._address(name)))
 
     def _node(self, name: str) -> dict[str, Any]:
         file = f"{name}/zarr.json".lstrip("/")
@@ -176,25 +163,27 @@ class ZarrSource:
         return node
 
     def attributes(self, group: str = "") -> dict[str, Any]:
-        attributes = self._node(group).get("attributes", {})
+        attributes = surely(self.remote, lambda: self._node(group)).get("attributes", {})
         if not isinstance(attributes, dict):
             raise StoreError(f"{self.path}: attributes of '{group}/' are not a JSON object")
         return attributes
 
     def members(self, group: str) -> list[str]:
         try:
-            found = self._fs.ls(f"{self._root.rstrip('/')}/{group}", detail=False)
-        except FileNotFoundError:
+            found = set(self._files.members(group))
+        except ABSENT:
             return []
-        names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in found}
-        return sorted(name for name in names if name != "zarr.json" and name[:1] != ".")
+        return sorted(name for name in found if name != "zarr.json" and name[:1] != ".")
 
     def array(self, name: str) -> Slices:
+        return surely(self.remote, lambda: self._array(name))
+
+    def _array(self, name: str) -> Slices:
         array, chunk = self._mapped(name) or self._by_zarr(name)
         shard, where = _shard(name, array.shape), f"{self.path}: array {name}"
         if all(array.shape):
             try:
-                stored = int(self._fs.size(self._address(shard)))
+                stored = self._files.size(shard)
             except OSError as error:
                 message = f"{where}: its file {shard} is missing ({error})"
                 raise StoreError(message) from error
@@ -219,9 +208,10 @@ class ZarrSource:
 
     def _by_zarr(self, name: str) -> tuple[Slices, int]:
         where = f"{self.path}: array {name}"
-        check_codecs(self._node(name), where)
+        node = self._node(name)
+        check_codecs(node, where)
         try:
-            return open_slices(self._store, name, where)
+            return open_slices(self._files.store, name, node, where, self.remote)
         except Exception as error:  # zarr raises many kinds for damaged metadata
             raise StoreError(f"{where} cannot be opened ({error}); the store is damaged") from error
 
@@ -248,15 +238,11 @@ class ZarrSource:
         return files, broken
 
     def flaws(self, arrays: Collection[str]) -> list[Flaw]:
-        root = self._root.rstrip("/")
-        if "://" in self.path:
-            found = {str(path)[len(root) :].lstrip("/") for path in self._fs.find(root)}
-        else:
-            found = set(files_under(self.path))
         expected, broken = self.files(arrays)
+        found, always = self._listed(expected)
         missing = sorted(name for name in expected - found if not self._linked(name))
         flaws = [Flaw(f"missing file {name}", _above(name)) for name in missing]
-        flaws += _strangers(found, expected, broken)
+        flaws += _strangers(always, expected, broken)
         for group in sorted({"", *(group for name in arrays for group in groups_above(name))}):
             file = f"{group}/zarr.json".lstrip("/")
             if file in found and not self._same(group, GROUP):
@@ -266,36 +252,47 @@ class ZarrSource:
             flaws.append(Flaw("altered file manifest/zarr.json", "manifest"))
         return flaws
 
+    def _listed(self, expected: set[str]) -> tuple[set[str], set[str]]:
+        """Paths of the files in any listing, and in all; one is enough that is as `expected`."""
+        found = always = self._files.all()
+        for _ in fetches(self.remote)[1:]:
+            if found == always == expected:
+                break
+            again = self._files.all()
+            found, always = found | again, always & again
+        return found, always
+
     def _linked(self, name: str) -> bool:
         """Whether a file is there, in a folder that is a link within the store."""
         try:
-            return self._folder is not None and self.has(name)
-        except StoreError:  # the link leads out of the store
+            return not self.remote and self._files.size(name) >= 0
+        except (OSError, StoreError):  # the link leads nowhere, or out of the store
             return False
 
     def _same(self, name: str, expected: dict[str, Any]) -> bool:
-        try:
-            node = self._node(name)
-        except StoreError:
-            return False
-        return {**node, "attributes": {}} == expected
+        for _ in fetches(self.remote):
+            with suppress(StoreError):
+                if {**self._node(name), "attributes": {}} == expected:
+                    return True
+        return False
 
     def _manifest_altered(self) -> bool:
-        try:
-            return self.unlawful("manifest") is not None
-        except StoreError:
-            return True
+        for _ in fetches(self.remote):
+            with suppress(StoreError):
+                if self.unlawful("manifest") is None:
+                    return False
+        return True
 
     def unlawful(self, name: str) -> str | None:
         return unlawful(self._node(name), name)
 
     def damaged_chunks(self, name: str) -> list[int]:
         array = self.array(name)  # StoreError for what must not even be opened
-        chunks = zarr.open_array(self._store, path=name, mode="r", zarr_format=3).chunks
-        bad = []
-        for number, begin in enumerate(range(0, array.shape[0], chunks[0])):
+        stored = zarr.Array.from_dict(StorePath(self._files.store, name), self._node(name))
+        rows, bad = stored.chunks[0], []
+        for number, begin in enumerate(range(0, array.shape[0], rows)):
             try:
-                array.read(begin, min(begin + chunks[0], array.shape[0]))
+                array.read(begin, min(begin + rows, array.shape[0]))
             except StoreError:
                 bad.append(number)
         return bad

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import zarr
 from zarr.abc.codec import Codec
+from zarr.abc.store import Store
 from zarr.codecs import BloscCodec, ShardingCodec
+from zarr.storage import StorePath
 
 from store.containers.blosc import decoded_size
-from store.errors import VERIFY, StoreError
+from store.containers.network import surely
+from store.errors import VERIFY, StoreError, Unreachable
 from support.arrays import Array
 
 CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed")
@@ -54,29 +57,36 @@ def _bounded(codec: Codec) -> Codec:
     return codec
 
 
-def open_slices(store: Any, name: str, where: str) -> tuple[ZarrSlices, int]:
-    """Open an array of a Zarr store; returns it and the bytes of a decoded chunk. Raises the errors
-    of zarr-python."""
-    array = zarr.open_array(store, path=name, mode="r", zarr_format=3)
+def open_slices(
+    store: Store, name: str, node: dict[str, Any], where: str, remote: bool
+) -> tuple[ZarrSlices, int]:
+    """Open an array of a Zarr store by its zarr.json `node`; returns it and the bytes of a decoded
+    chunk. Raises the errors of zarr-python."""
+    array = zarr.Array.from_dict(StorePath(store, name), node)
     metadata: Any = array.metadata
     bounded = dataclasses.replace(metadata, codecs=tuple(map(_bounded, metadata.codecs)))
-    slices = ZarrSlices(zarr.Array(zarr.AsyncArray(bounded, array.store_path)), where)
+    slices = ZarrSlices(zarr.Array(zarr.AsyncArray(bounded, array.store_path)), where, remote)
     return slices, prod(array.chunks) * slices.dtype.itemsize
 
 
 class ZarrSlices:
     """Slices of rows of a Zarr array, read by zarr-python."""
 
-    def __init__(self, array: zarr.Array[Any], where: str) -> None:
-        self._array, self._where = array, where
+    def __init__(self, array: zarr.Array[Any], where: str, remote: bool) -> None:
+        self._array, self._where, self._remote = array, where, remote
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
 
     def read(self, begin: int, end: int) -> Array:
         if begin >= end:
             return np.empty((0, *self.shape[1:]), self.dtype)
+        return surely(self._remote, lambda: self._read(begin, end))
+
+    def _read(self, begin: int, end: int) -> Array:
         try:
             return np.asarray(self._array[begin:end])
+        except Unreachable:
+            raise
         except Exception as error:  # codecs raise whatever their library raises
             raise StoreError(
                 f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); {VERIFY}"

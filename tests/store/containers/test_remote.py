@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 
-from store import StoreError, UserError, open_store
+from store import StoreError, Unreachable, UserError, open_store
 from store.tools.copy import upload as upload_store
 from store.tools.verify import verify
 from teacher_dump.comparison.cli import main as feature_store
@@ -75,7 +75,7 @@ def test_without_credentials_the_remedy_is_told(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     options = {"endpoint_url": "http://127.0.0.1:9"}
     told = r"s3://bucket/a.zarr: cannot be reached: .*credentials; .*AWS_ACCESS_KEY_ID"
-    with pytest.raises(StoreError, match=told) as caught:
+    with pytest.raises(Unreachable, match=told) as caught:
         open_store("s3://bucket/a.zarr", storage_options=options)
     assert "\n" not in str(caught.value)
 

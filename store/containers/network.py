@@ -1,0 +1,245 @@
+"""Ask over a network until an answer comes, for a bounded time; tell what an answer means."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from store.errors import VERIFY, StoreError, Unreachable
+from support.console import counted
+from support.errors import first_line
+
+Result = TypeVar("Result")
+
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 20.0  # seconds; the pause doubles from try to try
+PATIENCE = 300.0  # seconds that an address is asked which has answered before
+FIRST_PATIENCE = 20.0  # and one that never has: its name may be wrong
+ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # an answer may take so long, and its bytes at this rate
+QUIET = 5.0  # seconds of failure before a line is logged, and between two lines
+
+PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
+PASSING_CODES = {  # of S3, with a status that would say otherwise
+    "RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch",
+    "OperationAborted", "InternalError", "ServiceUnavailable", "SlowDown", "Throttling",
+}  # fmt: skip
+# Kinds of errors that clients raise where no answer came, or half of one. Clients are optional and
+# are not imported here. OSError is such a kind as well.
+PASSING_KINDS = {
+    "aiohttp.client_exceptions.ClientError",
+    "botocore.exceptions.ConnectionError",
+    "botocore.exceptions.HTTPClientError",
+    "botocore.parsers.ResponseParserError",
+    "fsspec.exceptions.FSTimeoutError",
+    "http.client.HTTPException",
+    "requests.exceptions.ConnectionError",
+    "requests.exceptions.Timeout",
+    "requests.exceptions.ChunkedEncodingError",
+    "urllib3.exceptions.HTTPError",
+}
+# What arrived is not what a checksum beside it says.
+WRONG_BYTES = {"botocore.exceptions.FlexibleChecksumError"}
+FETCHES = 4  # of wrong bytes, before they are taken for what the store holds
+CREDENTIALS = "the credentials (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+REMEDIES = {
+    **dict.fromkeys(
+        ("ExpiredToken", "TokenRefreshRequired", "RequestExpired"),
+        "the credentials have expired: renew them, and type the same command again",
+    ),
+    **dict.fromkeys(
+        ("AccessDenied", "AllAccessDisabled", "AccountProblem"),
+        f"these credentials may not do this: check {CREDENTIALS} and the rights on the bucket",
+    ),
+    **dict.fromkeys(
+        ("PermanentRedirect", "TemporaryRedirect", "Redirect", "AuthorizationHeaderMalformed",
+         "IllegalLocationConstraintException"),
+        "the bucket lies in another region: set AWS_REGION, or AWS_ENDPOINT_URL, to its own",
+    ),
+    "RequestTimeTooSkewed": "the clock of this machine is wrong: set it",
+}  # fmt: skip
+OF_STATUS = {
+    301: REMEDIES["PermanentRedirect"],
+    307: REMEDIES["PermanentRedirect"],
+    400: f"check {CREDENTIALS}, whether they have expired, and the region of the bucket",
+    401: f"check {CREDENTIALS}",
+    403: REMEDIES["AccessDenied"],
+}
+
+
+class Answer(NamedTuple):
+    """What a server answered instead of what was asked for: HTTP status, and code and message of
+    its own where it gave them."""
+
+    status: int
+    code: str
+    message: str
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def answer_of(error: BaseException) -> Answer | None:
+    """The answer that an error of a client stands for; None if none came."""
+    for each in _chain(error):
+        response = getattr(each, "response", None)
+        if isinstance(response, dict):  # botocore
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            told = response.get("Error", {})
+            if isinstance(status, int):
+                return Answer(status, str(told.get("Code", "")), str(told.get("Message", "")))
+    # aiohttp, gcsfs, azure. What an error comes from may have a status that nobody answered.
+    for key in ("status", "status_code", "code"):
+        status = getattr(error, key, None)
+        if isinstance(status, int) and 300 <= status < 600:
+            return Answer(status, "", first_line(error))
+    return None
+
+
+def _is_of(error: BaseException, kinds: set[str]) -> bool:
+    return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in type(error).__mro__)
+
+
+def passing(error: BaseException) -> bool:
+    """Whether an error may be gone when the same is asked again."""
+    if answer := answer_of(error):
+        return answer.status in PASSING_STATUS or answer.code in PASSING_CODES
+    if isinstance(error, OSError):  # ConnectionError and TimeoutError among them
+        return not isinstance(error, PermissionError)
+    return _is_of(error, PASSING_KINDS | WRONG_BYTES)
+
+
+def _told(error: BaseException) -> str:
+    """An answer, or an error, in a few words."""
+    answer = answer_of(error)
+    if answer is None:
+        name = type(error).__name__
+        line = first_line(error)
+        return line if line.startswith(name) else f"{name}: {line}"
+    code = "" if answer.code in ("", str(answer.status)) else f" {answer.code}"
+    message = " ".join(answer.message.split())[:200].rstrip(".")
+    return f"HTTP {answer.status}{code}" + (f" ({message})" if message else "")
+
+
+def _remedy(error: BaseException) -> str:
+    if answer := answer_of(error):
+        found = REMEDIES.get(answer.code) or OF_STATUS.get(answer.status)
+        if found:
+            return found
+    if isinstance(error, PermissionError):
+        return OF_STATUS[403]
+    return f"check the address, the network and {CREDENTIALS}"
+
+
+@dataclass
+class Line:
+    """A line to the place of a store, and how patient to be with it."""
+
+    url: str
+    answered: bool = False
+    logged: float = 0.0
+
+    @property
+    def patience(self) -> float:
+        return PATIENCE if self.answered else FIRST_PATIENCE
+
+    async def ask(
+        self, what: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
+    ) -> Result:
+        """Send a request for `what` until it is answered, with growing pauses.
+
+        An answer of `size` bytes may take its time; None is any time. Raises Unreachable where no
+        answer came in time, or one that asking again will not change; what is not there is an
+        answer, too (FileNotFoundError). Raises StoreError where bytes came again and again that
+        do not match a checksum of the server's.
+        """
+        begun, tries = time.monotonic(), 0
+        limit = None if size is None else ANSWER_SECONDS + size / SLOWEST
+        while True:
+            tries += 1
+            try:
+                async with asyncio.timeout(limit):
+                    result = await request()
+                self.answered = True
+                return result
+            except ABSENT:
+                self.answered = True
+                raise
+            except Exception as error:  # every client raises its own
+                if _is_of(error, WRONG_BYTES) and tries == FETCHES:
+                    raise self._wrong(what, error, tries) from error
+                if not passing(error):
+                    raise self._refused(what, error) from error
+                spent = time.monotonic() - begun
+                longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1))
+                pause = random.uniform(longest / 2, longest)
+                if spent + pause > self.patience:
+                    raise self._silent(what, error, tries, spent) from error
+                self._log(what, error, tries, spent)
+            await asyncio.sleep(pause)
+
+    def _refused(self, what: str, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"{self.url}: cannot be reached: {what}: {_told(error)}; {_remedy(error)}"
+        )
+
+    def _silent(self, what: str, error: Exception, tries: int, spent: float) -> Unreachable:
+        self.answered = False  # so that nobody else waits as long
+        return Unreachable(
+            f"{self.url}: cannot be reached: {what}: asked {counted(tries, 'time')} in"
+            f" {spent:.0f} s, the last answer was {_told(error)}; this says nothing about the"
+            " store itself: check the network, and type the same command again later"
+        )
+
+    def _wrong(self, what: str, error: Exception, tries: int) -> StoreError:
+        return StoreError(
+            f"{self.url}: {what}: came {counted(tries, 'time')} with another checksum than the"
+            f" server has for it ({first_line(error)}); {VERIFY}"
+        )
+
+    def _log(self, what: str, error: Exception, tries: int, spent: float) -> None:
+        now = time.monotonic()
+        if spent > QUIET and now - self.logged > QUIET:
+            self.logged = now
+            logging.getLogger(__name__).warning(
+                "%s: %s: %s; asked %s in %.0f s, asking for up to %.0f s",
+                self.url, what, _told(error), counted(tries, "time"), spent, self.patience,
+            )  # fmt: skip
+
+
+def surely(remote: bool, work: Callable[[], Result]) -> Result:
+    """Do work that finds damage; where it reads over a network, believe it when it finds it again.
+
+    A bit may be flipped on the way, and past the checksums of the network. Raises the StoreError of
+    the last time.
+    """
+    for _ in fetches(remote)[1:]:
+        with suppress(StoreError):
+            return work()
+    return work()
+
+
+def fetches(remote: bool) -> range:
+    """As often is something fetched that looks damaged."""
+    return range(FETCHES if remote else 1)
+
+
+def options_of(url: str, options: dict[str, Any] | None, writing: bool = False) -> dict[str, Any]:
+    """Options for a client, by which a reader asks once: asking again is our business.
+
+    A writer's client sends the pieces of large files again by itself.
+    """
+    given = dict(options or {})
+    if url.startswith(("s3://", "s3a://")):
+        tries = {"total_max_attempts": 3 if writing else 1, "mode": "standard"}
+        given["config_kwargs"] = {"retries": tries} | given.get("config_kwargs", {})
+    return given

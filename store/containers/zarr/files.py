@@ -1,0 +1,154 @@
+"""The files of a Zarr store: of a local folder, or behind a URL. Names are relative to the store;
+FileNotFoundError stands for what is not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, LocalStore
+
+from store.containers.network import ABSENT, Line, options_of
+from store.containers.untrusted import MAX_JSON, Folder, files_under
+from store.errors import StoreError
+
+Result = TypeVar("Result")
+SMALL = 2**20  # what most metadata are below
+
+
+class Files(Protocol):
+    """Reads the files of a store; raises OSError, and Unreachable where a network fails."""
+
+    store: Store  # the same files for zarr-python
+
+    def read(self, name: str) -> bytes:
+        """Read a whole file of at most MAX_JSON bytes. StoreError if it is larger."""
+
+    def size(self, name: str) -> int:
+        """The bytes of a file."""
+
+    def members(self, group: str) -> list[str]:
+        """Names directly under a folder."""
+
+    def all(self) -> set[str]:
+        """Names of all files."""
+
+
+class LocalFiles:
+    """The files of a folder; what is not an ordinary file inside it raises StoreError."""
+
+    def __init__(self, path: str) -> None:
+        self._root, self._folder = Path(path), Folder(path)
+        self.store: Store = LocalStore(path, read_only=True)
+
+    def read(self, name: str) -> bytes:
+        self._folder.check(name, MAX_JSON)
+        return (self._root / name).read_bytes()
+
+    def size(self, name: str) -> int:
+        self._folder.check(name)
+        return (self._root / name).stat().st_size
+
+    def members(self, group: str) -> list[str]:
+        return os.listdir(self._root / group)
+
+    def all(self) -> set[str]:
+        return set(files_under(str(self._root)))
+
+
+class RemoteStore(FsspecStore):
+    """zarr-python's store behind a URL, which asks again where a network fails."""
+
+    line: Line
+
+    @classmethod
+    def at(cls, url: str, options: dict[str, Any] | None, writing: bool = False) -> RemoteStore:
+        """Choose the client by the URL, and ask nothing yet. Raises ImportError, ValueError."""
+        chosen = options_of(url, options, writing)
+        store: Any = cls.from_url(url, storage_options=chosen, read_only=not writing)
+        if hasattr(store.fs, "retries") and "://" in url:
+            store.fs.retries = 1
+        store.line = Line(url)
+        found: RemoteStore = store
+        return found
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        size = None
+        if isinstance(byte_range, RangeByteRequest):
+            size = byte_range.end - byte_range.start
+        found = await self.fetch(key, prototype, byte_range, size)
+        if found is None:  # zarr-python would take zeros for what is not there
+            raise StoreError(f"{key} is missing")
+        return found
+
+    async def fetch(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None, size: int | None
+    ) -> Buffer | None:
+        """`get`, where some `size` bytes are expected; None where nobody knows."""
+        request = super().get
+        return await self.line.ask(key, lambda: request(key, prototype, byte_range), size)
+
+
+class RemoteFiles:
+    """The files behind a URL."""
+
+    def __init__(
+        self, url: str, options: dict[str, Any] | None = None, writing: bool = False
+    ) -> None:
+        self._remote = RemoteStore.at(url, options, writing)
+        self.store: Store = self._remote
+        self._line, self._fs = self._remote.line, self._remote.fs
+        self._root = self._remote.path.rstrip("/")
+
+    def _ask(
+        self, name: str, request: Callable[[str], Awaitable[Result]], size: int | None = 0
+    ) -> Result:
+        address = f"{self._root}/{name}".rstrip("/")
+        return sync(self._line.ask(name or "its files", lambda: request(address), size))
+
+    def read(self, name: str) -> bytes:
+        asked = RangeByteRequest(0, MAX_JSON + 1)  # bounded, and one answer for size and bytes
+        found = sync(self._remote.fetch(name, default_buffer_prototype(), asked, SMALL))
+        if found is None:
+            raise FileNotFoundError(name)
+        if len(found) > MAX_JSON:
+            raise StoreError(f"{self._line.url}: {name} is larger than {MAX_JSON:,} bytes")
+        return found.to_bytes()
+
+    def size(self, name: str) -> int:
+        return int(self._ask(name, self._fs._size) or 0)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file; it is read, as an answer without a body tells no cause."""
+        try:
+            self.read(name)
+        except ABSENT:
+            return False
+        return True
+
+    def members(self, group: str) -> list[str]:
+        found = self._ask(group, lambda address: self._fs._ls(address, detail=False), None)
+        self._fs.invalidate_cache()  # or sizes would be taken from it later
+        return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in found]
+
+    def all(self) -> set[str]:
+        try:
+            found = self._ask("", self._fs._find, None)
+            self._fs.invalidate_cache()
+        except ABSENT:
+            return set()
+        return {str(path)[len(self._root) :].lstrip("/") for path in found}
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file."""
+        self._ask(name, lambda address: self._fs._pipe_file(address, data), None)

@@ -1,0 +1,40 @@
+"""A training from an object store, over a network that loses three of ten answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from store.containers import network
+from student_train.cli import main as student_train
+from tests.end_to_end.support import STUDENT, ok, refused
+from tests.rough_network import BUCKET, KEYS, PROXIES, Weather, running_s3
+
+URL = f"s3://{BUCKET}/store.zarr"
+SHORT = (*STUDENT, "--vocab", 300, "--steps", 4, "--loss", "mlm=1,hidden=1,kl=1", "--eval-every", 2)
+
+
+def test_a_training_gives_the_same_student(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server")
+    monkeypatch.setattr(network, "FIRST_PAUSE", 0.01)
+    with running_s3() as s3:
+        for key, value in (KEYS | {"AWS_ENDPOINT_URL": s3.url}).items():
+            monkeypatch.setenv(key, value)
+        for proxy in PROXIES:
+            monkeypatch.delenv(proxy, raising=False)
+        client = s3fs.S3FileSystem(endpoint_url=s3.url, skip_instance_cache=True)
+        client.put(str(store), f"{BUCKET}/store.zarr", recursive=True)
+        s3.weather = Weather({"reset": 0.3})
+        ok(student_train, "--store", URL, "--out", tmp_path / "far", *SHORT)
+        assert s3.weather.met["reset"] > 20
+        monkeypatch.setattr(network, "PATIENCE", 0.3)
+        s3.weather = Weather({"503": 1.0}, lambda method, path: "parts/" in path)
+        line = refused(student_train, "--store", URL, "--out", tmp_path / "none", *SHORT)
+        assert "cannot be reached: parts/" in line and "damaged" not in line
+    ok(student_train, "--store", store, "--out", tmp_path / "near", *SHORT)
+    far, near = (tmp_path / name / "model.safetensors" for name in ("far", "near"))
+    assert far.read_bytes() == near.read_bytes()

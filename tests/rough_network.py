@@ -1,0 +1,244 @@
+"""An S3-speaking server on loopback, and a proxy before it that does what networks do."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+BUCKET = "bucket"
+REGION = "us-east-1"
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": REGION}
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+# S3's own words: status, code, message.
+ANSWERS = {
+    "500": (500, "InternalError", "We encountered an internal error. Please try again."),
+    "503": (503, "SlowDown", "Please reduce your request rate."),
+    "429": (429, "TooManyRequests", "Too many requests."),
+    "403": (403, "AccessDenied", "Access Denied"),
+    "expired": (400, "ExpiredToken", "The provided token has expired."),
+    "skewed": (403, "RequestTimeTooSkewed", "The difference between the times is too large."),
+    "unknown key": (403, "InvalidAccessKeyId", "The Access Key Id does not exist."),
+    "redirect": (301, "PermanentRedirect", "The bucket must be addressed by another endpoint."),
+    "region": (400, "AuthorizationHeaderMalformed", "the region is wrong; expecting 'eu-west-1'"),
+    "404": (404, "NoSuchKey", "The specified key does not exist."),
+}
+XML = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}</Message></Error>'
+Answer = tuple[int, list[tuple[str, str]], bytes, str | None]  # the last: a length without a body
+HOP = {"connection", "transfer-encoding", "content-length", "server", "date", "keep-alive"}
+
+
+@dataclass
+class Weather:
+    """What happens to a request: `faults` by their share of all, to requests that `strikes` names.
+
+    A fault is a key of ANSWERS, or "reset" (before the answer), "torn" (a reset in the middle of
+    the body), "truncated" (the body ends early), "short" (and its length is declared so), "flipped"
+    (a bit), "unmatched" (a bit, and the server's checksum of the body comes with it), "slow" (the
+    body comes in drops), or "stalled" (nothing comes).
+    """
+
+    faults: dict[str, float] = field(default_factory=dict)
+    strikes: Callable[[str, str], bool] = lambda method, path: True
+    seed: int = 0
+    drop: float = 0.01  # seconds between the drops of a slow body
+    stall: float = 1.0
+    met: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._chance, self._lock = random.Random(self.seed), threading.Lock()
+
+    def fault(self, method: str, path: str) -> tuple[str, random.Random]:
+        """What happens to a request ("" for nothing), and the chance that says where."""
+        with self._lock:
+            draw, inner = self._chance.random(), random.Random(self._chance.random())
+            self.met["requests"] += 1
+            for name, share in self.faults.items() if self.strikes(method, path) else ():
+                draw -= share
+                if draw < 0:
+                    self.met[name] += 1
+                    return name, inner
+        return "", inner
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Proxy
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+    def _all(self) -> None:
+        body = self._body()
+        fault, chance = self.server.weather.fault(self.command, self.path)
+        if fault == "reset":
+            self._reset()
+        elif fault == "stalled":
+            time.sleep(self.server.weather.stall)
+            self._reset()
+        elif fault in ANSWERS:
+            status, code, message = ANSWERS[fault]
+            region = [("x-amz-bucket-region", "eu-west-1")] if status == 301 else []
+            self._send(status, region, XML.format(code, message).encode())
+        else:
+            self._forward(body, fault, chance)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _all
+
+    def _body(self) -> bytes:
+        if self.headers.get("Expect"):
+            self.send_response_only(100)
+            self.end_headers()
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _reset(self) -> None:
+        """Close with RST instead of FIN."""
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.close_connection = True
+        self.connection.close()
+
+    def _forward(self, body: bytes, fault: str, chance: random.Random) -> None:
+        status, given, known, length = self._answer(body)
+        data = bytearray(known)
+        if fault in ("flipped", "short"):
+            given = [(k, v) for k, v in given if not k.lower().startswith("x-amz-checksum")]
+        if fault in ("flipped", "unmatched") and data:
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        if fault == "short" and self.command != "HEAD":
+            data = data[: len(data) // 2]
+        self._send(status, given, bytes(data), fault, length)
+
+    def _answer(self, body: bytes) -> Answer:
+        """What the server answers; it is slow, so what was read before is not asked again."""
+        read = self.command in ("GET", "HEAD")
+        key = (self.command, self.path, self.headers.get("Range"))
+        if read and (kept := self.server.kept.get(key)):
+            return kept
+        with closing(http.client.HTTPConnection(*self.server.upstream, timeout=60)) as upstream:
+            headers = {k: v for k, v in self.headers.items() if k.lower() != "expect"}
+            upstream.request(self.command, self.path, body, headers)
+            answer = upstream.getresponse()
+            data = answer.read()
+            given = [(k, v) for k, v in answer.getheaders() if k.lower() not in HOP]
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+        found = answer.status, given, data, length
+        if read:
+            self.server.kept[key] = found
+        else:
+            self.server.kept.clear()
+        return found
+
+    def _send(
+        self,
+        status: int,
+        headers: list[tuple[str, str]],
+        body: bytes,
+        fault: str = "",
+        length: str | None = None,
+    ) -> None:
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", length or str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if fault in ("torn", "truncated"):
+            self.wfile.write(body[: len(body) // 2])
+            self.wfile.flush()
+            self.close_connection = True
+            if fault == "torn":
+                self._reset()
+        elif fault == "slow":
+            for begin in range(0, len(body), max(1, len(body) // 10)):
+                self.wfile.write(body[begin : begin + max(1, len(body) // 10)])
+                self.wfile.flush()
+                time.sleep(self.server.weather.drop)
+        else:
+            self.wfile.write(body)
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except OSError:  # who asked has gone, or was sent away
+            self.close_connection = True
+
+    def finish(self) -> None:
+        try:
+            super().finish()
+        except (OSError, ValueError):
+            self.connection.close()
+
+
+class _Proxy(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, upstream: tuple[str, int]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream, self.weather = upstream, Weather()
+        self.kept: dict[tuple[str, str, str | None], Answer] = {}
+
+    def shutdown_request(self, request: Any) -> None:
+        with suppress(OSError):
+            super().shutdown_request(request)
+
+
+class S3:
+    """A running server with one bucket; `weather` may be set at any time."""
+
+    def __init__(self, proxy: _Proxy) -> None:
+        self._proxy = proxy
+        self.url = f"http://127.0.0.1:{proxy.server_address[1]}"
+        # No instance is shared: each client of another server must be a new one.
+        self.options: dict[str, Any] = {
+            "endpoint_url": self.url,
+            "client_kwargs": {"region_name": REGION},
+        }
+
+    @property
+    def weather(self) -> Weather:
+        return self._proxy.weather
+
+    @weather.setter
+    def weather(self, weather: Weather) -> None:
+        self._proxy.weather = weather
+
+
+@contextmanager
+def running_s3() -> Iterator[S3]:
+    """Run both on free ports of loopback. The environment needs KEYS, and no PROXIES."""
+    import boto3  # type: ignore[import-untyped]
+    import s3fs  # type: ignore[import-untyped]
+    from moto.server import ThreadedMotoServer
+
+    s3fs.S3FileSystem.clear_instance_cache()  # of a server before, found by the environment
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    client = boto3.client(
+        "s3", endpoint_url=f"http://{host}:{port}", region_name=REGION,
+        aws_access_key_id="test", aws_secret_access_key="test",
+    )  # fmt: skip
+    client.create_bucket(Bucket=BUCKET)
+    proxy = _Proxy((host, port))
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    try:
+        yield S3(proxy)
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
+        moto.stop()

@@ -1,0 +1,254 @@
+"""Networks that fail: what passes is waited for, what does not is named, and neither is damage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from store import FeatureStore, StoreError, Unreachable, open_store
+from store.containers import network
+from store.tools.copy import convert, upload
+from store.tools.verify import verify
+from support.arrays import Array
+from teacher_dump.comparison.cli import main as feature_store
+from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
+from tests.store.making import features_of, make_store
+
+URL = f"s3://{BUCKET}/a.zarr"
+ACCUSATIONS = ("damaged", "dump again", "restore")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "a.zarr"
+    features = dataclasses.replace(features_of("default", None, 1), hidden=("mean",), attention=())
+    make_store(path, features, parts=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(small: Path) -> Iterator[S3]:
+    """A server that holds the store."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server")
+    with pytest.MonkeyPatch.context() as patch, running_s3() as s3:
+        for key, value in (KEYS | {"AWS_ENDPOINT_URL": s3.url}).items():
+            patch.setenv(key, value)
+        for proxy in PROXIES:
+            patch.delenv(proxy, raising=False)
+        upload(small, URL)
+        yield s3
+
+
+@pytest.fixture
+def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
+    """The server in fair weather, and readers in a hurry."""
+    server.weather = Weather()
+    for name, value in (("FIRST_PAUSE", 0.01), ("PATIENCE", 20.0), ("FIRST_PATIENCE", 20.0)):
+        monkeypatch.setattr(network, name, value)
+    return server
+
+
+@pytest.fixture
+def hurry(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PATIENCE", "FIRST_PATIENCE"):
+        monkeypatch.setattr(network, name, 0.3)
+
+
+def streamed(fs: FeatureStore) -> list[Array]:
+    return [
+        array.copy()
+        for batch in fs.stream(seed=1, batch_tokens=400)
+        for array in batch.stored.values()
+    ]
+
+
+def assert_same(one: list[Array], other: list[Array]) -> None:
+    assert len(one) == len(other) > 0
+    assert all((a == b).all() for a, b in zip(one, other, strict=True))
+
+
+PASSING = (
+    {"503": 0.3}, {"reset": 0.3}, {"torn": 0.3}, {"short": 0.1}, {"flipped": 0.1},
+    {"unmatched": 0.1}, {"404": 0.03}, {"slow": 0.5},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("faults", PASSING, ids=lambda faults: next(iter(faults)))
+def test_what_passes_is_waited_for(s3: S3, small: Path, faults: dict[str, float]) -> None:
+    s3.weather = Weather(
+        faults, lambda method, path: "zarr.json" not in path or "404" not in faults
+    )
+    fs = open_store(URL)
+    assert_same(streamed(fs), streamed(open_store(small)))
+    assert s3.weather.met[next(iter(faults))] > 0
+
+
+def test_a_whole_store_is_verified_in_bad_weather(s3: S3) -> None:
+    kinds = ("500", "429", "reset", "truncated", "flipped", "short")
+    s3.weather = Weather(dict.fromkeys(kinds, 0.03))
+    assert verify(URL).problems == []
+    assert all(s3.weather.met[kind] for kind in kinds)
+
+
+FOREVER = {
+    "500": "HTTP 500 InternalError",
+    "503": "HTTP 503 SlowDown",
+    "reset": "",
+    "torn": "ClientPayloadError",
+}
+
+
+def silent(error: Unreachable, key: str, said: str) -> None:
+    line = str(error)
+    assert line.startswith(f"{URL}: cannot be reached: {key}: asked ") and said in line
+    assert " times in " in line and "check the network, and type the same command again" in line
+    assert "\n" not in line and not any(word in line for word in ACCUSATIONS)
+
+
+@pytest.mark.usefixtures("hurry")
+@pytest.mark.parametrize("fault", FOREVER)
+def test_what_does_not_pass_is_named(s3: S3, tmp_path: Path, fault: str) -> None:
+    fs = open_store(URL)
+    dead = Weather({fault: 1.0})
+    s3.weather = dead
+    with pytest.raises(Unreachable) as caught:
+        open_store(URL)
+    silent(caught.value, "zarr.json", FOREVER[fault])
+    reads: dict[str, Callable[[], object]] = {
+        "parts/0/text/utf8/zarr.json": lambda: fs.part(0).read("text/utf8", 0, 9),
+        "teacher/files/tokenizer.json/zarr.json": lambda: fs.teacher_file("tokenizer.json"),
+    }
+    for key, read in reads.items():
+        with pytest.raises(Unreachable) as caught:
+            read()
+        silent(caught.value, key, FOREVER[fault])
+    with pytest.raises(Unreachable):
+        streamed(fs)
+    assert dead.met["requests"] == dead.met[fault] > 4
+
+
+def later(path_part: str) -> Callable[[str, str], bool]:
+    return lambda method, path: path_part in path
+
+
+@pytest.mark.usefixtures("hurry")
+def test_every_command_says_it_in_one_line(s3: S3, tmp_path: Path) -> None:
+    for strikes in (later("zarr"), later("parts/1/token/id"), later("parts/1/token/id/c/0")):
+        s3.weather = Weather({"503": 1.0}, strikes)
+        for words in (["verify", URL], ["convert", URL, str(tmp_path / "b.zarr")]):
+            refusal(words, "asked", "HTTP 503")
+    s3.weather = Weather({"503": 1.0})
+    for words in (["info", URL], ["show", URL, "0"], ["merge", URL, URL, str(tmp_path / "c.h5")]):
+        refusal(words, "HTTP 503 SlowDown (Please reduce your request rate)")
+    s3.weather = Weather()
+    convert(URL, tmp_path / "b.zarr")  # goes on
+    assert verify(tmp_path / "b.zarr").problems == []
+
+
+def refusal(words: list[str], *told: str) -> None:
+    said = CliRunner().invoke(feature_store, words)
+    lines = said.stderr.splitlines()
+    assert said.exit_code == 1 and lines[-1].startswith("Error: "), said.output
+    assert all(word in lines[-1] for word in told), lines[-1]
+    assert not any(word in said.output for word in ACCUSATIONS), said.output
+
+
+REFUSALS = {
+    "403": ("HTTP 403 AccessDenied", "may not do this", "AWS_ACCESS_KEY_ID"),
+    "expired": ("HTTP 400 ExpiredToken", "expired: renew them"),
+    "unknown key": ("HTTP 403 InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
+    "skewed": ("RequestTimeTooSkewed", "the clock of this machine"),
+    "redirect": ("HTTP 301 PermanentRedirect", "another region: set AWS_REGION"),
+    "region": ("AuthorizationHeaderMalformed", "expecting 'eu-west-1'", "set AWS_REGION"),
+}
+
+
+@pytest.mark.parametrize("answer", REFUSALS)
+def test_refusals_are_not_asked_again(s3: S3, small: Path, answer: str) -> None:
+    fs = open_store(URL)
+    for read in (lambda: open_store(URL), lambda: streamed(fs), lambda: upload(small, URL + "2")):
+        s3.weather = Weather({answer: 1.0})
+        with pytest.raises(Unreachable) as caught:
+            read()
+        assert all(word in str(caught.value) for word in REFUSALS[answer]), caught.value
+        assert s3.weather.met["requests"] <= 2
+    refusal(["info", URL], *REFUSALS[answer])
+
+
+def test_what_is_damaged_there_is_called_so(s3: S3, small: Path) -> None:
+    fs, key, url = client(s3), "parts/1/token/id/c/0", f"s3://{BUCKET}/damaged.zarr"
+    fs.put(str(small), f"{BUCKET}/damaged.zarr", recursive=True)
+    sound = (small / key).read_bytes()
+    fs.pipe_file(f"{BUCKET}/damaged.zarr/{key}", sound[:9] + bytes([sound[9] ^ 4]) + sound[10:])
+    with pytest.raises(StoreError, match="array parts/1/token/id: rows .* cannot be decoded"):
+        streamed(open_store(url))
+    assert [line for line in verify(url).problems if "part 1: array token/id" in line]
+    opened = open_store(url)
+    assert opened[0].text
+    fs.rm_file(f"{BUCKET}/damaged.zarr/{key}")
+    with pytest.raises(StoreError, match=f"{key} is missing"):
+        streamed(opened)
+    with pytest.raises(StoreError, match=f"its file {key} is missing"):
+        streamed(open_store(url))
+
+
+def client(s3: S3) -> Any:
+    import s3fs  # type: ignore[import-untyped]
+
+    return s3fs.S3FileSystem(endpoint_url=s3.url, skip_instance_cache=True)
+
+
+def test_what_vanishes_behind_an_open_array_is_no_zeros(s3: S3, small: Path) -> None:
+    key, url = "parts/0/token/id/c/0", f"s3://{BUCKET}/vanishing.zarr"
+    client(s3).put(str(small), f"{BUCKET}/vanishing.zarr", recursive=True)
+    fs = open_store(url)
+    ids = fs.part(0).array("token/id")
+    assert ids.read(0, 5).any()
+    client(s3).rm_file(f"{BUCKET}/vanishing.zarr/{key}")
+    with pytest.raises(StoreError, match=f"{key} is missing"):
+        ids.read(0, 5)
+
+
+def test_a_checksum_of_the_server_that_never_fits(s3: S3) -> None:
+    s3.weather = Weather({"unmatched": 1.0}, later("manifest/zarr.json"))
+    with pytest.raises(StoreError, match="manifest/zarr.json: came 4 times with another checksum"):
+        open_store(URL)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_an_upload_that_breaks_off_can_be_made_again(
+    s3: S3, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{BUCKET}/broken.zarr"
+    s3.weather = Weather({"reset": 1.0}, later("broken.zarr/parts/1"))
+    with pytest.raises(Unreachable, match="cannot be reached: parts/1/.*: asked .* time"):
+        upload(small, url)
+    s3.weather = Weather()
+    with pytest.raises(StoreError, match="no Zarr store"):
+        open_store(url)
+    monkeypatch.setattr(network, "PATIENCE", 20.0)
+    s3.weather = Weather(dict.fromkeys(("500", "503", "reset", "torn"), 0.02))
+    upload(small, url)
+    assert verify(url).problems == []
+
+
+@pytest.mark.usefixtures("hurry")
+def test_nobody_answers() -> None:
+    with pytest.raises(Unreachable, match="zarr.json: asked .* time.* in .*Could not connect"):
+        open_store(URL, storage_options={"endpoint_url": "http://127.0.0.1:1"})
+
+
+def test_a_slow_network_is_told(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(network, "QUIET", 0.05)
+    s3.weather = Weather({"503": 0.6})
+    open_store(URL)
+    assert any("HTTP 503 SlowDown" in line and "asking for up to 20 s" in line
+               for line in caplog.messages)  # fmt: skip
