@@ -3,7 +3,6 @@ and the store's teacher and features decide what is left."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
@@ -59,15 +58,15 @@ def _over_recipe(given: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _as_wide_as_teacher(given: dict[str, Any]) -> str:
     with closing(_store(given)) as store:
-        config = json.loads(store.teacher_file("config.json"))
+        config = store.teacher_settings("config.json")
         heads = next((config[name] for name in HEADS if name in config), 0)
-        if not heads:
+        if not isinstance(heads, int) or heads < 1:
             raise UserError(
                 f"--student {given['student']}: the teacher of {store.path} has no attention heads;"
                 " give HxLxA"
             )
         # a student of its kind, whose layers can be cut out of it
-        own = config.get("model_type")
+        own = str(config.get("model_type"))
         kind = f"{own}:" if own in SHAPES and own != DEFAULT_KIND else ""
         return f"{kind}{store.features.width}x{given['student'].removeprefix(AS_TEACHER)}x{heads}"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from support.errors import UserError
+
 AFTER_PADDING = frozenset(
     {
         "camembert",
@@ -29,8 +31,15 @@ AFTER_PADDING = frozenset(
 
 def first_position(config: Mapping[str, Any]) -> int:
     """Row of the position embeddings that the first token takes: in some families it comes behind
-    that of the padding id, and the rows up to there are no positions."""
-    kind = config["model_type"]
+    that of the padding id, and the rows up to there are no positions. Raises UserError for a
+    padding id that is none."""
+    kind = str(config.get("model_type"))
     if kind not in AFTER_PADDING:
         return 0
-    return 1 + (1 if kind == "mpnet" else int(config["pad_token_id"]))  # MPNet's is fixed
+    padding = 1 if kind == "mpnet" else config.get("pad_token_id")  # MPNet's is fixed
+    if not isinstance(padding, int) or padding < 0:
+        raise UserError(
+            f"the teacher's config.json: pad_token_id is {padding!r:.40}, expected the number of a"
+            " piece"
+        )
+    return 1 + padding

@@ -11,7 +11,14 @@ from pathlib import Path
 import click
 
 from benchmarks.common.results import publish, table
-from benchmarks.integrity import damage, edited_corpora, forgery, laundering, odd_texts
+from benchmarks.integrity import (
+    damage,
+    edited_corpora,
+    forgery,
+    laundering,
+    odd_texts,
+    odd_tokenizers,
+)
 from benchmarks.integrity.soak import soak
 from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 
@@ -62,6 +69,13 @@ def edits(folder: Path, _: str, count: int, seed: int) -> Found:
     return count, [f"{what}: {end}" for what, end in cases if end not in ("refused", "sound")]
 
 
+def tokenizers(folder: Path, _: str, count: int, seed: int) -> Found:
+    """Tokenizers and settings of strangers: verify and a training end as they should, or in a
+    line."""
+    cases = list(odd_tokenizers.odd_tokenizers(folder, count, seed))
+    return len(cases), [f"{what}: {wrong}" for what, wrong in cases if wrong]
+
+
 def texts(folder: Path, _: str, count: int, seed: int) -> Found:
     """Odd texts through corpus, windows, store and alignment, with three tokenizers."""
     return count, _broken(folder, odd_texts.odd_texts(seed, count))
@@ -105,6 +119,7 @@ CHECKS: tuple[tuple[str, Check, str, str], ...] = (
     ("forged metadata: refused, read unchanged, or told by verify", forgeries, "", "forgeries"),
     ("altered arrays with fitting chunks: no copy is made", launderings, "", "launderings"),
     ("corpora edited in the middle of a dump: refused, or sound", edits, "", "edits"),
+    ("a stranger's tokenizer or settings: a line, in bounds", tokenizers, "", "tokenizers"),
     ("every code point, 3 tokenizers: nothing lost, laws hold", characters, "", "characters"),
     ("odd texts, 3 tokenizers: nothing lost, laws hold", texts, "", "texts"),
 )

@@ -10,6 +10,7 @@ import numpy as np
 
 from store.errors import StoreError
 from store.format.manifest import DAMAGED
+from store.read.stored_tokenizer import json_object, load_tokenizer
 from support.arrays import Array
 
 if TYPE_CHECKING:
@@ -40,12 +41,11 @@ class MixedVocab:
 
     def backend(self) -> Tokenizer:
         """The student's tokenizer. StoreError if it cannot be read."""
-        from tokenizers import Tokenizer
+        return load_tokenizer(self.tokenizer, f"{GROUP}/{TOKENIZER}")
 
-        try:
-            return Tokenizer.from_str(self.tokenizer.decode("utf-8"))
-        except Exception as error:  # whatever the library raises for what it cannot read
-            raise StoreError(f"{GROUP}/{TOKENIZER} cannot be loaded ({error})") from error
+    def read_settings(self) -> dict[str, Any]:
+        """The settings of the student's tokenizer. StoreError if they are no JSON object."""
+        return json_object(self.settings, f"{GROUP}/{SETTINGS}")
 
     @staticmethod
     def stored(store: FeatureStore) -> MixedVocab | None:
@@ -61,6 +61,7 @@ class MixedVocab:
         found = MixedVocab(embeddings, tokenizer.tobytes(), settings.tobytes())
         try:
             pieces = found.backend().get_vocab_size()
+            found.read_settings()
         except StoreError as error:
             raise StoreError(f"{store.path}: {error}; {DAMAGED}") from error
         shape: Any = (embeddings.dtype.name, embeddings.ndim, len(embeddings))

@@ -30,6 +30,7 @@ from store.read.order import KINDS, StreamOrder
 from store.read.part import PartReader
 from store.read.part_index import PartIndex
 from store.read.record import LazyMap, Record
+from store.read.stored_tokenizer import json_object, load_tokenizer
 from store.read.stream import Batch, Streamer
 from store.read.unfinished import unfinished, unsealed_manifest
 from support.arrays import Array, Floats
@@ -267,17 +268,17 @@ class FeatureStore(Sequence[Record]):
         return self.teacher_files()[name]
 
     def tokenizer(self) -> Tokenizer:
-        """The teacher's tokenizer, from the store."""
-        from tokenizers import Tokenizer
+        """The teacher's tokenizer, from the store, without padding and truncation."""
+        data, written_with = self.teacher_file("tokenizer.json"), self.meta["software"]
+        where = f"{self.path}: tokenizer.json in it"
+        return load_tokenizer(data, where, written_with.get("tokenizers"))
 
-        data = self.teacher_file("tokenizer.json")
-        try:
-            return Tokenizer.from_str(data.decode("utf-8"))
-        except Exception as error:  # whatever the library raises for what it cannot read
-            raise StoreError(
-                f"{self.path}: tokenizer.json in it cannot be loaded ({error}); install the version"
-                f" of tokenizers that wrote it: {self.meta['software'].get('tokenizers')}"
-            ) from error
+    def teacher_settings(self, name: str) -> dict[str, Any]:
+        """A stored file of the teacher that is a JSON object, such as config.json.
+
+        Raises StoreError if there is none, or if it is no such object.
+        """
+        return json_object(self.teacher_file(name), f"{self.path}: {name} in it")
 
     def teacher_weights(self) -> Mapping[str, Array]:
         """float16 arrays of the teacher by parameter name, read when asked for."""

@@ -3,38 +3,32 @@ tokenizer gives the stored tokens."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from store.errors import VERIFY, StoreError
+from store.errors import VERIFY, StoreError, without_remedy
 from store.format.sequences import ACTIONS, wrong_gold
 from store.read.part import PartReader
+from store.read.store import FeatureStore, open_store
+from store.read.stored_tokenizer import encoded, within_bounds
+from store.tools.salvage import open_damaged
 from support.arrays import Array, starts
-
-if TYPE_CHECKING:
-    from store.read.store import FeatureStore
 
 BATCH = 256  # sequences that are tokenised at once
 
 
-def check_part(part: PartReader, tokenizer: Any = None) -> list[str]:
-    """A line for each rule that a part breaks; `tokenizer` (or None) must give its tokens.
-
-    Raises StoreError if the part cannot be read.
-    """
-    everything = (0, part.part.counts.sequences)
-    texts = part.texts(*everything)
+def check_part(part: PartReader) -> list[str]:
+    """A line for each rule that a part breaks. Raises StoreError if it cannot be read."""
+    texts = part.texts(0, part.part.counts.sequences)
     lengths = np.array([len(text) for text in texts], np.int64)
     problems = [*_broken_tokens(part, lengths)]
     for view in range(part.features.views):
         problems += _broken_masks(part, view, lengths)
         problems += _broken_logits(part, view)
     problems += _broken_task(part)
-    if not problems and tokenizer is not None:
-        difference = other_tokens(part, tokenizer, *everything)
-        problems += [difference] if difference else []
     return [f"{part.where}: {problem}" for problem in problems]
 
 
@@ -107,16 +101,52 @@ def _broken_task(part: PartReader) -> list[str]:
     return problems
 
 
+def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
+    """The places of parts of which the stored tokenizer gives other tokens than are stored, each
+    with a line. Raises StoreError for a tokenizer that goes beyond its bounds."""
+    found: list[tuple[int, str]] = within_bounds(
+        store.teacher_file("tokenizer.json"),
+        sum(store.manifest.parts[place].counts.text_bytes for place in places),
+        store.path,
+        lambda: _other_parts(store, places),
+        _other_parts_of,
+        store.path,
+        store.source.options,
+        places,
+    )
+    return found
+
+
+def _other_parts_of(
+    path: str, options: dict[str, Any] | None, places: list[int]
+) -> list[tuple[int, str]]:
+    with closing(open_damaged(path, options).store) as store:
+        return _other_parts(store, places)
+
+
+def _other_parts(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
+    tokenizer, found = store.tokenizer(), []
+    for place in places:
+        part = store.part(place)
+        try:
+            line = other_tokens(part, tokenizer, 0, part.part.counts.sequences)
+        except StoreError as error:
+            line = without_remedy(error)
+        if line:
+            found.append((place, f"{part.where}: {line}"))
+    return found
+
+
 def other_tokens(part: PartReader, tokenizer: Any, first: int, last: int) -> str | None:
     """Say for which of sequences first..last of a part `tokenizer` gives other tokens than are
-    stored; None if there is no such."""
+    stored; None if there is no such. Raises StoreError for more tokens than a text can have."""
     for low in range(first, last, BATCH):
         high = min(low + BATCH, last)
         edges = part.token_start[low : high + 1]
         columns = ("id", "begin", "end", "special")
         stored = np.stack([part.read(f"token/{c}", edges[0], edges[-1]) for c in columns], axis=1)
-        encodings = tokenizer.encode_batch(part.texts(low, high))
-        for number, encoding in enumerate(encodings, low):
+        texts = part.texts(low, high)
+        for number, encoding in enumerate(encoded(tokenizer, texts, part.where), low):
             left, right = part.token_start[number : number + 2] - edges[0]
             if not np.array_equal(_rows(encoding), stored[left:right]):
                 return (
@@ -135,14 +165,36 @@ def _rows(encoding: Any) -> Array:
 
 def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> None:
     """StoreError unless the stored tokenizer gives the stored tokens of `sequences` neighbours at
-    each of some places, spread evenly over the store."""
+    each of some places, spread evenly over the store, within bounds of time and memory."""
+    rows = np.unique(np.linspace(0, max(0, len(store) - 1), places).astype(int)).tolist()
+    found = within_bounds(
+        store.teacher_file("tokenizer.json"),
+        len(rows) * sequences * store.features.max_length,
+        store.path,
+        lambda: _first_difference(store, rows, sequences),
+        _first_difference_of,
+        *(store.path, store.source.options, rows, sequences),
+    )
+    if found:
+        written, here = store.meta["software"].get("tokenizers"), version("tokenizers")
+        remedy = f"written with tokenizers {written}, read with {here}: install that version"
+        if written in (None, here):
+            remedy = VERIFY
+        raise StoreError(f"{found}; {remedy}, or dump again")
+
+
+def _first_difference_of(
+    path: str, options: dict[str, Any] | None, rows: list[int], sequences: int
+) -> str:
+    with closing(open_store(path, allow_partial=True, storage_options=options)) as store:
+        return _first_difference(store, rows, sequences)
+
+
+def _first_difference(store: FeatureStore, rows: list[int], sequences: int) -> str:
     tokenizer = store.tokenizer()
-    for index in np.unique(np.linspace(0, max(0, len(store) - 1), places).astype(int)):
-        part, first = store.locate(int(index))
+    for index in rows:
+        part, first = store.locate(index)
         last = min(first + sequences, part.part.counts.sequences)
         if difference := other_tokens(part, tokenizer, first, last):
-            written, here = store.meta["software"].get("tokenizers"), version("tokenizers")
-            remedy = f"written with tokenizers {written}, read with {here}: install that version"
-            if written in (None, here):
-                remedy = VERIFY
-            raise StoreError(f"{part.where}: {difference}; {remedy}, or dump again")
+            return f"{part.where}: {difference}"
+    return ""

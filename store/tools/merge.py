@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
@@ -39,7 +38,7 @@ FREE = frozenset(
 def _facts(store: FeatureStore) -> dict[str, Any]:
     """The identity, and the teacher's configuration in place of its hash."""
     files = store.teacher_files()
-    config = json.loads(files["config.json"]) if "config.json" in files else {}
+    config = store.teacher_settings("config.json") if "config.json" in files else {}
     return {**store.identity, "config": config}
 
 

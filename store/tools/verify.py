@@ -21,12 +21,12 @@ from store.format.layout import PartShapes, groups_above, part_number
 from store.format.manifest import Entry, Part
 from store.read.part import checksum
 from store.read.store import FeatureStore
-from store.tools.laws import check_part
+from store.tools.laws import check_part, parts_with_other_tokens
 from store.tools.report import Problem, Report
 from store.tools.salvage import Opened, open_damaged
 
 MAX_THREADS = 16
-TOKENIZER = "teacher/files/tokenizer.json"
+TOKENIZER, SETTINGS = "tokenizer.json", ("config.json", "tokenizer_config.json")
 OTHERS: dict[str, Callable[[FeatureStore], object]] = {
     MIXED_VOCAB: MixedVocab.stored,
     WORD_COUNTS: WordCounts.stored,
@@ -88,11 +88,11 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
             _add(report, flaws.result(), set(names), absent)
             damaged = report.damaged_parts()
             places = [i for i, p in enumerate(store.manifest.parts) if p.number not in damaged]
-            tokenizer = _tokenizer(store, report)
             report.found += [*_others(store, report), *_broken_calibration(store, report)]
-            meant = threads.map(lambda place: _check_meaning(store, place, tokenizer), places)
+            meant = threads.map(lambda place: _check_meaning(store, place), places)
             for _, found in zip(progress(places, "part"), meant, strict=True):
                 report.found += found
+            report.found += _broken_files(store, report)
         except BaseException:  # Ctrl-C, for one, must not wait for what is queued
             threads.shutdown(cancel_futures=True)
             raise
@@ -229,15 +229,25 @@ def _add(report: Report, flaws: list[Flaw], arrays: set[str], absent: set[int]) 
             report.found.append(Problem(line, part, group=path))
 
 
-def _tokenizer(store: FeatureStore, report: Report) -> Any:
-    """The tokenizer of the store; None if it has none, or none that can be loaded."""
-    if TOKENIZER not in store.manifest.arrays or TOKENIZER in report.lost_outside():
-        return None
+def _broken_files(store: FeatureStore, report: Report) -> Iterator[Problem]:
+    """A problem for each of the teacher's files that is none, and for each part that is sound so
+    far and of which the tokenizer gives other tokens."""
+    lost, held = report.lost_outside(), store.teacher_files()
+    for name in SETTINGS:
+        if name in held and f"teacher/files/{name}" not in lost:
+            try:
+                store.teacher_settings(name)
+            except StoreError as error:
+                yield Problem(without_remedy(error))
+    if TOKENIZER not in held or f"teacher/files/{TOKENIZER}" in lost:
+        return
+    damaged, parts = report.damaged_parts(), store.manifest.parts
+    places = [place for place, part in enumerate(parts) if part.number not in damaged]
     try:
-        return store.tokenizer()
+        for place, line in parts_with_other_tokens(store, places):
+            yield Problem(line, parts[place].number)
     except StoreError as error:
-        report.found.append(Problem(str(error)))
-        return None
+        yield Problem(str(error))
 
 
 def _others(store: FeatureStore, report: Report) -> list[Problem]:
@@ -267,10 +277,10 @@ def _broken_calibration(store: FeatureStore, report: Report) -> Iterator[Problem
                 yield Problem(f"calibration of {name} is not finite with deviations over 0")
 
 
-def _check_meaning(store: FeatureStore, place: int, tokenizer: Any) -> list[Problem]:
+def _check_meaning(store: FeatureStore, place: int) -> list[Problem]:
     number = store.manifest.parts[place].number
     try:
-        lines = check_part(store.part(place), tokenizer)
+        lines = check_part(store.part(place))
     except StoreError as error:
         lines = [str(error)]
     return [Problem(line, number) for line in lines]

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
@@ -21,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from align import Tokens
-from store import FeatureStore
+from store import FeatureStore, open_store
+from store.read.stored_tokenizer import encoded, within_bounds
 from support import files
 from support.arrays import Array, ranges, starts
 
@@ -70,7 +72,7 @@ class TokenTable:
 
 def tokenize(tokenizer: Any, texts: list[str]) -> Tokens:
     """Tokenise each text by a `tokenizers.Tokenizer`, cut as its truncation says."""
-    encodings = tokenizer.encode_batch(texts)
+    encodings = encoded(tokenizer, texts, "--vocab")
     return Tokens(
         ids=np.array([i for e in encodings for i in e.ids], np.int64),
         offsets=np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2),
@@ -92,7 +94,7 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
         return _load(folder)
     except OSError:
         with tempfile.TemporaryDirectory() as there:  # mapped files outlive their names
-            _write(Path(there), store.texts(), tokenizer)
+            _make(store, tokenizer, Path(there))
             return replace(_load(Path(there)), folder=None)
 
 
@@ -153,7 +155,7 @@ def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder.parent))
     try:
-        _write(temporary, store.texts(), tokenizer)
+        _make(store, tokenizer, temporary)
         (temporary / DIGEST).write_text(_digest(temporary))
         files.sync_tree(temporary)
         if not _whole(folder):
@@ -164,6 +166,29 @@ def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _make(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
+    """Write the files of a table; where the tokenizer is not plain, in a process with bounds."""
+    if not isinstance(store, FeatureStore):  # a teacher in its place, which no process opens again
+        _write(folder, store.texts(), tokenizer)
+        return
+    settings = tokenizer.to_str()
+    within_bounds(
+        settings.encode(),
+        sum(part.counts.text_bytes for part in store.manifest.parts),
+        store.path,
+        lambda: _write(folder, store.texts(), tokenizer),
+        _write_there,
+        *(store.path, store.source.options, settings, str(folder)),
+    )
+
+
+def _write_there(path: str, options: dict[str, Any] | None, settings: str, folder: str) -> None:
+    from tokenizers import Tokenizer
+
+    with closing(open_store(path, allow_partial=True, storage_options=options)) as store:
+        _write(Path(folder), store.texts(), Tokenizer.from_str(settings))
 
 
 def _write(folder: Path, texts: Iterable[str], tokenizer: Any) -> None:

@@ -3,7 +3,6 @@ teacher's, whole or pruned, or that of a mixed-vocabulary training."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,11 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
         return teacher_tokenizer(store)
     kind, _, pruned = word.partition(":")
     if kind == "pruned" and (size := vocabulary_size(pruned)):
-        config = store.teacher_file("tokenizer_config.json")
+        config = store.teacher_settings("tokenizer_config.json")
         return _from_files(pruned_tokenizer(store, size), config, word)
     if word == "mixed-vocab":
         stored = MixedVocab.of(store)
-        return _from_files(stored.backend(), stored.settings, word)
+        return _from_files(stored.backend(), stored.read_settings(), word)
     if not Path(word).is_dir():
         raise UserError(
             f"--vocab {word}: expected a size (5k, 8000), a folder with a tokenizer, teacher,"
@@ -61,17 +60,24 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
 
 def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
     """Load the teacher's own tokenizer, from the store alone."""
-    return _from_files(store.tokenizer(), store.teacher_file("tokenizer_config.json"), "teacher")
-
-
-def _from_files(backend: Tokenizer, config: bytes, word: str) -> PreTrainedTokenizerFast:
-    settings: dict[str, Any] = json.loads(config)
-    names = [name for name in (*SPECIALS, "bos_token", "eos_token") if name in settings]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=settings["model_max_length"],
-        **{name: settings[name] for name in names},
+    return _from_files(
+        store.tokenizer(), store.teacher_settings("tokenizer_config.json"), "teacher"
     )
+
+
+def _from_files(backend: Tokenizer, settings: dict[str, Any], word: str) -> PreTrainedTokenizerFast:
+    names = [name for name in (*SPECIALS, "bos_token", "eos_token") if name in settings]
+    try:
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            model_max_length=int(settings["model_max_length"]),
+            **{name: settings[name] for name in names},
+        )
+    except Exception as error:  # transformers raises anything for what it does not expect
+        raise UserError(
+            f"--vocab {word}: tokenizer_config.json in the store is not that of a tokenizer"
+            f" ({type(error).__name__}: {first_line(error)}); give a size such as 5k"
+        ) from error
     check_student_tokenizer(tokenizer, word)
     loaded: PreTrainedTokenizerFast = tokenizer
     return loaded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -49,8 +48,11 @@ def layer_count(student: PreTrainedModel, store: FeatureStore) -> tuple[int, str
     if {part for _, part in found} != set(parts.layer):
         return 0, f"the teacher's are not such as a {kind} has"
     if not parts.positions:
-        configs = vars(student.config), json.loads(store.teacher_file("config.json"))
-        own, theirs = (c["hidden_size"] // c["num_attention_heads"] for c in configs)
+        configs = vars(student.config), store.teacher_settings("config.json")
+        try:
+            own, theirs = (c["hidden_size"] // c["num_attention_heads"] for c in configs)
+        except (LookupError, TypeError, ZeroDivisionError):
+            return 0, "the teacher's config.json does not tell how wide its heads are"
         if own != theirs:
             return 0, f"the teacher's heads are {theirs} wide and the student's {own}, and rotary"
     return 1 + max(int(number) for number, _ in found), ""
@@ -75,7 +77,7 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureSt
     for name in around.keys() & plain.keys():
         values = np.asarray(weights[plain[name]], np.float32)
         if name == parts.positions:
-            values = values[first_position(json.loads(store.teacher_file("config.json"))) :]
+            values = values[first_position(store.teacher_settings("config.json")) :]
         _copy_block(around[name], values)
     count, why = layer_count(student, store)
     if not count:

@@ -65,8 +65,9 @@ def hub_id(store: FeatureStore) -> str | None:
     """Return the teacher's id on the hub; None for one that was loaded from a folder."""
     if not _teacher(store.identity).get("revision"):
         return None
-    config = json.loads(store.teacher_file("config.json"))
-    return config.get("_name_or_path") or None
+    config = store.teacher_settings("config.json")
+    name = config.get("_name_or_path")
+    return name if isinstance(name, str) and name else None
 
 
 def model_card(report: dict[str, Any], base_model: str | None, student: PreTrainedModel) -> str:

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from store import FeatureStore, open_store
 from store.tools.laws import check_tokens
 from student_train.data.collator import Collator
+from student_train.data.stored_vocabulary import check_vocabulary
 from student_train.losses.registry import losses_for
 from student_train.model.kinds import has_attention, make_student
 from student_train.model.start import initialise
@@ -66,6 +67,7 @@ def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
         ]
         for store in stores:
             check_tokens(store)
+            check_vocabulary(store)
         yield stores
 
 

@@ -1,0 +1,111 @@
+"""A stranger's tokenizer in a store: what is plain, what is bounded, what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from benchmarks.integrity.odd_tokenizers import CHANGES, TEXT, rewritten
+from store import StoreError, open_store
+from store.read import stored_tokenizer
+from store.read.stored_tokenizer import encoded, is_plain, json_object, load_tokenizer
+from store.tools.laws import check_tokens
+from store.tools.verify import verify
+from tests.end_to_end.support import dumped
+
+KINDS = ("wordpiece", "bpe", "unigram")
+
+
+@pytest.fixture(scope="module")
+def bpe_store(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
+) -> Path:
+    folder = tmp_path_factory.mktemp("stored_tokenizer")
+    corpus = folder / "corpus.txt"
+    corpus.write_text(f"{TEXT}\n" * 8)
+    return dumped(tiny_teacher("roberta"), corpus, folder / "store.zarr", attention="none")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokenizers_of_every_kind_are_plain(kind: str, make_tokenizer: Any) -> None:
+    assert is_plain(make_tokenizer(kind).backend_tokenizer.to_str().encode())
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_no_tokenizer_without_bounds_is_plain(what: str, make_tokenizer: Any) -> None:
+    settings = json.loads(make_tokenizer("bpe").backend_tokenizer.to_str())
+    CHANGES[what](settings, random.Random(0))
+    # What is asked for in padding is never done.
+    assert is_plain(json.dumps(settings).encode()) == (what == "padding to 10^9")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"{" * 5000, b"\xff"])
+def test_what_is_no_tokenizer(data: bytes) -> None:
+    assert not is_plain(data)
+    with pytest.raises(StoreError, match="it cannot be loaded .*install the version"):
+        load_tokenizer(data, "it")
+    if data != b"{}":
+        with pytest.raises(StoreError, match="it is"):
+            json_object(data, "it")
+
+
+def own(make_tokenizer: Any) -> Tokenizer:
+    """A tokenizer that no other test has."""
+    return Tokenizer.from_str(make_tokenizer("wordpiece").backend_tokenizer.to_str())
+
+
+def test_padding_and_truncation_are_off(make_tokenizer: Any) -> None:
+    backend = own(make_tokenizer)
+    backend.enable_padding(length=10**9)
+    backend.enable_truncation(4)
+    plain = load_tokenizer(backend.to_str().encode(), "it")
+    assert plain.padding is None and plain.truncation is None
+    assert 4 < len(plain.encode("the story of the river " * 9).ids) < 999
+
+
+def test_more_tokens_than_a_text_can_have(make_tokenizer: Any) -> None:
+    class Padded:
+        def encode_batch(self, texts: list[str]) -> list[Any]:
+            backend = own(make_tokenizer)
+            backend.enable_padding(length=5000)
+            found: list[Any] = backend.encode_batch(texts)
+            return found
+
+    with pytest.raises(StoreError, match="it: .* gives 5,000 tokens of a text of 3 characters"):
+        encoded(Padded(), ["the"], "it")
+
+
+@pytest.mark.parametrize("what", ["a regex without end", "a text doubled 40 times"])
+def test_work_without_bounds_is_a_line(
+    bpe_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(stored_tokenizer, "SECONDS", 2.0)
+    monkeypatch.setattr(stored_tokenizer, "MEMORY", 1 << 30)
+    files = dict(open_store(bpe_store).teacher_files())
+    settings = json.loads(files["tokenizer.json"])
+    CHANGES[what](settings, random.Random(0))
+    path = tmp_path / "store.zarr"
+    rewritten(bpe_store, path, files | {"tokenizer.json": json.dumps(settings).encode()})
+    (problem,) = verify(path).problems
+    assert "the tokenizer in it" in problem or "crashed" in problem
+    with pytest.raises(StoreError, match="the tokenizer in it"):
+        check_tokens(open_store(path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("data", [b"[]", b"{", b"3"])
+def test_verify_looks_at_the_settings(
+    bpe_store: Path, tmp_path: Path, name: str, data: bytes
+) -> None:
+    path = tmp_path / "store.zarr"
+    rewritten(bpe_store, path, dict(open_store(bpe_store).teacher_files()) | {name: data})
+    (problem,) = verify(path).problems
+    assert f"{name} in it is" in problem
+    with pytest.raises(StoreError, match=f"{name} in it is"):
+        open_store(path).teacher_settings(name)

@@ -1,0 +1,65 @@
+"""Functions in a process with bounds: their results, their errors, and what goes beyond."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from support.bounded import Exceeded, run_bounded
+from support.errors import UserError
+
+
+def add(one: int, other: int) -> dict[str, int]:
+    print("what a library prints is no answer")
+    return {"sum": one + other}
+
+
+def refuse() -> None:
+    raise UserError("a line for a person")
+
+
+def fail() -> None:
+    raise KeyError("of the code")
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def fill() -> int:
+    return len([bytearray(1 << 24) for _ in range(1 << 12)])
+
+
+def crash() -> None:
+    os.abort()
+
+
+def exit_early() -> None:
+    raise SystemExit(3)
+
+
+def test_results_and_errors_come_back() -> None:
+    assert run_bounded(add, 1, 2, seconds=20) == {"sum": 3}
+    for function, line in ((refuse, "a line for a person"), (fail, "'of the code'")):
+        with pytest.raises(UserError, match=line) as error:
+            run_bounded(function, seconds=20)
+        assert not isinstance(error.value, Exceeded)
+
+
+def test_time_has_a_bound() -> None:
+    begun = time.monotonic()
+    with pytest.raises(Exceeded, match="took longer than 1 s"):
+        run_bounded(spin, seconds=1)
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize("function", [fill, crash, exit_early])
+def test_memory_has_a_bound_and_a_crash_is_a_line(function: object) -> None:
+    with pytest.raises(UserError) as error:
+        run_bounded(function, seconds=20, memory=1 << 30)  # type: ignore[arg-type]
+    if function is not exit_early:
+        assert isinstance(error.value, Exceeded)
+        assert "crashed, or needed more than 1 GB of memory" in str(error.value)
