@@ -25,7 +25,7 @@ def _names(store: FeatureStore) -> Any:
     if "tokenizer.json" not in store.teacher_files():
         return str
     tokenizer = store.tokenizer()
-    return lambda number: tokenizer.id_to_token(int(number)) or str(number)
+    return lambda number: (number >= 0 and tokenizer.id_to_token(int(number))) or str(number)
 
 
 def _best(store: FeatureStore, view: View, token: int) -> list[tuple[int, str]]:
