@@ -18,7 +18,7 @@ from support.errors import UserError
 @click.command()
 @click.option("--flips", default=1000, help="Flipped bits for each format.")
 @click.option("--stores", default=50, help="Sound stores.")
-@click.option("--forgeries", default=2000, help="Stores with forged metadata.")
+@click.option("--forgeries", default=2000, help="Forged stores.")
 @click.option("--launderings", default=1000, help="Altered stores that are copied, at most all.")
 @click.option("--edits", default=500, help="Corpora that are edited while they are dumped.")
 @click.option("--tokenizers", default=200, help="Stores with a stranger's tokenizer or settings.")

@@ -50,11 +50,10 @@ def good(folder: Path, _: str, count: int, seed: int) -> Found:
 
 
 def forgeries(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Metadata altered with fitting checksums: refused in one line, read as before, or told by
+    """Stores forged with fitting checksums: refused in one line, read as before, or told by
     verify."""
-    found = forgery.in_process(folder, seed, count // 2)
-    wrong = found.pop("wrong")
-    return sum(found.values()) + len(wrong), wrong
+    found = [forgery.in_process(folder, ext, seed, count // 2) for ext in damage.FORMATS]
+    return count // 2 * 2, [line for each in found for line in each["wrong"]]
 
 
 def launderings(folder: Path, _: str, count: int, seed: int) -> Found:
@@ -116,7 +115,7 @@ CHECKS: tuple[tuple[str, Check, str, str], ...] = (
     ("lost, swapped, doubled files, Zarr: found", damages, "zarr", "flips"),
     ("lost, swapped, doubled arrays, HDF5: found", damages, "h5", "flips"),
     ("sound stores: no alarm", good, "", "stores"),
-    ("forged metadata: refused, read unchanged, or told by verify", forgeries, "", "forgeries"),
+    ("forged stores: refused, read unchanged, or told by verify", forgeries, "", "forgeries"),
     ("altered arrays with fitting chunks: no copy is made", launderings, "", "launderings"),
     ("corpora edited in the middle of a dump: refused, or sound", edits, "", "edits"),
     ("a stranger's tokenizer or settings: a line, in bounds", tokenizers, "", "tokenizers"),

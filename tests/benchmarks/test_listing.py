@@ -21,7 +21,7 @@ PAGES = [
     *sorted((ROOT / "benchmarks").rglob("*.py")),
 ]
 # A program inside another's process, not a measurement.
-HELPERS = {"common.processes", "integrity.forgery", "integrity.soak", "NAME"}
+HELPERS = {"common.processes", "integrity.soak", "NAME"}
 
 
 def test_help_lists_all_with_a_sentence_and_runs_none() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks.integrity.forgery import in_process, mutated, places
+from benchmarks.integrity.forged_json import mutated, places
+from benchmarks.integrity.forgery import HOW, Watch, in_process
 from store import StoreError, open_store
 from store.tools.verify import verify
 
@@ -21,12 +23,43 @@ Copy = Callable[..., Path]
 FORGERIES = 25  # of each format
 
 
-def test_forged_metadata(tmp_path: Path) -> None:
-    """In a process that may take 1 GB more than it has, write nothing and start nothing."""
-    found = in_process(tmp_path, seed=1, count=FORGERIES)
+@pytest.mark.parametrize("ext", ["zarr", "h5"])
+def test_forged_stores(tmp_path: Path, ext: str) -> None:
+    """In a process that may take 1 GB more than it has, look nowhere else and start nothing."""
+    found = in_process(tmp_path, ext, seed=1, count=FORGERIES)
     assert found["wrong"] == []
-    assert found["refused"] > FORGERIES and not found["wrong"]
-    assert sum(found[how] for how in ("refused", "unchanged", "verified")) == 2 * FORGERIES
+    assert found["refused"] > FORGERIES // 3
+    assert sum(found[how] for how in HOW) == FORGERIES
+
+
+@pytest.mark.parametrize(
+    ("event", "arguments"),
+    [
+        ("open", ("/etc/passwd", "r", 0)),
+        ("open", ("inside/link", "r", 0)),
+        ("os.listdir", ("/",)),
+        ("os.remove", ("inside/file",)),
+        ("open", ("inside/file", "w", os.O_WRONLY)),
+        ("subprocess.Popen", ("ls",)),
+    ],
+)
+def test_what_the_watch_forbids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, arguments: tuple[Any, ...]
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(sys, "addaudithook", lambda hook: None)
+    monkeypatch.setattr(Watch, "_end", lambda _, event, arguments: ended.append(event))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside/link").symlink_to("/etc/passwd")
+    watch = Watch(tmp_path / "inside")
+    watch._hook(event, arguments)
+    assert not ended
+    watch.on = True
+    watch._hook("open", ("inside/file", "r", 0))
+    assert not ended
+    watch._hook(event, arguments)
+    assert ended == [event]
 
 
 def test_the_forger_does_change_things() -> None:
