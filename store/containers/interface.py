@@ -59,7 +59,7 @@ class Source(Protocol):
         """Missing, altered and strange files or objects of a store that has these arrays."""
 
     def damaged_chunks(self, name: str) -> list[int]:
-        """Numbers of the chunks of an array (along the rows) that cannot be decoded."""
+        """Numbers of the first chunks of an array (along the rows) that cannot be decoded."""
 
     def fingerprint(self, name: str) -> str | None:
         """Checksum of an array's own metadata, where the format keeps it in a file."""

@@ -16,7 +16,7 @@ from store.containers.hdf5.file import DIGEST_BYTES, file_digest
 from store.containers.hdf5.objects import HARD, Object, attributes, links, read_object
 from store.containers.hdf5.slices import Hdf5Slices
 from store.containers.interface import Flaw, Slices
-from store.containers.untrusted import MAX_JSON, Folder
+from store.containers.untrusted import MAX_JSON, MAX_TOLD, Folder
 from store.errors import StoreError
 from store.format.layout import groups_above, part_number
 
@@ -232,6 +232,8 @@ class Hdf5Source:
                 array.read(begin, begin + rows)
             except StoreError:
                 bad.append(number)
+                if len(bad) == MAX_TOLD:
+                    break
         return bad
 
     def arrays(self, top: str = "") -> list[str]:
