@@ -11,7 +11,7 @@ from numcodecs import Fletcher32
 
 from store.containers.blosc import Bytes, Damage, decode
 from store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields
-from store.containers.hdf5.indices import fixed_array, old_index
+from store.containers.hdf5.indices import entry_bytes, fixed_array, old_index
 from store.containers.hdf5.objects import (
     EXTERNAL,
     FILTERS,
@@ -148,7 +148,7 @@ class _Layout:
     filters: tuple[int, ...]
 
     def dataset(self) -> Dataset:
-        fields, version = self.fields, self.fields.expect("its version", 1, 3, 4)
+        fields, version = self.fields, self.fields.expect("its version", 1, 3, 4, 5)
         kind = fields.expect("its kind (virtual datasets are not followed)", 1, 0, 1, 2)
         if kind == CHUNKED:
             return self._chunked(version)
@@ -165,10 +165,10 @@ class _Layout:
 
     def _chunked(self, version: int) -> Dataset:
         fields = self.fields
-        flags = fields.number(1) if version == 4 else 0
+        flags = fields.number(1) if version > 3 else 0
         rank = fields.number(1)
         tree = fields.address() if version == 3 else UNDEFINED
-        width = fields.number(1) if version == 4 else 4
+        width = fields.number(1) if version > 3 else 4
         chunk = [fields.number(width) for _ in range(rank)]
         if flags & ~WHOLE_SINGLE:
             raise Damage("chunks at its edge are stored in another way")
@@ -183,11 +183,12 @@ class _Layout:
             places = old_index(self.blocks, tree, chunk, grid)
         else:
             kind = fields.expect("the kind of its index", 1, SINGLE, IMPLICIT, FIXED)
-            places = self._places(kind, bool(flags & WHOLE_SINGLE), size, prod(grid))
+            wide = version == 5  # sizes of chunks take 8 bytes
+            places = self._places(kind, bool(flags & WHOLE_SINGLE), size, prod(grid), wide)
         self._check_inside(places)
         return Dataset(self.shape, self.dtype, tuple(chunk), self.filters, places, True)
 
-    def _places(self, kind: int, filtered: bool, size: int, count: int) -> Array:
+    def _places(self, kind: int, filtered: bool, size: int, count: int, wide: bool) -> Array:
         fields = self.fields
         if kind == SINGLE:
             stored, skipped = (fields.number(8), fields.number(4)) if filtered else (size, 0)
@@ -199,7 +200,8 @@ class _Layout:
         if address == UNDEFINED or not count:
             return np.empty((0, 3), np.uint64)
         if kind == FIXED:
-            return fixed_array(self.blocks, address, bits, count, size, bool(self.filters))
+            entry = 8 + (entry_bytes(size, wide) if self.filters else 0)
+            return fixed_array(self.blocks, address, bits, count, size, entry)
         if self.filters or count * size > len(self.blocks.map.data):
             raise Damage("chunks that follow one another have no place")
         places = np.zeros((count, 3), np.uint64)

@@ -11,16 +11,25 @@ from store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields
 from support.arrays import Array
 
 MAX_DEPTH = 16
+SKIPPED = 4  # bytes of the mask of skipped filters
 WHAT = "the index of chunks"
 
 
+def entry_bytes(size: int, wide: bool) -> int:
+    """Bytes for the stored size and the skipped filters of a chunk of `size` decoded bytes."""
+    return SKIPPED + (8 if wide else min(8, 1 + (size.bit_length() + 7) // 8))
+
+
 def fixed_array(
-    blocks: Blocks, address: int, bits: int, count: int, size: int, filtered: bool
+    blocks: Blocks, address: int, bits: int, count: int, size: int, entry: int
 ) -> Array:
-    """Read a fixed array, HDF5's index of the chunks of an array that cannot grow."""
-    width = min(8, 1 + ((size.bit_length() - 1) + 8) // 8)
-    kinds = [("address", 8), ("size", width), ("skipped", 4)][: 3 if filtered else 1]
-    row = np.dtype([(name, np.uint8, (length,)) for name, length in kinds])
+    """Read a fixed array, HDF5's index of the chunks of an array that cannot grow.
+
+    An entry of more than 8 bytes tells the stored size and the skipped filters of a chunk.
+    """
+    filtered = entry > 8
+    kinds = [("address", 8), ("size", entry - 8 - SKIPPED), ("skipped", SKIPPED)]
+    row = np.dtype([(name, np.uint8, (n,)) for name, n in kinds[: 3 if filtered else 1]])
     fields = blocks.block(address, 28, b"FAHD", WHAT)
     fields.expect("its version", 1, 0)
     fields.expect("its kind", 1, int(filtered))

@@ -39,7 +39,7 @@ def slices_of(path: Path, name: str) -> Hdf5Slices:
     return found
 
 
-VERSIONS = ("v108", "v110", ("v110", "v110"))
+VERSIONS = ("v108", "v110", ("v110", "v110"), "latest")
 
 
 @settings(max_examples=60, deadline=None)
