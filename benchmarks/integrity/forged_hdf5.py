@@ -72,7 +72,7 @@ def _altered(old: bytes, chance: random.Random, known: list[int]) -> bytes:
     value = int.from_bytes(old[place : place + width], "little")
     others = [0, 1, 2**7, 2**15, 2**31, 2**40, 2**63, 2**64 - 1, value + 1, value - 1, 2 * value]
     others += [chance.randrange(256), chance.choice(known), chance.randrange(2**32)]
-    found = (chance.choice(others) % 2 ** (8 * width)).to_bytes(width, "little")
+    found = (chance.choice(others) % (1 << 8 * width)).to_bytes(width, "little")
     return old[:place] + found + old[place + width :]
 
 

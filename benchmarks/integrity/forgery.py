@@ -221,11 +221,12 @@ def in_process(folder: Path, ext: str, seed: int, count: int) -> dict[str, Any]:
         last = min(first + BATCH, count)
         words = map(str, (folder, ext, seed, first, last))
         process = [sys.executable, "-m", "benchmarks.integrity.forgery", "--one", *words]
-        done = subprocess.run(process, capture_output=True, text=True, errors="replace")
+        where = {**os.environ, "PYTHONFAULTHANDLER": "1"}  # tells where it crashed
+        done = subprocess.run(process, capture_output=True, text=True, errors="replace", env=where)
         found = json.loads((done.stdout.splitlines() or ["{}"])[-1])
         if done.returncode or "wrong" not in found:
             at = next((ln for ln in reversed(done.stderr.splitlines()) if ln[:1].isdigit()), "")
-            why = found.get("forbidden") or done.stderr[-300:]
+            why = found.get("forbidden") or done.stderr[-2000:]
             wrong.append(f"{ext} {at}: the process ended with {done.returncode}: {why}")
             last = int(at.partition(" ")[0]) + 1 if at else last
         else:
