@@ -1,7 +1,7 @@
 """Damaged and forged stores that are found, sound ones that pass, odd texts that survive.
 
 python -m benchmarks.integrity [--flips N] [--stores N] [--forgeries N] [--launderings N]
-                               [--edits N] [--tokenizers N] [--texts N]
+                               [--edits N] [--tokenizers N] [--networks N] [--texts N]
 python -m benchmarks.integrity --soak MINUTES [--store PATH]
 """
 
@@ -22,6 +22,7 @@ from support.errors import UserError
 @click.option("--launderings", default=1000, help="Altered stores that are copied, at most all.")
 @click.option("--edits", default=500, help="Corpora that are edited while they are dumped.")
 @click.option("--tokenizers", default=200, help="Stores with a stranger's tokenizer or settings.")
+@click.option("--networks", default=200, help="Networks that lose and alter answers of S3.")
 @click.option("--characters", default=0x110000, help="Code points of Unicode, from the first.")
 @click.option("--texts", default=100_000, help="Odd texts.")
 @click.option("--seed", default=0)

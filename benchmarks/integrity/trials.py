@@ -16,6 +16,7 @@ from benchmarks.integrity import (
     edited_corpora,
     forgery,
     laundering,
+    networks,
     odd_texts,
     odd_tokenizers,
 )
@@ -60,6 +61,12 @@ def launderings(folder: Path, _: str, count: int, seed: int) -> Found:
     """Arrays altered so that only the manifest can tell: whatever copies the store must refuse."""
     cases = list(laundering.laundered(folder, count, seed))
     return len(cases), [what for what, line in cases if not line]
+
+
+def rough_networks(folder: Path, _: str, count: int, seed: int) -> Found:
+    """Object stores behind rough networks: the same bytes, or one line that accuses no store."""
+    cases = list(networks.rough(folder, count, seed))
+    return len(cases), [f"{what}: {wrong}" for what, wrong in cases if wrong]
 
 
 def edits(folder: Path, _: str, count: int, seed: int) -> Found:
@@ -119,6 +126,7 @@ CHECKS: tuple[tuple[str, Check, str, str], ...] = (
     ("altered arrays with fitting chunks: no copy is made", launderings, "", "launderings"),
     ("corpora edited in the middle of a dump: refused, or sound", edits, "", "edits"),
     ("a stranger's tokenizer or settings: a line, in bounds", tokenizers, "", "tokenizers"),
+    ("rough networks before S3: the same bytes, or a line", rough_networks, "", "networks"),
     ("every code point, 3 tokenizers: nothing lost, laws hold", characters, "", "characters"),
     ("odd texts, 3 tokenizers: nothing lost, laws hold", texts, "", "texts"),
 )

@@ -1,0 +1,117 @@
+"""A store behind networks that lose, tear, alter and refuse answers: what is read is what lies
+there, or one line tells that it could not be fetched. Nothing is called damaged."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from unittest import mock
+
+from benchmarks.integrity.damage import problems, small_store
+from store import Unreachable, open_store
+from store.containers import network
+from store.tools.copy import convert, upload
+from store.tools.verify import verify
+from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
+
+URL = f"s3://{BUCKET}/store.zarr"
+LOST = ("500", "503", "429", "reset", "torn", "truncated", "slow")  # up to three of ten answers
+ALTERED = ("flipped", "unmatched", "short", "404")  # up to three of a hundred
+REFUSED = ("403", "expired", "unknown key", "skewed", "redirect", "region")
+ACCUSATIONS = ("damaged", "dump", "repair", "restore")
+HURRY, LONG = 0.3, 120.0  # seconds of patience with what is dead, and with what is rough
+
+
+def _content(path: str | Path) -> str:
+    with closing(open_store(path)) as store:
+        return store.manifest.content()
+
+
+def _streamed(folder: Path, s3: S3) -> str:
+    with closing(open_store(URL)) as store:
+        texts = [text for batch in store.stream(seed=1) for text in batch.texts]
+    with closing(open_store(folder / "sound.zarr")) as store:
+        expected = [text for batch in store.stream(seed=1) for text in batch.texts]
+    return "" if texts == expected else "another text"
+
+
+def _verified(folder: Path, s3: S3) -> str:
+    return "; ".join(verify(URL).problems)
+
+
+def _converted(folder: Path, s3: S3) -> str:
+    copy = folder / "copy.zarr"
+    convert(URL, copy)
+    same = not problems(copy) and _content(copy) == _content(folder / "sound.zarr")
+    shutil.rmtree(copy)
+    return "" if same else "another copy"
+
+
+def _uploaded(folder: Path, s3: S3) -> str:
+    url = f"s3://{BUCKET}/{s3.weather.seed}.zarr"
+    upload(folder / "sound.zarr", url)
+    s3.weather = Weather()
+    return "; ".join(verify(url).problems)
+
+
+WAYS: dict[str, Callable[[Path, S3], str]] = {
+    "stream": _streamed,
+    "verify": _verified,
+    "convert": _converted,
+    "upload": _uploaded,
+}
+
+
+def rough(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
+    """`count` networks; yields what each did, and what was not as it must be ("" for nothing)."""
+    chance = random.Random(seed)
+    small = {"views": 1, "hidden": ("mean",), "attention": (), "logits": None}
+    sound = small_store(folder / "sound.zarr", **small)
+    gone = {key: value for key, value in os.environ.items() if key not in PROXIES}
+    with mock.patch.dict(os.environ, gone, clear=True), running_s3() as s3:
+        os.environ.update(KEYS | {"AWS_ENDPOINT_URL": s3.url})
+        upload(sound, URL)
+        for number in range(count):
+            way, dies = chance.choice(list(WAYS)), chance.random() < 0.5
+            weather = _dying(chance, number) if dies else _rough(chance, number, way)
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in weather.faults.items())
+            yield f"{way}, {'in the end ' * dies}{shares}", _outcome(way, dies, folder, s3, weather)
+
+
+def _rough(chance: random.Random, seed: int, way: str) -> Weather:
+    faults = {chance.choice(LOST): chance.uniform(0.05, 0.3)}
+    if way != "upload":  # who answers an upload looks at its checksums
+        faults[chance.choice(ALTERED)] = chance.uniform(0.005, 0.03)
+    return Weather(faults, seed=seed)
+
+
+def _dying(chance: random.Random, seed: int) -> Weather:
+    """From some request on nothing but one fault."""
+    left = iter(range(chance.randrange(60)))
+    fault = chance.choice((*REFUSED, "500", "503", "429", "reset"))
+    return Weather({fault: 1.0}, lambda method, path: next(left, None) is None, seed)
+
+
+def _outcome(way: str, dies: bool, folder: Path, s3: S3, weather: Weather) -> str:
+    patience = HURRY if dies else LONG
+    with (
+        mock.patch.object(network, "FIRST_PAUSE", 0.01),
+        mock.patch.object(network, "PATIENCE", patience),
+        mock.patch.object(network, "FIRST_PATIENCE", patience),
+    ):
+        s3.weather = weather
+        try:
+            return WAYS[way](folder, s3)
+        except Unreachable as error:
+            line = str(error)
+            accused = any(word in line for word in ACCUSATIONS) or "\n" in line
+            return "" if dies and not accused else line
+        except Exception as error:  # damage that is none, or a crash: both are findings
+            return f"{type(error).__name__}: {error}"[:300]
+        finally:
+            s3.weather = Weather()
+            shutil.rmtree(folder / "copy.zarr", ignore_errors=True)
