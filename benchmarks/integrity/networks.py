@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from benchmarks.integrity.damage import problems, small_store
@@ -69,7 +70,7 @@ WAYS: dict[str, Callable[[Path, S3], str]] = {
 def rough(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
     """`count` networks; yields what each did, and what was not as it must be ("" for nothing)."""
     chance = random.Random(seed)
-    small = {"views": 1, "hidden": ("mean",), "attention": (), "logits": None}
+    small: dict[str, Any] = {"views": 1, "hidden": ("mean",), "attention": (), "logits": None}
     sound = small_store(folder / "sound.zarr", **small)
     gone = {key: value for key, value in os.environ.items() if key not in PROXIES}
     with mock.patch.dict(os.environ, gone, clear=True), running_s3() as s3:
