@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import io
+import pickle
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from support import files
+from support.errors import UserError, first_line
 
 KEPT = 2
 DIGEST_BYTES = 32
@@ -28,15 +32,38 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any] | None:
-    """Read one file, on the CPU and without pickled code; None where the checksum does not hold."""
+    """Read one file, on the CPU and without pickled code; None where the checksum does not hold.
+
+    Raises UserError for a file with a checksum that is no checkpoint.
+    """
     import torch
 
     data = path.read_bytes()
     whole, digest = memoryview(data)[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if hashlib.sha256(whole).digest() != digest:
         return None
-    state: dict[str, Any] = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
+    with fitting(path):
+        found = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
+        state: dict[str, Any] = {**found}
     return state
+
+
+@contextmanager
+def fitting(where: Path) -> Iterator[None]:
+    """Raise UserError, naming the checkpoint, for errors of reading what is not in it, or of
+    putting it where it does not fit."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, EOFError) as error:
+        raise UserError(
+            f"{where}: is no checkpoint of this training ({type(error).__name__}:"
+            f" {first_line(error)}); remove it to begin anew"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{where}: holds more than numbers, and code in it is never run (weights_only); remove"
+            " it to begin anew"
+        ) from error
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from align import Tokens
 from store import FeatureStore, open_store
-from store.read.stored_tokenizer import encoded, within_bounds
+from store.read.stored_tokenizer import encoded, is_plain, within_bounds
 from support import files
 from support.arrays import Array, ranges, starts
 
@@ -37,6 +37,7 @@ ARRAYS: Mapping[str, type] = {
 VERSION = "2"  # the version of these arrays
 DIGEST = "sha256"
 TEXTS_AT_ONCE = 4096
+TRIED = 32  # texts by which a table that was kept is tried
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
     """
     try:
         folder = cache_folder() / "tokens" / _key(store, tokenizer)
-        if not _whole(folder):
+        if not _whole(folder) or not _fits(_load(folder), store, tokenizer):
+            shutil.rmtree(folder, ignore_errors=True)
             _publish(store, tokenizer, folder)
         return _load(folder)
     except OSError:
@@ -126,6 +128,30 @@ def _whole(folder: Path) -> bool:
         return (folder / DIGEST).read_text() == _digest(folder)
     except OSError:
         return False
+
+
+def _fits(table: TokenTable, store: FeatureStore, tokenizer: Any) -> bool:
+    """Whether a table can be of this store: somebody may have put another one there.
+
+    Numbers and characters are in range, and some texts, spread evenly, have the tokens that the
+    tokenizer gives. Where it is not plain (see `is_plain`) no text is tried.
+    """
+    counts, total = np.diff(table.start), len(table.ids)
+    sizes = {len(table.begin), len(table.end), len(table.special), int(table.start[-1])}
+    if len(counts) != len(store) or (counts < 0).any() or sizes != {total}:
+        return False
+    ends = table.begin[:] <= table.end[:]
+    if not ends.all() or min(table.begin.min(initial=0), table.ids.min(initial=0)) < 0:
+        return False
+    if table.ids.max(initial=-1) >= len(tokenizer.get_vocab()):
+        return False
+    if not is_plain(tokenizer.to_str().encode()):
+        return True
+    tried = np.unique(np.linspace(0, max(0, len(store) - 1), TRIED).astype(int))
+    wanted = tokenize(tokenizer, [store[int(i)].text for i in tried])
+    found = table.of(tried)
+    names = ("ids", "offsets", "special", "start")
+    return all(np.array_equal(getattr(wanted, name), getattr(found, name)) for name in names)
 
 
 def _digest(folder: Path) -> str:

@@ -28,7 +28,7 @@ from student_train.train.event_file import EventFile
 from student_train.train.lesson import Lesson
 from support import files
 from support.signals import stoppable
-from training.checkpoint import load_checkpoint, save_checkpoint
+from training.checkpoint import fitting, load_checkpoint, save_checkpoint
 from training.loop import Losses, Training
 from training.optimizer import optimizer_of
 from training.schedule import Schedule
@@ -244,17 +244,23 @@ class _StudentTraining(Training):
         """Go on from the newest checkpoint in `out`, if there is one."""
         (state, torn), written = load_checkpoint(out / "checkpoints"), 0
         if state is not None:
-            self.enter(state["stage"])
-            self.restore(state)
-            self.best = state["best"]
-            self.schedule = Schedule(**state["schedule"])
-            self.tokens, self.spent = state["tokens"], state["seconds"]
-            written = state["metrics"]
+            with fitting(out / "checkpoints"):
+                self.enter(state["stage"])
+                self.restore(state)
+                self.best = state["best"]
+                self.schedule = Schedule(**state["schedule"])
+                self.tokens, self.spent = int(state["tokens"]), float(state["seconds"])
+                written = int(state["metrics"])
         passed = f" ({', '.join(path.name for path in torn)} torn: passed over)" if torn else ""
         self.say(f"resume    after step {self.step}{passed}")
         metrics = out / METRICS
-        if metrics.exists() and metrics.stat().st_size > written:
+        size = metrics.stat().st_size if metrics.exists() else 0
+        if size > written:
             os.truncate(metrics, written)  # later lines are written again
+        elif size < written:
+            self.say(f"metrics   {metrics} has lost lines of before step {self.step + 1}")
+            lines = metrics.read_bytes() if size else b""
+            metrics.write_bytes(lines[: lines.rfind(b"\n") + 1])
 
     def close(self) -> None:
         if self.events is not None:

@@ -22,7 +22,7 @@ from support.signals import Stop
 from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
 from teacher_dump.mixed_vocab.options import MixedVocabOptions
 from teacher_dump.mixed_vocab.segmentation import Batch, Mixer
-from training.checkpoint import read_checkpoint, write_checkpoint
+from training.checkpoint import fitting, read_checkpoint, write_checkpoint
 from training.loop import Losses, Training
 from training.optimizer import optimizer_of
 from training.schedule import Schedule
@@ -173,15 +173,17 @@ class _EmbeddingTraining(Training):
                 f"{self.checkpoint}: the checkpoint of a stopped training cannot be read (torn, or"
                 " of another version); remove it to begin anew"
             )
-        differ = [
-            f"{key} was {old} and is {new}"
-            for key, old, new in differences(state["begun"], self.course.begun)
-        ]
+        with fitting(self.checkpoint):
+            differ = [
+                f"{key} was {old} and is {new}"
+                for key, old, new in differences({**state["begun"]}, self.course.begun)
+            ]
         if differ:
             raise UserError(
                 f"{self.checkpoint}: is of a training with other arguments: {'; '.join(differ)};"
                 f" use the same arguments to go on, or {ANOTHER}"
             )
-        self.restore(state)
+        with fitting(self.checkpoint):
+            self.restore(state)
         if self.step:
             self.say(f"resume    after step {self.step} of {self.steps}")

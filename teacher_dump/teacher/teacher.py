@@ -229,6 +229,14 @@ def load_teacher(
             f"{resolved.name}: {type(tokenizer).__name__} gives no character offsets, which key the"
             " store; add a tokenizer.json (fast tokenizer) to the checkpoint"
         )
+    pieces, rows = tokenizer.get_vocab(), getattr(config, "vocab_size", None)
+    highest = max(pieces, key=pieces.__getitem__, default="")
+    if isinstance(rows, int) and pieces and pieces[highest] >= rows:
+        raise UserError(
+            f"{resolved.name}: its tokenizer has pieces up to number {pieces[highest]:,}"
+            f" ({highest!r}), and its table of embeddings {rows:,} rows; take the tokenizer that"
+            " belongs to the checkpoint, or resize its embeddings (resize_token_embeddings)"
+        )
     network, found = load_with_head(resolved, config, head, options)
     task = task_of(network, found, resolved.name)
     decoder = None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
 from teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ROOT, refused, says, tree
@@ -42,6 +42,13 @@ def unknown_family(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "mystery"}')
 
 
+def more_pieces(folder: Path) -> None:
+    """A tokenizer that somebody has added to, beside a table of embeddings as it was."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"added{n}" for n in range(50)])
+    tokenizer.save_pretrained(folder)
+
+
 SPOILED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...]]] = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), (), ("no weights", "copy")),
     "no config": (lambda f: (f / "config.json").unlink(), (), ("no config.json", "give a folder")),
@@ -52,6 +59,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, .
         (),
         ("teacher", "cannot be loaded"),
     ),
+    "more pieces than rows": (more_pieces, (), ("its tokenizer has pieces up to", "resize")),
     "slow tokenizer": (slow, (), ("CanineTokenizer", "offsets", "tokenizer.json")),
     "no head": (headless, ("--head", "mlm"), ("no masked-LM head", "--head none")),
     "nothing left": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,6 +74,16 @@ def test_none_is_left(tmp_path: Path) -> None:
 def test_no_code_is_run_by_loading(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, {"code": print})
     with pytest.raises(Exception, match="weights_only|Unsupported"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"PK no archive", b"x" * 500])
+def test_what_is_no_checkpoint_is_a_line(tmp_path: Path, data: bytes) -> None:
+    """The checksum holds: somebody else has written it."""
+    save_checkpoint(tmp_path, 1, state(1))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(data + hashlib.sha256(data).digest())
+    with pytest.raises(UserError, match=r"step-000000001\.pt: .* remove it to begin anew"):
         load_checkpoint(tmp_path)
 
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from store import FeatureStore, open_store
 from student_train.data import token_cache
 from student_train.data.token_cache import token_table, tokenize
+from support.arrays import Array
 
 
 @pytest.fixture
@@ -158,3 +159,23 @@ def test_several_at_once(
         maker.join(60)
     assert [maker.exitcode for maker in makers] == [0, 0, 0]
     assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["ids", "begin", "special", "lengths"])
+def test_a_forged_table_is_made_anew(
+    store: FeatureStore,
+    make_tokenizer: Callable[[str], Any],
+    cache: Path,
+    name: str,
+) -> None:
+    """Whoever can write the cache can make its checksum fit."""
+    tokenizer = fresh("wordpiece", make_tokenizer)
+    token_table(store, tokenizer)
+    (folder,) = cache.iterdir()
+    before = (folder / name).read_bytes()
+    values: Array = np.frombuffer(before, token_cache.ARRAYS[name]).copy()
+    values[:] = ~values if values.dtype == bool else values[::-1] + 1
+    (folder / name).write_bytes(values.tobytes())
+    (folder / token_cache.DIGEST).write_text(token_cache._digest(folder))
+    token_table(store, tokenizer)
+    assert (folder / name).read_bytes() == before

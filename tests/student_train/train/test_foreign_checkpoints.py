@@ -1,0 +1,93 @@
+"""A stopped training whose checkpoint or metrics somebody has altered: a line, or a whole curve."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from store import FeatureStore
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.student_training import METRICS, train
+from support.errors import UserError
+from training.checkpoint import load_checkpoint, write_checkpoint
+
+
+@pytest.fixture
+def stopped(store: FeatureStore, tmp_path: Path) -> Callable[[], list[str]]:
+    """Kill a training behind its third step; called, it goes on and gives the lines it says."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(step: int, found: dict[str, float]) -> None:
+        if step > 3:
+            raise Killed
+
+    options = TrainOptions(
+        store=store.path, student="16x2x2", vocab="400", loss={"mlm": 1.0}, steps=5,
+        batch_tokens=512, checkpoint_every=1, device="cpu", precision="fp32",
+    ).resolved()  # fmt: skip
+    student, collator, _ = prepare(options, store)
+    with pytest.raises(Killed):
+        train(store, student, collator, options, tmp_path, on_step=killed)
+
+    def go_on() -> list[str]:
+        again, fitting, _ = prepare(options, store)
+        said: list[str] = []
+        train(store, again, fitting, options, tmp_path, resume=True, say=said.append)
+        return said
+
+    return go_on
+
+
+def without(key: str) -> Callable[[dict[str, Any]], object]:
+    return lambda state: state.pop(key)
+
+
+FOREIGN: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no model": without("model"),
+    "no schedule": without("schedule"),
+    "another model": lambda state: state.update(model={"weight": torch.zeros(3)}),
+    "another shape": lambda state: state["model"].update(
+        {name: torch.zeros(1) for name in state["model"]}
+    ),
+    "no optimizer": lambda state: state.update(optimizer={}),
+    "an odd step": lambda state: state.update(step="three"),
+    "an odd stage": lambda state: state.update(stage=7),
+    "odd tokens": lambda state: state.update(tokens=None),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_checkpoint_of_something_else(
+    stopped: Callable[[], list[str]], tmp_path: Path, what: str
+) -> None:
+    state, _ = load_checkpoint(tmp_path / "checkpoints")
+    assert state is not None
+    FOREIGN[what](state)
+    for path in (tmp_path / "checkpoints").iterdir():
+        write_checkpoint(path, state)
+    with pytest.raises(UserError, match="checkpoints: is no checkpoint of this training .* remove"):
+        stopped()
+
+
+def test_metrics_that_have_lost_lines_are_told(
+    stopped: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    metrics = tmp_path / METRICS
+    os.truncate(metrics, 20)  # in the middle of the first line
+    told, resumed = stopped()[::-1]
+    assert "has lost lines of before step 4" in told and "after step 3" in resumed
+    lines = metrics.read_text().splitlines()
+    assert len(lines) > 2 and all(line.startswith('{"step"') for line in lines)
+
+
+def test_metrics_that_are_gone(stopped: Callable[[], list[str]], tmp_path: Path) -> None:
+    (tmp_path / METRICS).unlink()
+    assert any("has lost lines" in line for line in stopped())
