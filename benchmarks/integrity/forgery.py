@@ -134,6 +134,9 @@ class Watch:
             return
         if event in LOOKS and isinstance(arguments[0], str | bytes | os.PathLike):
             self._look(event, arguments)
+        if event in CHANGES:
+            for path in arguments[: 2 if event in ("os.rename", "os.link") else 1]:
+                self._look(event, (os.path.dirname(os.fsdecode(path)) or ".", *arguments))
         changes = event in CHANGES or (event == "open" and bool((arguments[2] or 0) & WRITES))
         if event in FORBIDDEN or (changes and not self.writes):
             self._end(event, arguments)

@@ -39,6 +39,11 @@ class Aside:
         if os.path.lexists(path):
             files.rename(path, self._place(path))
 
+    def move_link_out(self, path: Path) -> None:
+        """Move a link there if it leads out of the store: nobody looks where it leads."""
+        if self._leads_out(path):
+            self.move(path)
+
     def _leads_out(self, path: Path) -> bool:
         inside = path != self._store and path.is_symlink()
         return inside and not path.resolve().is_relative_to(self._real)

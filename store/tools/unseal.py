@@ -50,6 +50,7 @@ class Unsealing:
 
     def _zarr(self, path: Path, aside: Aside) -> None:
         kept = {part.number for part in self.parts}
+        aside.move_link_out(path / "parts")
         (path / "parts").mkdir(exist_ok=True)
         for entry in sorted((path / "parts").iterdir()):
             if (number := part_number(entry.name)) is not None and number not in kept:

@@ -12,6 +12,7 @@ import h5py
 from store.containers.hdf5.file import Hdf5Sink, append_digest, create_group
 from store.containers.hdf5.tree import Hdf5Source
 from store.containers.interface import Sink, Source
+from store.errors import StoreError
 from store.format.layout import ArraySpec, part_number, teacher_array
 from support import files
 from support.arrays import Array
@@ -68,7 +69,8 @@ class Hdf5Staging:
 
     def clear(self, mark: str = "") -> None:
         files.discard(self.path.parent, f".{self.path.name}.new-{mark}")
-        files.discard(self.parts, f"{TEMPORARY}{mark}")
+        if not self.parts.is_symlink():  # it may lead anywhere
+            files.discard(self.parts, f"{TEMPORARY}{mark}")
 
     def _temporary(self, number: int) -> Path:
         return self.parts / f"{TEMPORARY}{self.mark}-{number}.h5"
@@ -81,6 +83,10 @@ class Hdf5Staging:
         files.rename(self._temporary(number), self.parts / f"{number}.h5")
 
     def published(self) -> set[int]:
+        if self.parts.is_symlink():
+            raise StoreError(
+                f"{self.parts}: is a link, which is not followed; put the folder in its place"
+            )
         numbers = (part_number(file.stem) for file in self.parts.glob("*.h5"))
         return {number for number in numbers if number is not None}
 
@@ -105,7 +111,9 @@ class Hdf5Staging:
         self.clean()
 
     def clean(self) -> None:
-        """Remove the parts of a sealed store; strangers among them stay."""
+        """Remove the parts of a sealed store; strangers stay, and what a link leads to."""
+        if self.parts.is_symlink():
+            return
         with suppress(OSError):  # there may be no such folder
             for number in self.published():
                 (self.parts / f"{number}.h5").unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
@@ -127,12 +128,15 @@ class Hdf5Source:
 
     def _file(self, name: str) -> Hdf5File:
         segments = name.split("/")
-        if segments[0] == "parts" and len(segments) > 1 and self._unfinished():
+        if segments[0] == "parts" and len(segments) > 1 and self._has_folder():
             part = f"{segments[1]}.h5"
             self._parts.check(part)
-            if Path(self._parts.root, part).is_file():
+            if Path(self._parts.root, part).is_file() and self._unfinished():
                 return self._handle(Path(self._parts.root, part))
         return self._handle(Path(self.path))
+
+    def _has_folder(self) -> bool:
+        return os.path.isdir(self._parts.root) and not os.path.islink(self._parts.root)
 
     def _handle(self, path: Path) -> Hdf5File:
         # No lock, which a fork could inherit: two threads may map one file twice, no more.
@@ -170,7 +174,7 @@ class Hdf5Source:
 
     def members(self, group: str) -> list[str]:
         folder = Path(self._parts.root)
-        if group == "parts" and folder.is_dir() and self._unfinished():
+        if group == "parts" and self._has_folder() and self._unfinished():
             return sorted(file.stem for file in folder.glob("*.h5"))
         try:
             return sorted(self._file(group).group(group)[1])

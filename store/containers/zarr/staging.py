@@ -73,7 +73,8 @@ class ZarrStaging:
 
     def clear(self, mark: str = "") -> None:
         files.discard(self.path.parent, f".{self.path.name}.new-{mark}")
-        for folder in (self.path / "parts", self.path):
+        parts = self.path / "parts"
+        for folder in (self.path,) if parts.is_symlink() else (parts, self.path):
             files.discard(folder, f"{TEMPORARY}{mark}")
             if folder.is_dir() and not (self.path / "zarr.json").exists():
                 with contextlib.suppress(OSError):  # the store was removed while we wrote a part

@@ -1,0 +1,49 @@
+"""Repair changes nothing that a link of a stranger's store leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from store import StoreWriter
+from store.tools.repair import repair
+from support.errors import UserError
+from tests.store.tools.test_repair import contents
+
+Copy = Callable[..., Path]
+
+
+def outside(folder: Path) -> dict[str, bytes]:
+    """A folder of somebody's own files, with names like those of a store."""
+    for name in (".tmp-mine", ".tmp-repair-mine", "0.h5", "7.h5", "0/zarr.json", "7/zarr.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
+    return contents(folder / "any")
+
+
+@pytest.mark.parametrize("place", ["parts", "teacher", "teacher/files", "parts/0/token"])
+def test_zarr(tmp_path: Path, copy: Copy, place: str) -> None:
+    path, before = copy("zarr"), outside(tmp_path / "outside")
+    (path / place).rename(tmp_path / "moved")
+    (path / place).symlink_to(tmp_path / "outside")
+    with suppress(UserError):  # where nothing is left
+        repair(path)
+    assert contents(tmp_path / "outside/any") == before
+
+
+@pytest.mark.parametrize("state", ["sealed", "writing"])
+def test_hdf5(tmp_path: Path, copy: Copy, state: str) -> None:
+    path, before = copy("h5"), outside(tmp_path / "outside")
+    if state == "writing":
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] + bytes(9) + data[len(data) // 2 + 9 :])
+        repair(path)
+        assert StoreWriter.peek(path) is not None
+        Path(f"{path}.parts").rename(tmp_path / "moved")
+    Path(f"{path}.parts").symlink_to(tmp_path / "outside")
+    with suppress(UserError):
+        repair(path)
+    assert contents(tmp_path / "outside/any") == before
