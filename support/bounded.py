@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -20,10 +20,11 @@ THREADS = 4  # each takes address space of its own
 PATIENCE = 10  # times the seconds of work that a busy machine may take
 PR_SET_PDEATHSIG = 1
 CHILD = """
-import pickle, sys
-sys.path[:] = pickle.load(sys.stdin.buffer)
+import json, sys
+call = json.load(sys.stdin)
+sys.path[:] = call.pop("path")
 from support.bounded import _child
-_child()
+_child(**call)
 """
 
 
@@ -34,14 +35,17 @@ class Exceeded(UserError):
 def run_bounded(
     function: Callable[..., Any], *arguments: Any, seconds: float, memory: int = MEMORY
 ) -> Any:
-    """The result of `function(*arguments)`, a value of JSON, from a process that may use so many
-    seconds of a processor and bytes of memory.
+    """The result of `function(*arguments)` from a process that may use so many seconds of a
+    processor and bytes of memory.
 
-    The function is a module's, and the arguments can be pickled. Raises Exceeded where the process
-    goes beyond a bound or crashes; UserError, with its line, for any error of the function.
+    The function is a module's; its arguments and its result are values of JSON. Raises Exceeded
+    where the process goes beyond a bound or crashes; UserError, with its line, for any error of the
+    function; TypeError for an argument that JSON does not have.
     """
     environment = {**os.environ, "RAYON_NUM_THREADS": str(THREADS), "MALLOC_ARENA_MAX": "2"}
-    call = pickle.dumps(sys.path) + pickle.dumps((function, arguments, seconds, memory))
+    place = {"module": function.__module__, "name": function.__name__, "arguments": arguments}
+    bounds = {"seconds": seconds, "memory": memory}
+    call = json.dumps({"path": sys.path, **place, **bounds}).encode()
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD],
         stdin=subprocess.PIPE,
@@ -71,7 +75,7 @@ def run_bounded(
     return result["value"]
 
 
-def _child() -> None:
+def _child(module: str, name: str, arguments: list[Any], seconds: float, memory: int) -> None:
     """Do the work of the process that `run_bounded` started."""
     import resource
 
@@ -80,11 +84,11 @@ def _child() -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which has it as well, ends both
-    function, arguments, seconds, memory = pickle.load(sys.stdin.buffer)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 6))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
+        function = getattr(importlib.import_module(module), name)
         answer = json.dumps({"value": function(*arguments)})
     except MemoryError:
         os._exit(1)

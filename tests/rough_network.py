@@ -233,6 +233,9 @@ def running_s3() -> Iterator[S3]:
         "s3", endpoint_url=f"http://{host}:{port}", region_name=REGION,
         aws_access_key_id="test", aws_secret_access_key="test",
     )  # fmt: skip
+    reset = http.client.HTTPConnection(host, port, timeout=60)
+    reset.request("POST", "/moto-api/reset")  # all servers of a process share what they hold
+    reset.getresponse().read()
     client.create_bucket(Bucket=BUCKET)
     proxy = _Proxy((host, port))
     threading.Thread(target=proxy.serve_forever, daemon=True).start()

@@ -49,6 +49,9 @@ class LazyMap(Mapping[str, Any]):
             raise MissingFeature(f"no {self._what} {name!r} in this store; it has: {held}")
         return self._load(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # Mapping's own would make the value
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 

@@ -115,9 +115,9 @@ def within_bounds(
 ) -> Any:
     """The result of using the tokenizer `data` on so many bytes of text.
 
-    `here()` gives it in this process, and `function(*arguments)`, with arguments that can be
-    pickled and a result of JSON, in another one with bounds, which is used unless the tokenizer is
-    plain. Raises StoreError for what goes beyond the bounds.
+    `here()` gives it in this process, and `function(*arguments)`, with arguments and a result of
+    JSON, in another one with bounds, which is used unless the tokenizer is plain. Raises StoreError
+    for what goes beyond the bounds.
     """
     if is_plain(data):
         return here()
@@ -131,6 +131,12 @@ def within_bounds(
         ) from None
     except UserError as error:
         raise StoreError(str(error)) from None
+    except TypeError as error:
+        raise StoreError(
+            f"{where}: the tokenizer in it works in another process, which cannot be given these"
+            f" storage options ({first_line(error)}); give plain ones, or the client's environment"
+            " variables"
+        ) from None
 
 
 def encoded(tokenizer: Any, texts: list[str], where: str) -> list[Any]:

@@ -63,3 +63,8 @@ def test_memory_has_a_bound_and_a_crash_is_a_line(function: object) -> None:
     if function is not exit_early:
         assert isinstance(error.value, Exceeded)
         assert "crashed, or needed more than 1 GB of memory" in str(error.value)
+
+
+def test_arguments_are_values_of_json() -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        run_bounded(add, object(), 2, seconds=20)
