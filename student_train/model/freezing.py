@@ -10,14 +10,18 @@ from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import Shape
 from support.errors import UserError
 
+OF_EMBEDDINGS = ("words", "positions", "types")
+
 
 def group_of(name: str) -> str:
-    """Name the part that a parameter belongs to: words, positions, embeddings (all else of these),
-    layers.N (from 1), head or projection."""
+    """Name the part that a parameter belongs to: words, positions, types, embeddings (all else of
+    these), layers.N (from 1), head or projection."""
     if re.search(r"(^|\.)projections\.", name):
         return "projection"
     if "position_embeddings" in name:
         return "positions"
+    if "token_type_embeddings" in name:
+        return "types"
     if re.search(r"\.(word_|tok_)?embeddings\.weight$", name):
         return "words"
     if "embeddings" in name:
@@ -32,7 +36,8 @@ def check_frozen(options: TrainOptions, shape: Shape) -> None:
     leaves nothing to train."""
     layers = {f"layers.{number}" for number in range(1, shape.layers + 1)}
     positions = {"positions"} if shape.positions == "learnt" else set()
-    parts = {"embeddings", "words", "head", *layers, *positions}
+    types = {"types"} if shape.token_types else set()
+    parts = {"embeddings", "words", "head", *layers, *positions, *types}
     rotary = {"positions"} if shape.positions == "rotary" else set()  # never trained
     if missing := sorted(set(options.freeze) - {*parts, *rotary, "layers", "projection"}):
         raise UserError(
@@ -44,10 +49,10 @@ def check_frozen(options: TrainOptions, shape: Shape) -> None:
 
 
 def is_frozen(part: str, options: TrainOptions) -> bool:
-    """Tell whether a part keeps its weights; words and positions go with the embeddings, each layer
-    with all."""
+    """Tell whether a part keeps its weights; words, positions and types go with the embeddings,
+    each layer with all."""
     frozen = {*options.freeze, *(["projection"] if options.projection == "frozen" else [])}
-    with_it = "embeddings" if part in ("words", "positions") else part.split(".")[0]
+    with_it = "embeddings" if part in OF_EMBEDDINGS else part.split(".")[0]
     return bool({part, with_it} & frozen)
 
 

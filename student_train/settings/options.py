@@ -33,7 +33,7 @@ from training.rare_masks import MASK_WORDS
 from training.schedule import SCHEDULES, Schedule
 
 CACHES = ("none", "ram", "device")
-FREEZABLE = r"embeddings|words|positions|layers(\.[1-9][0-9]*)?|head|projection"
+FREEZABLE = r"embeddings|words|positions|types|layers(\.[1-9][0-9]*)?|head|projection"
 SEEDS = 2**32
 UNFREEZE = "top-down"
 
@@ -56,8 +56,8 @@ def _check_parts(parts: Any) -> None:
     for part in parts:
         if not re.fullmatch(FREEZABLE, part):
             raise UserError(
-                f"--freeze {part}: expected embeddings, words, positions, layers, layers.N,"
-                " head or projection"
+                f"--freeze {part}: expected embeddings, words, positions, types, layers,"
+                " layers.N, head or projection"
             )
 
 
@@ -224,8 +224,8 @@ class TrainOptions:
     )
     freeze: tuple[str, ...] = option(
         (),
-        "Parts that keep their weights, a comma list: embeddings (or of them words, positions),"
-        " layers, layers.N, head, projection.",
+        "Parts that keep their weights, a comma list: embeddings (or of them words, positions,"
+        " types), layers, layers.N, head, projection.",
         read=_parse_parts,
         check=_check_parts,
         scope={STAGE},

@@ -36,6 +36,11 @@ class Shape:
         return SHAPES[self.kind].positions
 
     @property
+    def token_types(self) -> bool:
+        """Tell whether the student has embeddings of token types."""
+        return SHAPES[self.kind].token_types
+
+    @property
     def learning_rate(self) -> float:
         """Return the peak learning rate where `--lr` gives none."""
         return SHAPES[self.kind].rate(self)
@@ -49,11 +54,13 @@ class ShapeKind:
         ValueError for what is no size, with what is wrong, and perhaps the size that was meant.
     positions: whether positions are learnt, rotary, or no part of the model.
     rate: gives the default of the peak learning rate.
+    token_types: whether the embeddings have types of tokens: first and second text.
     """
 
     read: Callable[[str, str], Shape]
     positions: Positions
     rate: Callable[[Shape], float]
+    token_types: bool = False
 
 
 def _transformer(kind: str, size: str) -> Shape:
@@ -103,7 +110,7 @@ def _by_width(shape: Shape) -> float:
 
 
 SHAPES = {
-    "bert": ShapeKind(_transformer, "learnt", _by_width),
+    "bert": ShapeKind(_transformer, "learnt", _by_width, token_types=True),
     "modernbert": ShapeKind(_rotary, "rotary", _by_width),
     "bilstm": ShapeKind(_recurrent, "none", lambda shape: RECURRENT_RATE),
 }

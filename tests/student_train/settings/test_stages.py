@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM
 
 from store import FeatureStore, open_store
 from student_train.data.stream import chosen_blocks, split_blocks
-from student_train.model.freezing import group_of
+from student_train.model.freezing import OF_EMBEDDINGS, group_of
 from student_train.output.run import prepare, run
 from student_train.settings.options import TrainOptions
 from student_train.settings.stages import stages_of
@@ -42,18 +42,22 @@ def test_every_weight_has_a_place(store: FeatureStore, student: str) -> None:
     layers = {f"layers.{n}" for n in range(1, distiller.layers + 1)}
     assert layers | {"words", "head", "projection"} <= set(groups.values())
     parts = {g for n, g in groups.items() if "embedding" in n}
-    assert parts <= {"embeddings", "words", "positions"}
+    assert parts <= {"embeddings", "words", "positions", "types"}
+    assert ("types" in parts) == (student == "16x2x2")
     assert list(groups.values()).count("words") == 1
     assert {g for n, g in groups.items() if n.startswith("projections")} == {"projection"}
 
 
 @pytest.mark.parametrize("student", KINDS)
 @pytest.mark.parametrize(
-    "freeze", [("embeddings", "layers.1"), ("layers", "projection"), ("head",), ("words",)]
+    "freeze",
+    [("embeddings", "layers.1"), ("layers", "projection"), ("head",), ("words",), ("types",)],
 )
 def test_what_is_frozen_does_not_move_and_the_rest_does(
     store: FeatureStore, student: str, freeze: tuple[str, ...]
 ) -> None:
+    if freeze == ("types",) and student != "16x2x2":
+        pytest.skip("only a BERT has token types")
     loss = {"mlm": 1.0, "hidden": 1.0}
     options = options_for(store, student=student, loss=loss, freeze=freeze, lr=1e-2)
     model, collator, _ = prepare(options, store)
@@ -62,7 +66,7 @@ def test_what_is_frozen_does_not_move_and_the_rest_does(
     moved = {name for name, value in model.state_dict().items() if (value != before[name]).any()}
     for name, _ in model.named_parameters():
         group = group_of(f"student.{name}")
-        with_it = "embeddings" if group in ("words", "positions") else group.split(".")[0]
+        with_it = "embeddings" if group in OF_EMBEDDINGS else group.split(".")[0]
         assert (name in moved) != (group in freeze or with_it in freeze), name
 
 
@@ -71,6 +75,7 @@ def test_what_cannot_be_frozen(store: FeatureStore) -> None:
     for changes, words in (
         ({"freeze": ("layers.3",)}, "--freeze layers.3: a student 16x2x2 has no such part"),
         ({"freeze": ("positions",), "student": "bilstm:8,8"}, "has no such part"),
+        ({"freeze": ("types",), "student": "modernbert:16x2x2"}, "--freeze types: .*no such part"),
         (everything, "nothing is left to train"),
         ({"stages": ({"steps": 1}, everything)}, "stage 2: .*nothing is left to train"),
     ):
