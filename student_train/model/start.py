@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from store import FeatureStore, open_store
 from store.errors import StoreError
 from store.extras.mixed_vocab import MixedVocab
 from student_train.model.kinds import parts_of
+from student_train.model.model_folder import ModelFolder, Source
 from student_train.model.teacher_layers import cut_layers, layer_count, take_transform
 from support.arrays import Array
 from support.errors import UserError
@@ -41,6 +43,8 @@ def initialise(
       student attends to the whole text with one base of rotary positions, whatever the teacher's
       layers do.
     - `layers:1,3,5`: as `teacher`, but takes each student layer from one teacher layer.
+    - `layers:1,3,5@DIR`: as `layers`, but takes all from the model in a folder, which must be as
+      wide as the student and have the pieces of the store's teacher.
     - `mixed-vocab`: takes the word embeddings that a mixed-vocabulary training left in the store
       (Zhao et al. 2021); the rest is random.
     - `random`: takes nothing.
@@ -62,27 +66,32 @@ def initialise(
         how = _best_start(student, store)
     if how == "random":
         return ["random weights"]
-    kind, colon, chosen = how.partition(":")
+    kind, colon, words = how.partition(":")
+    chosen, _, _ = words.partition("@")
     if kind not in ("svd", "teacher", "layers") or bool(colon) != (kind == "layers"):
         raise UserError(
-            f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,..., mixed-vocab, or"
-            " random"
+            f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,...[@DIR],"
+            " mixed-vocab, or random"
         )
     if kind != "svd" and parts_of(student) is None:
         raise UserError(
             f"--init {how}: a {student.config.model_type} cannot be cut out of a teacher's layers;"
             " use --init svd"
         )
+    folder = other_model(how, store)
+    source: Source = folder or store
     with torch.no_grad():
-        taken = [_take_words(student, how, store, vocabulary)]
+        taken = [_take_words(student, how, source, vocabulary)]
         if kind != "svd":
-            taken += [cut_layers(student, how, chosen, store)]
-            taken += _take_head(student, store, vocabulary)
+            taken += [cut_layers(student, how, chosen, source)]
+            taken += _take_head(student, source, vocabulary)
+    if folder:
+        taken += [f"all of {Path(folder.path).name}, weights {folder.content()[:12]}"]
     return taken
 
 
 def _take_words(
-    student: PreTrainedModel, how: str, store: FeatureStore, vocabulary: VocabularyMap
+    student: PreTrainedModel, how: str, store: Source, vocabulary: VocabularyMap
 ) -> str:
     """Set the word embeddings to the teacher's averages, in the student's width, and say so.
 
@@ -108,9 +117,7 @@ def _take_words(
     return f"word embeddings from {int(known.sum())} of {len(known)} pieces ({way} to {width})"
 
 
-def _take_head(
-    student: PreTrainedModel, store: FeatureStore, vocabulary: VocabularyMap
-) -> list[str]:
+def _take_head(student: PreTrainedModel, store: Source, vocabulary: VocabularyMap) -> list[str]:
     """Set the masked-LM head to the teacher's where both have one of a width, and say so."""
     weights, parts = store.teacher_weights(), parts_of(student)
     assert parts is not None  # `initialise` has refused
@@ -164,16 +171,35 @@ def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
         other = open_store(how.removeprefix(ANOTHER))
     except StoreError as error:
         raise UserError(f"--init {how}: {error}") from error
+    what = "a store of a teacher"
+    _check_pieces(how, store, other.teacher_file("tokenizer.json").decode(), "teacher", what)
+    return other
+
+
+def other_model(how: str, store: FeatureStore) -> ModelFolder | None:
+    """Open the folder of another model with the same pieces, where `--init` names one.
+
+    Raises UserError where there is no model, or it has other pieces.
+    """
+    kind, _, words = how.partition(":")
+    _, at, path = words.partition("@")
+    if kind != "layers" or not at:
+        return None
+    model = ModelFolder(path, f"--init {how}")
+    _check_pieces(how, store, model.tokenizer_json, "model", "a model")
+    return model
+
+
+def _check_pieces(how: str, store: FeatureStore, tokenizer: str, owner: str, what: str) -> None:
     ours, theirs = (
-        Vocabulary.from_tokenizer_json(each.teacher_file("tokenizer.json").decode()).tokens
-        for each in (store, other)
+        Vocabulary.from_tokenizer_json(each).tokens
+        for each in (store.teacher_file("tokenizer.json").decode(), tokenizer)
     )
     if theirs != ours:
         raise UserError(
-            f"--init {how}: its teacher has {len(theirs)} pieces, other ones than the"
-            f" {len(ours)} of {store.path}; give a store of a teacher with the same vocabulary"
+            f"--init {how}: its {owner} has {len(theirs)} pieces, other ones than the"
+            f" {len(ours)} of {store.path}; give {what} with the same vocabulary"
         )
-    return other
 
 
 def _word_embeddings(weights: Mapping[str, Array]) -> str | None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from store import FeatureStore
 from student_train.model.kinds import parts_of
+from student_train.model.model_folder import Source
 from support.arrays import Array
 from support.errors import UserError
 from training.position_embeddings import first_position
@@ -36,7 +36,7 @@ HEADS = {
 }
 
 
-def layer_count(student: PreTrainedModel, store: FeatureStore) -> tuple[int, str]:
+def layer_count(student: PreTrainedModel, store: Source) -> tuple[int, str]:
     """Count the teacher's layers; return 0, and why, where a student's cannot be cut out of
     them."""
     kind, parts = student.config.model_type, parts_of(student)
@@ -58,7 +58,7 @@ def layer_count(student: PreTrainedModel, store: FeatureStore) -> tuple[int, str
     return 1 + max(int(number) for number, _ in found), ""
 
 
-def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureStore) -> str:
+def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: Source) -> str:
     """Set everything but the words and the head to the teacher's, and say what was taken.
 
     `how` is all of `--init`, `chosen` the numbers of its layers, "" for all. A unit of a layer that
@@ -84,6 +84,8 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureSt
         if chosen:
             raise UserError(f"--init {how}: no layers can be cut: {why}; use --init teacher or svd")
         return f"layers at random: {why}"
+    if "@" in how:
+        _check_whole(how, student, store)
     groups = layer_groups(chosen, count, student.config.num_hidden_layers)
     for name, own in inside.items():
         number, _, part = name.removeprefix(parts.layers).partition(".")
@@ -93,6 +95,29 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: FeatureSt
             _copy_block(own, np.mean(found, axis=0), parts.stacked.get(part, 1))
     told = ", ".join("+".join(map(str, group)) for group in groups)
     return f"layers {told} of {count}, cut to {student.config.hidden_size}"
+
+
+def _check_whole(how: str, student: PreTrainedModel, store: Source) -> None:
+    """Check that a student has the width and the heads of a model whose layers it takes, and a
+    feed-forward as wide at least: cut layers would not be that model's.
+
+    Raises UserError. A store's teacher may be wider than its student.
+    """
+    config, theirs = student.config, store.teacher_settings("config.json")
+    sizes = {  # of each, under the names of BERT and of DistilBERT
+        "width": ("hidden_size", "dim"),
+        "number of heads": ("num_attention_heads", "n_heads"),
+        "feed-forward width": ("intermediate_size", "hidden_dim"),
+    }
+    for what, names in sizes.items():
+        there = next((theirs[name] for name in names if name in theirs), None)
+        own = getattr(config, names[0])
+        wider = "feed" in what and isinstance(there, int) and own > there  # the rest is silent
+        if own != there and not wider:
+            raise UserError(
+                f"--init {how}: of {store.path} the {what} is {there}, of the student {own}; layers"
+                " of another model are taken whole: choose --student accordingly"
+            )
 
 
 def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[list[int]]:

@@ -132,8 +132,9 @@ class TrainOptions:
     )
     init: str = option(
         "auto",
-        "svd | svd:STORE (of the teacher that another store keeps) | teacher | layers:I,J,... |"
-        " mixed-vocab | random | auto: teacher where its layers can be cut, else svd.",
+        "svd | svd:STORE (of the teacher that another store keeps) | teacher | layers:I,J,...[@DIR]"
+        " (of the model in a folder) | mixed-vocab | random | auto:"
+        " teacher where its layers can be cut, else svd.",
         scope={START},
     )
     dropout: float = option(

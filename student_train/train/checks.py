@@ -12,7 +12,7 @@ from student_train.data.gold_labels import has_gold
 from student_train.data.stream import chosen_blocks, split_blocks, view_of
 from student_train.losses.registry import LOSSES, features_of, losses_for
 from student_train.model.freezing import check_frozen
-from student_train.model.start import other_teacher
+from student_train.model.start import other_model, other_teacher
 from student_train.settings.alignments import ALIGNMENTS
 from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import Shape, parse_student
@@ -26,6 +26,7 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
     shape = parse_student(options.student)
     if (other := other_teacher(options.init, store)) is not None:
         other.close()
+    other_model(options.init, store)
     _check_needs(options, store, *others)
     for each in (store, *others):
         _check_labels(store, each)

@@ -92,6 +92,67 @@ def test_chosen_layers(started: Start, store: FeatureStore) -> None:
     np.testing.assert_allclose(own, wanted, atol=1e-6)
 
 
+@pytest.fixture(scope="module")
+def other_model(
+    tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A model with the store's tokenizer and the shape of its teacher, and other weights."""
+    folder = tmp_path_factory.mktemp("models") / "grown"
+    shutil.copytree(tiny_teacher("bert"), folder)
+    model: Any = AutoModelForMaskedLM.from_pretrained(folder)
+    torch.manual_seed(5)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_layers_embeddings_and_head_of_another_model(
+    started: Start, store: FeatureStore, other_model: Path
+) -> None:
+    student, said, found = started(f"layers:2,4@{other_model}", "32x2x4")
+    theirs: Any = AutoModelForMaskedLM.from_pretrained(other_model)
+    for own, number in ((0, 1), (1, 3)):
+        layer = dict(theirs.bert.encoder.layer[number].named_parameters())
+        for name, value in student.bert.encoder.layer[own].named_parameters():
+            block = tuple(map(slice, layer[name].shape))  # the student's feed-forward is wider
+            assert torch.equal(value[block], layer[name]), name
+    positions = theirs.bert.embeddings.position_embeddings.weight[:64]
+    assert torch.equal(student.bert.embeddings.position_embeddings.weight, positions)
+    rows, known = embedding_means(
+        theirs.bert.embeddings.word_embeddings.weight.detach().numpy(), found, 400
+    )
+    words = student.bert.embeddings.word_embeddings.weight.detach().numpy()
+    np.testing.assert_allclose(words[known], rows[known], atol=1e-6)
+    dense = theirs.cls.predictions.transform.dense.weight
+    assert torch.equal(student.cls.predictions.transform.dense.weight, dense)
+    assert "2, 4 of 4" in said[1] and said[2] == "masked-LM head"
+    assert said[3].startswith("all of grown, weights ") and str(other_model.parent) not in said[3]
+
+
+def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
+    started: Start, store: FeatureStore, other_model: Path, tiny_teacher: Callable[..., Path],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    for size, chosen, line in (
+        ("16x2x2", "1,2", "of .*grown the width is 32, of the student 16; .* --student"),
+        ("32x2x2", "1,2", "of .*grown the number of heads is 4, of the student 2"),
+        ("32x2x4", "1,9", "expected 2 numbers .* from 1 to 4"),
+        ("32x2x4", "1", "expected 2 numbers"),
+        ("modernbert:32x2x4", "1,2", "no layers can be cut: the teacher's are not such as a mod"),
+    ):
+        with pytest.raises(UserError, match=line):
+            started(f"layers:{chosen}@{other_model}", size)
+    for folder, line in (
+        (tiny_teacher("roberta"), "its model has .* pieces, other ones .* the same vocabulary"),
+        (tmp_path / "gone", "no config.json in .*gone; give a folder"),
+    ):
+        with pytest.raises(UserError, match=line):
+            check(TrainOptions(store=store.path, init=f"layers:1,2@{folder}").resolved(), store)
+    with pytest.raises(UserError, match="teacher:1@x: expected auto"):
+        started("teacher:1@x")
+
+
 def test_a_student_as_wide_as_the_teacher_has_its_head(
     started: Start, store: FeatureStore, tiny_teacher: Callable[..., Path]
 ) -> None:

@@ -1,0 +1,101 @@
+"""A folder of transformers as a source of weights, beside the teacher that a store keeps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+from transformers.utils import logging
+
+from support import files
+from support.arrays import Array
+from support.errors import UserError, first_line, out_of_memory
+
+
+class Source(Protocol):
+    """Gives what a student is cut out of: a `FeatureStore` does, of its teacher."""
+
+    path: str
+
+    def teacher_weights(self) -> Mapping[str, Array]: ...
+    def teacher_settings(self, name: str) -> dict[str, Any]: ...
+
+
+class ModelFolder:
+    """Reads config, tokenizer and weights of a masked LM that `save_pretrained` wrote.
+
+    Names of weights are those of a store: of the encoder without its own name, and of the masked-LM
+    head all but the output embeddings, whose bias is `decoder.bias`. Raises UserError for a folder
+    that holds no such model; the weights are loaded when they are asked for.
+    """
+
+    def __init__(self, path: str, option: str) -> None:
+        self.path, self._option = path, option
+        folder = Path(path)
+        files.check_utf8(folder)
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"{option}: no config.json in {path}; give a folder that save_pretrained wrote"
+            )
+        self._config = self._load(AutoConfig)
+        self.tokenizer_json: str = self._load(AutoTokenizer).backend_tokenizer.to_str()
+
+    def teacher_settings(self, name: str) -> dict[str, Any]:
+        """Return config.json, the one file that a cut asks for."""
+        settings: dict[str, Any] = self._config.to_dict()
+        return settings
+
+    def teacher_weights(self) -> Mapping[str, Array]:
+        """Return float32 arrays of the model by name."""
+        return self._weights
+
+    def content(self) -> str:
+        """Return the SHA-256 of the names and values of the weights."""
+        digest = hashlib.sha256()
+        for name, values in sorted(self._weights.items()):
+            digest.update(name.encode())
+            digest.update(values.data)
+        return digest.hexdigest()
+
+    @cached_property
+    def _weights(self) -> dict[str, Array]:
+        network, report = self._load(AutoModelForMaskedLM, output_loading_info=True)
+        encoder, missing = f"{network.base_model_prefix}.", set(report["missing_keys"])
+        missing |= {key for key, *_ in report["mismatched_keys"]}
+        lacking = sorted(key for key in missing if key.startswith(encoder) and "pooler" not in key)
+        if lacking:
+            raise UserError(
+                f"{self._option}: {self.path} lacks weights of its encoder, {len(lacking)}, first"
+                f" {lacking[0]}; copy the whole checkpoint"
+            )
+        found = network.base_model.state_dict()
+        output = network.get_output_embeddings()
+        if not missing and output is not None and output.bias is not None:
+            own = {value.data_ptr() for value in (output.weight, output.bias)}
+            whole = network.state_dict().items()
+            heads = {name: value for name, value in whole if not name.startswith(encoder)}
+            found |= {n: value for n, value in heads.items() if value.data_ptr() not in own}
+            found["decoder.bias"] = output.bias.detach()
+        return {
+            n: v.float().contiguous().numpy() for n, v in found.items() if v.is_floating_point()
+        }
+
+    def _load(self, factory: Any, **options: Any) -> Any:
+        level = logging.get_verbosity()
+        logging.set_verbosity_error()  # what it would warn about is checked here
+        logging.disable_progress_bar()
+        try:
+            return factory.from_pretrained(self.path, local_files_only=True, **options)
+        except Exception as error:  # libraries raise errors of any kind for a bad file
+            if out_of_memory(error):
+                raise
+            raise UserError(
+                f"{self._option}: {self.path} cannot be loaded as a masked LM with its tokenizer:"
+                f" {first_line(error)}; give a folder that save_pretrained wrote"
+            ) from error
+        finally:
+            logging.set_verbosity(level)
