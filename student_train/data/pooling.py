@@ -26,6 +26,13 @@ class Runs:
         member = ranges(runs[:, 0].astype(np.int64), lengths)
         return cls(torch.from_numpy(member), torch.from_numpy(begins(lengths)))
 
+    def chosen(self, where: Tensor) -> Runs:
+        """Keep the runs at which bool [G] is true."""
+        ends = torch.cat([self.begin[1:], self.begin.new_tensor([len(self.member)])])
+        lengths = ends - self.begin
+        kept = lengths[where]
+        return Runs(self.member[torch.repeat_interleave(where, lengths)], kept.cumsum(0) - kept)
+
     def pool(self, values: Tensor, how: str) -> Tensor:
         """Take the sum or mean [G,D] of flat token values [N,D] over each run.
 

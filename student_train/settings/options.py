@@ -77,6 +77,14 @@ class TrainOptions:
         scope={COMMAND, ONCE},
     )
     others: tuple[str, ...] = ()
+    combine: str = option(
+        "losses",
+        "What several stores teach: losses: the mean of their losses; outputs: as one teacher, the"
+        " geometric mean of their distributions and the mean of their states (stores of the same"
+        " text and vocabulary).",
+        choices=("losses", "outputs"),
+        scope={NEW},
+    )
     vocab: str = option(
         "5k",
         "5k | 10k | 20k | 30k | N (WordPiece of the store's text) | a tokenizer folder | teacher |"

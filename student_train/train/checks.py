@@ -17,6 +17,7 @@ from student_train.settings.alignments import ALIGNMENTS
 from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import Shape, parse_student
 from student_train.settings.stages import stages_of
+from student_train.train.joinable import check_joined
 from support.arrays import Array
 from support.errors import UserError
 
@@ -31,6 +32,13 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
     for each in (store, *others):
         _check_labels(store, each)
         _check_store(options, each, shape)
+        if options.combine == "outputs":
+            check_joined(options, store, each)
+    if options.combine == "outputs" and not others:
+        raise UserError(
+            f"--combine outputs: joins the teachers of several stores, and {store.path} is one;"
+            " give --store twice or more"
+        )
     kinds = set(features_of(losses_for(store.features.task is not None, options.losses())))
     needs = [(each, kinds, _views(options, each)) for each in (store, *others)]
     check_cache(options.cache, torch.device(options.device), needs)

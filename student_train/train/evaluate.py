@@ -21,7 +21,6 @@ Measured = tuple[dict[str, torch.Tensor], torch.Tensor | None]
 """Losses by name, and the logits of a task; see `Distiller.measured`."""
 
 
-@torch.no_grad()
 def evaluate(
     distiller: Distiller,
     store: FeatureStore,
@@ -40,20 +39,30 @@ def evaluate(
     the share of the teacher's best ones, at all pieces that it learns from. The result is empty if
     there are no blocks.
     """
-    if not len(blocks):
-        return {}
+    batches = held_out(store, collator, blocks, options) if len(blocks) else ()
+    return evaluate_batches(distiller, batches, options, measured)
+
+
+@torch.no_grad()
+def evaluate_batches(
+    distiller: Distiller,
+    batches: Iterable[StudentBatch],
+    options: TrainOptions,
+    measured: Callable[[StudentBatch], Measured] | None = None,
+) -> dict[str, float]:
+    """Measure the losses over batches; see `evaluate`."""
     was_training = distiller.training
     distiller.eval()
     device = next(distiller.parameters()).device
-    sums = _Sums(losses_for(distiller.for_task, options.loss))
-    for batch in _held_out(store, collator, blocks, options):
-        moved = batch.to(device)
+    sums, found = _Sums(losses_for(distiller.for_task, options.loss)), False
+    for batch in batches:
+        moved, found = batch.to(device), True
         sums.add(moved, *(measured or distiller.measured)(moved))
     distiller.train(was_training)
-    return sums.figures(options.loss)
+    return sums.figures(options.loss) if found else {}
 
 
-def _held_out(
+def held_out(
     store: FeatureStore, collator: Collator, blocks: Array, options: TrainOptions
 ) -> Iterator[StudentBatch]:
     """Yield the batches of some blocks, in the order of the store, under masks that never

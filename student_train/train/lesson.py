@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -12,18 +13,21 @@ from store import FeatureStore
 from student_train.data.batch import StudentBatch
 from student_train.data.cache import source_of
 from student_train.data.collator import Collator
+from student_train.data.joined import joined
 from student_train.data.stream import chosen_blocks, loaded, split_blocks
 from student_train.settings.options import TrainOptions
 from student_train.settings.stages import stages_of
 from student_train.train.distiller import Distiller
-from student_train.train.evaluate import Measured, evaluate
+from student_train.train.evaluate import Measured, evaluate_batches, held_out
 from support.errors import UserError
 
 
 class Lesson:
     """Aligns a store to the student by a collator of its own, with projections to its own widths.
 
-    With several stores each step has a batch of each store, and the mean of their losses. Stores of
+    `others` are stores of the same text: their teachers and the store's are one, see `joined`.
+
+    With several lessons each step has a batch of each, and the mean of their losses. Stores of
     the same windows give the same texts under the same masks. Their KL, over outcomes that all of
     them keep, then has the gradient of a single teacher: the mean of their distributions.
     """
@@ -35,9 +39,13 @@ class Lesson:
         student: PreTrainedModel,
         options: TrainOptions,
         device: torch.device,
+        others: Sequence[tuple[FeatureStore, Collator]] = (),
     ) -> None:
         self.store = store
-        self._whole = collator.reading(source_of(store, options.cache, device))
+        self._whole = [
+            (each, one.reading(source_of(each, options.cache, device)))
+            for each, one in ((store, collator), *others)
+        ]
         width = store.features.width
         self.distiller = Distiller(student, options, store.features.hidden, width).to(device)
         self.device, self.stages = device, stages_of(options, self.distiller.layers)
@@ -59,21 +67,36 @@ class Lesson:
         """Begin a stage."""
         self._number, self.options = number, self.stages[number]
         self.distiller.options = self.options
-        self._collator = self._whole.serving(self.options)
+        self._taught = [(store, one.serving(self.options)) for store, one in self._whole]
 
     def batches(self, first: int) -> Generator[StudentBatch]:
         """Stream the stage's batches without end, from number `first` on; close it afterwards."""
-        return loaded(
-            self.store,
-            self._collator,
-            self._blocks[self._number],
-            self.options.workers,
-            seed=self.options.seed,
-            batch_tokens=self.options.batch_tokens,
-            view=self.options.view,
-            first=first,
-            device=self.device,
-        )
+        streams = [
+            loaded(
+                store,
+                collator,
+                self._blocks[self._number],
+                self.options.workers,
+                seed=self.options.seed,
+                batch_tokens=self.options.batch_tokens,
+                view=self.options.view,
+                first=first,
+                device=self.device,
+            )
+            for store, collator in self._taught
+        ]
+        return streams[0] if len(streams) == 1 else self._joined(streams)
+
+    def _joined(self, streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBatch]:
+        try:
+            for batches in zip(*streams, strict=True):
+                yield self._as_one(batches)
+        finally:
+            for each in streams:
+                each.close()
+
+    def _as_one(self, batches: Sequence[StudentBatch]) -> StudentBatch:
+        return joined([each.to(self.device) for each in batches], self.store.features.vocabulary)
 
     def loss(self, batch: StudentBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the weighted sum of the stage's losses, and each of them.
@@ -97,11 +120,10 @@ class Lesson:
 
     def validate(self) -> dict[str, float]:
         """Measure the losses on the held-out part; see `evaluate`."""
-        return evaluate(
-            self.distiller,
-            self.store,
-            self._collator,
-            self._held_out,
-            self.options,
-            self._measured,
-        )
+        blocks = self._held_out
+        each = [
+            held_out(store, collator, blocks, self.options)
+            for store, collator in (self._taught if len(blocks) else ())
+        ]
+        batches = map(self._as_one, zip(*each, strict=True)) if len(each) > 1 else chain(*each)
+        return evaluate_batches(self.distiller, batches, self.options, self._measured)

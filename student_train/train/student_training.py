@@ -63,7 +63,8 @@ def train(
     """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`,
     `features` and `meta`).
 
-    Each step learns from a batch of `store` and a batch of each of the `others` (see `Lesson`).
+    Each step learns from a batch of `store` and a batch of each of the `others`, or from these as
+    one (see `Lesson`).
 
     Writes metrics and checkpoints into `out`, if given. `resume` goes on from the newest
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
@@ -102,7 +103,10 @@ class _StudentTraining(Training):
         self.out, self.on_step, self.say = out, on_step, say
         self.device = torch.device(options.device)
         torch.manual_seed(options.seed)
-        self.lessons = [Lesson(*each, student, options, self.device) for each in stores]
+        taught = [stores] if options.combine == "outputs" else [[each] for each in stores]
+        self.lessons = [
+            Lesson(*first, student, options, self.device, others) for first, *others in taught
+        ]
         model = nn.ModuleList(lesson.distiller for lesson in self.lessons)
         super().__init__(model, options.seed, options.clip)
         self.stages = self.lessons[0].stages

@@ -13,6 +13,7 @@ from transformers import AutoModelForMaskedLM
 
 from store import FeatureStore, open_store
 from student_train.cli import main
+from student_train.data.joined import geometric_mean
 from student_train.losses.logits import LogitTargets, kl
 from student_train.output.run import make_collator, prepare
 from student_train.settings.options import TrainOptions
@@ -121,6 +122,78 @@ def test_a_step_has_the_mean_of_both_losses(store: FeatureStore, foreign: Featur
     assert abs(wanted[0] - wanted[1]) > 1e-3 * wanted[0]  # more than what is allowed below
     assert found[0]["loss"] == pytest.approx(sum(wanted) / 2, rel=1e-5)
     assert found[0]["tokens"] > 0 and len(found) == 3
+
+
+def test_outputs_of_two_teachers_are_joined(
+    store: FeatureStore, second: FeatureStore, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"loss": {"kl": 1.0, "hidden": 1.0, "cosine": 1.0}}
+    alone, options = lessons_of(store, second, **changes)
+    student, collator, _ = prepare(options, store)
+    other = make_collator(options, second, collator.student_tokenizer)
+    lesson = Lesson(
+        store, collator, student, options, torch.device("cpu"), [(second, other)]
+    )  # fmt: skip
+    lesson.enter(0)
+    streams = [each.batches(0) for each in (lesson, *alone)]
+    found, one, two = (next(some).distillation for some in streams)
+    for some in streams:
+        some.close()
+    assert found and one and two and found.logits and one.logits and two.logits
+    for values in ("normalised", "states"):
+        mean = (getattr(one, values)["mean"] + getattr(two, values)["mean"]) / 2
+        torch.testing.assert_close(getattr(found, values)["mean"], mean)
+    assert found.logit_runs and one.logit_runs and two.logit_runs
+    begins = [each.member[each.begin].tolist() for each in (one.logit_runs, two.logit_runs)]
+    common = sorted(set(begins[0]) & set(begins[1]))
+    assert found.logit_runs.member[found.logit_runs.begin].tolist() == common
+    row, rows = 3, [b.index(common[3]) for b in begins]
+    targets = LogitTargets(*(value[row : row + 1] for value in vars(found.logits).values()))
+    each = [
+        LogitTargets(*(value[at : at + 1] for value in vars(taught.logits).values()))
+        for taught, at in zip((one, two), rows, strict=True)
+        if taught.logits
+    ]
+    pieces = store.features.vocabulary
+    want = geometric_mean(each, pieces)
+    torch.testing.assert_close(targets.logprobs, want.logprobs)
+    assert torch.equal(targets.ids, want.ids)
+    # one teacher, twice: the same losses as alone
+    same = Lesson(
+        store, collator, student, options, torch.device("cpu"), [(store, collator)]
+    )  # fmt: skip
+    same.distiller.load_state_dict(alone[0].distiller.state_dict())
+    same.enter(0)
+    assert same.validate() == pytest.approx(alone[0].validate(), rel=1e-4)
+
+
+def test_a_student_of_joined_teachers_trains_and_goes_on(
+    store: FeatureStore, second: FeatureStore, foreign: FeatureStore, tmp_path: Path,
+    tiny_teacher: Teachers,
+) -> None:  # fmt: skip
+    words: Words = ("--combine", "outputs", "--loss", "mlm=1,kl=1,hidden=1", "--steps", "4", *SMALL)
+    pair: Words = ("--store", store.path, "--store", second.path)
+    said = ok(main, *pair, *words, "--out", tmp_path / "a")
+    assert second.path in said
+    report = json.loads((tmp_path / "a/training.json").read_text())
+    assert report["settings"]["combine"] == "outputs"
+    assert not any(name.startswith("store2_") for name in report["result"])
+    out = tmp_path / "b"
+    line = refused(main, "--store", store.path, *words, "--out", out)
+    says(line, "--combine outputs", "is one", "--store twice")
+    line = refused(main, "--store", store.path, "--store", foreign.path, *words, "--out", out)
+    says(line, foreign.path, "pieces, other ones than", "--combine losses")
+    corpus = write_corpus(tmp_path / "corpus.txt", 60)
+    for name, changes, told in (
+        ("text", {"limit": 900, "views": 2}, "other text"),
+        ("views", {"views": 2, "seed": 7}, "other masked views than"),
+        ("states", {"views": 2, "hidden": "layer:1"}, "hidden layer1, 32 wide"),
+        ("draws", {"views": 2, "logits": "sample:5"}, "random draws"),
+    ):
+        wrong = dumped(tiny_teacher("bert"), corpus, tmp_path / f"{name}.zarr", **changes)
+        line = refused(main, "--store", store.path, "--store", wrong, *words, "--out", out)
+        says(line, "--combine outputs", str(wrong), told, "--combine losses")
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

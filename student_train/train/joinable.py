@@ -1,0 +1,80 @@
+"""Refusals of stores whose teachers cannot be joined into one, in one line each."""
+
+from __future__ import annotations
+
+from align import Vocabulary
+from store import FeatureStore
+from student_train.losses.registry import features_of, losses_for
+from student_train.settings.options import TrainOptions
+from support.errors import UserError
+
+LOSSES = "give --combine losses, which takes any stores"
+
+
+def check_joined(options: TrainOptions, first: FeatureStore, other: FeatureStore) -> None:
+    """Check that two stores are dumps of one text, with the same tokens, parts and masks, whose
+    features can be averaged; raise UserError."""
+    _check_pieces(first, other)
+    _check_texts(first, other)
+    read = features_of(losses_for(first.features.task is not None, options.losses()))
+    for kind in {"hidden", "attention"} & set(read):
+        _check_states(kind, first, other)
+    for each in (first, other):
+        spec = each.features.logits
+        if spec and spec.tier == "sample" and "logits" in read:
+            raise UserError(
+                f"--combine outputs: {each.path} keeps random draws, which have no geometric mean;"
+                f" dump with --logits topk:K or head, or {LOSSES}"
+            )
+
+
+def _check_pieces(first: FeatureStore, other: FeatureStore) -> None:
+    one, two = (
+        Vocabulary.from_tokenizer_json(each.teacher_file("tokenizer.json").decode()).tokens
+        for each in (first, other)
+    )
+    if one != two:
+        raise UserError(
+            f"--combine outputs: {other.path} has a teacher of {len(two)} pieces, other ones than"
+            f" the {len(one)} of {first.path}: distributions over two vocabularies have no mean;"
+            f" {LOSSES}"
+        )
+
+
+def _check_texts(first: FeatureStore, other: FeatureStore) -> None:
+    one, two = (_texts(each) for each in (first, other))
+    if one == two:
+        return
+    what = "other masked views"
+    if _unmasked(one) != _unmasked(two):
+        what = "other text, or parts of another size (--part-tokens),"
+    raise UserError(
+        f"--combine outputs: {other.path} has {what} than {first.path}; dump both teachers with the"
+        f" same corpus, lengths, views and seed, or {LOSSES}"
+    )
+
+
+def _texts(store: FeatureStore) -> dict[tuple[int, str], str]:
+    """Return the checksums of the arrays of text, tokens and masks, by part and name."""
+    return {
+        (place, name): entry.sha256
+        for place, part in enumerate(store.manifest.parts)
+        for name, entry in part.arrays.items()
+        if name.startswith(("sequence/", "text/", "token/")) or "/mask/" in name
+    }
+
+
+def _unmasked(texts: dict[tuple[int, str], str]) -> dict[tuple[int, str], str]:
+    return {key: digest for key, digest in texts.items() if "/mask/" not in key[1]}
+
+
+def _check_states(kind: str, first: FeatureStore, other: FeatureStore) -> None:
+    told = []
+    for each in (other, first):
+        wide = f", {each.features.width} wide" if kind == "hidden" else ""
+        told.append(f"{', '.join(getattr(each.features, kind)) or 'none'}{wide}")
+    if told[0] != told[1]:
+        raise UserError(
+            f"--combine outputs: {other.path} has {kind} {told[0]}, and {first.path} {told[1]}:"
+            f" these have no mean; dump both with the same --{kind}, or {LOSSES}"
+        )
