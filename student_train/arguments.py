@@ -10,11 +10,11 @@ from typing import Any
 from store import FeatureStore, open_store
 from student_train.data.gold_labels import has_gold
 from student_train.settings.loss_weights import DEFAULT_LOSS
-from student_train.settings.options import LENGTH, TrainOptions
+from student_train.settings.options import TrainOptions, ruled_out
 from student_train.settings.recipe import find_recipe
 from student_train.settings.shapes import DEFAULT_KIND, SHAPES
 from support.errors import UserError
-from support.options import read_words, scoped
+from support.options import read_words
 
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 HEADS = ("num_attention_heads", "n_heads", "n_head")  # in BERT, DistilBERT, GPT-2
@@ -32,6 +32,7 @@ def options_from(arguments: Mapping[str, Any]) -> TrainOptions:
     given["store"], *others = given["store"]
     name = given.pop("recipe", None)
     given = {**read_words(TrainOptions, given), "others": tuple(others)}
+    ruled_out(given)
     if name:
         given = _over_recipe(given, name)
     if given.get("init") == MIXED_VOCAB:
@@ -46,8 +47,8 @@ def options_from(arguments: Mapping[str, Any]) -> TrainOptions:
 
 
 def _over_recipe(given: dict[str, Any], name: str) -> dict[str, Any]:
-    recipe, length = find_recipe(name), scoped(TrainOptions, LENGTH)
-    over = given.keys() | (length if length & given.keys() else set())
+    recipe = find_recipe(name)
+    over = given.keys() | ruled_out(given)
     plain, *stages = (
         {key: value for key, value in table.items() if key not in over}
         for table in (recipe.options, *recipe.stages)

@@ -90,6 +90,7 @@ def describe(options: TrainOptions) -> str:
     length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
     new = scoped(TrainOptions, NEW)
     later = [f", {name} {value}" for name, value in options.describing().items() if name in new]
+    ((unit, size),) = options.batching.items()
     each = ""
     if options.stages:
         loss, each = "of each stage", " in each stage, and for each part that it unfreezes"
@@ -101,7 +102,7 @@ def describe(options: TrainOptions) -> str:
             " projection"
         ),
         "training": (
-            f"{length} of {options.batch_tokens} x {options.accumulate} tokens{each},"
+            f"{length} of {size} x {options.accumulate} {unit.removeprefix('batch_')}{each},"
             f" {options.optimizer}, lr {options.resolved_lr:.2g} {options.schedule},"
             f" seed {options.seed}" + "".join(later)
         ),

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -147,10 +147,21 @@ def _hints(settings: type[Any]) -> dict[str, Any]:
 def _type_of(settings: type[Any], name: str) -> tuple[type[Any], bool]:
     """The plain type of an option, and whether it may be None."""
     hint = _hints(settings)[name]  # type: ignore[arg-type]  # a class is hashable
-    union = typing.get_origin(hint) in (typing.Union, UnionType)
-    kinds = typing.get_args(hint) if union else (hint,)
-    plain = next(kind for kind in kinds if kind is not NoneType)
+    kinds = _kinds(hint)
+    plain = next(k for k in kinds if k is not NoneType and typing.get_origin(k) is not Literal)
     return typing.get_origin(plain) or plain, NoneType in kinds
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (typing.Union, UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _words_of(settings: type[Any], name: str) -> tuple[str, ...]:
+    """The words that an option takes beside numbers: `int | Literal["epoch"]`."""
+    hint = _hints(settings)[name]  # type: ignore[arg-type]  # a class is hashable
+    literals = (kind for kind in _kinds(hint) if typing.get_origin(kind) is Literal)
+    return tuple(word for kind in literals for word in typing.get_args(kind))
 
 
 def check_values(settings: Any) -> None:
@@ -163,7 +174,7 @@ def check_values(settings: Any) -> None:
 def check_value(settings: type[Any], name: str, about: Option, value: Any) -> None:
     """UserError where an option of a dataclass does not take this value."""
     kind, optional = _type_of(settings, name)
-    if value is None and optional:
+    if (value is None and optional) or value in (words := _words_of(settings, name)):
         return
     problem = ""
     if kind in (int, float, str, bool) and not _is_of(kind, value):
@@ -175,6 +186,7 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
     elif about.within is not None and value not in about.within:
         problem = f"expected {about.within.expected}"
     if problem:
+        problem += "".join(f", or {word}" for word in words)
         raise UserError(f"{flag_of(name)} {_told(value)}: {problem}")
     if about.check is not None:
         about.check(value)
@@ -203,7 +215,20 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     if kind is Path:
         return click.Path(path_type=Path)
     numbers: dict[type[Any], click.ParamType[Any]] = {int: click.INT, float: click.FLOAT}
-    return numbers.get(kind, click.STRING)
+    read = numbers.get(kind, click.STRING)
+    words = _words_of(settings, name)
+    return _NumberOrWord(read, words) if words else read
+
+
+class _NumberOrWord(click.ParamType[Any]):
+    """A number, or one of some words."""
+
+    def __init__(self, number: click.ParamType[Any], words: tuple[str, ...]) -> None:
+        self._number, self._words = number, words
+        self.name = "|".join((number.name, *words))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value in self._words else self._number.convert(value, param, ctx)
 
 
 def click_option(

@@ -1,4 +1,4 @@
-"""What moves the weights: AdamW, or LAMB for large batches."""
+"""What moves the weights: AdamW, LAMB for large batches, or Adadelta."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ if TYPE_CHECKING:  # a command's --help must not wait for torch
     import torch
     from torch import nn
 
-OPTIMIZERS = ("adamw", "lamb")
+OPTIMIZERS = ("adamw", "lamb", "adadelta")
 EPSILON = 1e-6
+RHO = 0.95  # share of the past in Adadelta's averages (Zeiler 2012, section 4.1)
+ADADELTA_LR = 1.0  # the method has no rate of its own
 
 
 def check_optimizer(name: str) -> None:
@@ -37,14 +39,18 @@ def optimizer_of(
 
     Biases and norms do not decay. LAMB (You et al. 2020, https://arxiv.org/abs/1904.00962,
     algorithm 2) gives the step of a matrix the norm of the matrix, at most 10, times the learning
-    rate; biases and norms take Adam's step, as in its authors' code. `fused` concerns AdamW alone.
+    rate; biases and norms take Adam's step, as in its authors' code. Adadelta (Zeiler 2012,
+    https://arxiv.org/abs/1212.5701, algorithm 1) has no `betas`; weight decay is added to its
+    gradient. `fused` concerns AdamW alone.
     """
     moving = [p for p in model.parameters() if p.requires_grad]
     matrices = {"params": [p for p in moving if p.dim() > 1], "weight_decay": weight_decay}
     others = {"params": [p for p in moving if p.dim() <= 1], "weight_decay": 0.0}
-    if name == "adamw":
-        import torch
+    import torch
 
+    if name == "adadelta":
+        return torch.optim.Adadelta([matrices, others], lr=lr, rho=RHO, eps=EPSILON)
+    if name == "adamw":
         return torch.optim.AdamW(
             [matrices, others], lr=lr, betas=betas, eps=EPSILON, fused=fused or None
         )

@@ -1,5 +1,5 @@
 """Learning rates: warm-up, then down a line or a cosine, or halved when the validation loss stands
-still."""
+still; and the end of a training that no longer gets better."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Schedule:
 
     After `warmup` steps of all `steps`, `linear` and `cosine` go from 1 down to `end`: cosine along
     half a wave (Loshchilov & Hutter 2017, equation 5, without restarts). `plateau` counts
-    validations without progress (Kolesnikova et al. 2022).
+    validations without progress (Kolesnikova et al. 2022). After `patience` such validations
+    without a break, if given, the training is to stop early.
     """
 
     kind: str
@@ -26,6 +27,8 @@ class Schedule:
     waited: int = 0
     halvings: int = 0
     end: float = 0.0
+    patience: int | None = None
+    idle: int = 0  # validations since the best
 
     def factor(self, step: int) -> float:
         """For step 0, 1, ...: a pure function of the step and of the validations so far."""
@@ -41,8 +44,14 @@ class Schedule:
     def validated(self, loss: float) -> None:
         """Take note of a validation loss."""
         if loss < self.best:
-            self.best, self.waited = loss, 0
+            self.best, self.waited, self.idle = loss, 0, 0
             return
+        self.idle += 1
         self.waited += 1
         if self.waited >= PATIENCE:
             self.halvings, self.waited = self.halvings + 1, 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether patience is at its end."""
+        return self.patience is not None and self.idle >= self.patience

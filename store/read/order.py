@@ -14,6 +14,7 @@ from support.permutation import permutation
 
 KINDS = ("hidden", "logits", "attention", "task")
 PARTS_TOGETHER = 8
+BATCHES_OF_POOL = 8  # batches, where these are counted in texts
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class StreamOrder:
     """What a stream gives, and in which order; see `FeatureStore.stream`.
 
     blocks int64 [n, 2] are rows of `PartIndex.blocks`, in any order; `features` are some of KINDS.
+    `batch_texts`, if given, bounds a batch in place of `batch_tokens`. A pool then has blocks for
+    `BATCHES_OF_POOL` such batches: only its last may be smaller.
     Raises StoreError for a number or a name that is not allowed.
     """
 
@@ -33,18 +36,19 @@ class StreamOrder:
     skip: int = 0
     view: int = 0
     features: tuple[str, ...] = KINDS
+    batch_texts: int | None = None
 
     def __post_init__(self) -> None:
         if not set(self.features) <= set(KINDS):
             kinds = ", ".join(KINDS)
             raise StoreError(f"stream: features must be of {kinds}, got {self.features!r}")
         if (
-            min(self.batch_tokens, self.pool_blocks) < 1
+            min(self.batch_tokens, self.pool_blocks, self.batch_texts or 1) < 1
             or min(self.skip, self.seed, self.epoch) < 0
         ):
             raise StoreError(
-                "stream: batch_tokens and pool_blocks must be over 0; skip, seed and epoch at"
-                " least 0"
+                "stream: batch_tokens, batch_texts and pool_blocks must be over 0; skip, seed"
+                " and epoch at least 0"
             )
 
     def pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
@@ -52,14 +56,15 @@ class StreamOrder:
         rows = self.blocks
         if self.shuffle:
             rows = rows[order_blocks(index.part_of(rows[:, 0]), self.seed, self.epoch)]
-        for number, first in enumerate(range(0, len(rows), self.pool_blocks)):
-            taken = rows[first : first + self.pool_blocks]
+        size = max(self.pool_blocks, BATCHES_OF_POOL * (self.batch_texts or 0))
+        for number, first in enumerate(range(0, len(rows), size)):
+            taken = rows[first : first + size]
             lengths = np.concatenate([index.lengths(int(b), int(e)) for b, e in taken])
             if self.shuffle:
                 key = self.seed, self.epoch, number
-                yield taken, shuffled_batches(lengths, self.batch_tokens, *key)
+                yield taken, shuffled_batches(lengths, self.batch_tokens, *key, self.batch_texts)
             else:
-                yield taken, plain_batches(lengths, self.batch_tokens)
+                yield taken, plain_batches(lengths, self.batch_tokens, self.batch_texts)
 
     def unskipped(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
         """Yield `pools` without the first `skip` batches."""
@@ -88,21 +93,31 @@ def order_blocks(parts: Array, seed: int, epoch: int) -> Array:
 
 
 def shuffled_batches(
-    lengths: Array, batch_tokens: int, seed: int, epoch: int, pool: int
+    lengths: Array,
+    batch_tokens: int,
+    seed: int,
+    epoch: int,
+    pool: int,
+    batch_texts: int | None = None,
 ) -> list[Array]:
-    """Batches (positions in the pool) of similar length with B * max length <= batch_tokens."""
+    """Batches (positions in the pool) of similar length with B * max length <= batch_tokens, or of
+    `batch_texts`."""
     mixed = permutation(len(lengths), seed, epoch, 2, pool)
     ordered = mixed[np.argsort(-lengths[mixed], kind="stable")]
-    batches = _fill(ordered, lengths, batch_tokens)
+    batches = _fill(ordered, lengths, batch_tokens, batch_texts)
     return [batches[number] for number in permutation(len(batches), seed, epoch, 3, pool)]
 
 
-def plain_batches(lengths: Array, batch_tokens: int) -> list[Array]:
-    """Batches in the given order with B * max length <= batch_tokens."""
-    return _fill(np.arange(len(lengths)), lengths, batch_tokens)
+def plain_batches(lengths: Array, batch_tokens: int, batch_texts: int | None = None) -> list[Array]:
+    """Batches in the given order with B * max length <= batch_tokens, or of `batch_texts`."""
+    return _fill(np.arange(len(lengths)), lengths, batch_tokens, batch_texts)
 
 
-def _fill(ordered: Array, lengths: Array, batch_tokens: int) -> list[Array]:
+def _fill(
+    ordered: Array, lengths: Array, batch_tokens: int, batch_texts: int | None
+) -> list[Array]:
+    if batch_texts is not None:
+        return np.split(ordered, range(batch_texts, len(ordered), batch_texts))
     edges, longest, begin = [0], 0, 0
     for place, length in enumerate(lengths[ordered].tolist()):
         longest = max(longest, length)

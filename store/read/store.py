@@ -227,8 +227,10 @@ class FeatureStore(Sequence[Record]):
         pool_blocks: int = 64,
         skip: int = 0,
         check: bool = False,
+        batch_texts: int | None = None,
     ) -> Iterator[Batch]:
-        """Every sequence of the blocks once, in batches with B * longest <= batch_tokens.
+        """Every sequence of the blocks once, in batches with B * longest <= batch_tokens, or of
+        `batch_texts` sequences, whatever their length.
 
         The order is a pure function of (blocks, seed, epoch). `blocks` are rows of `blocks()`;
         `features` a subset of hidden, logits, attention, task; `skip` batches are passed over
@@ -241,7 +243,7 @@ class FeatureStore(Sequence[Record]):
         if not 0 <= view < self.features.views:
             raise StoreError(f"{self.path}: no view {view}; it has 0..{self.features.views - 1}")
         order = StreamOrder(
-            seed, epoch, batch_tokens, rows, pool_blocks, shuffle, skip, view, kinds
+            seed, epoch, batch_tokens, rows, pool_blocks, shuffle, skip, view, kinds, batch_texts
         )
         return self._streamer.stream(order, check and "://" not in self.path)
 
@@ -253,10 +255,13 @@ class FeatureStore(Sequence[Record]):
         *,
         blocks: ArrayLike | None = None,
         pool_blocks: int = 64,
+        batch_texts: int | None = None,
     ) -> int:
         """How many batches `stream` gives for these arguments; reads lengths only."""
-        rows = self._blocks(blocks)
-        return StreamOrder(seed, epoch, batch_tokens, rows, pool_blocks).batch_count(self._index)
+        order = StreamOrder(
+            seed, epoch, batch_tokens, self._blocks(blocks), pool_blocks, batch_texts=batch_texts
+        )
+        return order.batch_count(self._index)
 
     def teacher_files(self) -> Mapping[str, bytes]:
         """The teacher's stored files by name, read when asked for."""

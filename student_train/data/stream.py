@@ -95,15 +95,16 @@ def student_batches(
     blocks: Array,
     *,
     seed: int,
-    batch_tokens: int,
     view: int | None,
     first: int = 0,
     every: int = 1,
     device: torch.device | None = CPU,
     check: bool = False,
+    **batching: Any,
 ) -> Iterator[StudentBatch]:
     """Yield batches of epoch 0, 1, 2 and so on without end, from batch number `first` on, one of
-    `every`: a pure function of the arguments.
+    `every`: a pure function of the arguments. `batching` bounds a batch: batch_tokens or
+    batch_texts, as of `FeatureStore.stream`.
 
     They are moved to `device`; with None they stay encoded, for another process to move. `check`
     goes to `FeatureStore.stream`.
@@ -111,12 +112,12 @@ def student_batches(
     epoch, skip, before = 0, first, 0  # batches of the epochs before
     while True:
         number = view_of(epoch, store.features, view)
-        count = store.batch_count(seed, epoch, batch_tokens, blocks=blocks)
+        count = store.batch_count(seed, epoch, **batching, blocks=blocks)
         if skip < count:
             batches = store.stream(
                 seed,
                 epoch,
-                batch_tokens,
+                **batching,
                 view=number,
                 blocks=blocks,
                 features=collator.features(),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from student_train.losses import registry
 from student_train.settings import alignments
@@ -24,11 +24,13 @@ from support.options import (
     at_least,
     check_values,
     default_of,
+    flag_of,
     option,
+    options_of,
     scoped,
 )
 from training.device import resolved_device, resolved_precision
-from training.optimizer import OPTIMIZERS, check_optimizer
+from training.optimizer import ADADELTA_LR, OPTIMIZERS, check_optimizer
 from training.rare_masks import MASK_WORDS
 from training.schedule import SCHEDULES, Schedule
 
@@ -39,6 +41,7 @@ UNFREEZE = "top-down"
 
 STAGE = "stage"  # may differ from one stage to the next
 LENGTH = "length"  # says how long a stage is; one that is given removes the other
+BATCH = "batch"  # says how large a batch is; one that is given removes the other
 COMMAND = "command"  # has no place in a recipe
 ONCE = "once"  # has one value in a sweep
 MACHINE = "machine"  # does not shape the student
@@ -173,12 +176,22 @@ class TrainOptions:
         scope={STAGE, LENGTH},
     )
     batch_tokens: int = option(
-        1024, "Teacher tokens of a batch, padding included.", within=at_least(1), scope={STAGE}
+        1024,
+        "Teacher tokens of a batch, padding included.",
+        within=at_least(1),
+        scope={STAGE, BATCH},
+    )
+    batch_texts: int | None = option(
+        None,
+        "Texts of a batch, instead of --batch-tokens.",
+        within=at_least(1),
+        scope={STAGE, BATCH, NEW},
     )
     accumulate: int = option(1, "Batches of one optimiser step.", within=at_least(1))
     optimizer: str = option(
         "adamw",
-        "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`.",
+        "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`."
+        " adadelta (Zeiler 2012): has no rate of its own.",
         choices=OPTIMIZERS,
         scope={UNNAMED},
     )
@@ -186,7 +199,8 @@ class TrainOptions:
         None,
         "Peak learning rate.",
         within=POSITIVE,
-        told_default="as found with adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003",
+        told_default="as found with adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003; of"
+        " adadelta 1",
         scope={STAGE},
     )
     lr_end: float = option(
@@ -247,12 +261,19 @@ class TrainOptions:
     held_out: float = option(
         0.02, "Share of the store kept for validation; the same for every student.", within=SHARE
     )
-    eval_every: int | None = option(
+    eval_every: int | Literal["epoch"] | None = option(
         None,
-        "Steps between validations.",
+        "Steps between validations, or `epoch`: one after each pass over the store.",
         within=at_least(1),
         told_default="a tenth of all",
         scope={STAGE},
+    )
+    patience: int | None = option(
+        None,
+        "Validations without a better one after which a training, or a stage, ends early.",
+        within=at_least(1),
+        told_default="it takes all steps",
+        scope={STAGE, NEW},
     )
     checkpoint_every: int | None = option(
         None,
@@ -307,10 +328,10 @@ class TrainOptions:
     def _check_together(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise UserError("--steps and --epochs contradict each other: give one")
-        for name, wanted in (("--schedule plateau", self.schedule == "plateau"),
-                             ("--best", self.best)):  # fmt: skip
-            if wanted and not self.held_out:
-                raise UserError(f"{name} and --held-out 0: nothing to validate on")
+        if self.batch_texts and self.batch_tokens != default_of(TrainOptions, "batch_tokens"):
+            raise UserError("--batch-tokens and --batch-texts contradict each other: give one")
+        if (judged := self.judged_by()) and not self.held_out:
+            raise UserError(f"{judged[0]} and --held-out 0: nothing to validate on")
         if self.lr_end and self.schedule == "plateau":
             raise UserError(
                 f"--lr-end {self.lr_end:g} and --schedule plateau: that has no end; use linear or"
@@ -334,9 +355,8 @@ class TrainOptions:
         """Return the options of one stage: its own over those of the training, and `more` over
         both."""
         own = {name: value for name, value in stage.items() if name != "unfreeze"}
-        length = scoped(TrainOptions, LENGTH)
-        other_length = dict.fromkeys(length) if length & own.keys() else {}
-        return replace(self, **{"stages": (), **other_length, **own, **more})
+        others = {name: default_of(TrainOptions, name) for name in ruled_out(own)}
+        return replace(self, **{"stages": (), **others, **own, **more})
 
     @property
     def resolved_pool(self) -> str:
@@ -345,13 +365,36 @@ class TrainOptions:
 
     @property
     def resolved_lr(self) -> float:
-        """Return the peak learning rate: --lr, else the default of the kind of student."""
-        return parse_student(self.student).learning_rate if self.lr is None else self.lr
+        """Return the peak learning rate: --lr, else the default of adadelta, or of the kind of
+        student."""
+        if self.lr is not None:
+            return self.lr
+        if self.optimizer == "adadelta":
+            return ADADELTA_LR
+        return parse_student(self.student).learning_rate
+
+    def judged_by(self) -> list[str]:
+        """Name what validations decide, as the command line spells it; nothing where they only
+        tell."""
+        asked = {
+            "--schedule plateau": self.schedule == "plateau",
+            "--best": self.best,
+            f"--patience {self.patience}": self.patience,
+        }
+        return [spelt for spelt, wanted in asked.items() if wanted]
+
+    @property
+    def batching(self) -> dict[str, Any]:
+        """Return what bounds a batch, as `FeatureStore.stream` takes it."""
+        if self.batch_texts is not None:
+            return {"batch_texts": self.batch_texts}
+        return {"batch_tokens": self.batch_tokens}
 
     def schedule_over(self, steps: int) -> Schedule:
         """Return the course of the learning rate over a stage of so many steps."""
         warmup = round(steps * self.warmup)
-        return Schedule(self.schedule, steps, warmup, end=self.lr_end / self.resolved_lr)
+        end = self.lr_end / self.resolved_lr
+        return Schedule(self.schedule, steps, warmup, end=end, patience=self.patience)
 
     def resolved(self) -> TrainOptions:
         """Decide what depends on the machine, device and precision, and 3 epochs where no length is
@@ -368,11 +411,11 @@ class TrainOptions:
     def describing(self) -> dict[str, Any]:
         """Return all that shapes the student, as JSON: its folder and its machine are left out."""
         apart = scoped(TrainOptions, MACHINE) | {"needs"} | _at_default(self, NEW)
-        stages = [vars(self), *self.stages]
-        if not any(s.get("best") or s.get("schedule") == "plateau" for s in stages):
+        if not any(each.judged_by() for each in (self, *map(self.in_stage, self.stages))):
             apart |= {"eval_every"}  # validations decide nothing
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}
+        resolved |= {"batch_tokens": self.batching.get("batch_tokens")}
         values |= {"loss": dict(self.loss), "stages": [{**stage} for stage in self.stages]}
         lists = {"freeze": list(self.freeze), "others": list(self.others)}
         return {**values, **lists, **resolved}
@@ -389,6 +432,22 @@ class TrainOptions:
     def out_folder(self) -> Path:
         """Return --out, or a folder beside the store named after the settings."""
         return self.out or beside(self.store, "students") / self.name()
+
+
+def ruled_out(given: Collection[str]) -> frozenset[str]:
+    """Name the options that those given rule out: a stage has one length, and a batch one size.
+
+    Raises UserError where two that are given contradict each other.
+    """
+    found = set[str]()
+    for scope in (LENGTH, BATCH):
+        rivals = [name for name, about in options_of(TrainOptions).items() if scope in about.scope]
+        chosen = [name for name in rivals if name in given]
+        if len(chosen) > 1:
+            both = " and ".join(map(flag_of, chosen))
+            raise UserError(f"{both} contradict each other: give one")
+        found |= set(rivals).difference(chosen) if chosen else set()
+    return frozenset(found)
 
 
 def check_stage(stage: Mapping[str, Any], where: str) -> None:

@@ -144,12 +144,12 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: Array) -> 
             f"{wants[0]}: {name} has no gold labels; dump labelled text (teacher-dump"
             " --label-column, or token/tag .tsv), or choose other losses"
         )
-    judged = options.best or options.schedule == "plateau"
+    judged = options.judged_by()
     if judged and of_gold and not has_gold(store, held_out):
         raise UserError(
-            f"{'--best' if options.best else '--schedule plateau'}: none of the sequences of {name}"
-            f" that are held out ({options.held_out:g} of all) has a gold label to judge by; hold"
-            " out more, or dump more labels"
+            f"{judged[0]}: none of the sequences of {name} that are held out"
+            f" ({options.held_out:g} of all) has a gold label to judge by; hold out more, or dump"
+            " more labels"
         )
 
 

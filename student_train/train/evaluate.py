@@ -71,7 +71,7 @@ def held_out(
     batches = store.stream(
         0,
         0,
-        options.batch_tokens,
+        **options.batching,
         view=view,
         blocks=blocks,
         features=collator.features(),

@@ -58,10 +58,15 @@ class Lesson:
         if options.steps:
             return options.steps
         assert options.epochs is not None  # resolved
+        return self.steps_in(number, options.epochs)
+
+    def steps_in(self, number: int, epochs: float = 1.0) -> int:
+        """Count the optimiser steps of so many epochs of a stage, each as long as its first."""
+        options = self.stages[number]
         batches = self.store.batch_count(
-            options.seed, 0, options.batch_tokens, blocks=self._blocks[number]
+            options.seed, 0, **options.batching, blocks=self._blocks[number]
         )
-        return max(1, round(options.epochs * batches / options.accumulate))
+        return max(1, round(epochs * batches / options.accumulate))
 
     def enter(self, number: int) -> None:
         """Begin a stage."""
@@ -78,7 +83,7 @@ class Lesson:
                 self._blocks[self._number],
                 self.options.workers,
                 seed=self.options.seed,
-                batch_tokens=self.options.batch_tokens,
+                **self.options.batching,
                 view=self.options.view,
                 first=first,
                 device=self.device,

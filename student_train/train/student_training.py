@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -110,28 +109,31 @@ class _StudentTraining(Training):
         model = nn.ModuleList(lesson.distiller for lesson in self.lessons)
         super().__init__(model, options.seed, options.clip)
         self.stages = self.lessons[0].stages
-        steps = [self.lessons[0].steps_of(number) for number in range(len(self.stages))]
-        self.ends = list(accumulate(steps))
-        self.steps = self.ends[-1]
+        self.lengths = [self.lessons[0].steps_of(number) for number in range(len(self.stages))]
+        self.steps = sum(self.lengths)
         self.tokens = 0
         self.spent, self.begun = 0.0, time.perf_counter()
         self.validation: dict[str, float] = {}
-        self.enter(0)
+        self.judged_at = -1  # step of the last validation
+        self.enter(0, 0)
         if out is not None and resume:
             self.load(out)
         # A killed run's figures after its last checkpoint are written again.
         purge = self.step + 1 if resume else None
         self.events = EventFile(out / "tensorboard", purge) if out else None
 
-    def enter(self, number: int) -> None:
-        """Begin a stage: its losses, its data, the weights that it trains, a new optimizer."""
+    def enter(self, number: int, first: int) -> None:
+        """Begin a stage at step `first`: its losses, its data, the weights that it trains, a new
+        optimizer."""
         self.number, self.options = number, self.stages[number]
-        self.first, self.last = [0, *self.ends][number], self.ends[number]
-        steps = self.last - self.first
+        steps = self.lengths[number]
+        self.first, self.last = first, first + steps
+        self.steps = first + sum(self.lengths[number:])
         for lesson in self.lessons:
             lesson.enter(number)
         set_frozen(self.model, self.options)
-        self.eval_every = self.options.eval_every or max(1, steps // 10)
+        asked = self.options.eval_every or max(1, steps // 10)
+        self.eval_every = self.lessons[0].steps_in(number) if asked == "epoch" else asked
         self.checkpoint_every = self.options.checkpoint_every or self.eval_every
         self.optimizer = optimizer_of(
             self.model,
@@ -146,7 +148,8 @@ class _StudentTraining(Training):
 
     def leave(self) -> None:
         """End a stage: validate, and go back to its best weights if that was asked for."""
-        self.validation = self.validate()
+        if self.judged_at != self.step:
+            self.validate()
         if self.best is not None:
             self.model.load_state_dict(self.best["weights"])
             self.validation = self.best["found"]
@@ -164,7 +167,7 @@ class _StudentTraining(Training):
         yield from self._stage()
         self.leave()
         for number in range(self.number + 1, len(self.stages)):
-            self.enter(number)
+            self.enter(number, self.step)
             yield from self._stage()
             self.leave()
 
@@ -175,7 +178,7 @@ class _StudentTraining(Training):
         self.model.train()
         count = options.accumulate * len(self.lessons)
         try:
-            while self.step < self.last:
+            while self.step < self.last and not self.schedule.is_over:
                 rate = options.resolved_lr * self.schedule.factor(self.step - self.first)
                 before = self.tokens
                 losses = self.update(rate, self._losses(batches), count)
@@ -195,6 +198,7 @@ class _StudentTraining(Training):
                 yield lesson.loss(batch)
 
     def after(self, losses: Losses, progress: Any) -> None:
+        progress.total = self.steps  # less where a stage has ended early
         progress.set_postfix(loss=f"{losses['loss']:.3f}", refresh=False)
         if self.on_step:
             self.on_step(self.step, losses)
@@ -205,7 +209,7 @@ class _StudentTraining(Training):
     def is_due(self) -> bool:
         return self.step % self.checkpoint_every == 0
 
-    def validate(self) -> dict[str, float]:
+    def validate(self) -> None:
         """Measure the losses of the held-out parts, tell the schedule, keep the best weights."""
         each = [lesson.validate() for lesson in self.lessons]
         found = dict(each[0])
@@ -219,8 +223,8 @@ class _StudentTraining(Training):
                 weights = copy.deepcopy(self.model.state_dict())
                 self.best = {"found": found, "weights": weights}
         self.record(found)
+        self.validation, self.judged_at = found, self.step
         _give_back()
-        return found
 
     def record(self, values: dict[str, float]) -> None:
         if self.out is None or self.events is None:
@@ -236,6 +240,8 @@ class _StudentTraining(Training):
         state = {
             **self.state(),
             "stage": self.number,
+            "first": self.first,
+            "validation": self.validation if self.judged_at == self.step else None,
             "best": self.best,
             "schedule": vars(self.schedule),
             "tokens": self.tokens,
@@ -249,10 +255,13 @@ class _StudentTraining(Training):
         (state, torn), written = load_checkpoint(out / "checkpoints"), 0
         if state is not None:
             with fitting(out / "checkpoints"):
-                self.enter(state["stage"])
+                number = int(state["stage"])
+                self.enter(number, int(state.get("first", sum(self.lengths[:number]))))
                 self.restore(state)
                 self.best = state["best"]
                 self.schedule = Schedule(**state["schedule"])
+                if state.get("validation") is not None:
+                    self.validation, self.judged_at = state["validation"], self.step
                 self.tokens, self.spent = int(state["tokens"]), float(state["seconds"])
                 written = int(state["metrics"])
         passed = f" ({', '.join(path.name for path in torn)} torn: passed over)" if torn else ""

@@ -16,6 +16,16 @@ def test_half_a_wave_by_hand() -> None:
     assert [cosine.factor(step) for step in steps] == pytest.approx(expected)
 
 
+def test_patience_counts_validations_since_the_best() -> None:
+    schedule, endless = Schedule("linear", 100, 0, patience=2), Schedule("plateau", 100, 0)
+    over = []
+    for loss in (3.0, 4.0, 2.0, 2.0, 1.0, 1.5, 1.2):
+        schedule.validated(loss)
+        endless.validated(loss)
+        over.append(schedule.is_over)
+    assert over == [False] * 6 + [True] and not endless.is_over
+
+
 @pytest.mark.parametrize(("kind", "third"), [("linear", 2 / 3), ("cosine", 0.75)])
 def test_both_go_down_to_their_end(kind: str, third: float) -> None:
     schedule = Schedule(kind, 100, 10, end=0.2)

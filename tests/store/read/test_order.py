@@ -32,6 +32,18 @@ def test_batches_hold_each_sequence_once_within_the_budget(
 
 
 @law
+@given(lengths, st.integers(1, 30), st.integers(0, 5))
+def test_batches_counted_in_texts_are_full_but_for_one(sizes: Array, texts: int, seed: int) -> None:
+    for batches in (
+        order.shuffled_batches(sizes, 1, seed, 0, 0, texts),
+        order.plain_batches(sizes, 1, texts),
+    ):
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(sizes)))
+        counts = sorted(map(len, batches), reverse=True)
+        assert counts[:-1] == [texts] * (len(counts) - 1) and 0 < counts[-1] <= texts
+
+
+@law
 @given(lengths, st.integers(1, 60), st.sets(st.integers(0, 200)))
 def test_blocks_are_runs_of_about_their_size(sizes: Array, tokens: int, firsts: set[int]) -> None:
     start = starts(sizes)

@@ -112,6 +112,20 @@ def test_held_out_blocks_are_apart_and_the_same_for_all(store: FeatureStore) -> 
     assert len(split_blocks(store, 0.0)[1]) == 0
 
 
+def test_batches_of_so_many_texts(store: FeatureStore, collator: Collator) -> None:
+    blocks, _ = split_blocks(store, 0.1)
+    rows = sorted(n for begin, end in blocks.tolist() for n in range(begin, end))
+    order: dict[str, Any] = {"seed": 3, "batch_texts": 7}
+    texts = [b.index.tolist() for b in store.stream(3, 0, blocks=blocks, batch_texts=7)]
+    assert sorted(n for batch in texts for n in batch) == rows
+    # Blocks of this store are small: pools grow, so that but the last of each is full.
+    assert sum(len(batch) < 7 for batch in texts) <= 1 + len(blocks) // 56
+    assert len(texts) == store.batch_count(3, 0, blocks=blocks, batch_texts=7)
+    batches = student_batches(store, collator, blocks, view=0, **order)
+    sizes = [len(next(batches).inputs.ids) for _ in texts]
+    assert sizes == [len(batch) for batch in texts]
+
+
 def test_views() -> None:
     assert [view_of(e, Features(views=1), None) for e in range(3)] == [0, 0, 0]
     assert [view_of(e, Features(views=3), None) for e in range(4)] == [1, 2, 1, 2]

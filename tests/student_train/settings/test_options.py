@@ -24,7 +24,7 @@ from support.options import default_of, options_of, scoped
         ({"targets": "some"}, "--targets some: expected one of all, masked"),
         ({"projection": "none"}, "--projection none: expected one of trainable, frozen"),
         ({"precision": "fp16"}, "--precision fp16: expected one of auto, bf16, fp32"),
-        ({"optimizer": "sgd"}, "--optimizer sgd: expected one of adamw, lamb"),
+        ({"optimizer": "sgd"}, "--optimizer sgd: expected one of adamw, lamb, adadelta"),
         ({"device": "toaster"}, "--device toaster: expected auto, cpu, cuda or cuda:N"),
         ({"loss": {"mlm": 0.0}}, "--loss: at least one loss, each with a weight above 0"),
         ({"loss": {"mlm": "1"}}, "--loss: at least one loss, each with a weight above 0"),
@@ -35,6 +35,10 @@ from support.options import default_of, options_of, scoped
         ({"steps": 2.5}, "--steps 2.5: expected a whole number"),
         ({"steps": 0}, "--steps 0: expected at least 1"),
         ({"eval_every": 0}, "--eval-every 0: expected at least 1"),
+        ({"eval_every": "day"}, "--eval-every day: expected a whole number, or epoch"),
+        ({"patience": 0}, "--patience 0: expected at least 1"),
+        ({"patience": 2, "held_out": 0.0}, "--patience 2 and --held-out 0: nothing to validate"),
+        ({"batch_texts": 8, "batch_tokens": 99}, "--batch-tokens and --batch-texts contradict"),
         ({"max_length": 2}, "--max-length 2: expected at least 3: two special tokens"),
         ({"seed": 2**32}, "--seed 4294967296: expected 0 to 4294967295"),
         ({"steps": 1, "epochs": 1.0}, "--steps and --epochs contradict each other"),
@@ -56,11 +60,12 @@ def test_python_is_refused_what_the_command_line_is(changes: dict[str, Any], tol
     ("stage", "told"),
     [
         ({"schedule": "nonsense"}, "stage 2: --schedule nonsense: expected one of linear"),
-        ({"student": "tiny"}, "stage 2: student is no setting of a stage; there are batch_tokens"),
+        ({"student": "tiny"}, "stage 2: student is no setting of a stage; there are batch_texts"),
         ({"unfreeze": "up"}, "stage 2: unfreeze 'up': expected 'top-down'"),
         ({"steps": 1, "epochs": 2.0}, "stage 2: --steps and --epochs contradict"),
         ({"lr": 1e-5}, "stage 2: --lr-end 0.0001: expected at most --lr, here 1e-05"),
         ({"mask_prob": 0.0}, "stage 2: --mask-prob 0: nothing would be masked"),
+        ({"batch_texts": 8, "batch_tokens": 1024}, "stage 2: --batch-tokens and --batch-texts"),
     ],
 )
 def test_a_stage_from_python_is_refused_with_its_number(stage: dict[str, Any], told: str) -> None:
@@ -115,3 +120,18 @@ def test_the_end_of_the_learning_rate_is_a_rate() -> None:
     factor = options.schedule_over(100).factor
     assert [1e-3 * factor(step) for step in (10, 55, 100)] == pytest.approx([1e-3, 5.5e-4, 1e-4])
     assert options.describing()["lr_end"] == 1e-4
+
+
+def test_a_stage_counts_its_batches_in_its_own_way() -> None:
+    stages: tuple[dict[str, Any], ...] = ({"batch_texts": 8}, {"batch_tokens": 99}, {})
+    options = TrainOptions(store="a.zarr", stages=stages, batch_texts=4)
+    found = [options.in_stage(stage).batching for stage in stages]
+    assert found == [{"batch_texts": 8}, {"batch_tokens": 99}, {"batch_texts": 4}]
+    told = options.describing()
+    assert (told["batch_texts"], told["batch_tokens"]) == (4, None)
+    assert "of 4 x 1 texts in each stage" in describe(options.resolved())
+
+
+def test_adadelta_has_a_rate_of_one() -> None:
+    plain = TrainOptions(store="a.zarr", optimizer="adadelta")
+    assert plain.resolved_lr == 1.0 and replace(plain, lr=0.5).resolved_lr == 0.5

@@ -1,8 +1,10 @@
-"""LAMB: the paper's step, the same training after a stop, and what is told without its package."""
+"""LAMB and Adadelta: the papers' steps, the same training after a stop, and what is told without
+LAMB's package."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -44,9 +46,28 @@ def test_steps_are_those_of_the_paper() -> None:
     check_steps(made, model, BETAS, 0.3)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_steps_of_adadelta_are_those_of_the_paper() -> None:
+    """Zeiler 2012, algorithm 1, by hand: averages of squared gradients and of squared steps."""
+    weight = nn.Parameter(torch.tensor([[3.0]]))
+    made = optimizer_of(nn.ParameterList([weight]), "adadelta", lr=1.0, weight_decay=0.0,
+                        betas=BETAS)  # fmt: skip
+    gradients = steps = 0.0
+    place = 3.0
+    for gradient in (2.0, -1.0, 0.5):
+        weight.grad = torch.tensor([[gradient]])
+        made.step()
+        gradients = 0.95 * gradients + 0.05 * gradient**2
+        step = -math.sqrt(steps + 1e-6) / math.sqrt(gradients + 1e-6) * gradient
+        steps = 0.95 * steps + 0.05 * step**2
+        place += step
+        assert weight.item() == pytest.approx(place, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision"), [("lamb", "fp32"), ("lamb", "bf16"), ("adadelta", "fp32")]
+)
 def test_a_stopped_training_goes_on_as_if_it_had_not_been(
-    store: FeatureStore, tmp_path: Path, precision: str
+    store: FeatureStore, tmp_path: Path, optimizer: str, precision: str
 ) -> None:
     class Killed(BaseException):
         pass
@@ -55,7 +76,10 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
         if step > 3:
             raise Killed
 
-    options = options_for(store, checkpoint_every=1, precision=precision)
+    options = options_for(
+        store, checkpoint_every=1, precision=precision, optimizer=optimizer,
+        lr=1.0 if optimizer == "adadelta" else 1e-2,
+    )  # fmt: skip
     straight, collator, _ = prepare(options, store)
     before = {name: value.clone() for name, value in straight.state_dict().items()}
     losses: list[float] = []

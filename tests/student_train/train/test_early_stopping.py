@@ -1,0 +1,107 @@
+"""Validation once an epoch, and stages that end early; the same after a stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from store import FeatureStore
+from student_train.cli import main
+from student_train.data.stream import split_blocks
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.student_training import METRICS, train
+from tests.end_to_end.support import ok, refused, says
+
+AWAY = 0.3  # a rate that drives a student away from what it had learnt
+STAGES: tuple[dict[str, Any], ...] = (
+    {"lr": AWAY, "patience": 2, "eval_every": 2, "steps": 40},
+    {"loss": {"hidden": 1.0}, "steps": 4},
+)
+
+
+class Killed(BaseException):
+    pass
+
+
+def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
+    plain: dict[str, Any] = {
+        "vocab": "400", "student": "16x2x2", "batch_tokens": 512, "loss": {"mlm": 1.0}, "clip": 50,
+        "warmup": 0.0, "device": "cpu", "precision": "fp32",
+    }  # fmt: skip
+    return TrainOptions(store=store.path, **plain | changes).resolved()
+
+
+def validations(out: Path) -> dict[int, float]:
+    """Validation losses by step; each step has one."""
+    rows = map(json.loads, (out / METRICS).read_text().splitlines())
+    found = [(row["step"], row["valid_loss"]) for row in rows if "valid_loss" in row]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def test_a_stage_ends_when_patience_does_and_the_next_begins(
+    store: FeatureStore, tmp_path: Path
+) -> None:
+    options = options_for(store, stages=STAGES)
+    student, collator, _ = prepare(options, store)
+    trained = train(store, student, collator, options, tmp_path)
+    first = list(validations(tmp_path).items())[: -len(range(1, 5))]
+    steps, losses = zip(*first, strict=True)
+    best = losses.index(min(losses))
+    assert len(losses) == best + 3 < 20  # two more after the best
+    assert steps[-1] == 2 * len(losses) and trained.steps == steps[-1] + 4
+
+
+@pytest.mark.parametrize("later", [-1, 0, 2])
+def test_a_stop_about_the_early_end_changes_nothing(
+    store: FeatureStore, tmp_path: Path, later: int
+) -> None:
+    options = options_for(store, stages=STAGES, checkpoint_every=1)
+    whole, collator, _ = prepare(options, store)
+    straight = tmp_path / "straight"
+    straight.mkdir()
+    trained = train(store, whole, collator, options, straight)
+    stop_at = trained.steps - 4 + later
+
+    def killed(step: int, found: dict[str, float]) -> None:
+        if step > stop_at:
+            raise Killed
+
+    torn, again = tmp_path / "torn", prepare(options, store)[0]
+    torn.mkdir()
+    with pytest.raises(Killed):
+        train(store, prepare(options, store)[0], collator, options, torn, on_step=killed)
+    resumed = train(store, again, collator, options, torn, resume=True)
+    assert resumed.steps == trained.steps and resumed.validation == trained.validation
+    assert validations(torn) == validations(straight)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_validation_once_an_epoch(store: FeatureStore, tmp_path: Path) -> None:
+    options = options_for(store, eval_every="epoch", epochs=3.0, batch_tokens=1024,
+                          batch_texts=9, accumulate=2)  # fmt: skip
+    student, collator, _ = prepare(options, store)
+    train(store, student, collator, options, tmp_path)
+    blocks, _ = split_blocks(store, options.held_out)
+    epoch = store.batch_count(0, 0, blocks=blocks, batch_texts=9) / 2
+    assert list(validations(tmp_path)) == [round(epoch), 2 * round(epoch), round(3 * epoch)]
+
+
+def test_from_the_command_line(store: FeatureStore, tmp_path: Path) -> None:
+    words = ("--store", store.path, "--vocab", 400, "--student", "16x2x2", "--device", "cpu")
+    length = ("--steps", 2, "--eval-every", "epoch", "--patience", 3, "--best")
+    said = ok(main, *words, *length, "--batch-texts", 8, "--optimizer", "adadelta",
+              "--out", tmp_path / "a")  # fmt: skip
+    assert "2 steps of 8 x 1 texts, adadelta, lr 1 linear" in said
+    told = json.loads((tmp_path / "a/training.json").read_text())["settings"]
+    kept = {"batch_texts": 8, "eval_every": "epoch", "patience": 3, "batch_tokens": None}
+    assert told.items() >= kept.items()
+    both = (*words, "--batch-texts", 8, "--batch-tokens", 1024, "--out", tmp_path / "b")
+    says(refused(main, *both), "--batch-tokens and --batch-texts contradict", "give one")
+    says(refused(main, *words, "--eval-every", "never"), "--eval-every", "never")
