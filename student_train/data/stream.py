@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -87,6 +88,25 @@ def view_of(epoch: int, features: Features, asked: int | None) -> int:
         return asked
     masked = 0 if features.task else features.views - 1
     return 1 + epoch % masked if masked else 0
+
+
+def told_of_masks(features: Features, asked: int | None, epochs: float) -> str:
+    """Tell in a line which masked views so many epochs read and whether their masks come again; ""
+    where the student draws masks of its own (view 0), as it does anew each time."""
+    count = math.ceil(epochs)
+    read = [view_of(epoch, features, asked) for epoch in range(min(count, features.views))]
+    if not read or read[0] == 0:
+        return ""
+    different = len(set(read))
+    if different == count:
+        return f"a masked view an epoch, {', '.join(map(str, read))}: new masks each epoch"
+    masked = f"views {', '.join(map(str, sorted(set(read))))} in turn, a view an epoch"
+    if different == 1:
+        masked = f"view {read[0]} in each epoch"
+    return (
+        f"masked {masked}: {count} epochs read {different} masks of each text; for new masks each"
+        f" epoch dump with --views {count + 1}"
+    )
 
 
 def student_batches(

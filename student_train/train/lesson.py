@@ -14,7 +14,7 @@ from student_train.data.batch import StudentBatch
 from student_train.data.cache import source_of
 from student_train.data.collator import Collator
 from student_train.data.joined import joined
-from student_train.data.stream import chosen_blocks, loaded, split_blocks
+from student_train.data.stream import chosen_blocks, loaded, split_blocks, told_of_masks
 from student_train.settings.options import TrainOptions
 from student_train.settings.stages import stages_of
 from student_train.train.distiller import Distiller
@@ -62,11 +62,19 @@ class Lesson:
 
     def steps_in(self, number: int, epochs: float = 1.0) -> int:
         """Count the optimiser steps of so many epochs of a stage, each as long as its first."""
+        return max(1, round(epochs * self._batches_of(number) / self.stages[number].accumulate))
+
+    def _batches_of(self, number: int) -> int:
         options = self.stages[number]
-        batches = self.store.batch_count(
+        return self.store.batch_count(
             options.seed, 0, **options.batching, blocks=self._blocks[number]
         )
-        return max(1, round(epochs * batches / options.accumulate))
+
+    def told_of_masks(self, steps: int) -> str:
+        """Tell which masked views the stage reads in so many steps; see `stream.told_of_masks`."""
+        batches = self._batches_of(self._number)
+        epochs = round(steps * self.options.accumulate / batches, 2)  # what was rounded to steps
+        return told_of_masks(self.store.features, self.options.view, epochs)
 
     def enter(self, number: int) -> None:
         """Begin a stage."""

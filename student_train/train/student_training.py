@@ -173,6 +173,11 @@ class _StudentTraining(Training):
 
     def _stage(self) -> Iterator[Losses]:
         options = self.options
+        for line in dict.fromkeys(
+            lesson.told_of_masks(self.last - self.first) for lesson in self.lessons
+        ):
+            if line:
+                self.say(f"masks     {line}")
         first = (self.step - self.first) * options.accumulate
         batches = [lesson.batches(first) for lesson in self.lessons]
         self.model.train()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,16 @@ import pytest
 import torch
 
 from align import Tokens
-from store import Features, FeatureStore, TaskSpec
+from store import Features, FeatureStore, TaskSpec, open_store
 from student_train.data.batch import Inputs
 from student_train.data.collator import Collator
 from student_train.data.masking import IGNORED, MASK, RANDOM, Masker
-from student_train.data.stream import loaded, split_blocks, student_batches, view_of
+from student_train.data.stream import loaded, split_blocks, student_batches, told_of_masks, view_of
 from student_train.data.token_cache import tokenize
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from support.spans import covering_spans_of_texts
+from tests.end_to_end.support import dumped, write_corpus
 from training.schedule import PATIENCE, Schedule
 
 
@@ -130,6 +133,16 @@ def test_views() -> None:
     assert [view_of(e, Features(views=1), None) for e in range(3)] == [0, 0, 0]
     assert [view_of(e, Features(views=3), None) for e in range(4)] == [1, 2, 1, 2]
     assert view_of(5, Features(views=3), 0) == 0
+    assert told_of_masks(Features(views=4), None, 3) == (
+        "a masked view an epoch, 1, 2, 3: new masks each epoch"
+    )
+    told = told_of_masks(Features(views=3), None, 2.5)
+    assert "views 1, 2 in turn, a view an epoch: 3 epochs read 2 masks of each text" in told
+    assert told.endswith("dump with --views 4")
+    assert "view 1 in each epoch: 3 epochs read 1 mask" in told_of_masks(Features(views=2), None, 3)
+    assert "view 2 in each epoch" in told_of_masks(Features(views=3), 2, 3)
+    assert told_of_masks(Features(views=2), None, 0.3).endswith("new masks each epoch")
+    assert not told_of_masks(Features(views=1), None, 3) + told_of_masks(Features(views=3), 0, 3)
     task = TaskSpec("tagging", ("O",))
     assert view_of(5, Features(views=3, task=task), None) == 0
 
@@ -165,3 +178,41 @@ def test_learning_rates() -> None:
     assert plateau.factor(50) == 0.5
     plateau.validated(1.0)
     assert plateau.factor(99) == 0.5 and plateau.best == 1.0
+
+
+def test_each_epoch_reads_the_masks_of_its_view(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    """The masks of a view are those of (seed, view): a dump with fewer views has the same ones."""
+    corpus = write_corpus(tmp_path / "corpus.txt", 8)
+    small: dict[str, Any] = {"hidden": "none", "attention": "none"}
+    two, four = (
+        open_store(dumped(tiny_teacher("bert"), corpus, tmp_path / f"{n}.zarr", views=n, **small))
+        for n in (2, 4)
+    )
+    masks = [_masks(four, view) for view in (1, 2, 3)]
+    assert _masks(two, 1) == masks[0]
+    assert masks[0] != masks[1] != masks[2] != masks[0]
+    options = TrainOptions(
+        store=four.path, vocab="200", student="16x1x2", loss={"mlm": 1.0}, device="cpu",
+        precision="fp32", batch_tokens=10**6,
+    ).resolved()  # fmt: skip
+    maker = prepare(options, four)[1]
+    batches = student_batches(
+        four, maker, four.blocks(), seed=3, batch_tokens=10**6, view=None
+    )  # a batch is an epoch
+    for view in (1, 2, 3, 1):
+        batch = next(batches)
+        read = next(iter(four.stream(3, 0, 10**6, view=view, shuffle=False, features=())))
+        native = maker.masker.stored(maker._native(read), read.spans, read.spans_start, (0,))
+        assert len(batch.labels) == (native.labels != IGNORED).sum()
+        assert sorted(batch.labels.tolist()) == sorted(
+            native.labels[native.labels != IGNORED].tolist()
+        )
+
+
+def _masks(store: FeatureStore, view: int) -> list[list[list[int]]]:
+    return [
+        batch.spans.tolist()
+        for batch in store.stream(0, 0, 10**6, view=view, shuffle=False, features=())
+    ]
