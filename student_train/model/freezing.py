@@ -38,7 +38,8 @@ def check_frozen(options: TrainOptions, shape: Shape) -> None:
     positions = {"positions"} if shape.positions == "learnt" else set()
     types = {"types"} if shape.token_types else set()
     parts = {"embeddings", "words", "head", *layers, *positions, *types}
-    rotary = {"positions"} if shape.positions == "rotary" else set()  # never trained
+    # What a rotary student lacks, one need not let move.
+    rotary = {"positions", "types"} if shape.positions == "rotary" else set()
     if missing := sorted(set(options.freeze) - {*parts, *rotary, "layers", "projection"}):
         raise UserError(
             f"--freeze {missing[0]}: a student {options.student} has no such part; it has"

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_name("recipes")
 MAX_BYTES = 2**20
 KEYS = {"source", "needs", "options", "recipes"}
 OF_RECIPE = {"about", "needs", "options", "stages"}
-NEEDS = {"stores": int, "masked": bool, "hidden": str, "attention": str}
+NEEDS = {"stores": int, "masked": bool, "hidden": str, "attention": str, "model": bool}
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Recipe:
 
     needs: what the stores must have. `stores` is their number. `masked` asks for masked views.
     `hidden` and `attention` tell how these were dumped: `mean`, `groups:N`, or `layer:I`, which
-    stands for any one layer.
+    stands for any one layer. `model` asks for the folder of a third model that the layers come
+    from.
     """
 
     name: str

@@ -58,6 +58,11 @@ def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
         raise UserError(
             f"--recipe {needs['recipe']} learns from {count} teachers; give --store {count} times"
         )
+    if needs.get("model") and options.init.startswith("layers:") and "@" not in options.init:
+        raise UserError(
+            f"--recipe {needs['recipe']} starts from layers of the model that taught its teachers;"
+            f" give --init {options.init}@DIR, DIR the folder of that model"
+        )
     for store in stores:
         if needs.get("masked") and options.view is None and store.features.views == 1:
             raise UserError(

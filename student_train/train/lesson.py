@@ -72,8 +72,9 @@ class Lesson:
 
     def told_of_masks(self, steps: int) -> str:
         """Tell which masked views the stage reads in so many steps; see `stream.told_of_masks`."""
-        batches = self._batches_of(self._number)
-        epochs = round(steps * self.options.accumulate / batches, 2)  # what was rounded to steps
+        epochs = self.options.epochs
+        if self.options.steps or epochs is None:
+            epochs = steps * self.options.accumulate / self._batches_of(self._number)
         return told_of_masks(self.store.features, self.options.view, epochs)
 
     def enter(self, number: int) -> None:

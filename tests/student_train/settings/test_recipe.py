@@ -69,7 +69,7 @@ def test_a_student_as_wide_as_its_teacher(
 ) -> None:
     corpus, settings = write_corpus(tmp_path / "a.txt", 3), {"logits": None, "text_only": True}
     store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.zarr", **settings)
-    given = {"store": (str(store),), "recipe": "slovakbert-6"}
+    given = {"store": (str(store),), "recipe": "slovakbert-1"}
     assert options_from(given).student == f"{its}32x6x4"
     options = options_from({**given, "student": "teacher:2"})
     assert options.student == f"{its}32x2x4"
