@@ -30,7 +30,7 @@ class Folder:
     def check(self, name: str, limit: int | None = None) -> None:
         """Raise StoreError if `name` exists and is not an ordinary file (of at most `limit` bytes)
         inside the folder."""
-        self._enter(name.rpartition("/")[0])
+        self.enter(name.rpartition("/")[0])
         path = os.path.join(self.root, name)
         try:
             found = os.lstat(path)
@@ -46,12 +46,12 @@ class Folder:
         if limit is not None and found.st_size > limit:
             raise StoreError(f"{self.root}: {name} is larger than {limit:,} bytes")
 
-    def _enter(self, folder: str) -> None:
+    def enter(self, folder: str) -> None:
         """Raise StoreError if the path of a folder leads out of the store."""
         if folder in self._inside:
             return
         parent, _, last = folder.rpartition("/")
-        self._enter(parent)
+        self.enter(parent)
         if last == ".." or os.path.isabs(folder) or os.path.islink(os.path.join(self.root, folder)):
             self._check_link(folder)
         self._inside.add(folder)

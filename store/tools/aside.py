@@ -45,8 +45,11 @@ class Aside:
             self.move(path)
 
     def _leads_out(self, path: Path) -> bool:
-        inside = path != self._store and path.is_symlink()
-        return inside and not path.resolve().is_relative_to(self._real)
+        """Tell whether a path is a link out of the store, or to nothing, such as to itself."""
+        if path == self._store or not path.is_symlink():
+            return False
+        real = Path(os.path.realpath(path))  # pathlib's resolve raises RuntimeError for a circle
+        return not path.exists() or not real.is_relative_to(self._real)
 
     def keep(self, path: Path) -> None:
         """Keep a file that is replaced in one step: by a link, or a copy where links cannot be."""

@@ -161,7 +161,11 @@ def _altered_parts(store: FeatureStore) -> Iterator[Problem]:
     shapes, there = PartShapes(store.features), set[str]()
     for _ in fetches(store.source.remote):  # a listing may be altered on the way as well
         if any(str(part.number) not in there for part in store.manifest.parts):
-            there.update(store.source.members("parts"))
+            try:
+                there.update(store.source.members("parts"))
+            except StoreError as error:
+                yield Problem(f"group parts: {without_remedy(error)}", group="parts")
+                break
     for part in store.manifest.parts:
         group = f"parts/{part.number}"
         if str(part.number) not in there:

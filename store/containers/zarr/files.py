@@ -55,6 +55,7 @@ class LocalFiles:
         return (self._root / name).stat().st_size
 
     def members(self, group: str) -> list[str]:
+        self._folder.enter(group)
         return os.listdir(self._root / group)
 
     def all(self) -> set[str]:

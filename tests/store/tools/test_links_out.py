@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from store import StoreWriter
 from store.tools.repair import repair
+from store.tools.verify import verify
 from support.errors import UserError
 from tests.store.tools.test_repair import contents
 
@@ -32,6 +35,29 @@ def test_zarr(tmp_path: Path, copy: Copy, place: str) -> None:
     with suppress(UserError):  # where nothing is left
         repair(path)
     assert contents(tmp_path / "outside/any") == before
+
+
+def test_parts_elsewhere_are_not_listed(
+    tmp_path: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copy("zarr")
+    (path / "parts").rename(tmp_path / "moved")
+    (path / "parts").symlink_to(tmp_path / "moved")
+    listed: list[str] = []
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda at=".": listed.append(str(at)) or real(at))
+    found = verify(path).problems
+    assert any("parts is a link out of the store" in line for line in found)
+    assert any("part 0: cannot be opened" in line for line in found)
+    assert not any(str(at).endswith("parts") for at in listed)
+
+
+def test_a_link_to_itself(copy: Copy) -> None:
+    path = copy("zarr")
+    shutil.rmtree(path / "calibration")
+    (path / "calibration").symlink_to("calibration")
+    _, report = repair(path)
+    assert report.aside is not None and (report.aside / path.name / "calibration").is_symlink()
 
 
 @pytest.mark.parametrize("state", ["sealed", "writing"])
