@@ -224,7 +224,9 @@ def in_process(folder: Path, ext: str, seed: int, count: int) -> dict[str, Any]:
         last = min(first + BATCH, count)
         words = map(str, (folder, ext, seed, first, last))
         process = [sys.executable, "-m", "benchmarks.integrity.forgery", "--one", *words]
-        where = {**os.environ, "PYTHONFAULTHANDLER": "1"}  # tells where it crashed
+        # The first tells where it crashed. Without the second each thread takes 64 MB of address
+        # space, which is what the limit is of.
+        where = {**os.environ, "PYTHONFAULTHANDLER": "1", "MALLOC_ARENA_MAX": "2"}
         done = subprocess.run(process, capture_output=True, text=True, errors="replace", env=where)
         found = json.loads((done.stdout.splitlines() or ["{}"])[-1])
         if done.returncode or "wrong" not in found:
