@@ -9,13 +9,15 @@ import click
 from support.console import CONTEXT, command_errors, counted
 from support.options import click_option, click_options, options_of, read_words, scoped
 from teacher_dump.job.options import ALONE
-from teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
+from teacher_dump.mixed_vocab.options import RECIPES, MixedVocabOptions, StageOneDump
 
 HELP = """Train a student's word embeddings within a masked-LM teacher, and keep them in a store.
 
 The teacher goes on training on text whose words are segmented at random by its own vocabulary or
 by the student's (Zhao et al. 2021). The student starts from what came of it, with no teacher:
 student-train --store OUT --init mixed-vocab --loss mlm=1.
+
+--recipe sets the options that Zhao et al. published, but for those that are given.
 
 A training that was stopped goes on where it was: type the same command again.
 """
@@ -27,6 +29,11 @@ def _parameters() -> list[click.Parameter]:
     first = ("model", "out", "corpus", "text_column")
     return [
         *(click_option(StageOneDump, name) for name in first),
+        click.Option(
+            ["--recipe"],
+            type=click.Choice(tuple(RECIPES)),
+            help="Options as published; student-train has the recipe of stage II by that name.",
+        ),
         *click_options(MixedVocabOptions),
         *(click_option(StageOneDump, name) for name in shared if name not in first),
     ]
@@ -39,9 +46,13 @@ def _parameters() -> list[click.Parameter]:
     context_settings=CONTEXT,
     params=_parameters(),
 )
+@click.pass_context
 @command_errors
-def mixed_vocab(**given: Any) -> None:
+def mixed_vocab(context: click.Context, /, recipe: str | None, **given: Any) -> None:
     """Train a student's word embeddings within a masked-LM teacher."""
+    for name, value in RECIPES.get(recipe or "", {}).items():
+        if context.get_parameter_source(name) == click.core.ParameterSource.DEFAULT:
+            given[name] = value
     own = {name: given.pop(name) for name in options_of(MixedVocabOptions)}
     asked = StageOneDump(**read_words(StageOneDump, given))
     options = MixedVocabOptions(asked, **own)

@@ -28,7 +28,6 @@ from training.optimizer import optimizer_of
 from training.schedule import Schedule
 
 LINES = 20  # lines of losses that a training prints
-WARMUP = 0.05
 WEIGHT_DECAY = 0.01
 CLIP = 1.0
 BETAS = (0.9, 0.999)
@@ -48,6 +47,8 @@ class Course:
     precision: str
     checkpoint_every: int
     begun: dict[str, Any]
+    warmup: float = 0.05
+    accumulate: int = 1
 
     @staticmethod
     def of(options: MixedVocabOptions, begun: dict[str, Any]) -> Course:
@@ -60,6 +61,8 @@ class Course:
             options.dump.precision,
             options.checkpoint_every,
             begun,
+            options.warmup,
+            options.accumulate,
         )
 
 
@@ -105,7 +108,7 @@ class _EmbeddingTraining(Training):
         self.mixer, self.course, self.say = mixer, course, say
         self.checkpoint, self.device = checkpoint, device
         self.steps = course.steps
-        self.schedule = Schedule("linear", self.steps, round(WARMUP * self.steps))
+        self.schedule = Schedule("linear", self.steps, round(course.warmup * self.steps))
         self.optimizer = optimizer_of(
             model, course.optimizer, lr=course.lr, weight_decay=WEIGHT_DECAY, betas=BETAS
         )
@@ -113,11 +116,14 @@ class _EmbeddingTraining(Training):
 
     def updates(self) -> Iterator[Losses]:
         self.since = time.perf_counter()
-        for batch in islice(self.mixer.batches(self.step), self.steps - self.step):
+        count = self.course.accumulate
+        batches = self.mixer.batches(self.step * count)
+        while self.step < self.steps:
             rate = self.course.lr * self.schedule.factor(self.step)
-            yield self.update(rate, self._losses(batch.to(self.device)))
+            some = (batch.to(self.device) for batch in islice(batches, count))
+            yield self.update(rate, map(self._losses, some), count)
 
-    def _losses(self, batch: Batch) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    def _losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the mean loss of a batch, and the sums and counts of the printed lines."""
         narrow = self.course.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
@@ -130,10 +136,11 @@ class _EmbeddingTraining(Training):
             "student_pieces": own,
             "tokens": batch.present.sum(),
         }
-        yield sums.sum() / max(1, len(batch.labels)), parts
+        return sums.sum() / max(1, len(batch.labels)), parts
 
     def after(self, losses: Losses, progress: Any) -> None:
         for name, value in losses.items():
+            value *= self.course.accumulate  # a sum over the step's batches, as the counts are
             self.sums[name] = self.sums.get(name, 0.0) + value
         if self.step % max(1, self.steps // LINES) == 0 or self.step == self.steps:
             progress.clear()

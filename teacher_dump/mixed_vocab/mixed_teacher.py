@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from support.arrays import Array
 from support.errors import UserError
 from teacher_dump.mixed_vocab.segmentation import Batch
 from teacher_dump.teacher.teacher import Teacher
@@ -23,11 +24,21 @@ class MixedTeacher(nn.Module):
     every piece and changes no probability. The softmax is therefore that of h over the projected
     embeddings x_i, and also that of Wᵀh, the state projected back, over the embeddings e_i.
 
+    `same` int64 [teacher's pieces] ties pieces that both vocabularies have: it holds the student's
+    id of each of the teacher's, or -1. The projected embedding of a tied piece takes the place of
+    the teacher's own, where it is read and, if the teacher's output embeddings are its words, where
+    it is predicted (Zhao et al. 2021, section 6). The source does not tell how the embeddings start
+    then: here from the best approximation of the teacher's, their main directions.
+
     Raises UserError for a student wider than the teacher's words, and for a head whose input has
     another width than the words.
     """
 
-    def __init__(self, teacher: Teacher, pieces: int, width: int, seed: int) -> None:
+    same: torch.Tensor
+
+    def __init__(
+        self, teacher: Teacher, pieces: int, width: int, seed: int, same: Array | None = None
+    ) -> None:
         super().__init__()
         assert teacher.decoder is not None  # loaded with --head mlm
         self.network: Any = teacher.model
@@ -49,7 +60,14 @@ class MixedTeacher(nn.Module):
         self.bias = nn.Parameter(teacher.decoder.bias.clone())
         self.student, self.up = nn.Embedding(pieces, width), nn.Linear(width, wide)
         self.student_bias = nn.Parameter(torch.zeros(pieces))
+        ids = torch.full((len(words.weight),), -1)
+        if same is not None:
+            ids[: len(same)] = torch.from_numpy(same.astype("int64"))
+        self.register_buffer("same", ids, persistent=False)
+        self._one_output = tied and same is not None
         self._start(words.weight.detach(), seed)
+        if same is not None:
+            self._start_tied(words.weight.detach(), seed)
 
     @torch.no_grad()
     def _start(self, words: torch.Tensor, seed: int) -> None:
@@ -61,15 +79,52 @@ class MixedTeacher(nn.Module):
         self.up.weight.normal_(0, width**-0.5, generator=chance)
         self.up.bias.copy_(mean)
 
+    @torch.no_grad()
+    def _start_tied(self, words: torch.Tensor, seed: int) -> None:
+        """Take the embeddings of tied pieces from the main directions of the teacher's, and draw
+        the others with the deviations of these."""
+        rows, ids = self._tied()
+        shared = words[rows]
+        mean = shared.mean(0)
+        _, directions = torch.linalg.eigh((shared - mean).T @ (shared - mean))
+        main = directions.flip(1)[:, : self.student.weight.shape[1]]
+        narrow = (shared - mean) @ main
+        chance = torch.Generator().manual_seed(seed)
+        self.student.weight.normal_(generator=chance).mul_(narrow.std(0))
+        self.student.weight[ids] = narrow
+        self.up.weight.copy_(main)
+        self.up.bias.copy_(mean)
+
+    def _tied(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the teacher's ids of tied pieces and the student's."""
+        rows = (self.same >= 0).nonzero().flatten()
+        return rows, self.same[rows]
+
+    def _words(self, batch: Batch) -> torch.Tensor:
+        """Embed the pieces of both vocabularies [B,L,D]."""
+        ids = batch.ids.masked_fill(batch.own, 0)
+        words: torch.Tensor = self.network.get_input_embeddings()(ids)
+        same = self.same[ids]
+        projected = batch.own | (same >= 0)
+        own = torch.where(batch.own, batch.ids, same)[projected]
+        return words.masked_scatter(
+            projected[..., None], self.up(self.student(own)).to(words.dtype)
+        )
+
+    def _outputs(self) -> torch.Tensor:
+        """Return the teacher's output embeddings [V,D]."""
+        if not self._one_output:
+            return self.weight
+        rows, ids = self._tied()
+        return self.weight.index_copy(0, rows, self.up(self.student(ids)).to(self.weight.dtype))
+
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return summed cross-entropies in nats of the masked pieces: teacher's and student's."""
-        words = self.network.get_input_embeddings()(batch.ids.masked_fill(batch.own, 0))
-        projected = self.up(self.student(batch.ids[batch.own])).to(words.dtype)
-        words = words.masked_scatter(batch.own[..., None], projected)
+        words = self._words(batch)
         states = self.network(inputs_embeds=words, attention_mask=batch.present.long()).logits
         states = states.flatten(0, 1)[batch.rows]
         own = batch.labels_own
-        logits = functional.linear(states[~own], self.weight, self.bias)
+        logits = functional.linear(states[~own], self._outputs(), self.bias)
         narrow = functional.linear(states[own], self.up.weight.T)
         own_logits = functional.linear(narrow, self.student.weight, self.student_bias)
         return _summed(logits, batch.labels[~own]), _summed(own_logits, batch.labels[own])

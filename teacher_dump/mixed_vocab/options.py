@@ -9,6 +9,7 @@ from typing import Any
 from support.errors import UserError
 from support.options import (
     INNER_SHARE,
+    SHARE,
     Range,
     again,
     at_least,
@@ -21,6 +22,7 @@ from support.options import (
 from teacher_dump.job.options import ALONE, DumpOptions
 from training.optimizer import OPTIMIZERS, check_optimizer
 
+LATER = ("warmup", "accumulate", "tie")  # came after the first stores, which do not tell them
 RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=True)
 
 
@@ -66,6 +68,28 @@ class StageOneDump(DumpOptions):
                 )
 
 
+# Zhao et al. 2021, section 4: 500K steps of 2,048 sequences of 128 tokens, here 32 batches of 8,192
+# tokens; LAMB at 1.25e-3 with 10 % warm-up; half of the words by the student's 5K pieces. The
+# widths are 256, and 96 and 192 for SNIPS: --width. The decay after warm-up is BERT's.
+_PUBLISHED: dict[str, Any] = {
+    "vocab": "5k",
+    "steps": 500_000,
+    "optimizer": "lamb",
+    "lr": 1.25e-3,
+    "warmup": 0.1,
+    "batch_tokens": 8192,
+    "accumulate": 32,
+    "max_length": 128,
+    "student_share": 0.5,
+    "mask_prob": 0.15,  # at most 20 of 128
+}
+RECIPES: dict[str, dict[str, Any]] = {
+    "zhao-mixed": {**_PUBLISHED, "tie": False},
+    "zhao-tied": {**_PUBLISHED, "tie": True},  # section 6, alternative vocabulary pruning
+}
+"""Published settings of stage I, by the name of the recipe of `student-train` that goes on."""
+
+
 @dataclass(frozen=True)
 class MixedVocabOptions:
     """Options of the training of the student's embeddings.
@@ -82,7 +106,9 @@ class MixedVocabOptions:
         0, "Width of the student and its word embeddings.", required=True, within=at_least(1)
     )
     steps: int = option(2000, "Optimizer steps.", within=at_least(1))
-    lr: float = option(1e-4, "Peak learning rate: 5 % warm-up, then linear to 0.", within=RATE)
+    lr: float = option(1e-4, "Peak learning rate, from which it falls to 0.", within=RATE)
+    warmup: float = option(0.05, "Share of the steps.", within=SHARE)
+    accumulate: int = option(1, "Batches of one optimizer step.", within=at_least(1))
     student_share: float = option(
         0.5, "Share of words segmented by the student's vocabulary.", within=INNER_SHARE
     )
@@ -97,6 +123,9 @@ class MixedVocabOptions:
         choices=OPTIMIZERS,
         check=check_optimizer,
     )
+    tie: bool = option(
+        False, "Pieces that both vocabularies have share an embedding: the student's, projected."
+    )
     checkpoint_every: int = option(500, "Steps between checkpoints.", within=at_least(1))
 
     def __post_init__(self) -> None:
@@ -110,6 +139,9 @@ class MixedVocabOptions:
         """Return as JSON what decides the embeddings, beside teacher and text."""
         own = {key: value for key, value in asdict(self).items() if key != "dump"}
         del own["checkpoint_every"]
+        for key in LATER:
+            if own[key] == default_of(MixedVocabOptions, key):
+                del own[key]
         shared = {key: getattr(self.dump, key) for key in ("batch_tokens", "seed", "precision")}
         return {**own, **shared}
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from store import StoreWriter, open_store
 from store.extras.mixed_vocab import MixedVocab
+from support.arrays import Array
 from support.differences import check_same, differences
 from support.errors import UserError
 from support.signals import Stop, stoppable
@@ -103,8 +107,12 @@ def _trained(
         return (window.text for window in itertools.chain.from_iterable(parts))
 
     tokenizer = student_tokenizer(options.vocab, texts(), teacher)
-    network = MixedTeacher(teacher, len(tokenizer), options.width, asked.seed)
+    same = shared_pieces(teacher.tokenizer, tokenizer) if options.tie else None
+    network = MixedTeacher(teacher, len(tokenizer), options.width, asked.seed, same)
     _tell(options, len(tokenizer), len(teacher.tokenizer), network.weight.shape[1], say)
+    if same is not None:
+        tied = len(np.unique(same[same >= 0]))
+        say(f"tied      {tied:,} of the student's pieces, which are the teacher's, too")
     files = tokenizer_files(tokenizer, longest)
     mixer = Mixer(
         texts,
@@ -145,9 +153,31 @@ def _tell(
         f" {width} wide"
     )
     say(
-        f"training  {options.steps} steps of {asked.batch_tokens} tokens, {options.optimizer}, lr"
-        f" {options.lr:g}, seed {asked.seed}, {asked.device}, {asked.precision}"
+        f"training  {options.steps} steps of {asked.batch_tokens * options.accumulate} tokens,"
+        f" {options.optimizer}, lr {options.lr:g}, warm-up {options.warmup:g}, seed {asked.seed},"
+        f" {asked.device}, {asked.precision}"
     )
+
+
+def shared_pieces(teacher: Any, student: Any) -> Array:
+    """Find the student's id of each of the teacher's pieces: int64 [V], -1 for those it lacks.
+
+    Raises UserError where equal pieces would not stand for equal text.
+    """
+    models = [json.loads(each.backend_tokenizer.to_str())["model"] for each in (teacher, student)]
+    here, there = (
+        (model["type"], model.get("continuing_subword_prefix") or "") for model in models
+    )
+    if here != there:
+        raise UserError(
+            f"--tie: the teacher's vocabulary is a {here[0]} and the student's a {there[0]}, whose"
+            " pieces are spelt otherwise; leave --tie out, or give a --vocab folder of its kind"
+        )
+    own = student.get_vocab()
+    same = np.full(1 + max(teacher.get_vocab().values()), -1)
+    for piece, number in teacher.get_vocab().items():
+        same[number] = own.get(piece, -1)
+    return same
 
 
 def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:

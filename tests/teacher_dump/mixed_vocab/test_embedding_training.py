@@ -18,6 +18,7 @@ from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
 from teacher_dump.teacher.teacher import load_teacher
 from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of
 from tests.training.lamb import check_steps
+from training.loop import Training
 from training.optimizer import optimizer_of
 
 
@@ -70,6 +71,45 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
     (tmp_path / "torn").write_bytes(b"PK")
     with pytest.raises(UserError, match="cannot be read.*remove it to begin anew"):
         once("torn")
+
+
+def test_a_step_of_several_batches_and_its_warm_up(
+    tiny_teacher: Callable[..., Path], small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of several steps make one step, and the warm-up is a share of the steps."""
+    taken: list[tuple[float, int, int]] = []
+    update = Training.update
+
+    def told(self: Any, rate: float, batches: Any, count: int = 1) -> Any:
+        found = update(self, rate, batches, count)
+        taken.append((rate, count, self.step))
+        return found
+
+    monkeypatch.setattr(Training, "update", told)
+
+    def trained(name: str, until: int = 0) -> Any:
+        taken.clear()
+        teacher = load_teacher(
+            str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none"
+        )
+        mixer = mixer_of(teacher, small, batch_tokens=512)
+        model = MixedTeacher(teacher, len(small), WIDTH, seed=1)
+
+        def say(line: str) -> None:
+            if line.startswith(f"step {until}/"):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with stoppable() as stop:
+            asked = course(4, accumulate=3, warmup=0.5)
+            return train(model, mixer, asked, tmp_path / name, "cpu", stop, say)
+
+    whole = trained("whole")
+    assert [rate for rate, _, _ in taken] == pytest.approx([1.5e-3, 3e-3, 3e-3, 1.5e-3])
+    assert {count for _, count, _ in taken} == {3}
+    with pytest.raises(Stopped):
+        trained("cut", until=2)
+    assert np.array_equal(trained("cut"), whole)  # goes on with batch 6, not with batch 2
+    assert [step for *_, step in taken] == [3, 4]
 
 
 def test_steps_of_lamb_are_those_of_the_paper(

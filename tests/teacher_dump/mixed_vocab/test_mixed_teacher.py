@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
+from support.errors import UserError
 from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+from teacher_dump.mixed_vocab.stage_one import shared_pieces
 from teacher_dump.teacher.teacher import load_teacher
 from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of, some
 
@@ -58,6 +60,49 @@ def test_the_teachers_softmax_is_its_own_head(
         ).loss
     assert of_student == 0
     torch.testing.assert_close(of_teacher / len(batch.labels), expected)
+
+
+def test_tied_pieces_have_one_embedding(tiny_teacher: Callable[..., Path], small: Any) -> None:
+    """Read and predicted by the teacher's vocabulary, a tied piece is the student's, projected."""
+    folder = tiny_teacher("bert")
+    teacher = load_teacher(str(folder), head="mlm", hidden="none", attention="none")
+    same = shared_pieces(teacher.tokenizer, small)
+    names, own = teacher.tokenizer.get_vocab(), small.get_vocab()
+    assert {same[names[piece]] == own[piece] for piece in names.keys() & own.keys()} == {True}
+    assert 100 < (same >= 0).sum() == len(names.keys() & own.keys()) < len(names)
+    model = MixedTeacher(teacher, len(small), WIDTH, seed=0, same=same).eval()
+    whole: Any = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    rows, ids = (torch.from_numpy(each) for each in ((same >= 0).nonzero()[0], same[same >= 0]))
+    words = whole.get_input_embeddings().weight
+    with torch.no_grad():
+        tied = model.up(model.student(ids))
+        # the best start of that width, and the head reads it, too
+        kept = (words[rows] - words[rows].mean(0)).norm() ** 2 - (tied - words[rows]).norm() ** 2
+        spread = torch.linalg.svdvals(words[rows] - words[rows].mean(0)) ** 2
+        torch.testing.assert_close(kept, spread[:WIDTH].sum(), rtol=1e-3, atol=1e-4)
+        words[rows] = tied
+        whole.cls.predictions.decoder.weight[rows] = tied
+    (batch,) = some(mixer_of(teacher, small, share=0.0), 1)
+    labels = torch.full(batch.ids.shape, -100)
+    labels.view(-1)[batch.rows] = batch.labels
+    with torch.no_grad():
+        expected = whole(
+            input_ids=batch.ids, attention_mask=batch.present.long(), labels=labels
+        ).loss
+    of_teacher, _ = model(batch)
+    torch.testing.assert_close(of_teacher.detach() / len(batch.labels), expected)
+    of_teacher.backward()  # so that the teacher's words alone teach the student's embeddings
+    assert model.student.weight.grad is not None
+    moved = model.student.weight.grad.abs().sum(1) > 0
+    assert moved[ids].all() and not moved[sorted(set(range(len(small))) - set(ids.tolist()))].any()
+    own_words = model.network.get_input_embeddings().weight.grad
+    assert own_words is not None and not own_words[rows].any()
+
+
+def test_pieces_of_another_kind_are_not_tied(tiny_teacher: Callable[..., Path], small: Any) -> None:
+    teacher = load_teacher(str(tiny_teacher("roberta")), hidden="none", attention="none")
+    with pytest.raises(UserError, match="--tie: .* is a BPE and the student's a WordPiece"):
+        shared_pieces(teacher.tokenizer, small)
 
 
 def test_the_students_softmax_is_over_the_projected_embeddings(

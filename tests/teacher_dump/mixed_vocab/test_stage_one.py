@@ -20,9 +20,12 @@ from store.errors import StoreError
 from store.extras.mixed_vocab import GROUP, MixedVocab
 from store.tools.verify import verify
 from student_train.model.student_tokenizer import student_tokenizer
+from support.errors import UserError
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.comparison.cli import main as feature_store
+from teacher_dump.mixed_vocab import stage_one
 from teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
+from teacher_dump.mixed_vocab.segmentation import MASKED, MASKED_BY_TEACHER
 from teacher_dump.mixed_vocab.stage_one import mixed_vocab
 from tests.end_to_end.support import ok, refused, write_corpus
 from tests.teacher_dump.mixed_vocab.support import PIECES, WIDTH
@@ -146,6 +149,40 @@ def test_without_lambs_package_nothing_is_begun(
     )
     assert "--optimizer lamb" in line and "`pip install pytorch-optimizer`" in line
     assert list(tmp_path.iterdir()) == [corpus]
+
+
+def test_recipes_of_stage_one_are_the_published_settings(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[MixedVocabOptions] = []
+
+    def keep(options: MixedVocabOptions, say: Any) -> None:
+        asked.append(options)
+        raise UserError("seen")
+
+    monkeypatch.setattr(stage_one, "mixed_vocab", keep)
+    words = ("mixed-vocab", "--model", "m", "--corpus", trained[1], "--width", 256)
+    for name, given in (("zhao-mixed", ()), ("zhao-tied", ("--steps", 9, "--batch-tokens", 512))):
+        refused(teacher_dump, *words, "--out", tmp_path / "a.zarr", "--recipe", name, *given)
+    mixed, tied = asked
+    # Zhao et al. 2021, section 4: 500K steps, LAMB, 10 % of 1.25e-3, 2,048 x 128, p_SV 0.5
+    assert (mixed.steps, mixed.optimizer, mixed.lr, mixed.warmup) == (500_000, "lamb", 1.25e-3, 0.1)
+    assert mixed.dump.batch_tokens * mixed.accumulate == 2048 * 128
+    assert (mixed.dump.max_length, mixed.student_share, mixed.vocab) == (128, 0.5, "5k")
+    assert not mixed.tie and tied.tie  # section 6
+    assert (MASKED, MASKED_BY_TEACHER) == (20, 10)  # up to 20 masks, up to 10 the teacher's
+    assert (tied.steps, tied.dump.batch_tokens, tied.lr) == (9, 512, 1.25e-3)
+
+
+def test_tied_pieces_train_and_are_told(trained: Any, tmp_path: Path) -> None:
+    out = tmp_path / "tied.zarr"
+    words = (*trained[2], "--tie", "--accumulate", 2, "--warmup", 0.1, "--steps", 2)
+    said = ok(teacher_dump, *words, "--out", out)
+    assert "tied      " in said and "2 steps of 1024 tokens" in said and "warm-up 0.1" in said
+    told = open_store(out).identity["mixed_vocab"]
+    assert (told["tie"], told["accumulate"], told["warmup"]) == (True, 2, 0.1)
+    plain = open_store(trained[0]).identity["mixed_vocab"]  # as before these options came
+    assert not {"tie", "accumulate", "warmup"} & plain.keys()
 
 
 def test_help_shows_the_subcommand() -> None:
