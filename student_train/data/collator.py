@@ -96,6 +96,7 @@ class Collator:
             self.table.counts(len(self.student_tokenizer))
             if options.mask_words == "rare" and self.table
             else None,
+            options.max_masks,
         )
         self.wanted = features_of(losses)
         self.read_of_teacher = {loss.teacher for loss in losses} - {"nothing"}

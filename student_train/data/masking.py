@@ -30,7 +30,8 @@ class Masker:
     chosen.
 
     With the `counts` [V] of all pieces, rare ones are chosen more often: as count^-0.7 (Sanh et al.
-    2019, after Lample & Conneau 2019). Every draw comes from an explicit key.
+    2019, after Lample & Conneau 2019). Of a sequence no more than `most` tokens are chosen, if that
+    is given. Every draw comes from an explicit key.
     """
 
     def __init__(
@@ -40,27 +41,29 @@ class Masker:
         special_ids: set[int],
         probability: float,
         counts: Array | None = None,
+        most: int | None = None,
     ) -> None:
-        self.mask_id, self.probability = mask_id, probability
+        self.mask_id, self.probability, self.most = mask_id, probability, most
         self.weights = None if counts is None else rare_weights(counts)
         self.ordinary = np.array([i for i in range(vocabulary) if i not in special_ids])
 
     def dynamic(self, tokens: Tokens, key: tuple[int, ...]) -> MaskedTokens:
         """Mask tokens chosen one by one, anew for each `key`."""
         rng = np.random.default_rng(key)
-        draws = rng.random(len(tokens.ids))
+        order = rng.random(len(tokens.ids))
         if self.weights is None:
-            chosen = (draws < self.probability) & ~tokens.special
+            chosen = (order < self.probability) & ~tokens.special
         else:
-            chosen = self._weighted(tokens, draws)
+            order = waits(order, self.weights[np.asarray(tokens.ids)])
+            chosen = self._weighted(tokens, order)
+        if self.most is not None:
+            chosen = _first_of_each(tokens, chosen, order, self.most)
         action = np.searchsorted([0.8, 0.9], rng.random(len(tokens.ids)), side="right")
         return self._apply(tokens, chosen, action, rng)
 
-    def _weighted(self, tokens: Tokens, draws: Array) -> Array:
-        """Choose a share of the ordinary tokens, none twice, each by the weight of its piece."""
-        assert self.weights is not None
-        order = waits(draws, self.weights[np.asarray(tokens.ids)])
-        order[tokens.special] = np.inf
+    def _weighted(self, tokens: Tokens, order: Array) -> Array:
+        """Choose a share of the ordinary tokens: those that wait the least."""
+        order = np.where(tokens.special, np.inf, order)
         count = round(self.probability * int((~tokens.special).sum()))
         chosen = np.zeros(len(order), bool)
         chosen[np.argsort(order, kind="stable")[:count]] = True
@@ -91,3 +94,14 @@ class Masker:
         ids = np.where(chosen & (action == MASK), self.mask_id, ids)
         ids = np.where(chosen & (action == RANDOM), others, ids)
         return MaskedTokens(ids, labels)
+
+
+def _first_of_each(tokens: Tokens, chosen: Array, order: Array, most: int) -> Array:
+    """Keep of the chosen tokens of each sequence the `most` that come first in an order."""
+    sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.lexsort((order[rows], sequence[rows]))]
+    first = np.searchsorted(sequence[rows], sequence[rows])
+    kept = np.zeros(len(chosen), bool)
+    kept[rows[np.arange(len(rows)) - first < most]] = True
+    return kept

@@ -227,6 +227,13 @@ class TrainOptions:
         choices=MASK_WORDS,
         scope={STAGE},
     )
+    max_masks: int | None = option(
+        None,
+        "Masked tokens of a sequence at most (view 0).",
+        within=at_least(1),
+        told_default="as many as are drawn",
+        scope={STAGE, NEW},
+    )
     max_length: int | None = option(
         None,
         "Longest student input.",

@@ -190,6 +190,11 @@ def _check_view(options: TrainOptions, store: FeatureStore) -> None:
             f"--mask-words rare: the masks of {store.path}'s view are those of its dump"
             " (teacher-dump --mask-words rare); use --view 0"
         )
+    if options.max_masks is not None and not plain:
+        raise UserError(
+            f"--max-masks {options.max_masks}: the masks of {store.path}'s view are those of its"
+            " dump; use --view 0"
+        )
     second = ALIGNMENTS[options.align].second_input
     if options.targets == "masked" and second and plain:
         raise UserError(

@@ -52,6 +52,24 @@ def test_dynamic_masks(store: FeatureStore, collator: Collator) -> None:
     assert (masker.dynamic(tokens, (7, 1, 0)).ids != read.ids).any()
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_no_more_masks_of_a_sequence_than_asked_for(
+    store: FeatureStore, collator: Collator, weighted: bool
+) -> None:
+    tokens = tokenize(collator.tokenizer, list(store.texts()))
+    counts = np.bincount(tokens.ids, minlength=400) if weighted else None
+    free, bound = (Masker(4, 400, {0, 1, 2, 3, 4}, 0.3, counts, most) for most in (None, 8))
+    every, few = (masker.dynamic(tokens, (7, 0, 0)).labels != IGNORED for masker in (free, bound))
+    assert not (few & ~every).any()
+    begin = tokens.start[:-1]
+    of_every, of_few = (np.add.reduceat(each.astype(int), begin) for each in (every, few))
+    np.testing.assert_array_equal(of_few, np.minimum(of_every, 8))
+    assert of_every.max() > 8 > of_every.min()
+    places = np.flatnonzero(few) - np.repeat(begin, of_few)
+    lengths = np.repeat(np.diff(tokens.start), of_few)
+    assert (places / lengths).mean() == pytest.approx(0.5, abs=0.08)  # not the first ones
+
+
 def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(
     store: FeatureStore, collator: Collator
 ) -> None:

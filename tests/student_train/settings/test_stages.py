@@ -70,6 +70,18 @@ def test_what_is_frozen_does_not_move_and_the_rest_does(
         assert (name in moved) != (group in freeze or with_it in freeze), name
 
 
+def test_masks_of_a_dump_have_no_bound_of_the_student(store: FeatureStore) -> None:
+    for view in (None, 1):
+        with pytest.raises(UserError, match="--max-masks 20: the masks of .* use --view 0"):
+            check(options_for(store, max_masks=20, view=view), store)
+    options = options_for(store, max_masks=2, view=0, mask_prob=0.5, steps=1)
+    check(options, store)
+    _, collator, _ = prepare(options, store)
+    batch = next(iter(store.stream(0, 0, 512, view=0, features=())))
+    read = collator(batch, 0, (0, 0, 0))
+    assert len(read.labels) == 2 * len(batch)  # the texts have more than four tokens
+
+
 def test_what_cannot_be_frozen(store: FeatureStore) -> None:
     everything: dict[str, Any] = {"freeze": ("embeddings", "layers", "head", "projection")}
     for changes, words in (
