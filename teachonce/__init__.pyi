@@ -24,6 +24,7 @@ from store import TaskSpec as TaskSpec
 from store import Unreachable as Unreachable
 from store import UserError as UserError
 from store import open_store as open_store
+from student_train.output.pruning import prune_student as prune_student
 from student_train.output.run import prepare as prepare
 from student_train.output.run import run as run
 from student_train.settings.options import TrainOptions as TrainOptions

@@ -41,8 +41,9 @@ class ModelFolder:
             raise UserError(
                 f"{option}: no config.json in {path}; give a folder that save_pretrained wrote"
             )
-        self._config = self._load(AutoConfig)
-        self.tokenizer_json: str = self._load(AutoTokenizer).backend_tokenizer.to_str()
+        self._config = loaded(AutoConfig, path, option)
+        tokenizer = loaded(AutoTokenizer, path, option)
+        self.tokenizer_json: str = tokenizer.backend_tokenizer.to_str()
 
     def teacher_settings(self, name: str) -> dict[str, Any]:
         """Return config.json, the one file that a cut asks for."""
@@ -63,7 +64,9 @@ class ModelFolder:
 
     @cached_property
     def _weights(self) -> dict[str, Array]:
-        network, report = self._load(AutoModelForMaskedLM, output_loading_info=True)
+        network, report = loaded(
+            AutoModelForMaskedLM, self.path, self._option, output_loading_info=True
+        )
         encoder, missing = f"{network.base_model_prefix}.", set(report["missing_keys"])
         missing |= {key for key, *_ in report["mismatched_keys"]}
         lacking = sorted(key for key in missing if key.startswith(encoder) and "pooler" not in key)
@@ -84,18 +87,23 @@ class ModelFolder:
             n: v.float().contiguous().numpy() for n, v in found.items() if v.is_floating_point()
         }
 
-    def _load(self, factory: Any, **options: Any) -> Any:
-        level = logging.get_verbosity()
-        logging.set_verbosity_error()  # what it would warn about is checked here
-        logging.disable_progress_bar()
-        try:
-            return factory.from_pretrained(self.path, local_files_only=True, **options)
-        except Exception as error:  # libraries raise errors of any kind for a bad file
-            if out_of_memory(error):
-                raise
-            raise UserError(
-                f"{self._option}: {self.path} cannot be loaded as a masked LM with its tokenizer:"
-                f" {first_line(error)}; give a folder that save_pretrained wrote"
-            ) from error
-        finally:
-            logging.set_verbosity(level)
+
+def loaded(factory: Any, path: str, asked: str, **options: Any) -> Any:
+    """Call `factory.from_pretrained` silently for a folder; `asked` is what asked for it.
+
+    Raises UserError for whatever keeps transformers from reading it, but for a lack of memory.
+    """
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # what it would warn about is checked here
+    logging.disable_progress_bar()
+    try:
+        return factory.from_pretrained(path, local_files_only=True, **options)
+    except Exception as error:  # libraries raise errors of any kind for a bad file
+        if out_of_memory(error):
+            raise
+        raise UserError(
+            f"{asked}: {path} cannot be loaded as a model with its tokenizer: {first_line(error)};"
+            " give a folder that save_pretrained wrote"
+        ) from error
+    finally:
+        logging.set_verbosity(level)

@@ -31,8 +31,12 @@ def pruned_tokenizer(store: FeatureStore, size: int) -> Tokenizer:
         )
     pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
     added = [token["content"] for token in settings["added_tokens"]]
-    kept = _kept(model, pieces, _counts(store), added, size)
-    number = {piece: i for i, piece in enumerate(kept)}
+    return cut_tokenizer(settings, _kept(model, pieces, _counts(store), added, size))
+
+
+def cut_tokenizer(settings: dict[str, Any], kept: list[str]) -> Tokenizer:
+    """Cut a tokenizer, as JSON, to pieces and added tokens, which are numbered in their order."""
+    model, number = settings["model"], {piece: i for i, piece in enumerate(kept)}
     model["vocab"] = {piece: i for piece, i in number.items() if piece in model["vocab"]}
     for token in settings["added_tokens"]:
         token["id"] = number[token["content"]]

@@ -172,10 +172,18 @@ def _origin(report: dict[str, Any], name: str) -> str:
         "store's content, SHA-256": store["content"],
         "store's state": store["state"],
         "student's start": "; ".join(report["start"]),
+        **_pruned(report.get("pruned")),
         "environment": report["environments"],
         "tokenizer, SHA-256": report["tokenizer"],
     }
     return "\n".join(f"| {what} | `{_json(value)}` |" for what, value in rows.items())
+
+
+def _pruned(cut: dict[str, int] | None) -> dict[str, str]:
+    if cut is None:
+        return {}
+    told = f"after the training, from {cut['of']:,} to {cut['pieces']:,} pieces"
+    return {"vocabulary": f"{told}; figures of the validation are of before"}
 
 
 def _json(value: Any) -> str:

@@ -20,6 +20,7 @@ from student_train.data.collator import Collator
 from student_train.data.stored_vocabulary import check_vocabulary
 from student_train.losses.registry import losses_for
 from student_train.model.kinds import has_attention, make_student
+from student_train.model.pruning import pruned, shared_pieces
 from student_train.model.start import initialise
 from student_train.model.student_tokenizer import student_tokenizer
 from student_train.model.word_vectors import set_word_vectors
@@ -98,6 +99,7 @@ def train_student(
             before = check_out(out, begun, resume)
             student, collator, begun["start"] = prepared or prepare(options, *stores)
             begun["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
+            kept = _kept_of(options, store, collator)
             if before is not None:
                 go_on(out, before, begun, say)
             for line in begun["start"]:
@@ -111,12 +113,23 @@ def train_student(
             trained = train(
                 store, student, collator, options, out, others=others, resume=resume, say=say
             )
-            return _finish(out, begun, trained, collator, hub_id(store))
+            return _finish(out, begun, trained, collator, hub_id(store), kept)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{out}: cannot be written: {files.reason(error)} and go on with --resume, or give"
             " another --out"
         ) from error
+
+
+def _kept_of(options: TrainOptions, store: FeatureStore, collator: Collator) -> list[str] | None:
+    """Return the pieces that the finished student keeps, or None for all."""
+    if options.prune_to is None:
+        return None
+    try:
+        other = student_tokenizer(options.prune_to, store)
+    except UserError as error:
+        raise UserError(str(error).replace("--vocab", "--prune-to", 1)) from error
+    return shared_pieces(collator.student_tokenizer, other, options.prune_to)
 
 
 def _origin(store: FeatureStore) -> dict[str, Any]:
@@ -188,12 +201,16 @@ def _finish(
     trained: Trained,
     collator: Collator,
     base_model: str | None,
+    kept: list[str] | None,
 ) -> dict[str, Any]:
-    student = trained.student.eval()
+    student, tokenizer = trained.student.eval(), collator.student_tokenizer
     student.cpu()
+    if kept is not None:
+        begun = {**begun, "pruned": {"pieces": len(kept), "of": len(tokenizer)}}
+        student, tokenizer = pruned(student, tokenizer, kept)
     transformers_logging.disable_progress_bar()
     student.save_pretrained(out)
-    collator.student_tokenizer.save_pretrained(out)
+    tokenizer.save_pretrained(out)
     result = {
         **trained.validation,
         "steps": trained.steps,

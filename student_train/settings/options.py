@@ -260,6 +260,12 @@ class TrainOptions:
         check=_check_parts,
         scope={STAGE},
     )
+    prune_to: str | None = option(
+        None,
+        "Cut the finished student to the pieces that it has in common with this vocabulary, given"
+        " as --vocab is.",
+        scope={START, NEW},
+    )
     best: bool = option(
         False, "Keep the weights with the best validation loss, not the last.", scope={STAGE}
     )
