@@ -58,7 +58,8 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
 
 
 def chosen_blocks(store: FeatureStore, blocks: Array, options: TrainOptions) -> Array:
-    """Cut blocks [n,2] to the runs of sequences that `--data` and `--min-length` let through.
+    """Cut blocks [n,2] to the runs of sequences that `--data` and `--min-length` let through, of
+    one share (see `TrainOptions.shares`).
 
     Raises UserError where none is left.
     """
@@ -67,13 +68,14 @@ def chosen_blocks(store: FeatureStore, blocks: Array, options: TrainOptions) -> 
     runs = [np.empty((0, 2), np.int64)]
     for begin, end in blocks.tolist():
         chosen = store.lengths(begin, end) >= options.min_length
-        if options.data == "labelled":
-            chosen &= labelled(store)[begin:end]
+        if options.data != "all":
+            chosen &= labelled(store)[begin:end] == (options.data == "labelled")
         edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
         runs.append(edges.reshape(-1, 2) + begin)
     found = np.concatenate(runs)
     if not len(found):
-        which = " with a gold label" if options.data == "labelled" else ""
+        told = {"labelled": " with a gold label", "unlabelled": " without a gold label"}
+        which = told.get(options.data, "")
         raise UserError(
             f"{store.path}: no sequence{which} of at least {options.min_length} tokens to"
             " train on; choose --data and --min-length accordingly, or dump such text"

@@ -248,8 +248,10 @@ class TrainOptions:
     )
     data: str = option(
         "all",
-        "Sequences to learn from; labelled: those with a gold label or tag.",
-        choices=("all", "labelled"),
+        "Sequences to learn from; labelled: those with a gold label or tag; balanced: each step"
+        " takes a batch of these for the losses of gold, and one as large of the others for the"
+        " other losses.",
+        choices=("all", "labelled", "unlabelled", "balanced"),
         scope={STAGE},
     )
     freeze: tuple[str, ...] = option(
@@ -354,6 +356,7 @@ class TrainOptions:
             raise UserError(
                 f"--lr-end {self.lr_end:g}: expected at most --lr, here {self.resolved_lr:g}"
             )
+        self._check_data()
         masked = [f"--loss {loss.name}" for loss in registry.named(self.loss) if loss.of_masked]
         masked += ["--targets masked"] if self.targets == "masked" else []
         if masked and not self.mask_prob:
@@ -363,6 +366,33 @@ class TrainOptions:
                 f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
                 " of its own; give one of the two"
             )
+
+    def _check_data(self) -> None:
+        gold, others = self._losses_by_gold()
+        if self.data == "unlabelled" and gold:
+            raise UserError(
+                f"--loss {min(gold)} and --data unlabelled: that text has no gold labels; choose"
+                " other losses, or --data all"
+            )
+        if self.data != "balanced":
+            return
+        if not gold or not others:
+            lacking = "for the unlabelled text" if gold else "of gold labels, such as ce=1"
+            raise UserError(f"--data balanced: --loss has none {lacking}; add one")
+
+    def _losses_by_gold(self) -> tuple[dict[str, float], dict[str, float]]:
+        names = {loss.name for loss in registry.named(self.loss) if loss.of_gold}
+        gold = {name: weight for name, weight in self.loss.items() if name in names}
+        return gold, {name: self.loss[name] for name in self.loss if name not in names}
+
+    def shares(self) -> list[TrainOptions]:
+        """Return the options for each of the batches that a step takes of a store: one; of a
+        balanced stage one of labelled and one of other text, each with its losses."""
+        if self.data != "balanced":
+            return [self]
+        whole = replace(self, stages=())
+        kinds = zip(("labelled", "unlabelled"), self._losses_by_gold(), strict=True)
+        return [replace(whole, data=data, loss=loss) for data, loss in kinds]
 
     def in_stage(self, stage: Mapping[str, Any], **more: Any) -> TrainOptions:
         """Return the options of one stage: its own over those of the training, and `more` over

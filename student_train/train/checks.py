@@ -119,7 +119,8 @@ def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> No
             _check_features(stage, store)
             _check_view(stage, store)
             _check_groups(stage, store, shape)
-            chosen_blocks(store, blocks, stage)
+            for share in stage.shares():
+                chosen_blocks(store, blocks, share)
         except UserError as error:
             if not options.stages:
                 raise
@@ -142,7 +143,8 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: Array) -> 
             " fine-tuned (downstream --save, teacher-dump --head classification|tagging)"
         )
     of_gold = [loss.name for loss in losses_for(task is not None, options.loss) if loss.of_gold]
-    labelled = ["--data labelled"] if options.data == "labelled" else []
+    of_labels = options.data in ("labelled", "balanced")
+    labelled = [f"--data {options.data}"] if of_labels else []
     wants = [*labelled, *(f"--loss {name}" for name in of_gold)]
     if wants and not has_gold(store):
         raise UserError(

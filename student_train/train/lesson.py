@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from itertools import chain
 
 import torch
@@ -19,6 +20,7 @@ from student_train.settings.options import TrainOptions
 from student_train.settings.stages import stages_of
 from student_train.train.distiller import Distiller
 from student_train.train.evaluate import Measured, evaluate_batches, held_out
+from support.arrays import Array
 from support.errors import UserError
 
 
@@ -50,7 +52,10 @@ class Lesson:
         self.distiller = Distiller(student, options, store.features.hidden, width).to(device)
         self.device, self.stages = device, stages_of(options, self.distiller.layers)
         blocks, self._held_out = split_blocks(store, options.held_out)
-        self._blocks = [chosen_blocks(store, blocks, stage) for stage in self.stages]
+        self._blocks = [
+            [chosen_blocks(store, blocks, share) for share in stage.shares()]
+            for stage in self.stages
+        ]
 
     def steps_of(self, number: int) -> int:
         """Count the optimiser steps of a stage."""
@@ -61,13 +66,17 @@ class Lesson:
         return self.steps_in(number, options.epochs)
 
     def steps_in(self, number: int, epochs: float = 1.0) -> int:
-        """Count the optimiser steps of so many epochs of a stage, each as long as its first."""
+        """Count the optimiser steps of so many epochs of a stage, each as long as its first.
+
+        An epoch of a balanced stage passes once over the kind of text of which there is more.
+        """
         return max(1, round(epochs * self._batches_of(number) / self.stages[number].accumulate))
 
     def _batches_of(self, number: int) -> int:
         options = self.stages[number]
-        return self.store.batch_count(
-            options.seed, 0, **options.batching, blocks=self._blocks[number]
+        return max(
+            self.store.batch_count(options.seed, 0, **options.batching, blocks=blocks)
+            for blocks in self._blocks[number]
         )
 
     def told_of_masks(self, steps: int) -> str:
@@ -80,45 +89,53 @@ class Lesson:
     def enter(self, number: int) -> None:
         """Begin a stage."""
         self._number, self.options = number, self.stages[number]
-        self.distiller.options = self.options
-        self._taught = [(store, one.serving(self.options)) for store, one in self._whole]
+        self.shares = self.options.shares()
+
+    def _serving(self, options: TrainOptions) -> list[tuple[FeatureStore, Collator]]:
+        return [(store, one.serving(options)) for store, one in self._whole]
 
     def batches(self, first: int) -> Generator[StudentBatch]:
-        """Stream the stage's batches without end, from number `first` on; close it afterwards."""
+        """Stream the stage's batches without end, from number `first` on, of its `shares` in turn;
+        close it afterwards."""
+        each = zip(self.shares, self._blocks[self._number], strict=True)
+        streams = [self._batches(share, blocks, first) for share, blocks in each]
+        return streams[0] if len(streams) == 1 else _in_turn(streams)
+
+    def _batches(self, share: TrainOptions, blocks: Array, first: int) -> Generator[StudentBatch]:
         streams = [
             loaded(
                 store,
                 collator,
-                self._blocks[self._number],
-                self.options.workers,
-                seed=self.options.seed,
-                **self.options.batching,
-                view=self.options.view,
+                blocks,
+                share.workers,
+                seed=share.seed,
+                **share.batching,
+                view=share.view,
                 first=first,
                 device=self.device,
             )
-            for store, collator in self._taught
+            for store, collator in self._serving(share)
         ]
         return streams[0] if len(streams) == 1 else self._joined(streams)
 
     def _joined(self, streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBatch]:
-        try:
-            for batches in zip(*streams, strict=True):
+        with closing(_together(streams)) as together:
+            for batches in together:
                 yield self._as_one(batches)
-        finally:
-            for each in streams:
-                each.close()
 
     def _as_one(self, batches: Sequence[StudentBatch]) -> StudentBatch:
         return joined([each.to(self.device) for each in batches], self.store.features.vocabulary)
 
-    def loss(self, batch: StudentBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the weighted sum of the stage's losses, and each of them.
+    def loss(
+        self, batch: StudentBatch, share: TrainOptions | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the weighted sum of the losses of a share, else of the stage, and each of them.
 
         Raises UserError where no weight that moves has a part in them.
         """
+        self.distiller.options = share = share or self.options
         parts, _ = self._measured(batch)
-        loss = torch.stack([self.options.loss[name] * part for name, part in parts.items()]).sum()
+        loss = torch.stack([share.loss[name] * part for name, part in parts.items()]).sum()
         if not loss.requires_grad:
             raise UserError(
                 f"--freeze {','.join(self.options.freeze)}: nothing moves that the losses"
@@ -135,9 +152,27 @@ class Lesson:
     def validate(self) -> dict[str, float]:
         """Measure the losses on the held-out part; see `evaluate`."""
         blocks = self._held_out
+        self.distiller.options = self.options
         each = [
             held_out(store, collator, blocks, self.options)
-            for store, collator in (self._taught if len(blocks) else ())
+            for store, collator in (self._serving(self.options) if len(blocks) else ())
         ]
         batches = map(self._as_one, zip(*each, strict=True)) if len(each) > 1 else chain(*each)
         return evaluate_batches(self.distiller, batches, self.options, self._measured)
+
+
+def _in_turn(streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBatch]:
+    with closing(_together(streams)) as together:
+        for batches in together:
+            yield from batches
+
+
+def _together(
+    streams: Sequence[Generator[StudentBatch]],
+) -> Generator[tuple[StudentBatch, ...]]:
+    """Take a batch of each stream at a time; close them in the end."""
+    try:
+        yield from zip(*streams, strict=True)
+    finally:
+        for each in streams:
+            each.close()

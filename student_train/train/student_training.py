@@ -195,12 +195,13 @@ class _StudentTraining(Training):
     def _losses(
         self, batches: Sequence[Generator[StudentBatch]]
     ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Compute the losses of all batches of one step."""
+        """Compute the losses of all batches of one step. Those of a lesson's shares add up."""
         for _ in range(self.options.accumulate):
             for lesson, some in zip(self.lessons, batches, strict=True):
-                batch = next(some).to(self.device)
-                self.tokens += batch.tokens
-                yield lesson.loss(batch)
+                for share in lesson.shares:
+                    batch = next(some).to(self.device)
+                    self.tokens += batch.tokens
+                    yield lesson.loss(batch, share)
 
     def after(self, losses: Losses, progress: Any) -> None:
         progress.total = self.steps  # less where a stage has ended early

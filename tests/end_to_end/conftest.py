@@ -1,4 +1,4 @@
-"""A corpus and a store of it that several modules read; nobody may change them."""
+"""A corpus, and stores of it and of tasks, that several modules read; nobody may change them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from store import FeatureStore, open_store
 from tests.end_to_end.support import dumped, write_corpus
+from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
+from tests.texts import ENGLISH, RUSSIAN
+
+Teachers = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,3 +36,38 @@ def store(
 ) -> Path:
     folder = tmp_path_factory.mktemp("store")
     return dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", hidden="mean,groups:2")
+
+
+@pytest.fixture(scope="session")
+def classes(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
+) -> FeatureStore:
+    """English is positive, Russian negative; every fifth text has no label."""
+    folder = tmp_path_factory.mktemp("classes")
+    texts = [(text, MOODS[0]) for text in ENGLISH] + [(text, MOODS[1]) for text in RUSSIAN]
+    rows = [f"{text}\t{'' if n % 5 == 4 else mood}" for n, (text, mood) in enumerate(texts * 4)]
+    corpus = folder / "texts.tsv"
+    corpus.write_text("\n".join(["sentence\tmood", *rows]) + "\n", "utf-8")
+    words = {"head": "classification", "logits": None, "text_column": "sentence"}
+    model = tiny_teacher("bert", "classification", MOODS)
+    options = words | {"label_column": "mood", "hidden": "layer:4"}
+    return open_store(dumped(model, corpus, folder / "classes.zarr", **options))
+
+
+@pytest.fixture(scope="session")
+def tags(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
+) -> FeatureStore:
+    """Words with a capital are of the second tag, others of the first; some sentences have none."""
+    folder = tmp_path_factory.mktemp("tags")
+    lines = []
+    for number, text in enumerate((ENGLISH + RUSSIAN) * 3):
+        for word in text.split():
+            tag = TAGS[int(word[0].isupper())]
+            lines.append(f"{word}\t{'' if number % 4 == 3 else tag}")
+        lines.append("")
+    corpus = folder / "words.tsv"
+    corpus.write_text("\n".join(lines) + "\n", "utf-8")
+    model = tiny_teacher("bert", "tagging", TAGS)
+    options = {"head": "tagging", "logits": None, "hidden": "layer:4"}
+    return open_store(dumped(model, corpus, folder / "tags.h5", **options))

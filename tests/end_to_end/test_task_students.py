@@ -38,37 +38,6 @@ KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:12,10")
 SMALL = ("--vocab", "400", "--batch-tokens", "512", "--device", "cpu")
 
 
-@pytest.fixture(scope="module")
-def classes(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
-    """English is positive, Russian negative; every fifth text has no label."""
-    folder = tmp_path_factory.mktemp("classes")
-    texts = [(text, MOODS[0]) for text in ENGLISH] + [(text, MOODS[1]) for text in RUSSIAN]
-    rows = [f"{text}\t{'' if n % 5 == 4 else mood}" for n, (text, mood) in enumerate(texts * 4)]
-    corpus = folder / "texts.tsv"
-    corpus.write_text("\n".join(["sentence\tmood", *rows]) + "\n", "utf-8")
-    words = {"head": "classification", "logits": None, "text_column": "sentence"}
-    model = tiny_teacher("bert", "classification", MOODS)
-    options = words | {"label_column": "mood", "hidden": "layer:4"}
-    return open_store(dumped(model, corpus, folder / "classes.zarr", **options))
-
-
-@pytest.fixture(scope="module")
-def tags(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
-    """Words with a capital are of the second tag, others of the first; some sentences have none."""
-    folder = tmp_path_factory.mktemp("tags")
-    lines = []
-    for number, text in enumerate((ENGLISH + RUSSIAN) * 3):
-        for word in text.split():
-            tag = TAGS[int(word[0].isupper())]
-            lines.append(f"{word}\t{'' if number % 4 == 3 else tag}")
-        lines.append("")
-    corpus = folder / "words.tsv"
-    corpus.write_text("\n".join(lines) + "\n", "utf-8")
-    model = tiny_teacher("bert", "tagging", TAGS)
-    options = {"head": "tagging", "logits": None, "hidden": "layer:4"}
-    return open_store(dumped(model, corpus, folder / "tags.h5", **options))
-
-
 def prepared(store: FeatureStore, **changes: Any) -> tuple[Any, Any, TrainOptions]:
     plain: dict[str, Any] = {
         "vocab": "400", "student": "16x2x2", "batch_tokens": 512, "device": "cpu",

@@ -1,0 +1,124 @@
+"""Stages whose steps take as many labelled as other texts (Mukherjee & Awadallah 2019, 5.1)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from store import FeatureStore
+from student_train.cli import main
+from student_train.data.gold_labels import labelled
+from student_train.data.stream import split_blocks
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.lesson import Lesson
+from student_train.train.student_training import train
+from tests.end_to_end.support import dumped, ok, refused, says
+from tests.teacher_dump.windows.test_label_numbers import MOODS
+
+LOSS = {"ce": 10.0, "log-odds": 0.5}
+
+
+def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
+    plain: dict[str, Any] = {
+        "vocab": "400", "student": "16x2x2", "batch_texts": 6, "data": "balanced", "loss": LOSS,
+        "held_out": 0.1, "device": "cpu", "precision": "fp32",
+    }  # fmt: skip
+    return TrainOptions(store=store.path, **plain | changes).resolved()
+
+
+def lesson_of(store: FeatureStore, **changes: Any) -> Lesson:
+    options = options_for(store, **changes)
+    student, collator, _ = prepare(options, store)
+    lesson = Lesson(store, collator, student, options, torch.device("cpu"))
+    lesson.enter(0)
+    return lesson
+
+
+def test_each_step_has_a_batch_of_either_kind_with_its_losses(classes: FeatureStore) -> None:
+    lesson = lesson_of(classes)
+    assert [(share.data, dict(share.loss)) for share in lesson.shares] == [
+        ("labelled", {"ce": 10.0}), ("unlabelled", {"log-odds": 0.5}),
+    ]  # fmt: skip
+    stream, sizes = lesson.batches(0), list[int]()
+    for _ in range(8):
+        for share, gold in zip(lesson.shares, (True, False), strict=True):
+            batch = next(stream)
+            wanted = batch.distillation
+            assert wanted and wanted.task
+            sizes.append(len(batch.inputs.ids))
+            assert ((wanted.task.gold >= 0) == gold).all()
+            total, parts = lesson.loss(batch, share)
+            ((name, weight),) = share.loss.items()
+            assert list(parts) == [name]
+            torch.testing.assert_close(total, weight * parts[name])
+    stream.close()
+    assert sizes.count(6) > 11 and max(sizes) == 6  # the last of a pool has fewer
+
+
+def test_a_step_goes_along_the_sum_of_both(classes: FeatureStore) -> None:
+    """Equation 8: the mean over labelled texts and the mean over unlabelled ones, added up."""
+    lesson = lesson_of(classes, steps=1)
+    stream = lesson.batches(0)
+    each = [lesson.loss(next(stream), share) for share in lesson.shares]
+    stream.close()
+    found: list[dict[str, float]] = []
+    options = options_for(classes, steps=1)
+    student, collator, _ = prepare(options, classes)
+    train(classes, student, collator, options, on_step=lambda _, losses: found.append(losses))
+    assert found[0]["loss"] == pytest.approx(sum(float(total.detach()) for total, _ in each))
+    for _, parts in each:
+        for name, value in parts.items():
+            assert found[0][name] == pytest.approx(float(value.detach()))
+
+
+def test_an_epoch_reads_all_of_what_there_is_more_of(classes: FeatureStore) -> None:
+    lesson = lesson_of(classes, epochs=2.0)
+    blocks, _ = split_blocks(classes, 0.1)
+    rows = np.concatenate([np.arange(begin, end) for begin, end in blocks.tolist()])
+    gold = int(labelled(classes)[rows].sum())
+    assert gold > len(rows) - gold  # four of five have a label
+    full, rest = divmod(gold, 6)
+    assert 2 * full <= lesson.steps_of(0) <= 2 * (full + bool(rest) + len(rows) // 48)
+
+
+def test_a_stopped_training_takes_the_same_batches(classes: FeatureStore, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(step: int, found: dict[str, float]) -> None:
+        if step > 3:
+            raise Killed
+
+    options = options_for(classes, steps=6, checkpoint_every=1, accumulate=2)
+    straight, collator, _ = prepare(options, classes)
+    expected = train(classes, straight, collator, options).validation
+    assert {"valid_ce", "valid_log-odds"} <= expected.keys()
+    with pytest.raises(Killed):
+        train(classes, prepare(options, classes)[0], collator, options, tmp_path, on_step=killed)
+    again = prepare(options, classes)[0]
+    assert train(classes, again, collator, options, tmp_path, resume=True).validation == expected
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_from_the_command_line(classes: FeatureStore, tmp_path: Path, tiny_teacher: Any) -> None:
+    words = ("--vocab", 400, "--student", "bilstm:8,8", "--steps", 2, "--device", "cpu",
+             "--data", "balanced", "--loss", "ce=10,log-odds=.5")  # fmt: skip
+    out = tmp_path / "a"
+    ok(main, "--store", classes.path, *words, "--batch-texts", 4, "--out", out)
+    told = json.loads((out / "training.json").read_text())
+    assert told["settings"]["data"] == "balanced" and told["result"]["steps"] == 2
+    corpus = tmp_path / "all.tsv"
+    rows = [f"all of these have a label, number {n}\t{MOODS[n % 2]}" for n in range(60)]
+    corpus.write_text("\n".join(["sentence\tmood", *rows]) + "\n", "utf-8")
+    columns = {"text_column": "sentence", "label_column": "mood"}
+    model = tiny_teacher("bert", "classification", MOODS)
+    path = dumped(model, corpus, tmp_path / "l.zarr", head="classification", logits=None, **columns)
+    line = refused(main, "--store", path, *words, "--out", tmp_path / "b")
+    says(line, "no sequence without a gold label", "--data")
