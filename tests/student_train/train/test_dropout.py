@@ -17,6 +17,7 @@ from student_train.train.distiller import Distiller
 from student_train.train.evaluate import evaluate
 from student_train.train.student_training import train
 
+MASKS = "masks     a masked view an epoch, 1: new masks each epoch"
 DROPPED = {
     "16x2x2": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
     "modernbert:16x2x2": (
@@ -60,7 +61,7 @@ def test_a_stopped_training_drops_the_same(
     again, _, _ = prepare(options, store)
     said: list[str] = []
     resumed = train(store, again, collator, options, tmp_path, resume=True, say=said.append)
-    assert said == ["resume    after step 3"] and resumed.validation == expected
+    assert said == ["resume    after step 3", MASKS] and resumed.validation == expected
     assert torch.equal(weights(again), weights(straight))
     plain, _, _ = prepare(replace(options, dropout=0.0), store)
     train(store, plain, collator, options)

@@ -25,6 +25,7 @@ from tests.end_to_end.support import ok, refused, says
 from tests.training.lamb import LONGEST, check_steps
 from training.optimizer import optimizer_of
 
+MASKS = "masks     a masked view an epoch, 1: new masks each epoch"
 WORDS = ("--vocab", 400, "--student", "16x2x2", "--batch-tokens", 512, "--steps", 2)
 
 
@@ -92,7 +93,7 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     again, _, _ = prepare(options, store)
     said: list[str] = []
     train(store, again, collator, options, out, resume=True, say=said.append)
-    assert said == ["resume    after step 3"]
+    assert said == ["resume    after step 3", MASKS]
     for name, value in straight.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
     assert any((value != before[name]).any() for name, value in straight.state_dict().items())
