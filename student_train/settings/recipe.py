@@ -17,7 +17,14 @@ FOLDER = Path(__file__).with_name("recipes")
 MAX_BYTES = 2**20
 KEYS = {"source", "needs", "options", "recipes"}
 OF_RECIPE = {"about", "needs", "options", "stages"}
-NEEDS = {"stores": int, "masked": bool, "hidden": str, "attention": str, "model": bool}
+NEEDS = {
+    "stores": int,
+    "masked": bool,
+    "hidden": str,
+    "attention": str,
+    "model": bool,
+    "tied": bool,
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Recipe:
     needs: what the stores must have. `stores` is their number. `masked` asks for masked views.
     `hidden` and `attention` tell how these were dumped: `mean`, `groups:N`, or `layer:I`, which
     stands for any one layer. `model` asks for the folder of a third model that the layers come
-    from.
+    from. `tied` tells whether stage I of mixed vocabularies tied the pieces of both.
     """
 
     name: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import zip_longest
+from typing import Any
 
 import torch
 
@@ -63,6 +65,8 @@ def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
             f"--recipe {needs['recipe']} starts from layers of the model that taught its teachers;"
             f" give --init {options.init}@DIR, DIR the folder of that model"
         )
+    if "tied" in needs and options.init == "mixed-vocab":
+        _check_tied(needs, stores[0])
     for store in stores:
         if needs.get("masked") and options.view is None and store.features.views == 1:
             raise UserError(
@@ -83,6 +87,16 @@ def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
                     f" {', '.join(there) or 'none'}; dump with --{kind} {wanted}, or give another"
                     " --loss"
                 )
+
+
+def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
+    made = store.identity.get("mixed_vocab") or {}
+    if made.get("tie", False) != needs["tied"]:
+        with_it, way = ("without", "with") if needs["tied"] else ("with", "without")
+        raise UserError(
+            f"--recipe {needs['recipe']}: the embeddings of {store.path} were learnt {with_it}"
+            f" --tie; make them {way} it (teacher-dump mixed-vocab --recipe {needs['recipe']})"
+        )
 
 
 def _check_labels(first: FeatureStore, other: FeatureStore) -> None:

@@ -52,7 +52,7 @@ def test_a_pruned_student_says_of_the_kept_pieces_what_it_said(
     assert models[1].config.pad_token_id == cut.pad_token_id
     ids = cut(list(store.texts())[:4], padding=True, return_tensors="pt")
     assert ids["input_ids"][0, 0] == cut.cls_token_id and (ids["input_ids"] < count).all()
-    rows = torch.tensor(old.convert_tokens_to_ids(cut.convert_ids_to_tokens(range(count))))
+    rows = torch.tensor(old.convert_tokens_to_ids(cut.convert_ids_to_tokens(list(range(count)))))
     with torch.no_grad():
         mask = ids["attention_mask"]
         before = models[0](rows[ids["input_ids"]], attention_mask=mask).logits[..., rows]

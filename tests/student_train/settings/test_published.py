@@ -17,6 +17,7 @@ from student_train.losses.logits import kl
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.settings.recipe import all_recipes
+from student_train.settings.shapes import parse_student
 from student_train.train.distiller import Distiller
 from teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import Word, Words, dumped, ok, refused, says, write_corpus
@@ -39,7 +40,18 @@ EXPERIMENTS = {  # Table 4.2: KL, cross-entropy, cosine, layers
     5: (0.7, 0.2, 0.1, "1,3,5,7"),
     6: (0.7, 0.2, 0.1, "1,2,3,4"),
 }
-SIZE = ("--batch-tokens", "256", "--accumulate", "1", "--steps", "2", "--device", "cpu")
+SIZE = (
+    "--optimizer",
+    "adamw",
+    "--batch-tokens",
+    "256",
+    "--accumulate",
+    "1",
+    "--steps",
+    "2",
+    "--device",
+    "cpu",
+)
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -71,6 +83,33 @@ def test_layers_and_weights_of_the_thesis() -> None:
         assert needs.items() >= two.items() if number == 6 else not needs.keys() & two.keys()
         count = chosen.count(",") + 1
         assert (options["init"], options["student"]) == (f"layers:{chosen}", f"teacher:{count}")
+
+
+def test_stage_two_of_mixed_vocabularies() -> None:
+    """Zhao et al. 2021, section 4; test_stage_one.py has stage I."""
+    settings = {
+        "optimizer": "lamb", "lr": 1.25e-3, "warmup": 0.1, "steps": 300_000, "batch_texts": 2048,
+        "student": "256x6x4",
+    }  # fmt: skip
+    mlm: dict[str, Any] = {"loss": {"mlm": 1.0}, "max_masks": 20}
+    labels: dict[str, Any] = {
+        "loss": {"kl": 1.0}, "targets": "masked", "vocab": "teacher", "init": "random"
+    }  # fmt: skip
+    rows: dict[str, dict[str, Any]] = {
+        "mixed": {**mlm, "init": "mixed-vocab"},
+        "nokd": {**mlm, "init": "random", "vocab": "mixed-vocab"},
+        "tied": {**mlm, "init": "mixed-vocab"},
+        "vanilla-30k": labels,
+        "pruned": {**labels, "prune_to": "5k"},  # section 6
+        "base-5k": {**mlm, "student": "768x12x12", "init": "random"},
+    }
+    for name, own in rows.items():
+        assert options_of(f"zhao-{name}").items() >= (settings | own).items(), name
+        assert ("max_masks" in own) == ("max_masks" in options_of(f"zhao-{name}"))
+    needs = {name: all_recipes()[f"zhao-{name}"].needs for name in rows}
+    assert (needs["mixed"]["tied"], needs["tied"]["tied"]) == (False, True)
+    shape = parse_student("256x6x4")  # 6 x 256 of 4 heads; 12 x 256 is 256x12x4
+    assert (shape.width, shape.layers, shape.heads) == (256, 6, 4)
 
 
 def test_strategies_of_massive_multilingual_tagging() -> None:
@@ -106,12 +145,13 @@ def stores(
         name: dumped(teacher, corpus, folder / f"{name}.zarr", **settings)
         for name, settings in kept.items()
     }
-    found["mixed"] = folder / "mixed.zarr"
     words = ("--width", 16, "--steps", 2, "--batch-tokens", 256, "--max-length", 32, "--weights")
-    ok(
-        teacher_dump, "mixed-vocab", "--model", teacher, "--corpus", corpus, "--vocab", 300,
-        *words, "--device", "cpu", "--out", found["mixed"],
-    )  # fmt: skip
+    for name, tie in (("mixed", ()), ("tied", ("--tie",))):
+        found[name] = folder / f"{name}.zarr"
+        ok(
+            teacher_dump, "mixed-vocab", "--model", teacher, "--corpus", corpus, "--vocab", 300,
+            *words, *tie, "--device", "cpu", "--out", found[name],
+        )  # fmt: skip
     return found
 
 
@@ -126,10 +166,13 @@ TRAINED: dict[str, tuple[str, Words]] = {
     "slovakbert-3": ("views", CUT),
     "slovakbert-6": ("views", ()),
     "slovakbert-two-teachers": ("views", CUT),
-    "zhao-mixed-vocab": ("mixed", ()),
-    "zhao-no-distillation": ("mixed", ()),
-    "zhao-pruned": ("mixed", ("--vocab", "pruned:300")),
-    "zhao-tied": ("mixed", ()),
+    "zhao-mixed": ("mixed", ()),
+    "zhao-nokd": ("mixed", ()),
+    "zhao-tied": ("tied", ()),
+    "zhao-vanilla-30k": ("views", ()),
+    "zhao-pruned": ("views", ("--prune-to", "300")),
+    "zhao-frequent-pieces": ("mixed", ("--vocab", "pruned:300")),
+    "zhao-svd-frozen": ("mixed", ()),
 }
 
 
@@ -146,8 +189,8 @@ def test_recipes_train(
         words = ("--student", "teacher:2", "--init", init)
     options = options_of(name)
     if "vocab" not in (*options, *words) or options.get("vocab") == "5k":
-        given += [] if store == "mixed" else ["--vocab", 300]
-    if "student" not in options:
+        given += [] if store in ("mixed", "tied") else ["--vocab", 300]
+    if "student" not in options or name.startswith("zhao-"):
         given += ["--student", "16x2x2"]
     said = ok(student_train, *given, "--recipe", name, *words, *SIZE, "--out", tmp_path / "a")
     assert "student in" in said and (tmp_path / "a/model.safetensors").exists()
@@ -157,6 +200,9 @@ def test_recipes_train(
     ("name", "store", "words"),
     [
         ("slovakbert-6", "views", ["learns from 2 teachers", "--store 2 times"]),
+        ("zhao-mixed", "tied", ["were learnt with --tie", "without it", "--recipe zhao-mixed"]),
+        ("zhao-tied", "mixed", ["were learnt without --tie", "with it", "--recipe zhao-tied"]),
+        ("zhao-vanilla-30k", "plain", ["masked views", "plain.zarr has none", "--views 2"]),
         ("slovakbert-3", "plain", ["masked views", "plain.zarr has none", "--views 2"]),
         ("slovakbert-3", "mixed", ["masked views", "mixed.zarr has none"]),
         ("kolesnikova-same-2", "plain", ["hidden groups:2", "has mean", "--hidden groups:2"]),
@@ -176,7 +222,15 @@ def test_an_option_beside_a_recipe_makes_up_for_what_it_needs(
 ) -> None:
     given: Words = ("--store", stores["plain"], "--recipe", "slovakbert-3", *CUT, *SIZE)
     ok(student_train, *given, "--view", 0, "--loss", "mlm=1", "--out", tmp_path / "a")
-    given = ("--store", stores["mixed"], "--recipe", "zhao-tied", "--student", "16x2x2", *SIZE)
+    given = (
+        "--store",
+        stores["mixed"],
+        "--recipe",
+        "zhao-svd-frozen",
+        "--student",
+        "16x2x2",
+        *SIZE,
+    )
     ok(student_train, *given, "--best", "--no-best", "--out", tmp_path / "b")
 
 
