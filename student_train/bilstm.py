@@ -38,12 +38,19 @@ class BiLstmConfig(PreTrainedConfig):
     embeddings, between layers and before the head; the `recurrent_dropout` of the state that an
     LSTM hands from one token to the next.
 
+    `projection_size` P: the heads read GELU(W h + b) of a state h, P wide (Mukherjee & Awadallah
+    2020, eq. 5); 0: they read h. `classifier_pooling`: texts are classified by `max`, the largest
+    value of each channel, or `last`, the last state of either direction.
+
     Word vectors start with a length of 1. Started at 0.02 a channel, as BERT's are, an LSTM without
     norms still only guessed the frequencies of words after hundreds of steps.
     """
 
     model_type = "bilstm"
-    recurrent_dropout = 0.0  # config.json has it only where it is not 0
+    # config.json has these only where they are not what they are here
+    recurrent_dropout = 0.0
+    projection_size = 0
+    classifier_pooling = "max"
 
     def __init__(
         self,
@@ -56,6 +63,8 @@ class BiLstmConfig(PreTrainedConfig):
         pad_token_id: int | None = 0,
         initializer_range: float | None = None,
         tie_word_embeddings: bool = True,
+        projection_size: int = 0,
+        classifier_pooling: str = "max",
         **common: Any,
     ) -> None:
         self.vocab_size = vocab_size
@@ -64,6 +73,10 @@ class BiLstmConfig(PreTrainedConfig):
         self.dropout = dropout
         if recurrent_dropout:
             self.recurrent_dropout = recurrent_dropout
+        if projection_size:
+            self.projection_size = projection_size
+        if classifier_pooling != "max":
+            self.classifier_pooling = classifier_pooling
         self.pad_token_id = pad_token_id
         self.initializer_range = initializer_range or embedding_size**-0.5
         self.tie_word_embeddings = tie_word_embeddings
@@ -73,6 +86,11 @@ class BiLstmConfig(PreTrainedConfig):
     def hidden_size(self) -> int:
         """Width of the states: both directions, 2H."""
         return 2 * self.lstm_size
+
+    @property
+    def head_width(self) -> int:
+        """Width of what the heads read."""
+        return self.projection_size or self.hidden_size
 
 
 class BiLstmPreTrainedModel(PreTrainedModel):
@@ -152,6 +170,18 @@ def max_over(states: Tensor, present: Tensor) -> Tensor:
     return states.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1)
 
 
+def last_of(states: Tensor, present: Tensor) -> Tensor:
+    """Take the last state [B,2H] of either direction, of states [B,S,2H] over the tokens that are
+    present [B,S]: forwards that of the last token, backwards that of the first."""
+    forwards, backwards = states.chunk(2, dim=2)
+    rows = torch.arange(len(states), device=states.device)
+    end = present.shape[1] - 1 - present.int().flip(1).argmax(dim=1)
+    return torch.cat([forwards[rows, end], backwards[rows, present.int().argmax(dim=1)]], dim=1)
+
+
+POOLINGS = {"max": max_over, "last": last_of}
+
+
 def reading_orders(present: Tensor) -> tuple[Tensor, Tensor]:
     """Return the places [B,S] of the tokens of each row in the order of either direction, present
     tokens [B,S] first.
@@ -224,6 +254,18 @@ class _WithHead(BiLstmPreTrainedModel):
         super().__init__(config)
         self.bilstm = BiLstmModel(config)
         self.dropout = nn.Dropout(config.dropout)
+        if config.projection_size:
+            self.projection = nn.Linear(config.hidden_size, config.projection_size)
+
+    def pooled(self, states: Tensor, present: Tensor) -> Tensor:
+        """The states [B,2H] that texts are classified by, of states [B,S,2H]."""
+        return POOLINGS[self.config.classifier_pooling](states, present)
+
+    def projected(self, states: Tensor) -> Tensor:
+        """GELU(W h + b) [...,P] of states [...,2H], or the states where there is no projection."""
+        if not self.config.projection_size:
+            return states
+        return functional.gelu(self.projection(states))
 
     def get_input_embeddings(self) -> nn.Module:
         return self.bilstm.embeddings
@@ -274,7 +316,7 @@ class BiLstmForMaskedLM(_WithHead):
     def __init__(self, config: BiLstmConfig) -> None:
         super().__init__(config)
         self.transform = nn.Sequential(
-            nn.Linear(config.hidden_size, config.embedding_size),
+            nn.Linear(config.head_width, config.embedding_size),
             nn.GELU(),
             nn.LayerNorm(config.embedding_size),
         )
@@ -289,25 +331,27 @@ class BiLstmForMaskedLM(_WithHead):
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
         """Logits [...,V] of states [...,2H]."""
-        logits: Tensor = self.decoder(self.transform(self.dropout(states)))
+        logits: Tensor = self.decoder(self.transform(self.dropout(self.projected(states))))
         return logits
 
 
 class BiLstmForSequenceClassification(_WithHead):
     """A classifier of texts: the largest value of each channel over the tokens, then a linear map
-    (Mukherjee & Awadallah 2019, section 3.1)."""
+    (Mukherjee & Awadallah 2019, section 3.1); or the last states (their RNN, and 2020, section
+    6.6)."""
 
     output = SequenceClassifierOutput
 
     def __init__(self, config: BiLstmConfig) -> None:
         super().__init__(config)
-        self.classifier = nn.Linear(config.hidden_size, len(config.id2label or ()))
+        self.classifier = nn.Linear(config.head_width, len(config.id2label or ()))
         self.post_init()  # type: ignore[no-untyped-call]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
         """Logits [B,C] of states [B,S,2H] and which tokens are present [B,S]."""
         assert present is not None
-        logits: Tensor = self.classifier(self.dropout(max_over(states, present)))
+        pooled = self.projected(self.pooled(states, present))
+        logits: Tensor = self.classifier(self.dropout(pooled))
         return logits
 
 
@@ -318,12 +362,12 @@ class BiLstmForTokenClassification(_WithHead):
 
     def __init__(self, config: BiLstmConfig) -> None:
         super().__init__(config)
-        self.classifier = nn.Linear(config.hidden_size, len(config.id2label or ()))
+        self.classifier = nn.Linear(config.head_width, len(config.id2label or ()))
         self.post_init()  # type: ignore[no-untyped-call]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
         """Logits [...,C] of states [...,2H]."""
-        logits: Tensor = self.classifier(self.dropout(states))
+        logits: Tensor = self.classifier(self.dropout(self.projected(states)))
         return logits
 
 

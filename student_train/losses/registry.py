@@ -31,6 +31,7 @@ Student = Literal[
     "masked",  # vocabulary logits of the masked tokens
     "pieces",  # vocabulary logits of aligned runs
     "classes",  # logits of the classes of a task
+    "scores",  # the output for the teacher's logits or log odds: --outputs tells which
     "runs",  # pooled states of aligned runs
     "sentence",  # the state that a text is classified by
     "maps",  # attention between aligned runs
@@ -94,7 +95,7 @@ class Loss:
         reads."""
         if self.student in ("masked", "pieces"):
             return "vocabulary"
-        return "task" if self.student == "classes" else None
+        return "task" if self.student in ("classes", "scores") else None
 
     @property
     def measure(self) -> Callable[..., Tensor]:
@@ -123,9 +124,9 @@ LOSSES = (
     Loss("hard", "logits.hard", "distribution", "pieces", "nats"),
     Loss("ce", "task.ce", "gold", "classes", "nats a gold label"),
     Loss("kl", "task.kl", "classes", "classes", "nats", tempered=True),
-    Loss("logit", "task.logit", "classes", "classes", "squared logits"),
+    Loss("logit", "task.logit", "classes", "scores", "squared logits"),
     Loss("hard", "task.hard", "classes", "classes", "nats"),
-    Loss("log-odds", "task.log_odds", "classes", "classes", "squared log-odds"),
+    Loss("log-odds", "task.log_odds", "classes", "scores", "squared log-odds"),
 )
 
 

@@ -6,7 +6,7 @@ import re
 
 from torch import nn
 
-from student_train.settings.options import TrainOptions
+from student_train.settings.options import UNFREEZE, TrainOptions
 from student_train.settings.shapes import Shape
 from support.errors import UserError
 
@@ -16,7 +16,7 @@ OF_EMBEDDINGS = ("words", "positions", "types")
 def group_of(name: str) -> str:
     """Name the part that a parameter belongs to: words, positions, types, embeddings (all else of
     these), layers.N (from 1), head or projection."""
-    if re.search(r"(^|\.)projections\.", name):
+    if re.search(r"(^|\.)projections?\.", name):
         return "projection"
     if "position_embeddings" in name:
         return "positions"
@@ -31,20 +31,36 @@ def group_of(name: str) -> str:
     return "head"
 
 
+def _parts(shape: Shape) -> set[str]:
+    layers = {f"layers.{number}" for number in range(1, shape.layers + 1)}
+    return {"embeddings", "head", *layers, *shape.kinds_of_embeddings}
+
+
+def _check_parts(where: str, named: set[str], options: TrainOptions, shape: Shape) -> None:
+    parts = {*_parts(shape), "layers"}
+    if missing := sorted(named - {*parts, "projection"}):
+        raise UserError(
+            f"{where}{missing[0]}: a student {options.student} has no such part; it has"
+            f" {', '.join(sorted(parts))} and the projection"
+        )
+
+
+def check_unfrozen(options: TrainOptions, shape: Shape) -> None:
+    """Check the lists of stages that unfreeze: raise UserError where one names a part that such a
+    student does not have."""
+    for number, stage in enumerate(options.stages, 1):
+        order = stage.get("unfreeze", UNFREEZE)
+        named = set() if order == UNFREEZE else set(order)
+        _check_parts(f"stage {number}: unfreeze ", named, options, shape)
+
+
 def check_frozen(options: TrainOptions, shape: Shape) -> None:
     """Check `--freeze`: raise UserError where it names a part that such a student does not have, or
     leaves nothing to train."""
-    layers = {f"layers.{number}" for number in range(1, shape.layers + 1)}
-    positions = {"positions"} if shape.positions == "learnt" else set()
-    types = {"types"} if shape.token_types else set()
-    parts = {"embeddings", "words", "head", *layers, *positions, *types}
+    parts = _parts(shape)
     # What a rotary student lacks, one need not let move.
     rotary = {"positions", "types"} if shape.positions == "rotary" else set()
-    if missing := sorted(set(options.freeze) - {*parts, *rotary, "layers", "projection"}):
-        raise UserError(
-            f"--freeze {missing[0]}: a student {options.student} has no such part; it has"
-            f" {', '.join(sorted({*parts, 'layers'}))} and the projection"
-        )
+    _check_parts("--freeze ", set(options.freeze) - rotary, options, shape)
     if all(is_frozen(part, options) for part in (*parts, "projection")):
         raise UserError(f"--freeze {','.join(options.freeze)}: nothing is left to train")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -31,7 +31,6 @@ from student_train.bilstm import (
     BiLstmForMaskedLM,
     BiLstmForSequenceClassification,
     BiLstmForTokenClassification,
-    max_over,
 )
 from student_train.settings.shapes import DEFAULT_KIND, Shape, parse_student
 
@@ -65,10 +64,11 @@ class Kind:
         have.
     models: the class for no task (`mlm`) and for each kind of task.
     parts: what can be cut out of a teacher of that kind; None for nothing.
-    lm, tag: logits [M,V] and [M,C] of states [M,D].
+    lm: logits [M,V] of states [M,D].
+    tag: of states [M,D] what the linear map `classifier`, the last of a task's model, reads.
     pooled: the states [B,D] that texts are classified by, of states [B,S,D] and which of them are
         present [B,S].
-    classify: logits [B,C] of these states.
+    classify: of these what `classifier` reads.
     """
 
     config: Callable[..., PreTrainedConfig]
@@ -118,14 +118,19 @@ def _modernbert(
 
 
 def _bilstm(
-    shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
+    shape: Shape,
+    tokenizer: Any,
+    positions: int,
+    dropout: float = 0.0,
+    recurrent_dropout: float | None = None,
+    **common: Any,
 ) -> BiLstmConfig:
     return BiLstmConfig(
         embedding_size=shape.embeddings,
         lstm_size=shape.width // 2,
         num_hidden_layers=shape.layers,
         dropout=dropout,
-        recurrent_dropout=dropout,
+        recurrent_dropout=dropout if recurrent_dropout is None else recurrent_dropout,
         **common,
     )
 
@@ -170,11 +175,9 @@ KINDS: dict[str, Kind] = {
             "cls.predictions.bias",
         ),
         lm=lambda model, states: model.cls(states),
-        tag=lambda model, states: model.classifier(model.dropout(states)),
+        tag=lambda model, states: model.dropout(states),
         pooled=_first,
-        classify=lambda model, pooled: model.classifier(
-            model.dropout(model.bert.pooler(pooled[:, None]))
-        ),
+        classify=lambda model, pooled: model.dropout(model.bert.pooler(pooled[:, None])),
     ),
     "modernbert": Kind(  # Warner et al. 2024: rotary positions, normalised before a block
         _modernbert,
@@ -195,9 +198,9 @@ KINDS: dict[str, Kind] = {
             {"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2},
         ),
         lm=lambda model, states: model.decoder(model.head(states)),
-        tag=lambda model, states: model.classifier(model.drop(model.head(states))),
+        tag=lambda model, states: model.drop(model.head(states)),
         pooled=_as_configured,
-        classify=lambda model, pooled: model.classifier(model.drop(model.head(pooled))),
+        classify=lambda model, pooled: model.drop(model.head(pooled)),
     ),
     "bilstm": Kind(  # Mukherjee & Awadallah 2019 and 2020
         _bilstm,
@@ -208,9 +211,9 @@ KINDS: dict[str, Kind] = {
         },
         parts=None,
         lm=lambda model, states: model.logits(states),
-        tag=lambda model, states: model.logits(states),
-        pooled=lambda model, states, present: max_over(states, present),
-        classify=lambda model, pooled: model.classifier(model.dropout(pooled)),
+        tag=lambda model, states: model.dropout(model.projected(states)),
+        pooled=lambda model, states, present: model.pooled(states, present),
+        classify=lambda model, pooled: model.dropout(model.projected(pooled)),
     ),
 }
 
@@ -257,20 +260,32 @@ def head_of(student: PreTrainedModel) -> str:
     return next(head for head, model in models.items() if isinstance(student, model))
 
 
+def own_projection(student: PreTrainedModel) -> nn.Module | None:
+    """Return the student's own map of states to the width of what its heads read, without the GELU
+    behind it; None where the heads read the states."""
+    return getattr(student, "projection", None)
+
+
 def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
     """Return LM-head logits [M,V] of flat last states [M,D] of a masked LM."""
     return _kind(student).lm(student, states)
 
 
-def tag_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
-    """Return logits [M,C] of flat last states [M,D] of a tagger."""
-    return _kind(student).tag(student, states)
+def tag_logits(student: Any, states: Tensor, output: nn.Module | None = None) -> Tensor:
+    """Return logits [M,C] of flat last states [M,D] of a tagger, by its `classifier` or by another
+    `output` in its place."""
+    found: Tensor = (output or student.classifier)(_kind(student).tag(student, states))
+    return found
 
 
-def class_logits(student: PreTrainedModel, states: Tensor, present: Tensor) -> Tensor:
+def class_logits(
+    student: Any, states: Tensor, present: Tensor, output: nn.Module | None = None
+) -> Tensor:
     """Return logits [B,C] of a classifier, of the last states [N,D] of all tokens that are
-    `present` [B,S]."""
-    return _kind(student).classify(student, sentence_states(student, states, present))
+    `present` [B,S]; `output` as for `tag_logits`."""
+    pooled = sentence_states(student, states, present)
+    found: Tensor = (output or student.classifier)(_kind(student).classify(student, pooled))
+    return found
 
 
 def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ A {head.what} of {result["parameters"]:,} parameters, trained by teachonce from 
 what its teacher knew, with no teacher in memory.
 
 {how_to_load(student)}
-
+{_answers(settings, student)}
 ## Held-out results
 
 | measure | value |
@@ -148,6 +148,30 @@ print(predict({head.text}))
 ```
 
 {note}"""
+
+
+def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:
+    """Write a line on what the answers of a task's student have learnt by; nothing without one."""
+    if head_of(student) == "mlm":
+        return ""
+    stages = settings.get("stages") or [{}]
+    named = {name for stage in stages for name in stage.get("loss", settings["loss"])}
+    learnt = {
+        side: [loss.name for loss in losses_for(True, named) if loss.student == side]
+        for side in ("classes", "scores")
+    }
+    apart = settings.get("outputs") == "separate" and learnt["classes"] and learnt["scores"]
+    by = learnt["classes"] if apart else [*learnt["classes"], *learnt["scores"]]
+    if not by:
+        return ""
+    more = (
+        f"; the output that learnt by {_list(learnt['scores'])} is not part of it" if apart else ""
+    )
+    return f"\nIts answers are those of the output that learnt by {_list(by)}{more}.\n"
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:

@@ -168,7 +168,7 @@ def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore)
         tokenizer,
         tokenizer.model_max_length,
         task=store.features.task,
-        **{name: getattr(options, name) for name in scoped(TrainOptions, NETWORK)},
+        **_network(options, store),
     )
     learnt = losses_for(store.features.task is not None, options.losses())
     compares_maps = any(loss.student == "maps" for loss in learnt)
@@ -180,6 +180,14 @@ def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore)
     if options.word_vectors:
         start.append(set_word_vectors(student, tokenizer, Path(options.word_vectors)))
     return student, collator, start
+
+
+def _network(options: TrainOptions, store: FeatureStore) -> dict[str, Any]:
+    """Return what goes to the config of the student's kind."""
+    found = {name: getattr(options, name) for name in scoped(TrainOptions, NETWORK)}
+    if options.projection == "student":
+        found["projection_size"] = store.features.width
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) -> Collator:

@@ -36,6 +36,7 @@ from training.schedule import SCHEDULES, Schedule
 
 CACHES = ("none", "ram", "device")
 FREEZABLE = r"embeddings|words|positions|types|layers(\.[1-9][0-9]*)?|head|projection"
+PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"
 SEEDS = 2**32
 UNFREEZE = "top-down"
 
@@ -46,6 +47,7 @@ COMMAND = "command"  # has no place in a recipe
 ONCE = "once"  # has one value in a sweep
 MACHINE = "machine"  # does not shape the student
 NETWORK = "network"  # goes to the config of the student's kind, under its own name
+BILSTM = "bilstm"  # only that kind of student has it
 START = "start"  # only the making of a student can refuse it
 UNNAMED = "unnamed"  # came after the first students: a folder's name does not tell its default
 NEW = "new"  # came later still: training.json does not tell its default, either
@@ -58,10 +60,7 @@ def _parse_parts(words: str) -> tuple[str, ...]:
 def _check_parts(parts: Any) -> None:
     for part in parts:
         if not re.fullmatch(FREEZABLE, part):
-            raise UserError(
-                f"--freeze {part}: expected embeddings, words, positions, types, layers,"
-                " layers.N, head or projection"
-            )
+            raise UserError(f"--freeze {part}: expected {PARTS}")
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,16 @@ class TrainOptions:
     )
     projection: str = option(
         "trainable",
-        "From the student's width to the teacher's.",
-        choices=("trainable", "frozen"),
+        "From the student's width to the teacher's; student: a part of a BiLSTM, through a GELU,"
+        " and its heads stand on it.",
+        choices=("trainable", "frozen", "student"),
+    )
+    outputs: str = option(
+        "shared",
+        "Of a task's student: separate: logit and log-odds teach an output of their own beside the"
+        " classes', where ce, kl or hard teach these. It serves training alone.",
+        choices=("shared", "separate"),
+        scope={NEW},
     )
     init: str = option(
         "auto",
@@ -154,6 +161,21 @@ class TrainOptions:
         " embeddings, layers, and the state between two tokens.",
         within=SHARE,
         scope={NETWORK, NEW},
+    )
+    recurrent_dropout: float | None = option(
+        None,
+        "Of the state between two tokens of a BiLSTM.",
+        within=SHARE,
+        told_default="as --dropout",
+        scope={NETWORK, BILSTM, NEW},
+    )
+    classifier_pooling: str | None = option(
+        None,
+        "What a BiLSTM classifies a text by: the largest value of each channel, or the last state"
+        " of either direction.",
+        choices=("max", "last"),
+        told_default="max",
+        scope={NETWORK, BILSTM, NEW},
     )
     word_vectors: str | None = option(
         None,
@@ -357,6 +379,14 @@ class TrainOptions:
                 f"--lr-end {self.lr_end:g}: expected at most --lr, here {self.resolved_lr:g}"
             )
         self._check_data()
+        of_bilstm = [n for n in scoped(TrainOptions, BILSTM) if getattr(self, n) is not None]
+        words = [f"{flag_of(name)} {getattr(self, name)}" for name in sorted(of_bilstm)]
+        words += ["--projection student"] if self.projection == "student" else []
+        if words and parse_student(self.student).kind != "bilstm":
+            raise UserError(
+                f"{words[0]}: only a BiLSTM has that, and --student is {self.student}; leave it"
+                " out, or choose bilstm:E,H"
+            )
         masked = [f"--loss {loss.name}" for loss in registry.named(self.loss) if loss.of_masked]
         masked += ["--targets masked"] if self.targets == "masked" else []
         if masked and not self.mask_prob:
@@ -500,8 +530,20 @@ def check_stage(stage: Mapping[str, Any], where: str) -> None:
         raise UserError(
             f"{where}: {unknown[0]} is no setting of a stage; there are {', '.join(sorted(known))}"
         )
-    if stage.get("unfreeze", UNFREEZE) != UNFREEZE:
-        raise UserError(f"{where}: unfreeze {stage['unfreeze']!r}: expected {UNFREEZE!r}")
+    if "unfreeze" in stage:
+        _check_unfreeze(stage["unfreeze"], where)
+
+
+def _check_unfreeze(order: Any, where: str) -> None:
+    if order == UNFREEZE:
+        return
+    parts = order if isinstance(order, list | tuple) else ()
+    wrong = [p for p in parts if not isinstance(p, str) or not re.fullmatch(FREEZABLE, p)]
+    if not parts or wrong or len(set(parts)) < len(parts):
+        raise UserError(
+            f"{where}: unfreeze {order!r}: expected {UNFREEZE!r}, or a list of parts, each once:"
+            f" {PARTS}"
+        )
 
 
 def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:

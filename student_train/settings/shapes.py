@@ -41,6 +41,12 @@ class Shape:
         return SHAPES[self.kind].token_types
 
     @property
+    def kinds_of_embeddings(self) -> list[str]:
+        """Name the embeddings that can be frozen one by one."""
+        positions = ["positions"] if self.positions == "learnt" else []
+        return ["words", *positions, *(["types"] if self.token_types else [])]
+
+    @property
     def learning_rate(self) -> float:
         """Return the peak learning rate where `--lr` gives none."""
         return SHAPES[self.kind].rate(self)

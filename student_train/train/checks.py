@@ -13,7 +13,7 @@ from student_train.data.cache import check_cache
 from student_train.data.gold_labels import has_gold
 from student_train.data.stream import chosen_blocks, split_blocks, view_of
 from student_train.losses.registry import LOSSES, features_of, losses_for
-from student_train.model.freezing import check_frozen
+from student_train.model.freezing import check_frozen, check_unfrozen
 from student_train.model.start import other_model, other_teacher
 from student_train.settings.alignments import ALIGNMENTS
 from student_train.settings.options import TrainOptions
@@ -31,8 +31,14 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
         other.close()
     other_model(options.init, store)
     _check_needs(options, store, *others)
+    check_unfrozen(options, shape)
     for each in (store, *others):
         _check_labels(store, each)
+        if options.projection == "student" and each.features.width != store.features.width:
+            raise UserError(
+                f"--projection student: the teacher of {each.path} is {each.features.width} wide,"
+                f" that of {store.path} {store.features.width}, and a student has one projection"
+            )
         _check_store(options, each, shape)
         if options.combine == "outputs":
             check_joined(options, store, each)
@@ -132,6 +138,7 @@ def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> No
             _check_task(stage, store, held_out)
             _check_features(stage, store)
             _check_view(stage, store)
+            _check_projection(stage, store)
             _check_groups(stage, store, shape)
             for share in stage.shares():
                 chosen_blocks(store, blocks, share)
@@ -197,6 +204,15 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
             raise UserError(
                 f"--loss {loss.name}: the store keeps random draws, which have no logits; use kl"
             )
+
+
+def _check_projection(options: TrainOptions, store: FeatureStore) -> None:
+    hidden = store.features.hidden
+    if options.projection == "student" and len(hidden) > 1:
+        raise UserError(
+            f"--projection student: {store.path} has the hidden states {', '.join(hidden)}, and a"
+            " student has one projection; dump with one (--hidden layer:L)"
+        )
 
 
 def _check_view(options: TrainOptions, store: FeatureStore) -> None:

@@ -19,6 +19,7 @@ from student_train.model.kinds import (
     class_logits,
     head_of,
     lm_logits,
+    own_projection,
     sentence_states,
     tag_logits,
 )
@@ -57,11 +58,26 @@ class Distiller(nn.Module):
         self.for_task: bool = head_of(student) != "mlm"
         self.projections = nn.ModuleDict()
         own = student.config.hidden_size
+        self.projected_losses = set[str]()  # by the student's own projection
         for loss in losses_for(self.for_task, options.losses()):
             if loss.projection == "none" or (loss.projection == "widths differ" and own == width):
                 continue
+            if own_projection(student) is not None:
+                self.projected_losses.add(loss.name)
+                continue
             for name in hidden:
                 self.projections[_key(loss, name)] = self._projection(own, width)
+        self.scores = self._separate_scores()
+
+    def _separate_scores(self) -> nn.Module | None:
+        """Make an output for the teacher's logits or log odds, of the form of the classes' output,
+        where the classes' has losses of its own to learn by (Mukherjee & Awadallah 2019, section
+        4.1: W^r beside W^s)."""
+        read = {loss.student for loss in losses_for(self.for_task, self.options.losses())}
+        if self.options.outputs == "shared" or not {"classes", "scores"} <= read:
+            return None
+        classifier: Any = self.student.classifier
+        return nn.Linear(classifier.in_features, classifier.out_features)
 
     def _projection(self, own: int, width: int) -> nn.Linear:
         linear = nn.Linear(own, width)
@@ -102,11 +118,15 @@ class Distiller(nn.Module):
                 pairs = [(*pair, self.options.temperature) for pair in pairs]
             if pairs:  # the mean over the teacher's features
                 found[loss.name] = reduce(add, (loss.measure(*p) / len(pairs) for p in pairs))
-        return found, None if wanted.task is None else sides.classes
+        return found, None if wanted.task is None else sides.answers(losses)
 
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
         """Project student states [G,Ds] to the teacher's width [G,D] for the feature `name`; return
         them as they are where the loss needs no projection."""
+        own = own_projection(self.student)
+        if own is not None and loss.name in self.projected_losses:
+            found: Tensor = own(states)
+            return found
         key = _key(loss, name)
         return self.projections[key](states) if key in self.projections else states
 
@@ -156,11 +176,18 @@ class _Sides:
                 return self._of_maps()
             case "pieces" if self._wanted.logits is not None:
                 return [(self._pieces, self._wanted.logits)]
-            case "classes" if self._wanted.task is not None:
+            case "classes" | "scores" if self._wanted.task is not None:
                 task = self._wanted.task
                 target = task.gold if loss.teacher == "gold" else task.logits
-                return [] if target is None else [(self.classes, target)]
+                own = self.classes if loss.student == "classes" else self.scores
+                return [] if target is None else [(own, target)]
         return []
+
+    def answers(self, losses: list[Loss]) -> Tensor:
+        """Return the logits [G,C] that the student answers by: those of the classes, but in a stage
+        that teaches only an output beside them, that output's."""
+        read = {loss.student for loss in losses}
+        return self.scores if "scores" in read and "classes" not in read else self.classes
 
     def _of_states(self, loss: Loss) -> list[tuple[Any, ...]]:
         wanted, distiller, found = self._wanted, self._distiller, []
@@ -199,11 +226,21 @@ class _Sides:
     @cached_property
     def classes(self) -> Tensor:
         """Compute logits [G,C] of a task, of texts or of tokens."""
+        return self._task_output(None)
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """Compute what is compared with the teacher's logits or log odds [G,C]: the output of its
+        own, or the classes'."""
+        separate = self._distiller.scores
+        return self.classes if separate is None else self._task_output(separate)
+
+    def _task_output(self, output: nn.Module | None) -> Tensor:
         student, read, task = self._distiller.student, self._read, self._wanted.task
         assert task is not None
         if task.tokens is None:
-            return class_logits(student, read.last, read.present)
-        return tag_logits(student, read.last[task.tokens])
+            return class_logits(student, read.last, read.present, output)
+        return tag_logits(student, read.last[task.tokens], output)
 
 
 def _key(loss: Loss, name: str) -> str:

@@ -23,6 +23,7 @@ from student_train.bilstm import (
     BiLstmForSequenceClassification,
     BiLstmForTokenClassification,
     BiLstmModel,
+    last_of,
     lstm_with_dropout,
 )
 from student_train.model.kinds import make_student
@@ -144,6 +145,23 @@ def test_a_text_is_the_largest_value_of_each_channel() -> None:
         torch.testing.assert_close(
             model(ids, attention_mask=mask).logits[number], model.classifier(largest)
         )
+
+
+def test_the_last_state_is_of_the_last_token_forwards_and_of_the_first_backwards() -> None:
+    states = torch.arange(24.0).reshape(2, 3, 4)  # rows, tokens, channels: two of each direction
+    present = torch.tensor([[True, True, False], [False, True, True]])
+    assert last_of(states, present).tolist() == [[4, 5, 2, 3], [20, 21, 18, 19]]
+    model = model_of(BiLstmForSequenceClassification, classifier_pooling="last")
+    ids, mask = torch.tensor([[3, 4, 5, 0]]), torch.tensor([[1, 1, 1, 0]])
+    with torch.no_grad():
+        found = model(input_ids=ids, attention_mask=mask).logits
+        states = model.bilstm(ids[:, :3], output_hidden_states=True).hidden_states[1]
+        layer = model.bilstm.layers[1]
+        ends = [
+            layer.left_to_right(states)[1][0][0],
+            layer.right_to_left(states.flip(1))[1][0][0],
+        ]
+        torch.testing.assert_close(found, model.classifier(torch.cat(ends, dim=1)))
 
 
 @pytest.mark.parametrize("own", WITH_HEADS)

@@ -132,7 +132,8 @@ def test_logits_of_flat_states_are_the_models_own(
         torch.testing.assert_close(logits(model, states), own[present])
         assert own.std() > 0.1
     model = student(kind, "classification")
-    for pooling in ("cls", "mean") if kind == "modernbert" else (None,):
+    poolings = {"modernbert": ("cls", "mean"), "bilstm": ("max", "last")}
+    for pooling in poolings.get(kind, (None,)):
         model.config.classifier_pooling = pooling
         states, present, own = read(model, tokenizer)
         torch.testing.assert_close(class_logits(model, states, present), own)

@@ -120,6 +120,43 @@ def test_gradual_unfreezing_goes_from_the_top(store: FeatureStore) -> None:
     assert all("head" in stage.freeze for stage in stages_of(given, 2))
 
 
+def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
+    def frozen(order: list[str], student: str = "16x2x2", **changes: Any) -> list[set[str]]:
+        stages = ({"unfreeze": order, "steps": 2},)
+        layers = 1 if student.startswith("bilstm") else 2
+        options = options_for(store, stages=stages, student=student, **changes)
+        check(options, store)
+        return [set(stage.freeze) for stage in stages_of(options, layers)]
+
+    below = {"embeddings", "layers.1", "layers.2"}
+    assert frozen(["head", "projection", "layers", "embeddings"]) == [
+        below | {"projection"}, below, {"embeddings"}, set(),
+    ]  # fmt: skip
+    # What is not in the list stays as it is; words are embeddings, too.
+    assert frozen(["words", "layers.2"]) == [
+        {"positions", "types", "layers.1", "layers.2", "head", "projection"},
+        {"positions", "types", "layers.1", "head", "projection"},
+    ]
+    assert frozen(["words"], "bilstm:8,8") == [{"layers.1", "head", "projection"}]
+    own = frozen(["head"], "bilstm:8,8", freeze=("embeddings",))
+    assert own == [{"embeddings", "layers.1", "projection"}]
+    # A projection that the heads stand on has its own step from the top.
+    options = options_for(
+        store, stages=({"unfreeze": "top-down"},), student="bilstm:8,8", projection="student"
+    )
+    assert [stage.freeze for stage in stages_of(options, 1)] == [
+        ("embeddings", "layers.1", "projection"), ("embeddings", "layers.1"), ("embeddings",), (),
+    ]  # fmt: skip
+    for order, told in (
+        (["head", "layers.3"], "stage 1: unfreeze layers.3: a student 16x2x2 has no such part"),
+        (["nose"], "stage 1: unfreeze .*nose.*: expected 'top-down', or a list of parts"),
+        (["head", "head"], "each once"),
+        (list[str](), "a list of parts"),
+    ):
+        with pytest.raises(UserError, match=told):
+            frozen(order)
+
+
 def test_when_it_is_judged_counts_where_that_decides(store: FeatureStore) -> None:
     names = {options_for(store, eval_every=n).name() for n in (2, 3)}
     assert len(names) == 1

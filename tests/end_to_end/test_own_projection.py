@@ -1,0 +1,111 @@
+"""The projection to the teacher's width as a part of the student (Mukherjee & Awadallah 2020, eq. 5
+and algorithm 1): its heads stand on it, losses compare it, and it is saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from store import FeatureStore
+from student_train.cli import main
+from student_train.losses.states import hidden_kld
+from student_train.model.kinds import own_projection
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.distiller import Distiller
+from student_train.train.student_training import train
+from tests.end_to_end.support import dumped, ok, refused, says
+from tests.texts import ENGLISH
+
+OWN = ("--projection", "student", "--student", "bilstm:12,10")
+SMALL = ("--vocab", 400, "--batch-texts", 8, "--device", "cpu")
+
+
+def prepared(store: FeatureStore, **changes: Any) -> tuple[Any, Any, TrainOptions]:
+    plain: dict[str, Any] = {
+        "vocab": "400", "student": "bilstm:12,10", "projection": "student", "batch_texts": 8,
+        "device": "cpu", "precision": "fp32", "loss": {"hidden-kld": 1.0, "ce": 1.0}, "lr": 1e-2,
+    }  # fmt: skip
+    options = TrainOptions(store=store.path, **plain | changes).resolved()
+    student, collator, _ = prepare(options, store)
+    return student, collator, options
+
+
+def test_the_head_and_the_loss_stand_on_one_projection(tags: FeatureStore) -> None:
+    student, collator, options = prepared(tags)
+    own: Any = student.projection
+    distiller = Distiller(student, options, tags.features.hidden, tags.features.width).eval()
+    same = own_projection(student) is own
+    assert same and not distiller.projections
+    assert own.out_features == tags.features.width
+    raw = next(tags.stream(0, 0, 10**5, features=collator.features()))
+    batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
+    wanted = batch.distillation
+    assert wanted and wanted.task and wanted.task.tokens is not None
+    found, logits = distiller.measured(batch)
+    states = distiller.encode(wanted.inputs or batch.inputs).last
+    linear = states @ own.weight.T + own.bias
+    pooled = own(wanted.runs.pool(states, options.resolved_pool))
+    torch.testing.assert_close(found["hidden-kld"], hidden_kld(pooled, wanted.normalised["layer4"]))
+    read = functional.gelu(linear)[wanted.task.tokens]
+    torch.testing.assert_close(logits, student.classifier(read))
+
+
+def test_algorithm_1_moves_a_part_more_at_a_time(tags: FeatureStore) -> None:
+    order = ["head", "projection", "layers", "embeddings"]
+    moved = []
+    for count in range(1, 5):
+        stage = {"unfreeze": order[:count], "steps": 1, "loss": {"ce": 1.0}}
+        student, collator, options = prepared(tags, stages=(stage,), weight_decay=0.0)
+        before = {name: value.clone() for name, value in student.state_dict().items()}
+        train(tags, student, collator, options)
+        after = student.state_dict()
+        moved.append({name.split(".")[-2] for name in after if (after[name] != before[name]).any()})
+    recurrent = {"left_to_right", "right_to_left"}
+    assert moved == [
+        {"classifier"}, {"classifier", "projection"}, {"classifier", "projection", *recurrent},
+        {"classifier", "projection", *recurrent, "embeddings"},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["classes", "tags"])
+def test_it_is_saved_and_loads_again(
+    request: pytest.FixtureRequest, kind: str, tmp_path: Path
+) -> None:
+    store, out = request.getfixturevalue(kind), tmp_path / "student"
+    loss = "ce=1,sentence-gelu=1" if kind == "classes" else "ce=1,hidden-gelu=1"
+    words = ("--store", store.path, *OWN, *SMALL, "--loss", loss, "--steps", 3, "--out", out)
+    ok(main, *words, *(("--classifier-pooling", "last") if kind == "classes" else ()))
+    factories: dict[str, Any] = {
+        "classes": AutoModelForSequenceClassification,
+        "tags": AutoModelForTokenClassification,
+    }
+    model, told = factories[kind].from_pretrained(out, output_loading_info=True)
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    config = json.loads((out / "config.json").read_text())
+    assert config["projection_size"] == store.features.width == model.classifier.in_features
+    assert config.get("classifier_pooling") == ("last" if kind == "classes" else None)
+    assert "| projection | student |" in (out / "README.md").read_text()
+
+
+def test_where_there_can_be_none_is_told(
+    tags: FeatureStore, tiny_teacher: Any, tmp_path: Path
+) -> None:
+    corpus = tmp_path / "a.txt"
+    corpus.write_text("\n".join(ENGLISH * 4), "utf-8")
+    two = dumped(tiny_teacher("bert"), corpus, tmp_path / "two.zarr", hidden="mean,groups:2")
+    cases: tuple[Any, ...] = (
+        (tags.path, ("--projection", "student", "--student", "16x2x2"), ("only a BiLSTM",)),
+        (tags.path, ("--classifier-pooling", "last"), ("only a BiLSTM", "--student is tiny")),
+        (tags.path, ("--recurrent-dropout", ".1"), ("--recurrent-dropout 0.1: only a BiLSTM",)),
+        (two, OWN, ("--projection student", "mean, groups2", "has one projection")),
+    )
+    for store, words, told in cases:
+        line = refused(main, "--store", store, *words, *SMALL, "--out", tmp_path / "no")
+        says(line, *told)

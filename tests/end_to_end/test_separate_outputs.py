@@ -1,0 +1,106 @@
+"""An output for log odds beside that of the classes (Mukherjee & Awadallah 2019, section 4.1)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from store import FeatureStore
+from student_train.cli import main
+from student_train.losses.task import ce, log_odds
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.distiller import Distiller
+from tests.end_to_end.support import ok
+
+BOTH = {"ce": 1.0, "log-odds": 1.0}
+
+
+def distiller_of(store: FeatureStore, **changes: Any) -> tuple[Distiller, Any]:
+    plain: dict[str, Any] = {
+        "vocab": "400", "student": "16x2x2", "loss": BOTH, "outputs": "separate", "device": "cpu",
+        "precision": "fp32", "steps": 1,
+    }  # fmt: skip
+    options = TrainOptions(store=store.path, **plain | changes).resolved()
+    student, collator, _ = prepare(options, store)
+    torch.manual_seed(1)
+    distiller = Distiller(student, options, store.features.hidden, store.features.width).eval()
+    raw = next(store.stream(0, 0, 10**5, features=collator.features()))
+    return distiller, collator(raw, 0, (0,)).to(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("student", ["16x2x2", "modernbert:16x2x2", "bilstm:8,8"])
+@pytest.mark.parametrize("kind", ["classes", "tags"])
+def test_each_loss_moves_its_own_output(
+    request: pytest.FixtureRequest, kind: str, student: str
+) -> None:
+    distiller, batch = distiller_of(request.getfixturevalue(kind), student=student)
+    own: Any = distiller.student.classifier
+    apart: Any = distiller.scores
+    assert apart.weight.shape == own.weight.shape
+    for loss, moved, kept in (("ce", own, apart), ("log-odds", apart, own)):
+        found = distiller(batch)[loss]
+        (slope,) = torch.autograd.grad(found, moved.weight, retain_graph=True)
+        assert slope.any()
+        assert torch.autograd.grad(found, kept.weight, allow_unused=True) == (None,)
+    with torch.no_grad():  # with the same weights it is the same function
+        own.weight.copy_(apart.weight)
+        own.bias.copy_(apart.bias)
+    shared, _ = distiller_of(request.getfixturevalue(kind), student=student, outputs="shared")
+    shared.student.load_state_dict(distiller.student.state_dict())
+    assert shared.scores is None
+    torch.testing.assert_close(shared(batch), distiller(batch))
+
+
+def test_two_classes_pull_one_output_apart_and_not_two(classes: FeatureStore) -> None:
+    """softmax(a, -a) = sigmoid(2a): the output that has the teacher's log odds is too sure."""
+    odds = torch.tensor([[1.0, -1.0]])
+    teacher = torch.stack([odds[:, 0], torch.zeros(1)], dim=1)  # its softmax has these log odds
+    assert log_odds(odds, teacher) < 1e-12
+    assert odds.softmax(1)[0, 0] == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item())
+    soft = ce(odds, torch.tensor([0])), ce(odds / 2, torch.tensor([0]))
+    assert soft[1] == pytest.approx(-torch.log(torch.sigmoid(torch.tensor(1.0))).item())
+    assert soft[0] < soft[1]
+
+
+def test_where_one_kind_alone_is_learnt_there_is_one_output(classes: FeatureStore) -> None:
+    for loss in ({"log-odds": 1.0}, {"ce": 1.0, "kl": 1.0}, {"ce": 1.0, "sentence": 1.0}):
+        assert distiller_of(classes, loss=loss)[0].scores is None
+    stages = ({"loss": {"log-odds": 1.0}}, {"loss": {"ce": 1.0}})
+    distiller, batch = distiller_of(classes, stages=stages)
+    assert distiller.scores is not None
+    outputs: dict[str, Any] = {"log-odds": distiller.scores, "ce": distiller.student.classifier}
+    for name, answers in outputs.items():
+        distiller.options = distiller.options.in_stage({"loss": {name: 1.0}})
+        with torch.no_grad():
+            before = distiller.measured(batch)[1]
+            answers.bias.add_(1.0)  # it tells by which output a stage is judged
+            after = distiller.measured(batch)[1]
+        assert before is not None and after is not None
+        torch.testing.assert_close(after, before + 1)
+
+
+def test_the_card_tells_which_output_answers(classes: FeatureStore, tmp_path: Path) -> None:
+    words = ("--store", classes.path, "--vocab", 400, "--student", "bilstm:8,8", "--steps", 2)
+    for name, loss, told in (
+        (
+            "a",
+            "ce=1,log-odds=1",
+            "learnt by `ce`; the output that learnt by `log-odds` is not part",
+        ),
+        ("b", "log-odds=1", "answers are those of the output that learnt by `log-odds`.\n"),
+    ):
+        out = tmp_path / name
+        ok(main, *words, "--outputs", "separate", "--loss", loss, "--device", "cpu", "--out", out)
+        assert told in (out / "README.md").read_text()
+        _, loaded = AutoModelForSequenceClassification.from_pretrained(
+            out, output_loading_info=True
+        )
+        assert not any(loaded[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        settings = json.loads((out / "training.json").read_text())["settings"]
+        assert settings["outputs"] == "separate"
