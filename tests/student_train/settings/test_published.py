@@ -196,6 +196,27 @@ def test_recipes_train(
     assert "student in" in said and (tmp_path / "a/model.safetensors").exists()
 
 
+def test_students_of_the_thesis_teach_its_sixth(
+    tmp_path: Path, tiny_teacher: Callable[..., Path]
+) -> None:
+    """Stores of two students of one teacher, and that teacher's layers: the whole way."""
+    corpus, teacher = write_corpus(tmp_path / "a.txt", 20), tiny_teacher("roberta")
+    kept: dict[str, Any] = {"attention": "none", "views": 2}
+    first = dumped(teacher, corpus, tmp_path / "0.zarr", hidden="layer:4", **kept)
+    stores: list[Word] = []
+    for number, layers in ((1, "1,3,4"), (2, "1,2,4")):
+        words: Words = ("--student", "teacher:3", "--init", f"layers:{layers}", *SIZE)
+        student = tmp_path / f"student-{number}"
+        recipe = f"slovakbert-{number}"
+        ok(student_train, "--store", first, "--recipe", recipe, *words, "--out", student)
+        store = tmp_path / f"{number}.zarr"
+        stores += ["--store", dumped(student, corpus, store, hidden="layer:3", **kept)]
+    words = ("--student", "teacher:2", "--init", f"layers:1,2@{teacher}", *SIZE)
+    said = ok(student_train, *stores, "--recipe", "slovakbert-6", *words, "--out", tmp_path / "6")
+    assert "layers 1, 2 of 4, cut to 32" in said and "masked-LM head" in said
+    assert f"all of {teacher.name}, weights " in said
+
+
 @pytest.mark.parametrize(
     ("name", "store", "words"),
     [
