@@ -82,7 +82,7 @@ def test_metrics_that_have_lost_lines_are_told(
 ) -> None:
     metrics = tmp_path / METRICS
     os.truncate(metrics, 20)  # in the middle of the first line
-    told, resumed = stopped()[::-1]
+    resumed, told, _ = stopped()  # then the masks that it reads
     assert "has lost lines of before step 4" in told and "after step 3" in resumed
     lines = metrics.read_text().splitlines()
     assert len(lines) > 2 and all(line.startswith('{"step"') for line in lines)
