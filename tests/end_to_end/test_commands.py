@@ -100,7 +100,7 @@ def test_help_is_short_or_long(command: click.Command, words: tuple[str, ...]) -
 def test_sweep_tells_the_defaults_of_its_repeatable_options() -> None:
     told = " ".join(ok(student_sweep, "-h").split())
     assert "[default: tiny]" in told
-    assert "adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003]" in told
+    assert "adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003; of adadelta 1]" in told
     assert "[default: beside the store, STORE-sweep for STORE.zarr]" in told
 
 
