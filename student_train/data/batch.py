@@ -35,9 +35,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Holds the teacher's targets for G aligned runs of the student's flat tokens.
+    """Holds the teacher's targets for G runs of one alignment, of the student's flat tokens.
 
-    Targets that no loss reads are empty. States and maps are empty until `StudentBatch.to`, too.
+    Targets that no loss of this alignment reads are empty. States and maps are empty until
+    `StudentBatch.to`, too.
     """
 
     inputs: Inputs | None  # a second input (reduce); None: the runs are of the masked native input
@@ -54,27 +55,44 @@ class Distillation:
     sentences: dict[str, Tensor] = field(default_factory=dict)
     maps: dict[str, Tensor] = field(default_factory=dict)  # [B,G',G'] by name: between runs
 
+    def decoded(self) -> Distillation:
+        """Decode the teacher's states and maps where they are, if that was not done already."""
+        if self.encoded is None:
+            return self
+        return replace(self, encoded=None, **self.encoded.decoded())
+
 
 @dataclass(frozen=True)
 class StudentBatch:
     """Holds the data of one step. `masked` are the flat token numbers of `labels`, `characters`
-    counts the characters under them, `tokens` the student's own tokens."""
+    counts the characters under them, `tokens` the student's own tokens. `aligned` has what the
+    teacher teaches, by the name of each alignment that a loss asks for."""
 
     inputs: Inputs
     masked: Tensor  # int64 [M]
     labels: Tensor  # int64 [M]
     characters: int
     tokens: int
-    distillation: Distillation | None
+    aligned: dict[str, Distillation]
+
+    @property
+    def distillation(self) -> Distillation | None:
+        """Return what the teacher teaches to losses of one alignment; None where it teaches
+        nothing."""
+        found = list(self.aligned.values())
+        if len(found) > 1:
+            raise ValueError(f"the batch is aligned in several ways: {', '.join(self.aligned)}")
+        return found[0] if found else None
+
+    @property
+    def of_task(self) -> str | None:
+        """Name the first alignment that has targets of a task; None where there are none."""
+        return next((name for name, each in self.aligned.items() if each.task is not None), None)
 
     def to(self, device: torch.device) -> StudentBatch:
         """Move the batch to a device, and decode the teacher's states and maps there."""
         moved: StudentBatch = _moved(self, device)
-        taught = moved.distillation
-        if taught is None or taught.encoded is None:
-            return moved
-        decoded = replace(taught, encoded=None, **taught.encoded.decoded())
-        return replace(moved, distillation=decoded)
+        return replace(moved, aligned={n: taught.decoded() for n, taught in moved.aligned.items()})
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -4,6 +4,8 @@ picks the teacher's targets."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,16 +29,31 @@ from student_train.data.pooling import MapPooling, Runs
 from student_train.data.targets import TargetReader, TaskTargets, first_pieces
 from student_train.data.token_cache import token_table, tokenize
 from student_train.losses.logits import LogitTargets
-from student_train.losses.registry import features_of, losses_for
+from student_train.losses.registry import Loss, features_of, losses_for
 from student_train.settings.alignments import ALIGNMENTS, Sides, Strategy
 from student_train.settings.options import TrainOptions
 from support.arrays import Array
 from support.errors import UserError
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """Says what the losses of one alignment read: groups of a store's features in `wanted`, and of
+    these `Loss.teacher`."""
+
+    strategy: Strategy
+    wanted: list[str]
+    teacher: set[str]
+
+    @classmethod
+    def by(cls, name: str, losses: Iterable[Loss]) -> _Asked:
+        losses = list(losses)
+        return cls(ALIGNMENTS[name], features_of(losses), {loss.teacher for loss in losses})
+
+
 class Collator:
-    """Turns store batches into student batches for one vocabulary, and the alignment, losses and
-    masks of `options`.
+    """Turns store batches into student batches for one vocabulary, and the alignments, losses and
+    masks of `options`. A batch is aligned once in each way that a loss asks for.
 
     `head` (weight [V,D], bias [V]) is needed for logit losses from the `head` tier. With `store`
     its text is tokenised once for all batches (`token_table`), without it each batch anew.
@@ -60,19 +77,13 @@ class Collator:
         self.tokenizer.enable_truncation(max_length)
         self.table = None if store is None else token_table(store, self.tokenizer)
         self.padding = student_tokenizer.pad_token_id
-        self.align, self.max_length = options.align, max_length
+        self.max_length = max_length
         self.vocabulary = _vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
-        first = self.strategy.predicted == "first"
-        pieces = first_pieces(self.vocabulary) if first else self.vocabulary.match
-        self.targets = TargetReader(pieces, head)
+        self.head = head
+        self.readers = dict[str, TargetReader]()  # by `Strategy.predicted`
         self.task = store.features.task if store else None
         self.source: Streamed | Resident = Streamed()
         self._serve(options)
-
-    @property
-    def strategy(self) -> Strategy:
-        """Return the entry of `--align`."""
-        return ALIGNMENTS[self.align]
 
     def serving(self, options: TrainOptions) -> Collator:
         """Return a collator for a stage with other losses and masks."""
@@ -99,8 +110,22 @@ class Collator:
             options.max_masks,
         )
         self.wanted = features_of(losses)
-        self.read_of_teacher = {loss.teacher for loss in losses} - {"nothing"}
+        taught = [loss for loss in losses if loss.teacher != "nothing"]
+        names = dict.fromkeys(options.alignment_of(loss.name) for loss in taught)
+        self.asked = {
+            name: _Asked.by(name, (x for x in taught if options.alignment_of(x.name) == name))
+            for name in names
+        }
+        for asked in self.asked.values():
+            if "logits" in asked.wanted:
+                self._read_logits(asked.strategy.predicted)
         self.masked_only = options.targets == "masked"
+
+    def _read_logits(self, predicted: str) -> None:
+        if predicted not in self.readers:
+            first = predicted == "first"
+            pieces = first_pieces(self.vocabulary) if first else self.vocabulary.match
+            self.readers[predicted] = TargetReader(pieces, self.head)
 
     def features(self) -> list[str]:
         """List the groups of the store's features that must be streamed."""
@@ -119,9 +144,7 @@ class Collator:
             read = self.masker.dynamic(native, key)
         masked = np.flatnonzero(read.labels != IGNORED)
         try:
-            taught = (
-                self._distillation(batch, native, read, view, key) if self.read_of_teacher else None
-            )
+            aligned = self._aligned(batch, native, read, view, key)
         except AlignmentError as error:  # the stored tokens do not fit the stored texts
             raise StoreError(f"the store cannot be learnt from: {error}; {VERIFY}") from error
         return StudentBatch(
@@ -130,7 +153,7 @@ class Collator:
             labels=torch.from_numpy(read.labels[masked]),
             characters=int((native.offsets[masked, 1] - native.offsets[masked, 0]).sum()),
             tokens=len(native.ids),
-            distillation=taught,
+            aligned=aligned,
         )
 
     def _native(self, batch: Batch) -> Tokens:
@@ -139,19 +162,35 @@ class Collator:
             return tokenize(self.tokenizer, batch.texts)
         return self.table.of(batch.index)
 
-    def _distillation(
+    def _aligned(
         self, batch: Batch, native: Tokens, read: MaskedTokens, view: int, key: tuple[int, ...]
-    ) -> Distillation:
+    ) -> dict[str, Distillation]:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         sides = Sides(batch.texts, teacher, native, self.vocabulary, self.max_length)
-        student, alignment = self.strategy.align(sides)
+        return {
+            name: self._distillation(batch, sides, asked, read, view, key)
+            for name, asked in self.asked.items()
+        }
+
+    def _distillation(
+        self,
+        batch: Batch,
+        sides: Sides,
+        asked: _Asked,
+        read: MaskedTokens,
+        view: int,
+        key: tuple[int, ...],
+    ) -> Distillation:
+        student, alignment = asked.strategy.align(sides)
         inputs = None
-        if self.strategy.second_input:
+        if asked.strategy.second_input:
             # What the teacher saw masked, the student sees masked; in view 0 that is nothing.
             read = self.masker.stored(student, batch.spans, batch.spans_start, key)
             inputs = Inputs.of(read.ids, student.start, self.padding)
         logit_runs, logits = (
-            self._logits(batch, alignment, read.labels) if "logits" in self.wanted else (None, None)
+            self._logits(batch, asked.strategy, alignment, read.labels)
+            if "logits" in asked.wanted
+            else (None, None)
         )
         return Distillation(
             inputs=inputs,
@@ -160,18 +199,18 @@ class Collator:
             logits=logits,
             map_pooling=(
                 MapPooling.of(alignment.student, student.start)
-                if "attention" in self.wanted
+                if "attention" in asked.wanted
                 else None
             ),
-            task=self._task(batch, alignment) if "task" in self.wanted else None,
-            encoded=self._encoded(batch, view, alignment.teacher),
+            task=self._task(batch, alignment) if "task" in asked.wanted else None,
+            encoded=self._encoded(batch, asked, view, alignment.teacher),
         )
 
-    def _encoded(self, batch: Batch, view: int, runs: Array) -> Encoded:
+    def _encoded(self, batch: Batch, asked: _Asked, view: int, runs: Array) -> Encoded:
         """Take the teacher's states and maps, to be decoded on the device, for half-open runs [G,2]
         of its tokens."""
         pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
-        read = self.read_of_teacher
+        read = asked.teacher
         if {"normalised", "raw"} & read:
             tokens = Runs.of(runs)
             pooled = self.source.states(batch, view, tokens.member.numpy(), tokens.begin)
@@ -179,7 +218,7 @@ class Collator:
             first = batch.start[:-1]
             sentences = self.source.states(batch, view, first, torch.arange(len(first)))
         maps = None
-        if "attention" in self.wanted:
+        if "attention" in asked.wanted:
             values, begin, codec = self.source.maps(batch, view)
             maps = TeacherMaps(
                 values,
@@ -215,7 +254,7 @@ class Collator:
         )
 
     def _logits(
-        self, batch: Batch, alignment: Alignment, labels: Array
+        self, batch: Batch, strategy: Strategy, alignment: Alignment, labels: Array
     ) -> tuple[Runs, LogitTargets]:
         """Take targets of the runs with a single teacher token: only they have a distribution."""
         chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
@@ -223,9 +262,9 @@ class Collator:
             chosen &= labels[alignment.student[:, 0]] != IGNORED
         rows = alignment.teacher[chosen, 0]
         assert batch.logits is not None
-        targets, some = self.targets.of(batch.logits, rows)
+        targets, some = self.readers[strategy.predicted].of(batch.logits, rows)
         student = alignment.student[chosen][some]
-        if self.strategy.predicted == "first":  # which the first token of a run predicts
+        if strategy.predicted == "first":  # which the first token of a run predicts
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
         return Runs.of(student), targets
 

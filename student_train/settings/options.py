@@ -11,6 +11,7 @@ from typing import Any, Literal
 from student_train.losses import registry
 from student_train.settings import alignments
 from student_train.settings.alignments import ALIGNMENTS
+from student_train.settings.loss_alignments import check_alignments, parse_alignments
 from student_train.settings.loss_weights import DEFAULT_LOSS, check_losses, parse_losses
 from student_train.settings.naming import beside, folder_name
 from student_train.settings.shapes import parse_student
@@ -108,8 +109,9 @@ class TrainOptions:
     )
     align: str = option(
         "span",
-        f"Runs of tokens that are compared, teacher's and student's; {alignments.help_text()}.",
-        choices=tuple(ALIGNMENTS),
+        f"Runs of tokens that are compared, teacher's and student's; {alignments.help_text()}."
+        " Of single losses: kl=match,hidden=reduce.",
+        check=check_alignments,
     )
     pool: str | None = option(
         None,
@@ -431,10 +433,26 @@ class TrainOptions:
         others = {name: default_of(TrainOptions, name) for name in ruled_out(own)}
         return replace(self, **{"stages": (), **others, **own, **more})
 
+    def alignment_of(self, loss: str) -> str:
+        """Name the alignment of a loss."""
+        return parse_alignments(self.align).of(loss)
+
+    def pool_of(self, alignment: str) -> str:
+        """Tell how the outputs of a run of an alignment become one: `--pool`, else as the alignment
+        has it."""
+        return self.pool or ALIGNMENTS[alignment].pool
+
     @property
     def resolved_pool(self) -> str:
-        """Tell how a run's outputs become one: `--pool`, else as the alignment has it."""
-        return self.pool or ALIGNMENTS[self.align].pool
+        """Tell how a run's outputs become one: a word, or `match=mean,reduce=sum` where the
+        alignments differ in it."""
+        chosen = parse_alignments(self.align)
+        compared = [loss.name for loss in registry.named(self.losses()) if not loss.of_masked]
+        used = {chosen.of(name) for name in compared} if chosen.own else {chosen.others}
+        pools = {name: self.pool_of(name) for name in ALIGNMENTS if name in used}
+        if len(set(pools.values())) > 1:
+            return ",".join(f"{name}={pool}" for name, pool in pools.items())
+        return next(iter(pools.values()), self.pool_of(chosen.others))
 
     @property
     def resolved_lr(self) -> float:

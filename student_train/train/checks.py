@@ -16,6 +16,7 @@ from student_train.losses.registry import LOSSES, features_of, losses_for
 from student_train.model.freezing import check_frozen, check_unfrozen
 from student_train.model.start import other_model, other_teacher
 from student_train.settings.alignments import ALIGNMENTS
+from student_train.settings.loss_alignments import parse_alignments
 from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import Shape, parse_student
 from student_train.settings.stages import stages_of
@@ -32,6 +33,7 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
     other_model(options.init, store)
     _check_needs(options, store, *others)
     check_unfrozen(options, shape)
+    _check_alignments(options)
     for each in (store, *others):
         _check_labels(store, each)
         if options.projection == "student" and each.features.width != store.features.width:
@@ -102,6 +104,15 @@ def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
         raise UserError(
             f"--recipe {needs['recipe']}: the embeddings of {store.path} were learnt {with_it}"
             f" --tie; make them {way} it (teacher-dump mixed-vocab --recipe {needs['recipe']})"
+        )
+
+
+def _check_alignments(options: TrainOptions) -> None:
+    own, learnt = parse_alignments(options.align).own, options.losses()
+    if unused := [name for name in own if name not in learnt]:
+        raise UserError(
+            f"--align {unused[0]}={own[unused[0]]}: no {unused[0]} is learnt, of"
+            f" {', '.join(sorted(learnt))}; add it to --loss, or leave it out of --align"
         )
 
 
@@ -227,10 +238,15 @@ def _check_view(options: TrainOptions, store: FeatureStore) -> None:
             f"--max-masks {options.max_masks}: the masks of {store.path}'s view are those of its"
             " dump; use --view 0"
         )
-    second = ALIGNMENTS[options.align].second_input
+    learnt = [loss for loss in losses_for(False, options.loss) if loss.student == "pieces"]
+    second = [
+        aligned
+        for aligned in (options.alignment_of(loss.name) for loss in learnt)
+        if ALIGNMENTS[aligned].second_input
+    ]
     if options.targets == "masked" and second and plain:
         raise UserError(
-            f"--targets masked: under --align {options.align} the student reads view 0 unmasked;"
+            f"--targets masked: under --align {second[0]} the student reads view 0 unmasked;"
             " use a store with masked views (teacher-dump --views 2), or --targets all"
         )
     if options.view is not None and not 0 <= options.view < store.features.views:

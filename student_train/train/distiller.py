@@ -23,7 +23,7 @@ from student_train.model.kinds import (
     sentence_states,
     tag_logits,
 )
-from student_train.settings.alignments import ALIGNMENTS
+from student_train.settings.alignments import ALIGNMENTS, Strategy
 from student_train.settings.options import TrainOptions
 
 
@@ -96,29 +96,35 @@ class Distiller(nn.Module):
     def measured(self, batch: StudentBatch) -> tuple[dict[str, Tensor], Tensor | None]:
         """Compute the losses as `forward` does, and the logits [G,C] of a task; None without
         one."""
-        wanted = batch.distillation
-        assert wanted is None or wanted.encoded is None  # `StudentBatch.to` has decoded it
+        # `StudentBatch.to` has decoded them
+        assert all(wanted.encoded is None for wanted in batch.aligned.values())
         losses = losses_for(self.for_task, self.options.loss)
         maps = any(loss.student == "maps" for loss in losses)
         own = [loss for loss in losses if loss.student == "masked"]
         found = dict[str, Tensor]()
-        second = None if wanted is None else wanted.inputs
-        if own or second is None:
-            read = self.encode(batch.inputs, maps)
+        seconds = [wanted.inputs for wanted in batch.aligned.values()]
+        if own or not seconds or None in seconds:
+            native = self.encode(batch.inputs, maps)
         for loss in own:
-            found[loss.name] = loss.measure(self.logits(read.last[batch.masked]), batch.labels)
-        if wanted is None:
-            return found, None
-        if second is not None:
-            read = self.encode(second, maps)
-        sides = _Sides(self, wanted, read)
+            found[loss.name] = loss.measure(self.logits(native.last[batch.masked]), batch.labels)
+        sides = {
+            name: _Sides(
+                self,
+                wanted,
+                native if wanted.inputs is None else self.encode(wanted.inputs, maps),
+                name,
+            )
+            for name, wanted in batch.aligned.items()
+        }
         for loss in losses:
-            pairs = sides.of(loss)
+            if loss.teacher == "nothing":
+                continue
+            pairs = sides[self.options.alignment_of(loss.name)].of(loss)
             if loss.tempered:
                 pairs = [(*pair, self.options.temperature) for pair in pairs]
             if pairs:  # the mean over the teacher's features
                 found[loss.name] = reduce(add, (loss.measure(*p) / len(pairs) for p in pairs))
-        return found, None if wanted.task is None else sides.answers(losses)
+        return found, None if batch.of_task is None else sides[batch.of_task].answers(losses)
 
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
         """Project student states [G,Ds] to the teacher's width [G,D] for the feature `name`; return
@@ -160,11 +166,14 @@ class Distiller(nn.Module):
 
 
 class _Sides:
-    """Finds the student's and the teacher's side of each loss, for one batch."""
+    """Finds the student's and the teacher's side of each loss of an alignment, for one batch."""
 
-    def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
+    def __init__(
+        self, distiller: Distiller, wanted: Distillation, read: Outputs, alignment: str
+    ) -> None:
         self._distiller, self._wanted, self._read = distiller, wanted, read
-        self._pool = distiller.options.resolved_pool
+        self._strategy: Strategy = ALIGNMENTS[alignment]
+        self._pool = distiller.options.pool_of(alignment)
 
     def of(self, loss: Loss) -> list[tuple[Any, ...]]:
         """Return what the formula of a loss compares, once for each of the teacher's features;
@@ -219,7 +228,7 @@ class _Sides:
         """Compute vocabulary logits [G,V] of the runs that have logit targets."""
         runs, distiller, last = self._wanted.logit_runs, self._distiller, self._read.last
         assert runs is not None
-        if ALIGNMENTS[distiller.options.align].pools_logits:
+        if self._strategy.pools_logits:
             return runs.pool_members(distiller.logits(last[runs.member]).float(), self._pool)
         return distiller.logits(runs.pool(last, self._pool))
 

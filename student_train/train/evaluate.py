@@ -97,7 +97,7 @@ class _Sums:
         self, batch: StudentBatch, found: Mapping[str, torch.Tensor], logits: torch.Tensor | None
     ) -> None:
         """Count a batch's losses by name, and the logits of its task."""
-        taught = batch.distillation.task if batch.distillation else None
+        taught = batch.aligned[batch.of_task].task if batch.of_task else None
         labels = int((taught.gold != NO_LABEL).sum()) if taught else 0
         for loss in self.losses:
             name = loss.name

@@ -1,0 +1,67 @@
+"""`--align` by loss: what is read, what is stored, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from student_train.settings.loss_alignments import parse_alignments
+from student_train.settings.options import TrainOptions
+from support.errors import UserError
+
+LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "kl", "hidden"),
+    [
+        ("match", "match", "match"),
+        ("kl=match,hidden=reduce", "match", "reduce"),
+        ("reduce, kl=match", "match", "reduce"),
+        ("kl=match", "match", "span"),
+        ("hidden=reduce,match", "match", "reduce"),
+    ],
+)
+def test_a_loss_without_its_own_takes_the_plain_word(words: str, kl: str, hidden: str) -> None:
+    options = TrainOptions(store="a.zarr", loss=LOSS, align=words)
+    assert (options.alignment_of("kl"), options.alignment_of("hidden")) == (kl, hidden)
+    assert options.describing()["align"] == words
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("sideways", "--align sideways: expected one of span, match, reduce, or of a single loss"),
+        ("kl=sideways", "--align kl=sideways: expected one of span"),
+        ("", "--align : expected one of span"),
+        ("kl:match", "--align kl:match: expected one of span"),
+        ("hiden=match", "--align hiden=match: no loss 'hiden'; there are mlm, hidden"),
+        ("mlm=match", "mlm compares the student with its own text, not .* leave it out"),
+        ("kl=match,kl=span", "--align kl=span: kl is given twice"),
+        ("span,match", "--align span,match: span and match for all losses; give one"),
+    ],
+)
+def test_what_is_no_alignment_of_a_loss_is_told(words: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        TrainOptions(store="a.zarr", loss=LOSS, align=words)
+
+
+@pytest.mark.parametrize(
+    ("words", "pool", "told"),
+    [
+        ("span", None, "mean"),
+        ("reduce", None, "sum"),
+        ("reduce", "mean", "mean"),
+        ("kl=match,hidden=reduce", None, "match=mean,reduce=sum"),
+        ("kl=match,hidden=reduce", "sum", "sum"),
+        ("kl=reduce,hidden=reduce", None, "sum"),  # mlm, which span is left for, has no runs
+        ("kl=match,hidden=span", None, "mean"),
+    ],
+)
+def test_the_pool_of_each_alignment_is_told(words: str, pool: str | None, told: str) -> None:
+    options = TrainOptions(store="a.zarr", loss=LOSS, align=words, pool=pool)
+    assert options.describing()["pool"] == told
+
+
+def test_all_losses_of_one_word_have_it() -> None:
+    for word in ("span", "match", "reduce"):
+        assert parse_alignments(word).of("kl") == word and not parse_alignments(word).own

@@ -1,0 +1,105 @@
+"""An alignment for each loss: a batch is aligned once in each way, and each loss has its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from store import FeatureStore
+from student_train.cli import main
+from student_train.data.stream import student_batches
+from student_train.output.run import prepare
+from student_train.settings import alignments
+from student_train.settings.alignments import ALIGNMENTS, Sides
+from student_train.settings.options import TrainOptions
+from student_train.train.distiller import Distiller
+from tests.end_to_end.support import Words, ok, refused, says
+
+LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "cosine": 1.0}
+
+
+def measured(store: FeatureStore, align: str, **changes: Any) -> dict[str, torch.Tensor]:
+    options = TrainOptions(
+        store=store.path, vocab="400", student="16x2x2", loss=LOSS, align=align, device="cpu",
+        precision="fp32", **changes,
+    ).resolved()  # fmt: skip
+    model, collator, _ = prepare(options, store)
+    torch.manual_seed(1)  # the same projections
+    distiller = Distiller(model, options, store.features.hidden, store.features.width).eval()
+    batches = student_batches(store, collator, store.blocks(), seed=0, batch_tokens=256, view=0)
+    return distiller(next(batches).to(torch.device("cpu")))
+
+
+@pytest.fixture(scope="module")
+def plain(store: FeatureStore) -> dict[str, dict[str, torch.Tensor]]:
+    return {name: measured(store, name) for name in ALIGNMENTS}
+
+
+@pytest.mark.parametrize(
+    "words", ["kl=match,hidden=reduce", "reduce,kl=match", "match,cosine=reduce,kl=span"]
+)
+def test_each_loss_is_what_it_is_under_its_own_alignment_alone(
+    words: str, store: FeatureStore, plain: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    chosen = TrainOptions(store=store.path, loss=LOSS, align=words)
+    found = measured(store, words)
+    assert list(found) == list(plain["span"])
+    for name, value in found.items():
+        torch.testing.assert_close(value, plain[chosen.alignment_of(name)][name])
+    for name in ("kl", "hidden", "cosine"):  # no two are the same by chance
+        assert len({float(values[name].detach()) for values in plain.values()}) == 3
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    calls: list[str] = []
+
+    def counting(name: str, strategy: alignments.Strategy) -> alignments.Strategy:
+        def align(sides: Sides) -> Any:
+            calls.append(name)
+            return strategy.align(sides)
+
+        return replace(strategy, align=align)
+
+    for name, strategy in list(ALIGNMENTS.items()):
+        monkeypatch.setitem(ALIGNMENTS, name, counting(name, strategy))
+    yield calls
+
+
+def test_a_batch_is_aligned_once_for_each_kind(store: FeatureStore, counted: list[str]) -> None:
+    measured(store, "reduce,kl=match")
+    assert sorted(counted) == ["match", "reduce"]
+    counted.clear()
+    measured(store, "span")
+    assert counted == ["span"]
+
+
+SMALL: Words = ("--vocab", "400", "--student", "16x2x2", "--batch-tokens", "512", "--device", "cpu")
+
+
+def test_the_command_tells_both(store: FeatureStore, tmp_path: Path) -> None:
+    words: Words = ("--store", store.path, *SMALL, "--steps", "2", "--out", tmp_path / "a")
+    loss: Words = ("--loss", "mlm=1,kl=1,hidden=1")
+    said = ok(main, *words, *loss, "--align", "kl=match,hidden=reduce")
+    assert "kl=match,hidden=reduce, pool match=mean,reduce=sum" in said
+    settings = json.loads((tmp_path / "a/training.json").read_text())["settings"]
+    assert settings["align"] == "kl=match,hidden=reduce"
+    assert "| align | kl=match,hidden=reduce |" in (tmp_path / "a/README.md").read_text()
+    told = refused(main, *words, *loss, "--align", "hidden-sum=reduce")
+    says(told, "--align hidden-sum=reduce", "no hidden-sum is learnt, of hidden, kl, mlm")
+
+
+def test_masked_targets_ask_for_masks_where_logits_are_reduced(
+    store: FeatureStore, tmp_path: Path
+) -> None:
+    words: Words = ("--store", store.path, *SMALL, "--steps", "1", "--view", "0")
+    masked: Words = ("--loss", "mlm=1,kl=1,hidden=1", "--targets", "masked")
+    told = refused(main, *words, *masked, "--align", "kl=reduce", "--out", tmp_path / "a")
+    says(told, "--targets masked: under --align reduce")
+    ok(main, *words, *masked, "--align", "kl=match,hidden=reduce", "--out", tmp_path / "b")
