@@ -111,6 +111,10 @@ LOSSES = (
     Loss("mlm", "logits.mlm", "nothing", "masked", "nats a masked token"),
     Loss("hidden", "states.hidden", "normalised", "runs", DEVIATIONS, "always"),
     Loss("hidden-sum", "states.hidden_sum", "normalised", "runs", "squared deviations", "always"),
+    Loss(
+        "hidden-raw", "states.hidden", "raw", "runs", "squared differences of a channel", "always"
+    ),
+    Loss("hidden-raw-sum", "states.hidden_sum", "raw", "runs", "squared differences", "always"),
     Loss("hidden-gelu", "states.hidden_gelu", "normalised", "runs", DEVIATIONS, "always"),
     Loss("hidden-kld", "states.hidden_kld", "normalised", "runs", "nats", "always"),
     Loss("cosine", "states.cosine", "raw", "runs", "cosine distances", "widths differ"),

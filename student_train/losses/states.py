@@ -17,8 +17,9 @@ SHARPNESS = 20.0  # 1 / temperature of the cosines
 def hidden(student: Tensor, teacher: Tensor) -> Tensor:
     """Squared error of projected student states [G,D] against the teacher's, mean over G and D.
 
-    `teacher` is normalised per channel with the store's calibration, so that a few loud channels do
-    not make the whole loss (Kolesnikova et al. 2022, MSE on averaged hidden states).
+    As `hidden`, `teacher` is normalised per channel with the store's calibration, so that a few
+    loud channels do not make the whole loss. As `hidden-raw` it is as the teacher gave it
+    (Kolesnikova et al. 2022, appendix B.2: MSE of averaged states).
     """
     if len(student) == 0:
         return student.sum() * 0.0
@@ -28,7 +29,9 @@ def hidden(student: Tensor, teacher: Tensor) -> Tensor:
 def hidden_sum(student: Tensor, teacher: Tensor) -> Tensor:
     """Squared error as of `hidden`, but summed over D and averaged over G: D times as large.
 
-    (The scripts of Kolesnikova et al. 2022 divide a sum by the number of aligned tokens.)
+    (Appendix B.2 of Kolesnikova et al. 2022 does not tell the reduction. Their published code
+    divides the sum over all by the number of aligned tokens, and their weight, 0.1, belongs to
+    that.)
     """
     return hidden(student, teacher) * teacher.shape[1]
 

@@ -33,9 +33,10 @@ class Recipe:
     source.
 
     needs: what the stores must have. `stores` is their number. `masked` asks for masked views.
-    `hidden` and `attention` tell how these were dumped: `mean`, `groups:N`, or `layer:I`, which
-    stands for any one layer. `model` asks for the folder of a third model that the layers come
-    from. `tied` tells whether stage I of mixed vocabularies tied the pieces of both.
+    `hidden` and `attention` tell how these were dumped: `mean`, with the embeddings or without
+    them, `mean:0`, `groups:N`, or `layer:I`, which stands for any one layer. `model` asks for the
+    folder of a third model that the layers come from. `tied` tells whether stage I of mixed
+    vocabularies tied the pieces of both.
     """
 
     name: str

@@ -88,7 +88,7 @@ def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
         ):
             wanted = needs.get(kind, "")
             sort, _, number = wanted.partition(":")
-            first = f"groups{number}." if sort == "groups" else sort
+            first = {"groups": f"groups{number}.", "mean": f"mean{number}"}.get(sort, sort)
             if wanted and kind in read and not any(name.startswith(first) for name in there):
                 raise UserError(
                     f"--recipe {needs['recipe']} needs {kind} {wanted}, and {store.path} has"
@@ -266,6 +266,7 @@ def _check_groups(options: TrainOptions, store: FeatureStore, shape: Shape) -> N
     compared: list[str] = []
     if any(loss.student == "runs" for loss in losses):
         compared += store.features.hidden
+        _check_mean(options, store, shape)
     if mapped:
         compared += store.features.attention
     for name in compared:
@@ -274,3 +275,12 @@ def _check_groups(options: TrainOptions, store: FeatureStore, shape: Shape) -> N
                 f"{name}: {shape.layers} student layers do not fall into as many groups; choose"
                 " --student accordingly"
             )
+
+
+def _check_mean(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:
+    if "mean0" in store.features.hidden and shape.embeddings != shape.width:
+        raise UserError(
+            f"--student {options.student}: {store.path} keeps means that count the embeddings"
+            f" (mean:0); the student's are {shape.embeddings} wide, its states {shape.width}: dump"
+            " with --hidden mean, or choose a student of one width"
+        )

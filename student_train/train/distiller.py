@@ -26,6 +26,8 @@ from student_train.model.kinds import (
 from student_train.settings.alignments import ALIGNMENTS, Strategy
 from student_train.settings.options import TrainOptions
 
+MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the first of these
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -153,9 +155,9 @@ class Distiller(nn.Module):
         return Outputs(states, averaged, inputs.present)
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
-        """Return the student's counterpart of a teacher feature, of values by layer: the mean of
-        all layers, of group i of N, or the last layer."""
-        if name == "mean":
+        """Return the student's counterpart of a teacher feature, of values by layer from 1: the
+        mean of all layers, of group i of N, or the last layer."""
+        if name in MEANS:
             return torch.stack(values).mean(dim=0)
         group = re.fullmatch(r"groups(\d+)\.(\d+)", name)
         if group is None:
@@ -207,7 +209,8 @@ class _Sides:
         }[loss.teacher]
         for name, target in targets.items():
             if loss.student == "runs":
-                layers = distiller.counterpart(self._read.states[1:], name)
+                states = self._read.states[MEANS.get(name, 1) :]
+                layers = distiller.counterpart(states, name)
                 own = wanted.runs.pool(layers, self._pool)
             else:
                 own = sentence_states(distiller.student, self._read.last, self._read.present)

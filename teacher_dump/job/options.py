@@ -90,8 +90,8 @@ class DumpOptions:
     )
     hidden: str = option(
         "mean",
-        "Hidden states: mean | groups:N | layer:I (0 = embeddings) | none; a comma list for"
-        " several.",
+        "Hidden states: mean | mean:0 (the embeddings count, too) | groups:N | layer:I (0 ="
+        " embeddings) | none; a comma list for several.",
         check=feature_words,
     )
     attention: str = option(

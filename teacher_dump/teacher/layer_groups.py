@@ -5,9 +5,12 @@ from __future__ import annotations
 from support.console import counted
 from support.errors import UserError
 
+WORDS = ("mean", "mean:0", "groups:N", "layer:I")
+
 
 def feature_words(spec: str) -> list[tuple[str, int]]:
-    """Read `mean`, `groups:3`, `layer:4` or a comma list as (kind, number) each; [] for `none`.
+    """Read `mean`, `mean:0`, `groups:3`, `layer:4` or a comma list as (kind, number) each; [] for
+    `none`. The number of a mean is its first layer.
 
     Raises UserError for an unknown word and for `none` beside others.
     """
@@ -17,22 +20,22 @@ def feature_words(spec: str) -> list[tuple[str, int]]:
         kind, _, number = word.partition(":")
         if word == "none":
             raise UserError(f"{spec}: none beside others; leave it out")
-        if word == "mean":
-            found.append((kind, 0))
+        if word in ("mean", "mean:0"):
+            found.append((kind, int(number or 1)))
         elif number.isdecimal() and (kind == "layer" or (kind == "groups" and int(number) > 0)):
             found.append((kind, int(number)))
         else:
-            raise UserError(f"unknown feature {word!r}: expected mean, groups:N, layer:I or none")
+            raise UserError(f"unknown feature {word!r}: expected {', '.join(WORDS)} or none")
     return found
 
 
 def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
-    """Return the names and layer numbers of a feature option, such as `mean`, `groups:3`, `layer:4`
-    or a comma list of them.
+    """Return the names and layer numbers of a feature option, such as `mean`, `mean:0`, `groups:3`,
+    `layer:4` or a comma list of them.
 
     Layers are counted from 1 (the first transformer layer) to `layers`; `layer:0` is the output of
-    the embeddings. `mean` averages layers 1..L, `groups:N` cuts them into N equal consecutive
-    groups.
+    the embeddings. `mean` averages layers 1..L, `mean:0` the embeddings as well, `groups:N` cuts
+    layers 1..L into N equal consecutive groups.
 
     Raises UserError for an unknown word, `none` beside others, a layer that does not exist or
     groups that do not divide the layers.
@@ -40,7 +43,7 @@ def layer_groups(spec: str, layers: int) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = {}
     for kind, number in feature_words(spec):
         if kind == "mean":
-            groups["mean"] = list(range(1, layers + 1))
+            groups["mean" if number else "mean0"] = list(range(number, layers + 1))
         elif kind == "groups":
             if layers % number:
                 raise UserError(

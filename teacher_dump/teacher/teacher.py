@@ -67,8 +67,10 @@ class Teacher:
         self.vocabulary = int(self.config.vocab_size)
         self.hidden = Accumulator(layer_groups(hidden, self.layers))
         self.attention = Accumulator(layer_groups(attention, self.layers))
-        if "layer0" in self.attention.groups:
-            raise UserError("--attention layer:0: the embeddings attend to nothing; count from 1")
+        if any(0 in members for members in self.attention.groups.values()):
+            raise UserError(
+                f"--attention {attention}: the embeddings (layer 0) attend to nothing; count from 1"
+            )
         self.device = next(model.parameters()).device
         # Some families return maps only when asked; the others would keep all of them if asked.
         asks = "output_attentions" in inspect.signature(self.base.forward).parameters

@@ -176,6 +176,8 @@ DUMP_OPTIONS = {
     "--hidden=": ("unknown feature ''", "mean"),
     "--text-column nope": ("--text-column nope", "corpus.txt", "no columns", "leave it out"),
     "--attention layer:0": ("--attention", "layer:0"),
+    "--attention mean:0": ("--attention mean:0", "layer 0", "count from 1"),
+    "--hidden mean:1": ("unknown feature 'mean:1'", "mean:0", "groups:N"),
     "--max-length 4000": ("--max-length 4000", "at most 128"),
     "--max-length 0": ("--max-length 0", "at least 4"),
     "--max-length 16 --stride 20": ("--stride 20", "0 to 13"),

@@ -39,6 +39,15 @@ def test_a_gelu_ends_the_projection_before_the_squares() -> None:
     assert states.hidden_gelu(student, teacher).item() == pytest.approx(want, rel=1e-5)
 
 
+def test_squares_are_summed_over_channels_or_averaged() -> None:
+    # Kolesnikova et al. 2022, B.2 and `mse_step` of their code: the sum of all squares by the
+    # number of tokens. Gaps (1, -2, 0) and (0, 4, 2): squares 1 + 4 + 0 and 0 + 16 + 4, two tokens.
+    student = torch.tensor([[1.0, 0.0, 3.0], [2.0, 5.0, 0.0]])
+    teacher = torch.tensor([[0.0, 2.0, 3.0], [2.0, 1.0, -2.0]])
+    assert states.hidden_sum(student, teacher).item() == pytest.approx(25 / 2)
+    assert states.hidden(student, teacher).item() == pytest.approx(25 / 6)
+
+
 def test_contrastive_is_the_number_worked_out_by_hand() -> None:
     student = torch.tensor([[1.0, 0.0], [5.0, 0.0]])
     teacher = torch.tensor([[0.8, 0.6], [1.2, 1.6]])

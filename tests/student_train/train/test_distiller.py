@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from store import FeatureStore
+from store import FeatureStore, open_store
 from student_train.data.batch import Inputs
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
+from student_train.train.checks import check
 from student_train.train.distiller import Distiller
+from support.errors import UserError
+from tests.end_to_end.support import dumped, write_corpus
 
 LOSSES = ("mlm", "kl", "hidden", "cosine", "sentence")
 
@@ -47,3 +53,67 @@ def test_padding_changes_no_loss(store: FeatureStore, student: str) -> None:
             more = distiller(replace(batch, inputs=padded(batch.inputs, 3, token)))
             for name, value in found.items():
                 assert more[name].item() == pytest.approx(value.item(), rel=1e-4, abs=1e-6), name
+
+
+def compared(store: FeatureStore, **changes: Any) -> tuple[Distiller, Any]:
+    """A student with random projections, and a batch for it."""
+    options = TrainOptions(
+        store=str(store.path), vocab="400", student="16x2x2", align="match", device="cpu",
+        precision="fp32", **changes,
+    ).resolved()  # fmt: skip
+    check(options, store)
+    model, collator, _ = prepare(options, store)
+    distiller = Distiller(model, options, store.features.hidden, store.features.width).eval()
+    raw = next(iter(store.stream(0, 0, 512, features=collator.features())))
+    return distiller, collator(raw, 0, (0,)).to(torch.device("cpu"))
+
+
+@torch.no_grad()
+def test_raw_states_are_compared_as_the_teacher_gave_them(store: FeatureStore) -> None:
+    losses = {"hidden-raw": 1.0, "hidden-raw-sum": 1.0, "hidden": 1.0}
+    distiller, batch = compared(store, loss=losses)
+    wanted, found = batch.distillation, distiller(batch)
+    mean, deviation = store.calibration["mean"]
+    raw = wanted.normalised["mean"].numpy() * deviation + mean
+    states = torch.stack(distiller.encode(batch.inputs).states[1:]).mean(0)
+    own = wanted.runs.pool(states, "mean")
+    for name, over in (("hidden-raw", raw.size), ("hidden-raw-sum", len(raw))):
+        key = f"{name}_mean"
+        gap = distiller.projections[key](own).numpy().astype(np.float64) - raw
+        assert found[name].item() == pytest.approx((gap**2).sum() / over, rel=1e-4)
+    assert found["hidden-raw"].item() != pytest.approx(found["hidden"].item(), rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Any) -> FeatureStore:
+    """Keeps the mean of the layers, and the mean that counts the embeddings."""
+    folder = tmp_path_factory.mktemp("mean0")
+    corpus = write_corpus(folder / "corpus.txt", 20)
+    hidden = {"hidden": "mean:0,mean", "attention": "none"}
+    return open_store(dumped(tiny_teacher("bert"), corpus, folder / "a.zarr", **hidden))
+
+
+@torch.no_grad()
+def test_a_mean_that_counts_the_embeddings_has_its_like(counted: FeatureStore) -> None:
+    assert list(counted.features.hidden) == ["mean0", "mean"]
+    distiller, batch = compared(counted, loss={"hidden-raw-sum": 1.0})
+    read, wanted = distiller.encode(batch.inputs), batch.distillation
+    assert len(read.states) == 3  # embeddings and two layers
+    expected = 0.0
+    for name, states in (("mean0", read.states), ("mean", read.states[1:])):
+        own = wanted.runs.pool(torch.stack(states).mean(0), "mean")
+        gap = distiller.projections[f"hidden-raw-sum_{name}"](own) - wanted.states[name]
+        expected += (gap.double() ** 2).sum().item() / len(gap) / 2
+    assert distiller(batch)["hidden-raw-sum"].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_embeddings_of_another_width_have_no_such_mean(
+    counted: FeatureStore, tmp_path: Path
+) -> None:
+    options = TrainOptions(
+        store=counted.path, vocab="400", student="bilstm:12,10", loss={"hidden": 1.0}, device="cpu",
+        out=tmp_path / "a",
+    ).resolved()  # fmt: skip
+    told = "--student bilstm:12,10: .* count the embeddings .* are 12 wide, its states 20: dump"
+    with pytest.raises(UserError, match=told):
+        check(options, counted)

@@ -33,7 +33,8 @@ def measured(store: FeatureStore, align: str, **changes: Any) -> dict[str, torch
     torch.manual_seed(1)  # the same projections
     distiller = Distiller(model, options, store.features.hidden, store.features.width).eval()
     batches = student_batches(store, collator, store.blocks(), seed=0, batch_tokens=256, view=0)
-    return distiller(next(batches).to(torch.device("cpu")))
+    found: dict[str, torch.Tensor] = distiller(next(batches).to(torch.device("cpu")))
+    return found
 
 
 @pytest.fixture(scope="module")

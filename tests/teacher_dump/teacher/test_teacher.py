@@ -34,7 +34,7 @@ def test_averages_maps_and_logits_are_those_of_transformers(
 ) -> None:
     folder = tiny_teacher(kind)
     teacher = load_teacher(
-        str(folder), hidden="mean,groups:2,layer:0,layer:4", attention="mean,groups:2"
+        str(folder), hidden="mean,mean:0,groups:2,layer:0,layer:4", attention="mean,groups:2"
     )
     ids, present = tokens(teacher)
     got = teacher.run(ids, present)
@@ -53,6 +53,7 @@ def test_averages_maps_and_logits_are_those_of_transformers(
     states = [state[here] for state in want.hidden_states]
     close: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
     torch.testing.assert_close(got.hidden["mean"][here], torch.stack(states[1:]).mean(0), **close)
+    torch.testing.assert_close(got.hidden["mean0"][here], torch.stack(states).mean(0), **close)
     torch.testing.assert_close(
         got.hidden["groups2.1"][here], torch.stack(states[3:]).mean(0), **close
     )
@@ -119,13 +120,14 @@ def test_draws_are_unbiased(tiny_teacher: Callable[..., Path]) -> None:
 
 def test_layer_words() -> None:
     assert layer_groups("mean", 3) == {"mean": [1, 2, 3]}
+    assert layer_groups("mean:0,mean", 2) == {"mean0": [0, 1, 2], "mean": [1, 2]}
     assert layer_groups("groups:2,layer:0", 4) == {
         "groups2.0": [1, 2],
         "groups2.1": [3, 4],
         "layer0": [0],
     }
     assert layer_groups("none", 4) == {}
-    for wrong in ("groups:3", "layer:5", "middle", "groups:0"):
+    for wrong in ("groups:3", "layer:5", "middle", "groups:0", "mean:1", "mean:"):
         with pytest.raises(UserError, match=wrong):
             layer_groups(wrong, 4)
 
