@@ -102,8 +102,9 @@ class TrainOptions:
     )
     student: str = option(
         "tiny",
-        "tiny (264x3x12) or HxLxA: width x layers x heads of a BERT; of a ModernBERT after"
-        " modernbert:; teacher:L: as wide as the teacher, and a ModernBERT if that is one;"
+        "tiny (264x3x12x792) or HxLxA[xF]: width x layers x heads of a BERT, and units of its"
+        " feed-forward parts, 4 H by default; of a ModernBERT after modernbert:, 2 H by default;"
+        " teacher:L: as wide as the teacher, and a ModernBERT if that is one;"
         " bilstm:E,H: width of the embeddings and of an LSTM in each direction.",
         scope={START},
     )

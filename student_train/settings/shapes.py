@@ -10,7 +10,11 @@ from typing import Literal
 
 from support.errors import UserError
 
-SIZES = {"tiny": (264, 3, 12)}
+TINY = "264x3x12"
+BERT_TINY = f"{TINY}x792"  # Kolesnikova et al. 2022, Table 3: 10.4M parameters with 30k pieces
+# Inner units by width of the states. A ModernBERT multiplies two halves of them, and has three
+# matrices for BERT's two: its `tiny` has as many weights as BERT's.
+BERT_INNER, MODERNBERT_INNER = 4, 2
 DEFAULT_KIND = "bert"
 # The best rate of a transformer falls with its width, the best rate of a BiLSTM does not.
 GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5
@@ -22,13 +26,15 @@ Positions = Literal["learnt", "rotary", "none"]
 @dataclass(frozen=True)
 class Shape:
     """Holds a kind of student and its sizes: `width` of the states and of the word `embeddings`,
-    `layers`, and attention `heads` in each, 0 where there is no attention."""
+    `layers`, and in each attention `heads` and units between the two matrices of its `feed_forward`
+    part, both 0 where there is no attention."""
 
     kind: str
     width: int
     layers: int
     heads: int
     embeddings: int
+    feed_forward: int = 0
 
     @property
     def positions(self) -> Positions:
@@ -69,14 +75,15 @@ class ShapeKind:
     token_types: bool = False
 
 
-def _transformer(kind: str, size: str) -> Shape:
-    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", size)
-    if size not in SIZES and not found:
+def _transformer(kind: str, size: str, inner: int) -> Shape:
+    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?", size)
+    if not found:
         raise ValueError(
-            "expected tiny or HxLxA (width x layers x heads, such as 264x3x12), or"
-            " bilstm:E,H (embeddings, LSTM)"
+            "expected tiny or HxLxA (width x layers x heads, such as 264x3x12; HxLxAxF: units of"
+            " the feed-forward parts as well), or bilstm:E,H (embeddings, LSTM)"
         )
-    width, layers, heads = SIZES[size] if size in SIZES else map(int, found.groups())  # type: ignore[union-attr]
+    width, layers, heads = map(int, found.groups()[:3])
+    feed_forward = inner * width if found[4] is None else int(found[4])
     if min(width, layers, heads) < 1 or width % heads:
         raise ValueError(
             f"the width {width} must be a multiple of the {heads} heads, and all at least 1"
@@ -84,13 +91,19 @@ def _transformer(kind: str, size: str) -> Shape:
     if layers > width:
         raise ValueError(
             f"{layers} layers of width {width}; the order is width x layers x heads",
-            f"{layers}x{width}x{heads}",
+            "x".join((str(layers), str(width), *size.split("x")[2:])),
         )
-    return Shape(kind, width, layers, heads, width)
+    if feed_forward < 1:
+        raise ValueError(f"feed-forward parts of {feed_forward} units; give at least 1, or HxLxA")
+    return Shape(kind, width, layers, heads, width, feed_forward)
+
+
+def _bert(kind: str, size: str) -> Shape:
+    return _transformer(kind, BERT_TINY if size == "tiny" else size, BERT_INNER)
 
 
 def _rotary(kind: str, size: str) -> Shape:
-    shape = _transformer(kind, size)
+    shape = _transformer(kind, TINY if size == "tiny" else size, MODERNBERT_INNER)
     each = shape.width // shape.heads
     if each % 2:
         raise ValueError(
@@ -116,7 +129,7 @@ def _by_width(shape: Shape) -> float:
 
 
 SHAPES = {
-    "bert": ShapeKind(_transformer, "learnt", _by_width, token_types=True),
+    "bert": ShapeKind(_bert, "learnt", _by_width, token_types=True),
     "modernbert": ShapeKind(_rotary, "rotary", _by_width),
     "bilstm": ShapeKind(_recurrent, "none", lambda shape: RECURRENT_RATE),
 }
@@ -124,7 +137,7 @@ SHAPES = {
 
 
 def parse_student(student: str, option: str = "--student ", default: str = DEFAULT_KIND) -> Shape:
-    """Read the shape that `[KIND:]tiny`, `[KIND:]HxLxA` or `bilstm:E,H` asks for.
+    """Read the shape that `[KIND:]tiny`, `[KIND:]HxLxA[xF]` or `bilstm:E,H` asks for.
 
     `option` is what stands before it on the command line, `default` the kind where none is named.
     Raises UserError for anything else.

@@ -160,12 +160,36 @@ def test_a_saved_student_is_loaded_whole(
 
 
 def test_sizes() -> None:
-    assert parse_student("tiny") == Shape("bert", 264, 3, 12, 264)
-    assert parse_student("modernbert:tiny") == Shape("modernbert", 264, 3, 12, 264)
-    assert parse_student("64x2x4", default="modernbert") == Shape("modernbert", 64, 2, 4, 64)
+    assert parse_student("tiny") == Shape("bert", 264, 3, 12, 264, 792)
+    assert parse_student("264x3x12") == Shape("bert", 264, 3, 12, 264, 4 * 264)
+    assert parse_student("64x2x4x100") == Shape("bert", 64, 2, 4, 64, 100)
+    assert parse_student("modernbert:tiny") == Shape("modernbert", 264, 3, 12, 264, 2 * 264)
+    assert parse_student("64x2x4", default="modernbert") == Shape("modernbert", 64, 2, 4, 64, 128)
+    assert parse_student("modernbert:64x2x4x96") == Shape("modernbert", 64, 2, 4, 64, 96)
     assert parse_student("bilstm:300,600") == Shape("bilstm", 1200, 1, 0, 300)
     found = [parse_student(word).positions for word in ("tiny", "modernbert:tiny", "bilstm:8,8")]
     assert found == ["learnt", "rotary", "none"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "millions"), [(30_500, 10.4), (20_000, 7.6), (10_000, 5.0), (5_000, 3.6)]
+)
+def test_tiny_has_the_published_parameters(pieces: int, millions: float) -> None:
+    """Kolesnikova et al. 2022, Table 3: distil-tiny30, 20, 10 and 5, inputs of 512 tokens."""
+    shape, kind = parse_student("tiny"), KINDS["bert"]
+    with torch.device("meta"):
+        model = kind.models["mlm"](kind.config(shape, None, 512, vocab_size=pieces, pad_token_id=0))
+    assert round(model.num_parameters() / 1e6, 1) == millions
+    assert model.config.intermediate_size == 792
+
+
+def test_the_units_of_the_feed_forward_parts_are_those_asked_for(
+    make_tokenizer: Callable[[str], Any],
+) -> None:
+    for student, units in (("32x2x4x40", 40), ("32x2x4", 128), ("modernbert:32x2x4x40", 40),
+                           ("modernbert:32x2x4", 64)):  # fmt: skip
+        model = make_student(student, make_tokenizer("wordpiece"), 64)
+        assert model.config.intermediate_size == units
 
 
 def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> None:
@@ -182,6 +206,9 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
         ("modernbert:64x2", "expected tiny or HxLxA"),
         ("300,600", r"expected tiny or HxLxA \(.*\), or bilstm:E,H"),
         ("65x2x4", "the width 65 must be a multiple of the 4 heads"),
+        ("3x264x1x99", r"264 layers of width 3; .*: 264x3x1x99\?"),
+        ("64x2x4x0", "feed-forward parts of 0 units; give at least 1"),
+        ("64x2x4x", "expected tiny or HxLxA"),
         ("3x264x1", r"264 layers of width 3; .*: 264x3x1\?"),
         ("modernbert:12x2x4", "3 dimensions a head; rotary positions need an even number"),
         ("bilstm:tiny", "expected E,H, both at least 1"),
