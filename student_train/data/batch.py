@@ -12,7 +12,7 @@ from torch import Tensor
 from student_train.data.encoded import Encoded
 from student_train.data.pooling import MapPooling, Runs
 from student_train.data.targets import TaskTargets
-from student_train.losses.logits import LogitTargets
+from student_train.losses.logits import LogitTargets, SharedTargets
 from support.arrays import Array
 
 
@@ -45,6 +45,7 @@ class Distillation:
     runs: Runs
     logit_runs: Runs | None  # the runs that have logit targets
     logits: LogitTargets | None
+    shared: SharedTargets | None
     map_pooling: MapPooling | None
     task: TaskTargets | None
     encoded: Encoded | None  # the four below before they are decoded; None afterwards

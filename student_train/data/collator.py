@@ -28,11 +28,11 @@ from student_train.data.masking import IGNORED, MaskedTokens, Masker
 from student_train.data.pooling import MapPooling, Runs
 from student_train.data.targets import TargetReader, TaskTargets, first_pieces
 from student_train.data.token_cache import token_table, tokenize
-from student_train.losses.logits import LogitTargets
+from student_train.losses.logits import LogitTargets, SharedTargets
 from student_train.losses.registry import Loss, features_of, losses_for
 from student_train.settings.alignments import ALIGNMENTS, Sides, Strategy
 from student_train.settings.options import TrainOptions
-from support.arrays import Array
+from support.arrays import Array, starts
 from support.errors import UserError
 
 
@@ -119,7 +119,7 @@ class Collator:
         for asked in self.asked.values():
             if "logits" in asked.wanted:
                 self._read_logits(asked.strategy.predicted)
-        self.masked_only = options.targets == "masked"
+        self.learnt = options.targets
 
     def _read_logits(self, predicted: str) -> None:
         if predicted not in self.readers:
@@ -187,16 +187,17 @@ class Collator:
             # What the teacher saw masked, the student sees masked; in view 0 that is nothing.
             read = self.masker.stored(student, batch.spans, batch.spans_start, key)
             inputs = Inputs.of(read.ids, student.start, self.padding)
-        logit_runs, logits = (
-            self._logits(batch, asked.strategy, alignment, read.labels)
+        logit_runs, logits, shared = (
+            self._logits(batch, asked, alignment, read.labels)
             if "logits" in asked.wanted
-            else (None, None)
+            else (None, None, None)
         )
         return Distillation(
             inputs=inputs,
             runs=Runs.of(alignment.student),
             logit_runs=logit_runs,
             logits=logits,
+            shared=shared,
             map_pooling=(
                 MapPooling.of(alignment.student, student.start)
                 if "attention" in asked.wanted
@@ -254,19 +255,26 @@ class Collator:
         )
 
     def _logits(
-        self, batch: Batch, strategy: Strategy, alignment: Alignment, labels: Array
-    ) -> tuple[Runs, LogitTargets]:
+        self, batch: Batch, asked: _Asked, alignment: Alignment, labels: Array
+    ) -> tuple[Runs, LogitTargets | None, SharedTargets | None]:
         """Take targets of the runs with a single teacher token: only they have a distribution."""
-        chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
-        if self.masked_only:
-            chosen &= labels[alignment.student[:, 0]] != IGNORED
-        rows = alignment.teacher[chosen, 0]
-        assert batch.logits is not None
-        targets, some = self.readers[strategy.predicted].of(batch.logits, rows)
-        student = alignment.student[chosen][some]
-        if strategy.predicted == "first":  # which the first token of a run predicts
+        predicted, targets, shared = asked.strategy.predicted, None, None
+        student = alignment.student
+        if predicted == "first":  # which the first token of a run predicts
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
-        return Runs.of(student), targets
+        chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
+        if self.learnt == "masked":
+            chosen &= labels[student[:, 0]] != IGNORED
+        elif self.learnt == "unmasked":
+            masked = starts(labels != IGNORED)  # how many there are before each token
+            chosen &= masked[student[:, 0]] == masked[student[:, 1]]
+        rows, reader = alignment.teacher[chosen, 0], self.readers[predicted]
+        assert batch.logits is not None
+        if asked.teacher & {"distribution", "logits"}:
+            targets, some = reader.of(batch.logits, rows)
+        if "shared" in asked.teacher:
+            shared, some = reader.shared_of(batch.logits, rows)
+        return Runs.of(student[chosen][some]), targets, shared
 
 
 def _float(values: Array | None) -> Tensor | None:

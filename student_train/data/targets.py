@@ -3,6 +3,7 @@ targets of a task."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from align import VocabularyMap
 from store import Logits
-from student_train.losses.logits import LogitTargets
-from support.arrays import Array
+from student_train.losses.logits import LogitTargets, SharedTargets
+from support.arrays import Array, ranges
 
 HEAD_KEPT = 256  # logits kept of the slice that the head tier gives; the others join the rest
 
@@ -99,13 +100,42 @@ class TargetReader:
             kept = self._sliced(logits.values[rows], log_partition)
         return fold(*kept, log_partition, self.pieces)
 
+    def shared_of(self, logits: Logits, rows: Array) -> tuple[SharedTargets, Array]:
+        """Return targets of the teacher's tokens `rows` [G] over the shared pieces, and which of
+        them have any: bool [G]. The head tier gives all pieces, `topk` the shared ones of the K
+        best. Of teacher pieces with the same student piece the probabilities are added."""
+        if logits.tier != "head":
+            kept, some = self.of(logits, rows)
+            return SharedTargets(kept.ids, kept.logprobs, kept.valid), some
+        count = len(rows) if len(self.shared) else 0
+        every = self._head_logits(logits.values[rows][:count])
+        pieces, place = np.unique(self.pieces[self.shared], return_inverse=True)
+        found = torch.full((count, len(pieces)), -torch.inf)
+        for columns in _once_each(place):
+            slots = torch.from_numpy(place[columns])
+            found[:, slots] = torch.logaddexp(found[:, slots], every[:, columns])
+        ids = torch.from_numpy(pieces.astype(np.int64)).expand(count, -1)
+        targets = SharedTargets(ids, found, torch.ones(1, 1, dtype=torch.bool).expand_as(found))
+        return targets, np.full(len(rows), count > 0)
+
+    def _head_logits(self, values: Array) -> Tensor:
+        return torch.addmm(self.bias, torch.from_numpy(values), self.weight.T)
+
     def _sliced(self, values: Array, log_partition: Array) -> tuple[Array, Array, Array]:
-        logits = torch.addmm(self.bias, torch.from_numpy(values), self.weight.T)
-        logprobs = logits - torch.from_numpy(log_partition)[:, None]
+        logprobs = self._head_logits(values) - torch.from_numpy(log_partition)[:, None]
         best, place = logprobs.topk(min(HEAD_KEPT, len(self.shared)), dim=1)
         # Stored in float16 the kept ones may pass 1 by a hair: nothing is left then.
         rest = torch.log1p(-best.double().exp().sum(1).clamp(max=1 - 1e-9)).float()
         return self.shared[place.numpy()], best.numpy(), rest.numpy()
+
+
+def _once_each(place: Array) -> Iterator[Array]:
+    """Cut the numbers of columns [S] into groups of which none has a place twice."""
+    order = np.argsort(place, kind="stable")
+    counts = np.bincount(place)
+    turn = ranges(np.zeros_like(counts), counts)  # how many columns before have the same place
+    for number in range(turn.max(initial=-1) + 1):
+        yield order[turn == number]
 
 
 def _drawn(logits: Logits, rows: Array) -> tuple[Array, Array, Array]:

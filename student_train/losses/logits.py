@@ -27,6 +27,19 @@ class LogitTargets:
     log_partition: Tensor  # float32 [G] of the teacher's logits
 
 
+@dataclass(frozen=True)
+class SharedTargets:
+    """Holds the teacher's logits, up to a constant of each row, of pieces that both vocabularies
+    have, for each of G aligned runs: of all S of them, or of those that a store kept.
+
+    Slots that are not `valid` hold a valid piece's id.
+    """
+
+    ids: Tensor  # int64 [G,S] student pieces, each at most once among the valid ones of a row
+    logits: Tensor  # float32 [G,S]
+    valid: Tensor  # bool [G,S]
+
+
 def mlm(logits: Tensor, labels: Tensor) -> Tensor:
     """Masked-LM cross-entropy of logits [M,V] against labels int64 [M], mean over M.
 
@@ -54,6 +67,25 @@ def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
     student = _outcomes(logits.float(), targets, whole)
     left = targets.rest.masked_fill(whole, -torch.inf)
     teacher = torch.cat([targets.logprobs, left[:, None]], dim=1)
+    return _divergence(teacher, student, temperature)
+
+
+def kl_shared(logits: Tensor, targets: SharedTargets, temperature: float) -> Tensor:
+    """T^2 KL(teacher || student), mean over G, of the softmax of logits [G,V] over the shared
+    pieces alone, on both sides; what either gives to other pieces does not count.
+
+    (Kolesnikova et al. 2022, eq. 4 and 8: both outputs are cut to V_match. Where a store kept K
+    logits of a token, the shared ones among these are the nearest to V_match.)
+    """
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    student = logits.float().gather(1, targets.ids).masked_fill(~targets.valid, -torch.inf)
+    teacher = targets.logits.masked_fill(~targets.valid, -torch.inf)
+    return _divergence(teacher, student, temperature)
+
+
+def _divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+    """T^2 KL in nats, mean over the rows, of the softmax of logits [G,K] at temperature T."""
     log_p = functional.log_softmax(teacher / temperature, dim=1)
     log_q = functional.log_softmax(student / temperature, dim=1)
     p = log_p.exp()

@@ -19,6 +19,7 @@ Teacher = Literal[
     "gold",  # gold labels or tags
     "classes",  # logits of the classes of a task
     "distribution",  # probabilities of the vocabulary's pieces, kept or drawn
+    "shared",  # logits of the pieces that both vocabularies have, up to a constant
     "logits",  # logits of the vocabulary's pieces, which random draws do not give
     "normalised",  # states of aligned runs, normalised per channel with the store's calibration
     "raw",  # states of aligned runs as they are
@@ -43,6 +44,7 @@ _FEATURE_OF: dict[Teacher, str] = {
     "gold": "task",
     "classes": "task",
     "distribution": "logits",
+    "shared": "logits",
     "logits": "logits",
     "normalised": "hidden",
     "raw": "hidden",
@@ -124,6 +126,7 @@ LOSSES = (
     Loss("sentence-kld", "states.hidden_kld", "sentence", "sentence", "nats", "always"),
     Loss("attention", "maps.attention", "maps", "maps", "squared probabilities"),
     Loss("kl", "logits.kl", "distribution", "pieces", "nats", tempered=True),
+    Loss("kl-shared", "logits.kl_shared", "shared", "pieces", "nats", tempered=True),
     Loss("logit", "logits.logit", "logits", "pieces", "squared logits"),
     Loss("hard", "logits.hard", "distribution", "pieces", "nats"),
     Loss("ce", "task.ce", "gold", "classes", "nats a gold label"),

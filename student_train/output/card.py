@@ -90,6 +90,7 @@ def model_card(report: dict[str, Any], base_model: str | None, student: PreTrain
     )
     results = "\n".join(f"| {name} | {_told(value)} |" for name, value in result.items())
     units = "; ".join(f"`{name}` {told}" for name, told in _units(student) if name in result)
+    units = f"{units and units + '.'}{_nearest(report)}"
     return f"""---
 library_name: transformers
 pipeline_tag: {head.pipeline}
@@ -109,7 +110,7 @@ what its teacher knew, with no teacher in memory.
 |---|---|
 {results}
 
-{units and units + "."}
+{units}
 
 ## Settings
 
@@ -181,6 +182,22 @@ def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
         if loss.of_masked:
             told = "divides that by the characters that the masked tokens cover"
             yield f"valid_{loss.name}_per_character", told
+
+
+def _nearest(report: dict[str, Any]) -> str:
+    """Tell where a loss is not quite what its name says, as the store lacks what it needs."""
+    settings, logits = report["settings"], report["store"]["features"].get("logits")
+    learnt = {
+        name
+        for each in settings["stages"] or [settings]
+        for name in each.get("loss", settings["loss"])
+    }
+    if "kl-shared" not in learnt or logits is None or logits["tier"] == "head":
+        return ""
+    return (
+        f" `kl-shared` is over those shared pieces that were among the {logits['size']} best of a"
+        " token, which the store kept, not over all that both vocabularies have."
+    )
 
 
 def _origin(report: dict[str, Any], name: str) -> str:

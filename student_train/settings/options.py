@@ -131,11 +131,12 @@ class TrainOptions:
         check=check_losses,
         scope={STAGE},
     )
-    temperature: float = option(2.0, "Of kl.", within=POSITIVE, scope={STAGE})
+    temperature: float = option(2.0, "Of kl and kl-shared.", within=POSITIVE, scope={STAGE})
     targets: str = option(
         "all",
-        "Tokens whose teacher logits are learnt: all, or those masked for the student.",
-        choices=("all", "masked"),
+        "Tokens whose teacher logits are learnt: all, or those masked for the student, or the"
+        " others.",
+        choices=("all", "masked", "unmasked"),
         scope={STAGE},
     )
     projection: str = option(
@@ -394,6 +395,7 @@ class TrainOptions:
         masked += ["--targets masked"] if self.targets == "masked" else []
         if masked and not self.mask_prob:
             raise UserError(f"--mask-prob 0: nothing would be masked for {masked[0]} to learn")
+        self._check_pieces()
         if self.workers and self.cache != "none":
             raise UserError(
                 f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
@@ -426,6 +428,17 @@ class TrainOptions:
         whole = replace(self, stages=())
         kinds = zip(("labelled", "unlabelled"), self._losses_by_gold(), strict=True)
         return [replace(whole, data=data, loss=loss) for data, loss in kinds]
+
+    def _check_pieces(self) -> None:
+        for loss in registry.named(self.loss):
+            aligned = self.alignment_of(loss.name)
+            if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":
+                able = [name for name, each in ALIGNMENTS.items() if each.predicted == "same"]
+                raise UserError(
+                    f"--align {aligned}: --loss {loss.name} compares the pieces that both"
+                    f" vocabularies have, which {aligned} does not pair with themselves; use"
+                    f" {' or '.join(f'--align {loss.name}={name}' for name in able)}"
+                )
 
     def in_stage(self, stage: Mapping[str, Any], **more: Any) -> TrainOptions:
         """Return the options of one stage: its own over those of the training, and `more` over

@@ -211,7 +211,7 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
                 f"--loss {loss.name}: the logits of {where} are of the token after each, as a"
                 " causal teacher gives them, and students are masked LMs; use mlm and hidden"
             )
-        if spec and spec.tier == "sample" and loss.teacher == "logits":
+        if spec and spec.tier == "sample" and loss.teacher in ("logits", "shared"):
             raise UserError(
                 f"--loss {loss.name}: the store keeps random draws, which have no logits; use kl"
             )

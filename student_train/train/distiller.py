@@ -185,8 +185,9 @@ class _Sides:
                 return self._of_states(loss)
             case "maps":
                 return self._of_maps()
-            case "pieces" if self._wanted.logits is not None:
-                return [(self._pieces, self._wanted.logits)]
+            case "pieces" if self._wanted.logit_runs is not None:
+                shared = loss.teacher == "shared"
+                return [(self._pieces, self._wanted.shared if shared else self._wanted.logits)]
             case "classes" | "scores" if self._wanted.task is not None:
                 task = self._wanted.task
                 target = task.gold if loss.teacher == "gold" else task.logits

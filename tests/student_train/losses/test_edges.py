@@ -11,7 +11,7 @@ from torch import Tensor
 
 from store import Logits
 from student_train.data.targets import HEAD_KEPT, TargetReader, fold
-from student_train.losses.logits import LogitTargets, kl
+from student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
 from student_train.losses.registry import LOSSES, Loss
 from support.arrays import Array
 
@@ -50,8 +50,10 @@ def sides(
     elif loss.teacher == "gold":  # where no label is known it is -1
         other = torch.from_numpy(rng.integers(-1, width, runs))
     elif loss.student == "pieces":
-        other = targets_of(rng, runs, width, int(rng.integers(1, width + 1)))
-        runs = len(other.ids)
+        kept = targets_of(rng, runs, width, int(rng.integers(1, width + 1)))
+        runs = len(kept.ids)
+        of_shared = SharedTargets(kept.ids, kept.logprobs, kept.valid)
+        other = of_shared if loss.teacher == "shared" else kept
     return normal(runs, width), [
         other,
         *([float(rng.choice([0.1, 1, 9]))] if loss.tempered else []),
@@ -115,3 +117,69 @@ def test_a_head_of_which_the_student_shares_nothing() -> None:
     logits, head = head_logits(np.random.default_rng(0), 20)
     targets, some = TargetReader(np.full(20, -1), head).of(logits, np.arange(3))
     assert not some.any() and len(targets.ids) == 0
+
+
+def published(logits: Array, student: Array, pieces: Array, temperature: float) -> float:
+    """Kolesnikova et al. 2022, eq. 8: both outputs cut to V_match, T^2 KL of their softmaxes."""
+    shared = pieces >= 0
+    p = softmax(logits[:, shared] / temperature)
+    q = softmax(student[:, pieces[shared]] / temperature)
+    return float((p * (np.log(p) - np.log(q))).sum(1).mean() * temperature**2)
+
+
+def softmax(logits: Array) -> Array:
+    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return raised / raised.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_a_head_gives_the_published_kl_over_all_shared_pieces(temperature: float) -> None:
+    rng = np.random.default_rng(3)
+    logits, head = head_logits(rng, 2 * HEAD_KEPT)
+    pieces = np.where(rng.random(2 * HEAD_KEPT) < 0.8, rng.permutation(2 * HEAD_KEPT), -1)
+    assert (pieces >= 0).sum() > HEAD_KEPT
+    targets, some = TargetReader(pieces, head).shared_of(logits, np.array([2, 0, 1]))
+    assert some.all() and targets.ids.shape == (3, (pieces >= 0).sum())
+    student = rng.normal(0, 3, (3, 2 * HEAD_KEPT + 5))
+    teacher = (logits.values @ head[0].T + head[1])[[2, 0, 1]].astype(np.float64)
+    found = kl_shared(torch.from_numpy(student), targets, temperature).item()
+    want = published(teacher, student, pieces, temperature)
+    assert found == pytest.approx(want, rel=1e-4) and want > 0.1
+
+
+def test_teacher_pieces_that_are_one_to_the_student_add_their_probabilities() -> None:
+    logits, head = head_logits(np.random.default_rng(1), 6)
+    pieces = np.array([2, 0, -1, 2, 2, 5])
+    targets, _ = TargetReader(pieces, head).shared_of(logits, np.arange(3))
+    mass = np.exp(logits.values @ head[0].T + head[1])
+    assert targets.ids[0].tolist() == [0, 2, 5]
+    want = np.log(np.stack([mass[:, 1], mass[:, [0, 3, 4]].sum(1), mass[:, 5]], axis=1))
+    np.testing.assert_allclose(targets.logits, want, rtol=1e-4, atol=1e-4)
+
+
+def test_kept_logits_give_the_shared_ones_among_them() -> None:
+    logits, head = head_logits(np.random.default_rng(2), 40)
+    every = logits.values @ head[0].T + head[1]
+    ids = np.argsort(-every, axis=1)[:, :8]
+    logprobs = np.take_along_axis(every, ids, 1) - logits.log_partition[:, None]
+    rest = np.log(1 - np.exp(logprobs.astype(np.float64)).sum(1))
+    partition = logits.log_partition
+    kept = Logits("topk", partition, ids=ids.astype(np.int32), logprobs=logprobs, rest=rest)
+    pieces = np.where(np.arange(40) % 2, np.arange(40), -1)
+    targets, some = TargetReader(pieces).shared_of(kept, np.arange(3))
+    student = np.random.default_rng(0).normal(size=(3, 40))
+    want = []
+    for row in np.flatnonzero(some):
+        both = ids[row][pieces[ids[row]] >= 0]
+        cut = np.full(40, -1)
+        cut[both] = both
+        want.append(published(every[[row]], student[[row]], cut, 2.0))
+    found = kl_shared(torch.from_numpy(student[some]), targets, 2.0).item()
+    assert some.any() and found == pytest.approx(np.mean(want), rel=1e-4)
+
+
+def test_a_head_without_shared_pieces_has_no_such_targets() -> None:
+    logits, head = head_logits(np.random.default_rng(0), 20)
+    targets, some = TargetReader(np.full(20, -1), head).shared_of(logits, np.arange(3))
+    assert not some.any() and targets.ids.shape == (0, 0)
+    assert kl_shared(torch.zeros(0, 7), targets, 2.0).item() == 0

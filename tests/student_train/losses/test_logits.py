@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from student_train.data.targets import fold
-from student_train.losses.logits import LogitTargets, hard, kl, logit, mlm
+from student_train.losses.logits import LogitTargets, SharedTargets, hard, kl, kl_shared, logit, mlm
 from tests.student_train.kept_logits import (
     V_STUDENT,
     V_TEACHER,
@@ -44,6 +44,25 @@ def test_losses_of_one_run_are_the_numbers_worked_out_by_hand() -> None:
     logits = torch.tensor([[0.0, 9.0, 1.0]])
     assert logit(logits, one_run()).item() == pytest.approx(1.0079854, rel=1e-5)
     assert mlm(even.repeat(2, 1), torch.tensor([0, 1])).item() == pytest.approx(1.5 * LN2, rel=1e-5)
+
+
+def test_kl_over_shared_pieces_is_the_number_worked_out_by_hand() -> None:
+    # Kolesnikova et al. 2022, eq. 4 and 8. The teacher's outputs of the shared pieces 0 and 2 are
+    # 5 + 2 ln 3 and 5: at T = 2 these are 3/4 and 1/4. The student's are equal; piece 1 does not
+    # count.
+    targets = SharedTargets(
+        ids=torch.tensor([[0, 2]]),
+        logits=torch.tensor([[5 + 2 * math.log(3), 5.0]]),
+        valid=torch.tensor([[True, True]]),
+    )
+    want = 4 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    for other in (-3.0, 0.0, 40.0):
+        found = kl_shared(torch.tensor([[1.0, other, 1.0]]), targets, 2.0)
+        assert found.item() == pytest.approx(want, rel=1e-5)
+    half = replace(targets, valid=torch.tensor([[True, False]]))  # one piece alone has all
+    assert kl_shared(torch.tensor([[1.0, 2.0, 3.0]]), half, 2.0).item() == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 @settings(max_examples=30, deadline=None)

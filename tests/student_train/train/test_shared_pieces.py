@@ -1,0 +1,129 @@
+"""KL over shared pieces, from a store's head tier and from kept logits, at the tokens asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from align import Tokens
+from store import FeatureStore, open_store
+from student_train.cli import main
+from student_train.data.collator import Collator
+from student_train.data.token_cache import tokenize
+from student_train.output.run import prepare
+from student_train.settings.alignments import ALIGNMENTS, Sides
+from student_train.settings.options import TrainOptions
+from student_train.train.distiller import Distiller
+from support.errors import UserError
+from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
+
+LOSS = {"kl-shared": 1.0}
+SMALL: Words = ("--vocab", "400", "--student", "16x2x2", "--batch-tokens", "512", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def head(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
+) -> FeatureStore:
+    folder = tmp_path_factory.mktemp("head")
+    words = {"logits": "head", "hidden": "none", "attention": "none"}
+    corpus = write_corpus(folder / "corpus.txt", 30)
+    return open_store(dumped(tiny_teacher("bert"), corpus, folder / "head.zarr", **words))
+
+
+def prepared(store: FeatureStore, **changes: Any) -> tuple[Distiller, Collator, TrainOptions]:
+    plain: dict[str, Any] = {"loss": LOSS, "align": "match", "vocab": "400", "student": "16x2x2"}
+    options = TrainOptions(
+        store=store.path, device="cpu", precision="fp32", **plain | changes
+    ).resolved()
+    model, collator, _ = prepare(options, store)
+    width = store.features.width
+    return Distiller(model, options, store.features.hidden, width).eval(), collator, options
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("align", ["match", "reduce"])
+def test_all_shared_pieces_of_the_head_are_compared(head: FeatureStore, align: str) -> None:
+    distiller, collator, _ = prepared(head, align=align)
+    raw = next(iter(head.stream(0, 0, 512, features=collator.features())))
+    batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
+    wanted, match = batch.distillation, collator.vocabulary.match
+    assert wanted is not None and wanted.shared is not None and wanted.logits is None
+    read = distiller.encode(wanted.inputs or batch.inputs)
+    logits = distiller.logits(read.last)
+    weight, bias = head.head()
+    shared = np.flatnonzero(match >= 0)
+    assert len(np.unique(match[shared])) == len(shared) == wanted.shared.ids.shape[1]
+    sides = Sides(
+        raw.texts,
+        Tokens(raw.token_ids, raw.offsets, raw.special, raw.start),
+        tokenize(collator.tokenizer, raw.texts),
+        collator.vocabulary,
+        collator.max_length,
+    )
+    _, alignment = ALIGNMENTS[align].align(sides)
+    rows = alignment.teacher[:, 0]  # each run has one token of the teacher
+    teacher = torch.from_numpy(raw.logits.values[rows] @ weight[shared].T + bias[shared])
+    member, begin = wanted.logit_runs.member, wanted.logit_runs.begin
+    runs = list(torch.tensor_split(member, begin[1:]))
+    assert max(map(len, runs)) == 1 if align == "match" else max(map(len, runs)) > 1
+    pooled = torch.stack([logits[run].sum(0) for run in runs])[:, match[shared]]
+    log_p, log_q = (teacher / 2).log_softmax(1), (pooled / 2).log_softmax(1)
+    want = 4 * (log_p.exp() * (log_p - log_q)).sum(1).mean()
+    torch.testing.assert_close(distiller(batch)["kl-shared"], want, rtol=1e-3, atol=1e-5)
+
+
+def test_masked_and_other_tokens_are_all_tokens(store: FeatureStore) -> None:
+    tokens, labelled = {}, set[int]()
+    for targets in ("all", "masked", "unmasked"):
+        _, collator, _ = prepared(store, targets=targets)
+        raw = next(iter(store.stream(0, 0, 2048, features=collator.features())))
+        batch = collator(raw, 0, (0,))
+        assert batch.distillation is not None and batch.distillation.logit_runs is not None
+        tokens[targets] = set(batch.distillation.logit_runs.member.tolist())
+        labelled = set(batch.masked.tolist())
+    assert tokens["masked"] and tokens["unmasked"]
+    assert tokens["masked"] | tokens["unmasked"] == tokens["all"]
+    assert tokens["masked"] <= labelled and not tokens["unmasked"] & labelled
+
+
+def test_a_run_with_a_masked_token_is_not_unmasked(store: FeatureStore) -> None:
+    """View 1 of a student that reads the teacher's tokens split: a masked word is masked whole."""
+    runs = {}
+    for targets in ("all", "unmasked"):
+        _, collator, _ = prepared(store, targets=targets, align="reduce")
+        raw = next(iter(store.stream(0, 0, 2048, view=1, features=collator.features())))
+        taught = collator(raw, 1, (0,)).distillation
+        assert taught is not None and taught.inputs is not None and taught.logit_runs is not None
+        ids = taught.inputs.ids[taught.inputs.present]
+        masked = set((ids == collator.student_tokenizer.mask_token_id).nonzero()[:, 0].tolist())
+        runs[targets] = set(taught.logit_runs.member.tolist())
+        assert masked & runs["all"] and not masked & runs.get("unmasked", set())
+    assert runs["unmasked"] < runs["all"]
+
+
+def test_an_alignment_by_spans_has_no_shared_pieces() -> None:
+    with pytest.raises(
+        UserError, match="--align span: --loss kl-shared .* --align kl-shared=match"
+    ):
+        TrainOptions(store="a.zarr", loss=LOSS)
+    TrainOptions(store="a.zarr", loss=LOSS, align="kl-shared=match")
+
+
+def test_the_card_tells_what_a_store_of_kept_logits_lacks(
+    store: FeatureStore, head: FeatureStore, tmp_path: Path
+) -> None:
+    loss: Words = (*SMALL, "--steps", "2", "--loss", "mlm=1,kl-shared=1", "--align", "match")
+    cards = {}
+    for name, each in (("kept", store), ("head", head)):
+        ok(main, "--store", each.path, *loss, "--out", tmp_path / name)
+        cards[name] = (tmp_path / name / "README.md").read_text()
+    assert each.features.logits is not None and store.features.logits is not None
+    told = f"among the {store.features.logits.size} best of a token"
+    assert told in cards["kept"] and "best of a token" not in cards["head"]
+    says(refused(main, "--store", store.path, *loss[:-2], "--out", tmp_path / "c"), "--align span")
