@@ -14,7 +14,7 @@ from torch import Tensor
 from student_train.data.batch import Distillation, StudentBatch
 from student_train.data.pooling import Runs
 from student_train.data.targets import TaskTargets
-from student_train.losses.logits import LogitTargets
+from student_train.losses.logits import LogitTargets, SharedTargets
 
 LEAST = -40.0  # log probability: what a teacher keeps nothing of, for a mean that is finite
 
@@ -25,22 +25,34 @@ def joined(batches: Sequence[StudentBatch], pieces: int) -> StudentBatch:
     `pieces` is the size of the teachers' vocabulary. The agreement of texts, masks and features is
     not looked at; `train/checks.py` has compared the stores.
     """
-    taught = [batch.distillation for batch in batches if batch.distillation]
-    if not taught:
-        return batches[0]
-    first = taught[0]
+    aligned = {
+        name: _joined([batch.aligned[name] for batch in batches], pieces)
+        for name in batches[0].aligned
+    }
+    return replace(batches[0], aligned=aligned)
+
+
+def _joined(taught: Sequence[Distillation], pieces: int) -> Distillation:
     runs, logits = _logits(taught, pieces)
-    found = replace(
-        first,
+    return replace(
+        taught[0],
         logit_runs=runs,
         logits=logits,
+        shared=_shared(taught),
         task=_task(taught),
         normalised=_means([each.normalised for each in taught]),
         states=_means([each.states for each in taught]),
         sentences=_means([each.sentences for each in taught]),
         maps=_means([each.maps for each in taught]),
     )
-    return replace(batches[0], distillation=found)
+
+
+def _shared(taught: Sequence[Distillation]) -> SharedTargets | None:
+    """Average logits of all shared pieces, which are the same for all of the teachers."""
+    targets = [each.shared for each in taught if each.shared is not None]
+    if not targets:
+        return None
+    return replace(targets[0], logits=torch.stack([each.logits for each in targets]).mean(dim=0))
 
 
 def _means(values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -60,8 +72,8 @@ def _logits(taught: Sequence[Distillation], pieces: int) -> tuple[Runs | None, L
     where a teacher keeps no piece that the student has."""
     runs = [each.logit_runs for each in taught if each.logit_runs is not None]
     targets = [each.logits for each in taught if each.logits is not None]
-    if not runs:
-        return None, None
+    if not targets:
+        return next(iter(runs), None), None
     begins = [each.member[each.begin] for each in runs]
     common = reduce(lambda one, two: one[torch.isin(one, two)], begins)
     chosen = [torch.isin(each, common) for each in begins]

@@ -21,6 +21,11 @@ def check_joined(options: TrainOptions, first: FeatureStore, other: FeatureStore
         _check_states(kind, first, other)
     for each in (first, other):
         spec = each.features.logits
+        if spec and spec.tier != "head" and "kl-shared" in options.losses():
+            raise UserError(
+                f"--combine outputs: --loss kl-shared of several teachers needs the logits of all"
+                f" shared pieces, and {each.path} keeps some; dump with --logits head, or {LOSSES}"
+            )
         if spec and spec.tier == "sample" and "logits" in read:
             raise UserError(
                 f"--combine outputs: {each.path} keeps random draws, which have no geometric mean;"

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from student_train.data.batch import Distillation, Inputs, StudentBatch
 from student_train.data.joined import geometric_mean
+from student_train.data.joined import joined as as_one
+from student_train.data.pooling import Runs
 from student_train.data.targets import fold
-from student_train.losses.logits import LogitTargets, logit
+from student_train.losses.logits import LogitTargets, SharedTargets, logit
 from support.arrays import Array
 from tests.student_train.kept_logits import V_TEACHER, kept_logits, teacher_logits
 
@@ -80,3 +83,23 @@ def test_a_teacher_that_leaves_nothing_over_keeps_the_mean_finite() -> None:
     joined = geometric_mean([sure, other], V_TEACHER)
     assert joined.ids.tolist() == [[3, 5]]
     torch.testing.assert_close(joined.logprobs.exp(), torch.tensor([[0.5, 0.5]]))
+
+
+def test_each_alignment_is_joined_for_itself_and_logits_of_shared_pieces_are_averaged() -> None:
+    def taught(by: float, count: int) -> Distillation:
+        runs = Runs.of(np.array([[n, n + 1] for n in range(count)]))
+        ids, valid = torch.arange(3).expand(count, 3), torch.ones(count, 3, dtype=torch.bool)
+        shared = SharedTargets(ids, torch.full((count, 3), by), valid)
+        states = {"mean": torch.full((count, 2), by)}
+        return Distillation(None, runs, runs, None, shared, None, None, None, normalised=states)
+
+    def batch(by: float) -> StudentBatch:
+        inputs = Inputs.of(np.arange(4), np.array([0, 4]), 0)
+        aligned = {"match": taught(by, 2), "span": taught(10 * by, 3)}
+        return StudentBatch(inputs, torch.arange(0), torch.arange(0), 0, 4, aligned)
+
+    found = as_one([batch(1.0), batch(4.0)], V_TEACHER).aligned
+    for name, mean, count in (("match", 2.5, 2), ("span", 25.0, 3)):
+        shared = found[name].shared
+        assert shared is not None and torch.equal(shared.logits, torch.full((count, 3), mean))
+        assert torch.equal(found[name].normalised["mean"], torch.full((count, 2), mean))

@@ -129,7 +129,8 @@ def published(logits: Array, student: Array, pieces: Array, temperature: float) 
 
 def softmax(logits: Array) -> Array:
     raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return raised / raised.sum(axis=1, keepdims=True)
+    found: Array = raised / raised.sum(axis=1, keepdims=True)
+    return found
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])

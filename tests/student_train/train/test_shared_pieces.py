@@ -67,6 +67,7 @@ def test_all_shared_pieces_of_the_head_are_compared(head: FeatureStore, align: s
         collator.max_length,
     )
     _, alignment = ALIGNMENTS[align].align(sides)
+    assert raw.logits is not None and wanted.logit_runs is not None
     rows = alignment.teacher[:, 0]  # each run has one token of the teacher
     teacher = torch.from_numpy(raw.logits.values[rows] @ weight[shared].T + bias[shared])
     member, begin = wanted.logit_runs.member, wanted.logit_runs.begin

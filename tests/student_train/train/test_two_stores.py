@@ -177,8 +177,12 @@ def test_a_student_of_joined_teachers_trains_and_goes_on(
     assert second.path in said
     report = json.loads((tmp_path / "a/training.json").read_text())
     assert report["settings"]["combine"] == "outputs"
+    ok(main, *pair, *words, "--align", "kl=match,hidden=reduce", "--out", tmp_path / "two ways")
     assert not any(name.startswith("store2_") for name in report["result"])
     out = tmp_path / "b"
+    shared: Words = (*words[:2], "--loss", "kl-shared=1", "--align", "match", *SMALL)
+    line = refused(main, *pair, *shared, "--out", out)
+    says(line, "kl-shared of several teachers", "--logits head", "--combine losses")
     line = refused(main, "--store", store.path, *words, "--out", out)
     says(line, "--combine outputs", "is one", "--store twice")
     line = refused(main, "--store", store.path, "--store", foreign.path, *words, "--out", out)
