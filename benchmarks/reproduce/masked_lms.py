@@ -55,16 +55,17 @@ def reduced(work: Path, size: str) -> tuple[list[Path], Path]:
 def _kolesnikova_arms() -> dict[str, Arm]:
     small = {"KL+MSE match frozen", "KL+MSE reduce frozen", "KL+MSE reduce trainable"}
     arms = {
-        "random": recipe("kolesnikova-random"),
-        "MLM only": recipe("kolesnikova-mlm"),
-        "KL match": recipe("kolesnikova-kl-match", sizes=FULL),
-        "KL reduce": recipe("kolesnikova-kl-reduce", sizes=FULL),
+        "random": Arm(("--loss", "mlm=1", "--init", "random", *RATE)),
+        "MLM only": recipe("kolesnikova-tiny30-mlm"),
+        "KL match": recipe("kolesnikova-tiny30-kl-m", sizes=FULL),
+        "KL reduce": recipe("kolesnikova-tiny30-kl-rm", sizes=FULL),
     }
     for losses in ("KL+MSE", "MSE"):
         for align in ("match", "reduce"):
             for projection in ("frozen", "trainable"):
                 name = f"{losses} {align} {projection}"
-                known = "-".join(["kolesnikova", *name.lower().replace("+", " ").split()])
+                row = f"{losses.lower().replace('+', '-')}-{align[0]}{projection[0]}"
+                known = f"kolesnikova-tiny30-{row}"
                 arms[name] = recipe(known, sizes=SIZES if name in small else FULL)
     # The small text gives no more than 19,553 pieces, but the teacher has 30k of all novels.
     for name, vocab, sizes in (
@@ -73,7 +74,7 @@ def _kolesnikova_arms() -> dict[str, Arm]:
         ("30k pieces", "30k", FULL),
         ("the teacher's 30k", "teacher", SIZES),
     ):
-        words = ("kolesnikova-kl-mse-reduce-trainable", "--vocab", vocab)
+        words = ("kolesnikova-tiny30-kl-mse-rt", "--vocab", vocab)
         arms[name] = recipe(*words, sizes=sizes)
     return arms | {OURS: Arm(OUR_LOSSES)}
 
@@ -174,8 +175,19 @@ MLM_SOURCES = {
             " all of GramEval, factRuEval, CEDR and RuCoLA.",
         },
         {
-            "small": (*NARROW, "--vocab", "5k"),
-            "full": ("--student", "modernbert:256x3x4", "--vocab", "5k", "--batch-tokens", "8192"),
+            "small": (*NARROW, "--vocab", "5k", "--accumulate", "1"),
+            "full": (
+                "--student",
+                "modernbert:256x3x4",
+                "--vocab",
+                "5k",
+                "--batch-tokens",
+                "8192",
+                "--accumulate",
+                "1",
+                "--epochs",
+                "3",
+            ),
         },
         scoring(RUSSIAN),
         _kolesnikova_arms(),

@@ -91,6 +91,11 @@ def model_card(report: dict[str, Any], base_model: str | None, student: PreTrain
     results = "\n".join(f"| {name} | {_told(value)} |" for name, value in result.items())
     units = "; ".join(f"`{name}` {told}" for name, told in _units(student) if name in result)
     units = f"{units and units + '.'}{_nearest(report)}"
+    made = "as teachonce starts it: it was not trained"
+    if result["steps"]:
+        made = (
+            "trained by teachonce from a store of\nwhat its teacher knew, with no teacher in memory"
+        )
     return f"""---
 library_name: transformers
 pipeline_tag: {head.pipeline}
@@ -99,8 +104,7 @@ pipeline_tag: {head.pipeline}
 
 # Student of {" and ".join([name, *both])}
 
-A {head.what} of {result["parameters"]:,} parameters, trained by teachonce from a store of
-what its teacher knew, with no teacher in memory.
+A {head.what} of {result["parameters"]:,} parameters, {made}.
 
 {how_to_load(student)}
 {_answers(settings, student)}

@@ -193,7 +193,12 @@ class TrainOptions:
         told_default="the masked views in turn, else view 0",
         scope={STAGE},
     )
-    steps: int | None = option(None, "Optimiser steps.", within=at_least(1), scope={STAGE, LENGTH})
+    steps: int | None = option(
+        None,
+        "Optimiser steps; 0 saves a student with random weights (--init random).",
+        within=Range("0 or more", low=0),
+        scope={STAGE, LENGTH},
+    )
     epochs: float | None = option(
         None,
         "Passes over the (first) store, instead of --steps.",
@@ -369,6 +374,11 @@ class TrainOptions:
     def _check_together(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise UserError("--steps and --epochs contradict each other: give one")
+        if self.steps == 0 and (self.init != "random" or self.stages):
+            raise UserError(
+                "--steps 0: expected at least 1, or --init random and no stages: such a student is"
+                " saved as it starts"
+            )
         if self.batch_texts and self.batch_tokens != default_of(TrainOptions, "batch_tokens"):
             raise UserError("--batch-tokens and --batch-texts contradict each other: give one")
         if (judged := self.judged_by()) and not self.held_out:

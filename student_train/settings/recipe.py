@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from student_train.settings.options import COMMAND, TrainOptions, check_stage
+from student_train.settings.options import COMMAND, TrainOptions, check_stage, ruled_out
 from support.errors import UserError
 from support.options import options_of, read_values, scoped
 
@@ -114,7 +114,8 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
         own, stages = recipe.get("options", {}), recipe.get("stages", [])
         if not isinstance(own, dict) or not _tables(stages):
             raise UserError(f"{where}: expected a table of options, and stages that are tables")
-        options = _options(shared | own, where)
+        over = ruled_out(own)
+        options = _options({k: v for k, v in shared.items() if k not in over} | own, where)
         typed = tuple(
             _stage(stage, f"{where}, stage {number}") for number, stage in enumerate(stages, 1)
         )

@@ -60,7 +60,7 @@ class Lesson:
     def steps_of(self, number: int) -> int:
         """Count the optimiser steps of a stage."""
         options = self.stages[number]
-        if options.steps:
+        if options.steps is not None:
             return options.steps
         assert options.epochs is not None  # resolved
         return self.steps_in(number, options.epochs)

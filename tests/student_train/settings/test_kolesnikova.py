@@ -1,0 +1,149 @@
+"""Recipes of Kolesnikova et al. 2022 against the paper, row by row, and that they train.
+
+T1, T3, T4 are tables of the paper, F4 a figure, B an appendix, 3.3 and 4.1 sections; "code" is
+github.com/ayeffkay/rubert-tiny, whose scripts tell what the paper does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from student_train.arguments import options_from
+from student_train.cli import main
+from student_train.settings.recipe import all_recipes
+from student_train.settings.shapes import parse_student
+from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
+
+TRAINING = {
+    "epochs": 64.0,  # B
+    "batch_texts": 4,  # B: batch_size
+    "accumulate": 128 * 8,  # B: gradient_accumulation_steps, of 8 GPUs
+    "optimizer": "adamw",  # B
+    "lr": 5e-4,  # B
+    "schedule": "plateau",  # B: halved after three validations without progress
+    "eval_every": "epoch",  # B
+    "warmup": 0.05,  # B from 0; code: the share
+    "clip": 5.0,  # code
+    "weight_decay": 0.0,  # code
+    "temperature": 2.0,  # code
+    "targets": "unmasked",  # equation 2
+    "view": 0,  # code: the teacher reads plain text
+    "mask_words": "rare",  # code
+    "init": "teacher",  # B.1
+}
+TINY = TRAINING | {"student": "tiny"}
+MLM, KL, MSE = {"mlm": 0.5}, {"kl-shared": 2.0}, {"hidden-raw-sum": 0.1}  # code: alpha_*
+BOTH = "kl-shared=match,hidden-raw-sum=reduce"  # F4: KL-match is joined with MSE-reduce
+LAYERS = {"attention": 1.0, "cosine": 1.0}  # 4.1; their weights are ours
+NONE = {name: value for name, value in TINY.items() if name != "epochs"}
+
+ROWS: dict[str, dict[str, Any]] = {
+    # T1: "-", "-"
+    "tiny30-none": NONE | {"init": "random", "steps": 0, "loss": {"mlm": 1.0}, "vocab": "30k"},
+    "tiny30-mlm": TINY | {"loss": MLM, "vocab": "30k"},  # T1: "-", MLM
+    # T1: M and RM, MLM and KL; 3.3
+    "tiny30-kl-m": TINY | {"loss": MLM | KL, "align": "match", "vocab": "30k"},
+    "tiny30-kl-rm": TINY | {"loss": MLM | KL, "align": "reduce", "vocab": "30k"},
+    # T1: MF, MT, RF, RT, with KL and without it; F4
+    **{
+        f"tiny30-{name}-{align[0]}{projection[0]}": TINY
+        | {"loss": loss, "align": chosen, "projection": projection, "vocab": "30k"}
+        for projection in ("frozen", "trainable")
+        for name, loss, align, chosen in (
+            ("kl-mse", MLM | KL | MSE, "match", "match"),
+            ("kl-mse", MLM | KL | MSE, "reduce", BOTH),
+            ("mse", MLM | MSE, "match", "match"),
+            ("mse", MLM | MSE, "reduce", "reduce"),
+        )
+    },
+    # T4
+    **{
+        f"tiny{size}-kl-m": TINY | {"loss": MLM | KL, "align": "match", "vocab": f"{size}k"}
+        for size in (20, 10, 5)
+    },
+    # T1: distil-base, distil-small; 4.1 and T3
+    "distil-base": TRAINING
+    | {"loss": MLM | KL | LAYERS, "align": "match", "vocab": "teacher", "student": "teacher:6"},
+    "distil-small": TRAINING
+    | {"loss": MLM | KL | LAYERS, "align": "match", "vocab": "teacher", "student": "teacher:2"},
+}
+
+
+def test_there_is_a_recipe_for_each_row() -> None:
+    found = {name for name in all_recipes() if name.startswith("kolesnikova-")}
+    assert found == {f"kolesnikova-{row}" for row in ROWS}
+    assert len(ROWS) == 14 + 3  # T1 has 14 students of its authors, T4 three more
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_recipe_has_the_numbers_of_its_row(row: str) -> None:
+    recipe = all_recipes()[f"kolesnikova-{row}"]
+    assert dict(recipe.options) == ROWS[row] and not recipe.stages
+    groups = {"distil-base": "groups:6", "distil-small": "groups:2"}.get(row)  # 4.1
+    wanted = {"hidden": groups, "attention": groups} if groups else {"hidden": "mean"}  # B.2
+    assert recipe.needs == wanted
+    if row.startswith("tiny"):
+        shape = parse_student(recipe.options["student"])
+        assert (shape.layers, shape.width, shape.heads) == (3, 264, 12)  # T3
+    table = "T4" if row in ("tiny20-kl-m", "tiny10-kl-m", "tiny5-kl-m") else "T1"
+    assert recipe.about.startswith(f"{table}, ")
+    assert ("kl-shared" in recipe.options["loss"]) == ("kl" in recipe.about.lower())
+    assert ("weighted by us" in recipe.about) == (groups is not None)
+
+
+@pytest.fixture(scope="module")
+def stores(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
+) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("kolesnikova")
+    corpus, teacher = write_corpus(folder / "a.txt", 30), tiny_teacher("bert")
+    kept: dict[str, dict[str, Any]] = {
+        "tiny": {"hidden": "mean:0", "attention": "none", "logits": "head"},
+        "distil": {"hidden": "groups:2", "attention": "groups:2", "logits": "head"},
+    }
+    return {
+        name: dumped(teacher, corpus, folder / f"{name}.zarr", **settings)
+        for name, settings in kept.items()
+    }
+
+
+SMALL: Words = ("--batch-texts", 4, "--accumulate", 2, "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    "row", ["tiny30-mlm", "tiny30-kl-rm", "tiny30-kl-mse-rf", "tiny30-mse-rt", "distil-small"]
+)
+def test_recipes_train(row: str, stores: dict[str, Path], tmp_path: Path) -> None:
+    of = "distil" if row == "distil-small" else "tiny"
+    size: Words = () if of == "distil" else ("--vocab", 300, "--student", "16x2x2")
+    words: Words = ("--recipe", f"kolesnikova-{row}", *size, *SMALL, "--steps", 2)
+    ok(main, "--store", stores[of], *words, "--out", tmp_path / "a")
+    report = json.loads((tmp_path / "a/training.json").read_text())
+    assert set(report["settings"]["loss"]) == set(ROWS[row]["loss"])
+    assert all(f"valid_{name}" in report["result"] for name in ROWS[row]["loss"])
+
+
+def test_the_arm_without_pre_training_is_saved_as_it_starts(
+    stores: dict[str, Path], tmp_path: Path
+) -> None:
+    words: Words = ("--recipe", "kolesnikova-tiny30-none", "--vocab", 300, "--student", "16x2x2")
+    given: Words = ("--store", stores["tiny"], *words, "--device", "cpu")
+    assert "0 steps of" in ok(main, *given, "--out", tmp_path / "a")
+    result = json.loads((tmp_path / "a/training.json").read_text())["result"]
+    assert result["steps"] == result["tokens"] == 0
+    told = (tmp_path / "a/README.md").read_text()
+    assert "as teachonce starts it: it was not trained." in told
+    one = AutoModelForMaskedLM.from_pretrained(tmp_path / "a").state_dict()
+    ok(main, *given, "--seed", 1, "--out", tmp_path / "b")
+    other = AutoModelForMaskedLM.from_pretrained(tmp_path / "b").state_dict()
+    name = "bert.encoder.layer.0.output.dense.weight"
+    assert one[name].std() > 0.01 and not torch.equal(one[name], other[name])
+    says(refused(main, *given, "--resume", "--out", tmp_path / "a"), "this student is finished")
+    assert options_from({"store": ("a.zarr",), "recipe": words[1], "epochs": 2.0}).steps is None
