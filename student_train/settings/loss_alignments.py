@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -65,3 +65,17 @@ def parse_alignments(words: str) -> LossAlignments:
 def check_alignments(words: Any) -> None:
     """Check the alignments of losses: raise UserError as `parse_alignments` does."""
     parse_alignments(str(words))
+
+
+def check_pieces(words: str, losses: Iterable[str]) -> None:
+    """Check that losses over shared pieces have an alignment that pairs pieces with themselves:
+    raise UserError for another."""
+    for loss in named(losses):
+        aligned = parse_alignments(words).of(loss.name)
+        if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":
+            able = [name for name, each in ALIGNMENTS.items() if each.predicted == "same"]
+            raise UserError(
+                f"--align {aligned}: --loss {loss.name} compares the pieces that both vocabularies"
+                f" have, which {aligned} does not pair with themselves; use"
+                f" {' or '.join(f'--align {loss.name}={name}' for name in able)}"
+            )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from student_train.losses import registry
 from student_train.settings import alignments
 from student_train.settings.alignments import ALIGNMENTS
-from student_train.settings.loss_alignments import check_alignments, parse_alignments
+from student_train.settings.loss_alignments import check_alignments, check_pieces, parse_alignments
 from student_train.settings.loss_weights import DEFAULT_LOSS, check_losses, parse_losses
 from student_train.settings.naming import beside, folder_name
 from student_train.settings.shapes import parse_student
@@ -405,7 +405,7 @@ class TrainOptions:
         masked += ["--targets masked"] if self.targets == "masked" else []
         if masked and not self.mask_prob:
             raise UserError(f"--mask-prob 0: nothing would be masked for {masked[0]} to learn")
-        self._check_pieces()
+        check_pieces(self.align, self.loss)
         if self.workers and self.cache != "none":
             raise UserError(
                 f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
@@ -438,17 +438,6 @@ class TrainOptions:
         whole = replace(self, stages=())
         kinds = zip(("labelled", "unlabelled"), self._losses_by_gold(), strict=True)
         return [replace(whole, data=data, loss=loss) for data, loss in kinds]
-
-    def _check_pieces(self) -> None:
-        for loss in registry.named(self.loss):
-            aligned = self.alignment_of(loss.name)
-            if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":
-                able = [name for name, each in ALIGNMENTS.items() if each.predicted == "same"]
-                raise UserError(
-                    f"--align {aligned}: --loss {loss.name} compares the pieces that both"
-                    f" vocabularies have, which {aligned} does not pair with themselves; use"
-                    f" {' or '.join(f'--align {loss.name}={name}' for name in able)}"
-                )
 
     def in_stage(self, stage: Mapping[str, Any], **more: Any) -> TrainOptions:
         """Return the options of one stage: its own over those of the training, and `more` over
