@@ -1,5 +1,5 @@
-"""WordPiece vocabularies trained on a text: the student's, for those who read a store and for those
-who write one."""
+"""Vocabularies made of a text, WordPieces or whole words: the student's, for those who read a store
+and for those who write one."""
 
 from __future__ import annotations
 
@@ -74,8 +74,41 @@ def train_wordpiece(texts: Iterable[str], size: int, teacher_normalizer: Any) ->
             f"--vocab {size}: the text gives only {len(pieces)} pieces; ask for at"
             f" most {len(pieces)}"
         )
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    tokenizer.model = models.WordPiece(vocabulary, unk_token="[UNK]")
+    tokenizer.model = models.WordPiece(_numbered(pieces), unk_token="[UNK]")
+    _frame(tokenizer)
+    return tokenizer
+
+
+def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
+    """Make a vocabulary of the lower-cased words between blanks (the RNN of Mukherjee & Awadallah
+    2019, section 6): of all, or of the most frequent that `size` entries hold beside the special
+    tokens.
+
+    Raises UserError where `size` leaves no place for a word, or the text has fewer.
+    """
+    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    counts = _count_words(texts, tokenizer)
+    known = sorted(counts.keys() - SPECIALS.values(), key=lambda word: (-counts[word], word))
+    most, least = len(SPECIALS) + len(known), len(SPECIALS) + 1
+    if size is not None and not least <= size <= most:
+        raise UserError(
+            f"--vocab words:{size}: the text has {len(known)} different words between blanks; ask"
+            f" for {least} to {most}, or for all of them: --vocab words"
+        )
+    pieces = [*SPECIALS.values(), *known][:size]
+    tokenizer.model = models.WordLevel(_numbered(pieces), unk_token="[UNK]")
+    _frame(tokenizer)
+    return tokenizer
+
+
+def _numbered(pieces: list[str]) -> dict[str, int]:
+    return {piece: number for number, piece in enumerate(pieces)}
+
+
+def _frame(tokenizer: Tokenizer) -> None:
+    """Make a tokenizer put [CLS] and [SEP] about a text."""
     tokenizer.add_special_tokens(list(SPECIALS.values()))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIALS.values()}
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -83,7 +116,6 @@ def train_wordpiece(texts: Iterable[str], size: int, teacher_normalizer: Any) ->
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
     )
-    return tokenizer
 
 
 def suggested_size(texts: Iterable[str], teacher_normalizer: Any) -> int:

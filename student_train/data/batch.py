@@ -48,12 +48,13 @@ class Distillation:
     shared: SharedTargets | None
     map_pooling: MapPooling | None
     task: TaskTargets | None
-    encoded: Encoded | None  # the four below before they are decoded; None afterwards
+    encoded: Encoded | None  # the five below before they are decoded; None afterwards
     # float32 [G,D] by name: pooled states, normalised per channel
     normalised: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)  # [G,D] by name: pooled raw states
     # float32 [B,D] by name: normalised state of the first token
     sentences: dict[str, Tensor] = field(default_factory=dict)
+    raw_sentences: dict[str, Tensor] = field(default_factory=dict)  # [B,D]: that state as it is
     maps: dict[str, Tensor] = field(default_factory=dict)  # [B,G',G'] by name: between runs
 
     def decoded(self) -> Distillation:

@@ -215,7 +215,7 @@ class Collator:
         if {"normalised", "raw"} & read:
             tokens = Runs.of(runs)
             pooled = self.source.states(batch, view, tokens.member.numpy(), tokens.begin)
-        if "sentence" in read:
+        if {"sentence", "raw sentence"} & read:
             first = batch.start[:-1]
             sentences = self.source.states(batch, view, first, torch.arange(len(first)))
         maps = None
@@ -232,7 +232,8 @@ class Collator:
         return Encoded(
             pooled if "normalised" in read else {},
             pooled if "raw" in read else {},
-            sentences,
+            sentences if "sentence" in read else {},
+            sentences if "raw sentence" in read else {},
             maps,
         )
 

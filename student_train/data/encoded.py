@@ -78,6 +78,7 @@ class Encoded:
     normalised: dict[str, TeacherStates]
     states: dict[str, TeacherStates]
     sentences: dict[str, TeacherStates]
+    raw_sentences: dict[str, TeacherStates]
     maps: TeacherMaps | None
 
     def decoded(self) -> dict[str, Any]:
@@ -86,5 +87,6 @@ class Encoded:
             "normalised": {name: it.normalised() for name, it in self.normalised.items()},
             "states": {name: it.states() for name, it in self.states.items()},
             "sentences": {name: it.normalised() for name, it in self.sentences.items()},
+            "raw_sentences": {name: it.states() for name, it in self.raw_sentences.items()},
             "maps": {} if self.maps is None else self.maps.pooled(),
         }

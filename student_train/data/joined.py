@@ -43,6 +43,7 @@ def _joined(taught: Sequence[Distillation], pieces: int) -> Distillation:
         normalised=_means([each.normalised for each in taught]),
         states=_means([each.states for each in taught]),
         sentences=_means([each.sentences for each in taught]),
+        raw_sentences=_means([each.raw_sentences for each in taught]),
         maps=_means([each.maps for each in taught]),
     )
 

@@ -24,6 +24,7 @@ Teacher = Literal[
     "normalised",  # states of aligned runs, normalised per channel with the store's calibration
     "raw",  # states of aligned runs as they are
     "sentence",  # the state of the first token, normalised per channel
+    "raw sentence",  # the state of the first token as it is
     "maps",  # attention between aligned runs
 ]
 """What a loss reads of a store."""
@@ -49,6 +50,7 @@ _FEATURE_OF: dict[Teacher, str] = {
     "normalised": "hidden",
     "raw": "hidden",
     "sentence": "hidden",
+    "raw sentence": "hidden",
     "maps": "attention",
 }
 
@@ -107,6 +109,7 @@ class Loss:
         return found
 
 
+HALVES = "half squared distances"
 DEVIATIONS = "squared deviations of a channel"
 
 LOSSES = (
@@ -123,6 +126,7 @@ LOSSES = (
     Loss("contrastive", "states.contrastive", "raw", "runs", "nats", "always"),
     Loss("sentence", "states.hidden", "sentence", "sentence", DEVIATIONS, "always"),
     Loss("sentence-gelu", "states.hidden_gelu", "sentence", "sentence", DEVIATIONS, "always"),
+    Loss("sentence-gelu-half", "states.half_gelu", "raw sentence", "sentence", HALVES, "always"),
     Loss("sentence-kld", "states.hidden_kld", "sentence", "sentence", "nats", "always"),
     Loss("attention", "maps.attention", "maps", "maps", "squared probabilities"),
     Loss("kl", "logits.kl", "distribution", "pieces", "nats", tempered=True),
@@ -134,6 +138,7 @@ LOSSES = (
     Loss("logit", "task.logit", "classes", "scores", "squared logits"),
     Loss("hard", "task.hard", "classes", "classes", "nats"),
     Loss("log-odds", "task.log_odds", "classes", "scores", "squared log-odds"),
+    Loss("log-odds-half", "task.half_log_odds", "classes", "scores", HALVES),
 )
 
 

@@ -46,6 +46,14 @@ def hidden_gelu(student: Tensor, teacher: Tensor) -> Tensor:
     return hidden(functional.gelu(student.float()), teacher)
 
 
+def half_gelu(student: Tensor, teacher: Tensor) -> Tensor:
+    """Half the squared distance of GELU(W z + b) [G,D] and the teacher's raw states, mean over G.
+
+    (Mukherjee & Awadallah 2019, eq. 7, a text's part of it.)
+    """
+    return hidden_gelu(student, teacher) * (teacher.shape[1] / 2)
+
+
 def hidden_kld(student: Tensor, teacher: Tensor) -> Tensor:
     """KL(softmax teacher || softmax GELU(student)) in nats over the channels of projected student
     states [G,D] and the teacher's, mean over G.

@@ -53,6 +53,13 @@ def log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
     return functional.mse_loss(logits.float(), torch.logit(probability, eps=LEAST))
 
 
+def half_log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Half the squared distance of student scores [G,C] and log(p / (1 - p)) of the teacher's class
+    probabilities, mean over G (Mukherjee & Awadallah 2019, eq. 5; 2020, eq. 4: a text's, or a
+    token's, part of it)."""
+    return log_odds(logits, teacher) * (teacher.shape[1] / 2)
+
+
 def hard(logits: Tensor, teacher: Tensor) -> Tensor:
     """Cross-entropy in nats of logits [G,C] against the teacher's best class, mean over G."""
     if len(logits) == 0:

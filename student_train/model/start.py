@@ -22,6 +22,7 @@ from support.arrays import Array
 from support.errors import UserError
 
 BIAS = "decoder.bias"
+RANDOM = "random weights"
 ANOTHER = "svd:"  # before the path of a store
 WORDS = tuple(
     f"{name}.weight" for name in ("word_embeddings", "tok_embeddings", "wte", "embed_tokens")
@@ -65,7 +66,7 @@ def initialise(
     if how == "auto":
         how = _best_start(student, store)
     if how == "random":
-        return ["random weights"]
+        return [RANDOM]
     kind, colon, words = how.partition(":")
     chosen, _, _ = words.partition("@")
     if kind not in ("svd", "teacher", "layers") or bool(colon) != (kind == "layers"):

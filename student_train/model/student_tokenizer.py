@@ -29,8 +29,11 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
         return train_wordpiece(store.texts(), size, store.tokenizer().normalizer)
     if word == "teacher":
         return teacher_tokenizer(store)
-    kind, _, pruned = word.partition(":")
-    if kind == "pruned" and (size := vocabulary_size(pruned)):
+    kind, colon, number = word.partition(":")
+    size = vocabulary_size(number)
+    if kind == "words" and bool(colon) == (size is not None):
+        return _named(wordpiece.words_of(store.texts(), size))
+    if kind == "pruned" and size:
         config = store.teacher_settings("tokenizer_config.json")
         return _from_files(pruned_tokenizer(store, size), config, word)
     if word == "mixed-vocab":
@@ -39,7 +42,7 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
     if not Path(word).is_dir():
         raise UserError(
             f"--vocab {word}: expected a size (5k, 8000), a folder with a tokenizer, teacher,"
-            " pruned:SIZE or mixed-vocab"
+            " pruned:SIZE, words, words:SIZE or mixed-vocab"
         )
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
@@ -87,5 +90,8 @@ def train_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any
 ) -> PreTrainedTokenizerFast:
     """Train a WordPiece by `training.wordpiece.train_wordpiece`, as a transformers tokenizer."""
-    tokenizer = wordpiece.train_wordpiece(texts, size, teacher_normalizer)
+    return _named(wordpiece.train_wordpiece(texts, size, teacher_normalizer))
+
+
+def _named(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **SPECIALS)

@@ -13,16 +13,20 @@ from transformers import PreTrainedModel
 from align import Vocabulary
 from support.errors import UserError
 
+RANGE = 0.1
 HEADER = re.compile(rb"\d+ +(\d+)\s*")  # in fastText and word2vec: number of words, width
 
 
-def set_word_vectors(student: PreTrainedModel, tokenizer: Any, path: Path) -> str:
+def set_word_vectors(
+    student: PreTrainedModel, tokenizer: Any, path: Path, others: bool = False
+) -> str:
     """Set the embeddings of the pieces that are whole words of the file; says of how many.
 
     A line is `word v1 v2 ...` with blanks between; a header of two numbers may stand first. A word
     is a piece only if the same characters, in the same case, begin and end there; of a word that
-    comes twice the first counts. The vectors are scaled as a whole to the other pieces' random
-    ones, which must enter the student alike.
+    comes twice the first counts. The vectors stay as they are. With `others` all other pieces but
+    the padding begin at random, uniformly within -0.1 and 0.1 (Mukherjee & Awadallah 2019, section
+    6).
 
     Raises UserError, with file and line, for a file that cannot be read, a row that is not a word
     and as many finite numbers as the embeddings are wide, and where no piece is found.
@@ -42,8 +46,10 @@ def set_word_vectors(student: PreTrainedModel, tokenizer: Any, path: Path) -> st
         )
     values = torch.tensor(list(found.values()))
     with torch.no_grad():
-        spread = values.square().mean().sqrt()
-        values *= words.square().mean().sqrt() / spread if spread > 0 else 1.0
+        if others:
+            words.uniform_(-RANGE, RANGE)
+            if tokenizer.pad_token_id is not None:
+                words[tokenizer.pad_token_id] = 0
         words[torch.tensor(list(found))] = values.to(words)
     return f"word embeddings of {len(found):,} of {size:,} pieces from {path.name}"
 

@@ -21,12 +21,13 @@ from student_train.data.stored_vocabulary import check_vocabulary
 from student_train.losses.registry import losses_for
 from student_train.model.kinds import has_attention, make_student
 from student_train.model.pruning import pruned, shared_pieces
-from student_train.model.start import initialise
+from student_train.model.start import RANDOM, initialise
 from student_train.model.student_tokenizer import student_tokenizer
 from student_train.model.word_vectors import set_word_vectors
 from student_train.output.card import environment, hub_id, model_card
 from student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash
-from student_train.settings.options import NETWORK, TrainOptions
+from student_train.settings.options import BILSTM, NETWORK, TrainOptions
+from student_train.settings.shapes import parse_student
 from student_train.train.checks import check
 from student_train.train.student_training import Trained, train
 from support import files
@@ -178,13 +179,18 @@ def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore)
     collator = make_collator(options, store, tokenizer)
     start = initialise(student, options.init, store, collator.vocabulary)
     if options.word_vectors:
-        start.append(set_word_vectors(student, tokenizer, Path(options.word_vectors)))
+        at_random = start == [RANDOM]
+        path = Path(options.word_vectors)
+        start.append(set_word_vectors(student, tokenizer, path, others=at_random))
     return student, collator, start
 
 
 def _network(options: TrainOptions, store: FeatureStore) -> dict[str, Any]:
     """Return what goes to the config of the student's kind."""
-    found = {name: getattr(options, name) for name in scoped(TrainOptions, NETWORK)}
+    names = scoped(TrainOptions, NETWORK)
+    if parse_student(options.student).kind != "bilstm":
+        names -= scoped(TrainOptions, BILSTM)
+    found = {name: getattr(options, name) for name in names}
     if options.projection == "student":
         found["projection_size"] = store.features.width
     return {name: value for name, value in found.items() if value is not None}

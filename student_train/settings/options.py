@@ -91,7 +91,8 @@ class TrainOptions:
     vocab: str = option(
         "5k",
         "5k | 10k | 20k | 30k | N (WordPiece of the store's text) | a tokenizer folder | teacher |"
-        " pruned:N (the teacher's most frequent pieces) | mixed-vocab (the store's).",
+        " pruned:N (the teacher's most frequent pieces) | words, words:N (lower-cased words"
+        " between blanks, all or the most frequent) | mixed-vocab (the store's).",
         scope={START},
     )
     out: Path | None = option(
@@ -184,7 +185,8 @@ class TrainOptions:
     word_vectors: str | None = option(
         None,
         "File of word vectors (GloVe, fastText or word2vec as text), as wide as the embeddings,"
-        " for the pieces that are words there.",
+        " for the pieces that are words there; beside --init random the others begin at random in"
+        " -0.1 to 0.1.",
         scope={START},
     )
     view: int | None = option(
@@ -393,7 +395,7 @@ class TrainOptions:
                 f"--lr-end {self.lr_end:g}: expected at most --lr, here {self.resolved_lr:g}"
             )
         self._check_data()
-        of_bilstm = [n for n in scoped(TrainOptions, BILSTM) if getattr(self, n) is not None]
+        of_bilstm = [name for name in scoped(TrainOptions, BILSTM) if getattr(self, name)]
         words = [f"{flag_of(name)} {getattr(self, name)}" for name in sorted(of_bilstm)]
         words += ["--projection student"] if self.projection == "student" else []
         if words and parse_student(self.student).kind != "bilstm":

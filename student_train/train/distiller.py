@@ -207,6 +207,7 @@ class _Sides:
             "normalised": wanted.normalised,
             "raw": wanted.states,
             "sentence": wanted.sentences,
+            "raw sentence": wanted.raw_sentences,
         }[loss.teacher]
         for name, target in targets.items():
             if loss.student == "runs":

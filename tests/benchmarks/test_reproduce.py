@@ -72,7 +72,9 @@ def test_arms_are_trained_scored_and_judged(
         tasks={"small": [Task("macro F1", words), Task("mean", (*words, "--test", str(one)))]},
         arms={
             "tags": Arm(("--recipe", "tinymbert-d0")),
-            OURS: Arm(("--recipe", "tinymbert-d2", "--vocab", "{work}/tags-0"), (0, 1)),
+            OURS: Arm(
+                ("--recipe", "tinymbert-d2", "--data", "all", "--vocab", "{work}/tags-0"), (0, 1)
+            ),
             "large": Arm(("--nonsense",), sizes=("full",)),
         },
         orderings=[(OURS, "tags", "logits help"), ("large", "tags", "size helps")],

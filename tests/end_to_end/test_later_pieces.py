@@ -102,8 +102,8 @@ def test_every_piece_of_a_word_has_a_target(stores: Stores, align: str) -> None:
     [
         ("16x2x2", "all", ("--loss", "ce=1,logit=1")),
         ("modernbert:16x2x2", "all", ("--loss", "ce=1,logit=1")),
-        ("bilstm:12,10", "all", ("--recipe", "tinymbert-d3-1")),
-        ("bilstm:12,10", "first", ("--recipe", "tinymbert-d1")),
+        ("bilstm:12,10", "all", ("--recipe", "tinymbert-d3-1", "--data", "all")),
+        ("bilstm:12,10", "first", ("--recipe", "tinymbert-d1", "--data", "all")),
     ],
 )
 def test_students_keep_the_label(

@@ -32,8 +32,8 @@ from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
 Teachers = Callable[..., Path]
-OF_ANY_TASK = ("kl", "logit", "log-odds", "hard", "hidden", "hidden-gelu", "hidden-kld",
-               "cosine", "contrastive")  # fmt: skip
+OF_ANY_TASK = ("kl", "logit", "log-odds", "log-odds-half", "hard", "hidden", "hidden-gelu",
+               "hidden-kld", "cosine", "contrastive")  # fmt: skip
 KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:12,10")
 SMALL = ("--vocab", "400", "--batch-tokens", "512", "--device", "cpu")
 
@@ -199,7 +199,9 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
 
 
 @pytest.mark.parametrize("student", KINDS)
-@pytest.mark.parametrize("loss", [*OF_ANY_TASK, "sentence", "sentence-gelu", "sentence-kld"])
+@pytest.mark.parametrize(
+    "loss", [*OF_ANY_TASK, "sentence", "sentence-gelu", "sentence-gelu-half", "sentence-kld"]
+)
 def test_every_loss_of_a_task_falls(
     classes: FeatureStore, tags: FeatureStore, student: str, loss: str
 ) -> None:
@@ -245,7 +247,8 @@ def test_stages_over_labelled_and_all_text(
         words = ("--recipe", recipe, "--student", "bilstm:12,10", "--steps", 3, *SMALL)
         ok(main, "--store", store.path, "--out", out, *words)
         report = json.loads((out / "training.json").read_text())
-        assert report["result"]["steps"] == 3 * (1 + 3 + 3)
+        steps = {"simple-stagewise": 1 + 3, "tinymbert-d4-2": 3 + 4 + 4}
+        assert report["result"]["steps"] == 3 * steps[recipe]
         assert "valid_ce" in report["result"] and "valid_hidden-kld" not in report["result"]
 
 
@@ -287,12 +290,14 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
 
 
 def test_a_sweep_over_recipes(classes: FeatureStore, tmp_path: Path) -> None:
-    words = ("--recipe", "simple-rnn", "--recipe", "simple-once", "--student", "bilstm:8,8")
+    recipes = ["simple-rnn", "simple-once", "simple-joint", "simple-hard"]
+    words = [word for name in recipes for word in ("--recipe", name)]
+    words += ["--student", "bilstm:8,8"]
     out = tmp_path / "sweep"
     said = ok(sweep, "--store", classes.path, "--out", out, *words, "--steps", 2, *SMALL)
     assert "valid_accuracy" in said and "simple-once" in said
     rows = json.loads((out / "sweep.json").read_text())
-    assert [row["recipe"] for row in rows] == ["simple-rnn", "simple-once"]
+    assert [row["recipe"] for row in rows] == recipes
 
 
 def test_a_student_of_a_task_is_the_same_again(classes: FeatureStore, tmp_path: Path) -> None:

@@ -96,23 +96,6 @@ def test_stage_two_of_mixed_vocabularies() -> None:
     assert (shape.width, shape.layers, shape.heads) == (256, 6, 4)
 
 
-def test_strategies_of_massive_multilingual_tagging() -> None:
-    recipes = all_recipes()
-    told = {
-        "d0": [{"ce"}], "d1": [{"ce", "logit"}], "d2": [{"ce", "logit", "hidden-kld"}],
-        "d3-1": [{"hidden-kld"}, {"ce", "logit"}], "d3-2": [{"hidden-kld"}, {"ce", "logit"}],
-        "d4-1": [{"hidden-kld"}, {"logit"}, {"ce"}], "d4-2": [{"hidden-kld"}, {"logit"}, {"ce"}],
-    }  # fmt: skip
-    for name, expected in told.items():
-        recipe = recipes[f"tinymbert-{name}"]
-        assert recipe.options["best"]  # restored at each step
-        stages = recipe.stages or (recipe.options,)
-        assert [set(stage["loss"]) for stage in stages] == expected
-        for stage in recipe.stages[1:]:
-            assert ("unfreeze" in stage) == name.endswith("-2")
-            assert ("freeze" in stage) == name.endswith("-1")
-
-
 @pytest.fixture(scope="module")
 def stores(
     tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]

@@ -1,0 +1,172 @@
+"""Recipes of Mukherjee & Awadallah 2019 and 2020 against the papers: the place of each number
+stands beside it, and each loss is worked out by hand from its equation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from scipy.special import erf
+
+from student_train.losses.registry import LOSSES
+from student_train.settings.options import TrainOptions
+from student_train.settings.recipe import Recipe, all_recipes
+from student_train.settings.stages import stages_of
+
+SHARED_2019 = {
+    "student": "bilstm:300,600",  # section 6, Parameter Configurations: GloVe 300; 600 a direction
+    "batch_texts": 64,  # there
+    "optimizer": "adadelta",  # there: no initial learning rate
+    "lr": 1.0, "lr_end": 1.0, "warmup": 0.0, "weight_decay": 0.0,  # so Adadelta's step as it is
+    "dropout": 0.4, "recurrent_dropout": 0.2,  # there
+    "held_out": 0.1,  # there: 90 % for training, 10 % for validation
+    "best": True,  # there: the best model by the validation loss
+    "init": "random",  # there: words that GloVe lacks begin in U(-.1, .1), see --word-vectors
+    "outputs": "separate",  # section 4.1: W^r, b^r beside W^s of section 3.1
+    "eval_every": "epoch", "patience": 5, "epochs": 100,  # early stopping (there); numbers are ours
+}  # fmt: skip
+SHARED_2020 = {
+    "student": "bilstm:300,600",  # Table 14: E 300; Table 16 and appendix A.2: H 600
+    "vocab": "teacher", "init": "svd",  # section 4.1, Multi-lingual word embeddings
+    "batch_texts": 512,  # Table 12: 88.4, the best
+    "dropout": 0.2,  # Table 11: 88.49, the best
+    "optimizer": "adamw", "weight_decay": 0.0,  # appendix A.2: Adam
+    "lr": 1e-3, "lr_end": 1e-8, "schedule": "cosine", "warmup": 0.0,  # appendix A.2
+    "best": True,  # section 5.3: the best configuration by the validation loss is restored
+    "outputs": "separate",  # equations 1 and 3: W^s, and W^r, b^r
+    "held_out": 0.1, "eval_every": "epoch", "epochs": 3, "recurrent_dropout": 0.0,  # ours
+}  # fmt: skip
+ALPHA, BETA, GAMMA = 10.0, 10.0, 1.0  # 2019, section 6: of CE, RL and LL in equation 8
+CE, RL, LL = {"ce": ALPHA}, {"sentence-gelu-half": BETA}, {"log-odds-half": GAMMA}
+TOP = ["head", "projection", "layers", "embeddings"]  # 2020, Table 4, from row to row
+KLD, LOGITS, TAGS = {"hidden-kld": 1.0}, {"log-odds-half": 1.0}, {"ce": 1.0}  # weights are ours
+
+Stage = tuple[dict[str, float], str, Any]  # losses, data, unfreeze
+
+
+def told(recipe: Recipe) -> list[Stage]:
+    """What each stage learns by, from which text, and how it is unfrozen."""
+    stages = recipe.stages or (recipe.options,)
+    return [(dict(each["loss"]), each["data"], each.get("unfreeze")) for each in stages]
+
+
+OF_2019: dict[str, list[Stage]] = {
+    "simple-rnn": [({"ce": 1.0}, "labelled", None)],  # section 6 (i), equations 2 and 3
+    "simple-no-distillation": [({"ce": 1.0}, "labelled", None)],  # section 6 (ii)
+    # Section 6.3: the labelled texts and those that the teacher labelled, jointly.
+    "simple-hard": [({"ce": 1.0, "hard": 1.0}, "balanced", None)],
+    "simple-joint": [(CE | RL | LL, "balanced", None)],  # section 5.1, equation 8
+    # Section 5.2 and Table 12, column 1: RL | LL + CE, gradual unfreezing in the second stage.
+    "simple-stagewise": [(RL, "unlabelled", None), (CE | LL, "balanced", "top-down")],
+    # Section 5.3 and Table 12, column 3: RL + LL | CE.
+    "simple-once": [(RL | LL, "unlabelled", None), (CE, "labelled", "top-down")],
+}
+OF_2020: dict[str, list[Stage]] = {  # Table 3, row by row
+    "tinymbert-d0": [(TAGS, "labelled", None)],
+    "tinymbert-d0-s": [(TAGS, "labelled", None)],
+    "tinymbert-d1": [(TAGS | LOGITS, "balanced", None)],
+    "tinymbert-d2": [(TAGS | LOGITS | KLD, "balanced", None)],  # equation 7
+    "tinymbert-d3-1": [(KLD, "unlabelled", None), (TAGS | LOGITS, "balanced", None)],
+    "tinymbert-d3-2": [(KLD, "unlabelled", TOP[1:]), (TAGS | LOGITS, "balanced", TOP)],
+    "tinymbert-d4-1": [
+        (KLD, "unlabelled", None), (LOGITS, "unlabelled", None), (TAGS, "labelled", None),
+    ],
+    "tinymbert-d4-2": [  # algorithm 1
+        (KLD, "unlabelled", TOP[1:]), (LOGITS, "unlabelled", TOP), (TAGS, "labelled", TOP),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_2019)
+def test_rows_of_2019(name: str) -> None:
+    recipe = all_recipes()[name]
+    assert told(recipe) == OF_2019[name]
+    options = dict(recipe.options)
+    assert options.items() >= SHARED_2019.items()
+    rnn = name == "simple-rnn"  # section 6 (i) and (ii): words or WordPieces, last state or maximum
+    assert options["vocab"] == ("words" if rnn else "teacher")
+    assert options.get("classifier_pooling", "max") == ("last" if rnn else "max")
+    assert "Table" in recipe.about
+
+
+@pytest.mark.parametrize("name", OF_2020)
+def test_rows_of_2020(name: str) -> None:
+    recipe = all_recipes()[name]
+    assert told(recipe) == OF_2020[name]
+    assert dict(recipe.options).items() >= SHARED_2020.items()
+    # Algorithm 1 and Table 4: stages 2 and 3 stand on the projection that stage 1 has learnt.
+    stands = recipe.options.get("projection") == "student"
+    assert stands == name.startswith(("tinymbert-d3", "tinymbert-d4"))
+    assert "Table 3" in recipe.about
+    if name in ("tinymbert-d3-1", "tinymbert-d4-1"):  # section 5.2: end-to-end fine-tuning
+        options = TrainOptions(store="a", stages=recipe.stages, **recipe.options)
+        assert all(stage.freeze == () for stage in stages_of(options, 1))
+
+
+def test_no_other_recipe_has_the_papers_names() -> None:
+    names = {name for name in all_recipes() if name.startswith(("simple-", "tinymbert-"))}
+    assert names == OF_2019.keys() | OF_2020.keys()
+
+
+def test_table_4_step_by_step() -> None:
+    """The last eight steps of D4.2: what moves from step to step, and the rate in each."""
+    recipe = all_recipes()["tinymbert-d4-2"]
+    options = TrainOptions(store="a", stages=recipe.stages, **recipe.options)
+    parts = {"head", "projection", "layers.1", "embeddings"}
+    steps = stages_of(options, 1)
+    moving = [parts - set(step.freeze) for step in steps]
+    down = [parts - {"embeddings", "layers.1", "projection"}, parts - {"embeddings", "layers.1"},
+            parts - {"embeddings"}, parts]  # fmt: skip
+    assert moving[3:] == [*down, *down]
+    assert moving[:3] == [step - {"head"} for step in down[1:]]  # algorithm 1, stage 1
+    for step in steps:
+        rates = [step.resolved_lr * step.schedule_over(100).factor(at) for at in (0, 50, 100)]
+        assert rates == pytest.approx([1e-3, (1e-3 + 1e-8) / 2, 1e-8])
+
+
+def formula(name: str) -> Any:
+    (found,) = (loss for loss in LOSSES if loss.name == name and loss.head != "vocabulary")
+    return found.measure
+
+
+def gelu(values: Any) -> Any:
+    return values * (1 + erf(values / np.sqrt(2))) / 2  # Hendrycks & Gimpel 2016
+
+
+def test_equations_by_hand() -> None:
+    """One text, or token, at a time; the mean over those of a batch is equation 8's 1 / |D|."""
+    draw = np.random.default_rng(0)
+    texts, classes, width = 5, 3, 7
+    scores, logits = draw.normal(size=(2, texts, classes))
+    linear, states = draw.normal(size=(2, texts, width)) * 2
+    gold = np.array([0, 2, 1, 1, 0])
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    student = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    odds = np.log(probabilities / (1 - probabilities))  # 2019, section 4.1
+    flat, teacher, wide, raw = (
+        torch.from_numpy(each.astype(np.float32)) for each in (scores, logits, linear, states)
+    )
+
+    def softmax(values: Any) -> Any:
+        return np.exp(values) / np.exp(values).sum(axis=1, keepdims=True)
+
+    own = softmax(gelu(linear))
+    expected = {
+        # 2019, eq. 3, and 2020, eq. 2
+        "ce": (flat, torch.from_numpy(gold), -np.log(student[np.arange(texts), gold])),
+        # 2019, section 4.1, hard predictions: the teacher's best class in eq. 3
+        "hard": (flat, teacher, -np.log(student[np.arange(texts), probabilities.argmax(axis=1)])),
+        # 2019, eq. 5, and 2020, eq. 4
+        "log-odds-half": (flat, teacher, ((scores - odds) ** 2).sum(axis=1) / 2),
+        # 2019, eq. 7
+        "sentence-gelu-half": (wide, raw, ((gelu(linear) - states) ** 2).sum(axis=1) / 2),
+        # 2020, eq. 5 and 6; the softmaxes are ours
+        "hidden-kld": (
+            wide, raw, (softmax(states) * np.log(softmax(states) / own)).sum(axis=1),
+        ),
+    }  # fmt: skip
+    for name, (here, there, each) in expected.items():
+        assert_allclose(formula(name)(here, there), each.mean(), rtol=2e-5, err_msg=name)
