@@ -47,7 +47,7 @@ def run_bounded(
     bounds = {"seconds": seconds, "memory": memory}
     call = json.dumps({"path": sys.path, **place, **bounds}).encode()
     process = subprocess.Popen(
-        [sys.executable, "-c", CHILD],
+        [sys.executable, "-I", "-c", CHILD],  # else it looks for modules in the current folder
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

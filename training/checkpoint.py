@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from support.errors import UserError, first_line
 
 KEPT = 2
 DIGEST_BYTES = 32
+NAME = re.compile(r"step-\d{9,}\.pt")
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -102,4 +104,6 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*.pt"), reverse=True)
+    """List the checkpoints; what else lies there is left alone."""
+    named = (path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name))
+    return sorted((path for path in named if path.is_file()), reverse=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 LONGEST = 8  # tokens a byte of text, at most
+LONGEST_WORD, LONGEST_PIECE = 1000, 1000  # characters; tokenizers have 100, and pieces of 16
 AROUND = 64  # tokens around a text, at most
 SECONDS, BYTES_A_SECOND = 60.0, 20_000  # of a processor: some fifty times what tokenizers take
 PLAIN = {
@@ -89,11 +90,27 @@ def is_plain(data: bytes) -> bool:
         return (
             all({step["type"] for step in steps[name]} <= PLAIN[name] for name in PLAIN)
             and all(len(found) <= MOST_STEPS for found in steps.values())
-            and all(len(step.get("single", ())) <= AROUND for step in steps["post_processor"])
+            and all(_added(step) <= AROUND for step in steps["post_processor"])
+            and _proportionate(settings["model"])
             and 0 <= highest < 2 * (len(vocabulary) + len(added)) + SPARE_IDS
         )
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return False
+
+
+def _added(step: dict[str, Any]) -> int:
+    """Count the tokens that a post-processor adds to a text or a pair, at most."""
+    ids = {name: len(token["ids"]) for name, token in (step.get("special_tokens") or {}).items()}
+    pieces = [*step.get("single", ()), *step.get("pair", ())]
+    return sum(ids[each["SpecialToken"]["id"]] if "SpecialToken" in each else 1 for each in pieces)
+
+
+def _proportionate(model: dict[str, Any]) -> bool:
+    """Whether a model's work grows with a text alone: WordPiece takes the square of a word's
+    length, Unigram the length of its longest piece for each character."""
+    if model["type"] == "Unigram":
+        return all(len(piece) <= LONGEST_PIECE for piece, _ in model["vocab"])
+    return int(model.get("max_input_chars_per_word", 0)) <= LONGEST_WORD
 
 
 def _steps(part: Any, inner: str) -> list[dict[str, Any]]:

@@ -131,7 +131,8 @@ def _other_parts(store: FeatureStore, places: list[int]) -> list[tuple[int, str]
         try:
             line = other_tokens(part, tokenizer, 0, part.part.counts.sequences)
         except StoreError as error:
-            line = without_remedy(error)
+            found.append((place, without_remedy(error)))
+            continue
         if line:
             found.append((place, f"{part.where}: {line}"))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -166,6 +167,8 @@ def loaded(
     if order.get("device", CPU) != CPU:
         order["device"] = None  # only the training's own process uses the device
     shares = _Shares(store, collator, blocks, order)
+    # else the server of the processes looks for modules in the current folder, before this one's
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     context = multiprocessing.get_context("forkserver")  # a fork of this process has dead threads
     context.set_forkserver_preload([__name__])
     loader = DataLoader(

@@ -90,7 +90,7 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
     """
     try:
         folder = cache_folder() / "tokens" / _key(store, tokenizer)
-        if not _whole(folder) or not _fits(_load(folder), store, tokenizer):
+        if not _whole(folder) or not _fits(folder, store, tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
             _publish(store, tokenizer, folder)
         return _load(folder)
@@ -130,12 +130,16 @@ def _whole(folder: Path) -> bool:
         return False
 
 
-def _fits(table: TokenTable, store: FeatureStore, tokenizer: Any) -> bool:
-    """Whether a table can be of this store: somebody may have put another one there.
+def _fits(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
+    """Whether the table of a folder can be of this store: somebody may have put another one there.
 
     Numbers and characters are in range, and some texts, spread evenly, have the tokens that the
     tokenizer gives. Where it is not plain (see `is_plain`) no text is tried.
     """
+    try:
+        table = _load(folder)
+    except ValueError:  # a file that is no array
+        return False
     counts, total = np.diff(table.start), len(table.ids)
     sizes = {len(table.begin), len(table.end), len(table.special), int(table.start[-1])}
     if len(counts) != len(store) or (counts < 0).any() or sizes != {total}:

@@ -6,7 +6,9 @@ CorpusError (one line: file, line, expected and got, remedy).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ PEEK_LINES = 1000
 """Number of lines by which a token/tag file is told from a table."""
 SAMPLE_ROWS = 100
 """Number of rows by which a column of text is told from a column of numbers."""
+BLOCK = 1 << 20
+"""Bytes that are read at once for a hash."""
 
 
 def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[LabelledText]:
@@ -149,7 +153,7 @@ def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[Labelled
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with _seen_whole(path, seen), pq.ParquetFile(path) as file:
             schema = file.schema_arrow
             label = columns.label
             check_label(schema.names, label, path)
@@ -173,6 +177,30 @@ def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[Labelled
         raise CorpusError(
             f"{path}: not a readable parquet file ({reason}); write it again"
         ) from None
+
+
+@contextmanager
+def _seen_whole(path: Path, seen: Seen) -> Iterator[None]:
+    """Tell the bytes of a file that a library reads here and there, and more where they are others
+    after the reading: what was read is then none of both."""
+    if seen is ignore:
+        yield
+        return
+    before = hashlib.sha256()
+    with path.open("rb") as file:
+        while raw := file.read(BLOCK):
+            before.update(raw)
+            seen(raw)
+    try:
+        yield
+    finally:
+        try:
+            with path.open("rb") as file:
+                after = hashlib.file_digest(file, "sha256").digest()
+        except OSError:
+            after = b""
+        if after != before.digest():
+            seen(b"changed")
 
 
 def _is_text(kind: Any) -> bool:

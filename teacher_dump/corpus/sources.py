@@ -23,14 +23,13 @@ from teacher_dump.corpus.labelled_text import (
     gold_of,
     text_of,
 )
-from teacher_dump.corpus.readers import has_columns, read_rows
+from teacher_dump.corpus.readers import BLOCK, has_columns, read_rows
 from teacher_dump.corpus.utf8_lines import CorpusError
 
 PYTHON_DOCS = "python-docs"
 HUB = "hf:"
 SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "lib2to3", "site-packages"}
 SKIPPED_FOLDERS |= {"test", "tests"}
-BLOCK = 1 << 20  # bytes that are read at once for a hash
 Told = tuple[int, str]  # size and SHA-256 of bytes
 KEPT_NAMES = 1 << 17  # more than any teacher has labels
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,13 @@ def test_memory_has_a_bound_and_a_crash_is_a_line(function: object) -> None:
 def test_arguments_are_values_of_json() -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         run_bounded(add, object(), 2, seconds=20)
+
+
+def test_the_current_folder_brings_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("open('ran', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert run_bounded(add, 1, 2, seconds=20) == {"sum": 3}
+    assert not (tmp_path / "ran").exists()

@@ -115,3 +115,18 @@ def test_a_training_that_was_killed_as_it_began_begins_again(tmp_path: Path) -> 
     (tmp_path / "mine").touch()
     with pytest.raises(UserError, match="exists already"):
         check_out(tmp_path, {}, resume=False)
+
+
+def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "step-999999999.pt").mkdir()
+    for name in ("step-000000009 2.pt", "step-000000009_copy.pt", "step-9.pt"):
+        (tmp_path / name).write_bytes(b"mine")
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, step, {})
+    state, torn = load_checkpoint(tmp_path)
+    assert state is not None and state["step"] == 3 and not torn
+    assert newest_checkpoint(tmp_path).startswith("saved at step 3 (")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-000000002.pt", "step-000000003.pt", "step-000000009 2.pt", "step-000000009_copy.pt",
+        "step-9.pt", "step-999999999.pt",
+    ]  # fmt: skip

@@ -17,6 +17,7 @@ SPACE, LINK_INFO, TYPE, LINK, EXTERNAL, LAYOUT = 1, 2, 3, 6, 7, 8
 FILTERS, ATTRIBUTE, CONTINUED, OLD_GROUP, ATTRIBUTE_INFO = 11, 12, 16, 17, 21
 HARD, NAMES, ATTRIBUTES = 0, 5, 8  # a kind of link; types of B-trees
 MAX_HEADER = 2**22  # bytes of the messages of one object
+MAX_HEAPED = 2 * MAX_BLOCK  # bytes in heaps: JSON of the root, or names of all links of a group
 MAX_RANK = 32
 HEADER = "the header of an object"
 NUMBER, FLOAT, TEXT, ENUM = 0, 1, 3, 8  # classes of types
@@ -121,11 +122,15 @@ def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[byt
         heap, names = fields.address(), fields.address()
         if heap == UNDEFINED:
             continue
-        held = Heap(blocks, heap)
+        held, taken = Heap(blocks, heap), 0
         for record in records(blocks, names, tree):
             if tree == NAMES:
                 record.take(4)  # the hash of the name
-            yield held.get(record)
+            body = held.get(record)
+            taken += len(body)
+            if taken > MAX_HEAPED:  # many may be the same bytes of the file
+                raise Damage(f"links or attributes take more than {MAX_HEAPED:,} bytes")
+            yield body
 
 
 def _link(fields: Fields) -> tuple[str, int, int]:

@@ -18,6 +18,8 @@ from numcodecs.jenkins import jenkins_lookup3
 from benchmarks.integrity.forged_hdf5 import _anatomy, forge_block
 from store import StoreError, open_store
 from store.cli import main
+from store.containers.blosc import Damage
+from store.containers.hdf5 import objects
 from store.containers.hdf5.file import append_digest
 from store.containers.hdf5.tree import Hdf5File, Hdf5Source
 from store.tools.verify import verify
@@ -142,3 +144,20 @@ def test_a_forged_block_is_refused_or_means_nothing(tmp_path: Path) -> None:
             assert "\n" not in str(error)
         path.write_bytes(whole)
     assert refused > 50 and read() == sound
+
+
+def test_attributes_that_share_their_bytes_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few bytes of a file can be the content of any number of attributes in a heap."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="latest") as written:
+        for number in range(20):  # more than 8 lie in a heap
+            written.attrs[f"a{number}"] = np.bytes_(b"x" * 1000)
+    append_digest(path)
+    file = Hdf5File(path)
+    root, _ = file.group("")
+    assert len(objects.attributes(file.blocks, root)) == 20
+    monkeypatch.setattr(objects, "MAX_HEAPED", 10_000)
+    with pytest.raises(Damage, match="links or attributes take more than 10,000 bytes"):
+        objects.attributes(file.blocks, root)

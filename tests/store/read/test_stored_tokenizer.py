@@ -45,6 +45,21 @@ def test_no_tokenizer_without_bounds_is_plain(what: str, make_tokenizer: Any) ->
     assert is_plain(json.dumps(settings).encode()) == (what == "padding to 10^9")
 
 
+def test_work_out_of_proportion_is_not_plain(make_tokenizer: Any) -> None:
+    wordpiece, unigram = (
+        json.loads(make_tokenizer(kind).backend_tokenizer.to_str())
+        for kind in ("wordpiece", "unigram")
+    )
+    wordpiece["model"]["max_input_chars_per_word"] = 10**9  # takes the square of a word
+    assert not is_plain(json.dumps(wordpiece).encode())
+    unigram["model"]["vocab"].append(["x" * 20_000, -9.0])
+    assert not is_plain(json.dumps(unigram).encode())
+    template = json.loads(make_tokenizer("wordpiece").backend_tokenizer.to_str())
+    for token in template["post_processor"]["special_tokens"].values():
+        token["ids"], token["tokens"] = token["ids"] * 9_000, token["tokens"] * 9_000
+    assert not is_plain(json.dumps(template).encode())
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"{" * 5000, b"\xff"])
 def test_what_is_no_tokenizer(data: bytes) -> None:
     assert not is_plain(data)

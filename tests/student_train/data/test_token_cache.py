@@ -179,3 +179,7 @@ def test_a_forged_table_is_made_anew(
     (folder / token_cache.DIGEST).write_text(token_cache._digest(folder))
     token_table(store, tokenizer)
     assert (folder / name).read_bytes() == before
+    (folder / name).write_bytes(before[:-1])  # no whole number of values, or one too few
+    (folder / token_cache.DIGEST).write_text(token_cache._digest(folder))
+    token_table(store, tokenizer)
+    assert (folder / name).read_bytes() == before
