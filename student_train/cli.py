@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from student_train.settings.options import NEW, TrainOptions
+from student_train.settings.option_fields import NEW
+from student_train.settings.options import TrainOptions
 from support.console import CONTEXT, command_errors
 from support.options import click_option, options_of, scoped
 from support.signals import stoppable

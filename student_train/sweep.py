@@ -12,7 +12,8 @@ import click
 
 from student_train.cli import parameters, told
 from student_train.settings.naming import beside
-from student_train.settings.options import ONCE, START, TrainOptions
+from student_train.settings.option_fields import ONCE, START
+from student_train.settings.options import TrainOptions
 from support import files
 from support.console import CONTEXT, command_errors, wide_console
 from support.errors import UserError

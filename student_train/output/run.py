@@ -26,7 +26,8 @@ from student_train.model.student_tokenizer import student_tokenizer
 from student_train.model.word_vectors import set_word_vectors
 from student_train.output.card import environment, hub_id, model_card
 from student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash
-from student_train.settings.options import BILSTM, NETWORK, TrainOptions
+from student_train.settings.option_fields import BILSTM, NETWORK
+from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import parse_student
 from student_train.train.checks import check
 from student_train.train.student_training import Trained, train

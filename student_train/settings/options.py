@@ -1,367 +1,48 @@
-"""The options of a training: each with its type, values, help and scope."""
+"""The options of a training: checked one by one and against one another, and what follows from
+them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from student_train.losses import registry
-from student_train.settings import alignments
 from student_train.settings.alignments import ALIGNMENTS
-from student_train.settings.loss_alignments import check_alignments, check_pieces, parse_alignments
-from student_train.settings.loss_weights import DEFAULT_LOSS, check_losses, parse_losses
+from student_train.settings.loss_alignments import check_pieces, parse_alignments
 from student_train.settings.naming import beside, folder_name
-from student_train.settings.shapes import parse_student
-from support.console import check_device
-from support.errors import UserError
-from support.options import (
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    Range,
-    at_least,
-    check_values,
-    default_of,
-    flag_of,
-    option,
-    options_of,
-    scoped,
+from student_train.settings.option_fields import (
+    BATCH,
+    BILSTM,
+    FREEZABLE,
+    LENGTH,
+    MACHINE,
+    NEW,
+    PARTS,
+    STAGE,
+    UNNAMED,
+    OptionFields,
 )
+from student_train.settings.shapes import parse_student
+from support.errors import UserError
+from support.options import check_values, default_of, flag_of, options_of, scoped
 from training.device import resolved_device, resolved_precision
-from training.optimizer import ADADELTA_LR, OPTIMIZERS, check_optimizer
-from training.rare_masks import MASK_WORDS
-from training.schedule import SCHEDULES, Schedule
+from training.optimizer import ADADELTA_LR, check_optimizer
+from training.schedule import Schedule
 
-CACHES = ("none", "ram", "device")
-FREEZABLE = r"embeddings|words|positions|types|layers(\.[1-9][0-9]*)?|head|projection"
-PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"
-SEEDS = 2**32
 UNFREEZE = "top-down"
-
-STAGE = "stage"  # may differ from one stage to the next
-LENGTH = "length"  # says how long a stage is; one that is given removes the other
-BATCH = "batch"  # says how large a batch is; one that is given removes the other
-COMMAND = "command"  # has no place in a recipe
-ONCE = "once"  # has one value in a sweep
-MACHINE = "machine"  # does not shape the student
-NETWORK = "network"  # goes to the config of the student's kind, under its own name
-BILSTM = "bilstm"  # only that kind of student has it
-START = "start"  # only the making of a student can refuse it
-UNNAMED = "unnamed"  # came after the first students: a folder's name does not tell its default
-NEW = "new"  # came later still: training.json does not tell its default, either
-
-
-def _parse_parts(words: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in words.split(",") if word.strip())
-
-
-def _check_parts(parts: Any) -> None:
-    for part in parts:
-        if not re.fullmatch(FREEZABLE, part):
-            raise UserError(f"--freeze {part}: expected {PARTS}")
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(OptionFields):
     """Holds everything that decides what a student becomes; `student-train --help` tells of each
     option.
 
     Raises UserError for a value that an option does not take, in a stage as well, and for options
     that contradict each other.
     """
-
-    store: str = option(
-        help="A sealed store: .zarr, .h5 or an object-store URL. Repeated: the student learns from"
-        " all of them, each aligned through its own tokens.",
-        required=True,
-        scope={COMMAND, ONCE},
-    )
-    others: tuple[str, ...] = ()
-    combine: str = option(
-        "losses",
-        "What several stores teach: losses: the mean of their losses; outputs: as one teacher, the"
-        " geometric mean of their distributions and the mean of their states (stores of the same"
-        " text and vocabulary).",
-        choices=("losses", "outputs"),
-        scope={NEW},
-    )
-    vocab: str = option(
-        "5k",
-        "5k | 10k | 20k | 30k | N (WordPiece of the store's text) | a tokenizer folder | teacher |"
-        " pruned:N (the teacher's most frequent pieces) | words, words:N (lower-cased words"
-        " between blanks, all or the most frequent) | mixed-vocab (the store's).",
-        scope={START},
-    )
-    out: Path | None = option(
-        None,
-        "Folder of the student.",
-        told_default="beside the store, named after the settings",
-        scope={COMMAND, ONCE, MACHINE},
-    )
-    student: str = option(
-        "tiny",
-        "tiny (264x3x12x792) or HxLxA[xF]: width x layers x heads of a BERT, and units of its"
-        " feed-forward parts, 4 H by default; of a ModernBERT after modernbert:, 2 H by default;"
-        " teacher:L: as wide as the teacher, and a ModernBERT if that is one;"
-        " bilstm:E,H: width of the embeddings and of an LSTM in each direction.",
-        scope={START},
-    )
-    align: str = option(
-        "span",
-        f"Runs of tokens that are compared, teacher's and student's; {alignments.help_text()}."
-        " Of single losses: kl=match,hidden=reduce.",
-        check=check_alignments,
-    )
-    pool: str | None = option(
-        None,
-        "How a run's outputs become one.",
-        choices=("sum", "mean"),
-        told_default=alignments.pool_help(),
-    )
-    loss: Mapping[str, float] = option(
-        factory=lambda: dict(DEFAULT_LOSS),
-        help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
-        told_default=f"{' '.join(f'{name}={weight:g}' for name, weight in DEFAULT_LOSS.items())};"
-        " kl=1 for hidden where the store has no hidden states; of a task kl=1, and ce=1 where"
-        " there are gold labels",
-        repeated=True,
-        read=parse_losses,
-        check=check_losses,
-        scope={STAGE},
-    )
-    temperature: float = option(2.0, "Of kl and kl-shared.", within=POSITIVE, scope={STAGE})
-    targets: str = option(
-        "all",
-        "Tokens whose teacher logits are learnt: all, or those masked for the student, or the"
-        " others.",
-        choices=("all", "masked", "unmasked"),
-        scope={STAGE},
-    )
-    projection: str = option(
-        "trainable",
-        "From the student's width to the teacher's; student: a part of a BiLSTM, through a GELU,"
-        " and its heads stand on it.",
-        choices=("trainable", "frozen", "student"),
-    )
-    outputs: str = option(
-        "shared",
-        "Of a task's student: separate: logit and log-odds teach an output of their own beside the"
-        " classes', where ce, kl or hard teach these. It serves training alone.",
-        choices=("shared", "separate"),
-        scope={NEW},
-    )
-    init: str = option(
-        "auto",
-        "svd | svd:STORE (of the teacher that another store keeps) | teacher | layers:I,J,...[@DIR]"
-        " (of the model in a folder) | mixed-vocab | random | auto:"
-        " teacher where its layers can be cut, else svd.",
-        scope={START},
-    )
-    dropout: float = option(
-        0.0,  # a small student underfits: dropout would only slow it down
-        "Share of hidden states and attention that are dropped in training; of a BiLSTM, of"
-        " embeddings, layers, and the state between two tokens.",
-        within=SHARE,
-        scope={NETWORK, NEW},
-    )
-    recurrent_dropout: float | None = option(
-        None,
-        "Of the state between two tokens of a BiLSTM.",
-        within=SHARE,
-        told_default="as --dropout",
-        scope={NETWORK, BILSTM, NEW},
-    )
-    classifier_pooling: str | None = option(
-        None,
-        "What a BiLSTM classifies a text by: the largest value of each channel, or the last state"
-        " of either direction.",
-        choices=("max", "last"),
-        told_default="max",
-        scope={NETWORK, BILSTM, NEW},
-    )
-    word_vectors: str | None = option(
-        None,
-        "File of word vectors (GloVe, fastText or word2vec as text), as wide as the embeddings,"
-        " for the pieces that are words there; beside --init random the others begin at random in"
-        " -0.1 to 0.1.",
-        scope={START},
-    )
-    view: int | None = option(
-        None,
-        "View of the store to learn from.",
-        told_default="the masked views in turn, else view 0",
-        scope={STAGE},
-    )
-    steps: int | None = option(
-        None,
-        "Optimiser steps; 0 saves a student with random weights (--init random).",
-        within=Range("0 or more", low=0),
-        scope={STAGE, LENGTH},
-    )
-    epochs: float | None = option(
-        None,
-        "Passes over the (first) store, instead of --steps.",
-        within=POSITIVE,
-        told_default="3",
-        scope={STAGE, LENGTH},
-    )
-    batch_tokens: int = option(
-        1024,
-        "Teacher tokens of a batch, padding included.",
-        within=at_least(1),
-        scope={STAGE, BATCH},
-    )
-    batch_texts: int | None = option(
-        None,
-        "Texts of a batch, instead of --batch-tokens.",
-        within=at_least(1),
-        scope={STAGE, BATCH, NEW},
-    )
-    accumulate: int = option(1, "Batches of one optimiser step.", within=at_least(1))
-    optimizer: str = option(
-        "adamw",
-        "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`."
-        " adadelta (Zeiler 2012): has no rate of its own.",
-        choices=OPTIMIZERS,
-        scope={UNNAMED},
-    )
-    lr: float | None = option(
-        None,
-        "Peak learning rate.",
-        within=POSITIVE,
-        told_default="as found with adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003; of"
-        " adadelta 1",
-        scope={STAGE},
-    )
-    lr_end: float = option(
-        0.0,
-        "Learning rate at the end of a linear or cosine schedule.",
-        within=NOT_NEGATIVE,
-        scope={STAGE, NEW},
-    )
-    warmup: float = option(0.05, "Share of the steps.", within=SHARE, scope={STAGE})
-    schedule: str = option(
-        "linear",
-        "After warm-up: linear or cosine down to --lr-end, or halved on a validation plateau.",
-        choices=SCHEDULES,
-        scope={STAGE},
-    )
-    weight_decay: float = option(0.01, "Of matrices.", within=NOT_NEGATIVE)
-    clip: float = option(1.0, "Gradient norm.", within=POSITIVE)
-    mask_prob: float = option(
-        0.15, "Share of tokens masked anew each time (view 0).", within=SHARE, scope={STAGE}
-    )
-    mask_words: str = option(
-        "uniform",
-        "rare: a piece is masked the more often the rarer it is (view 0).",
-        choices=MASK_WORDS,
-        scope={STAGE},
-    )
-    max_masks: int | None = option(
-        None,
-        "Masked tokens of a sequence at most (view 0).",
-        within=at_least(1),
-        told_default="as many as are drawn",
-        scope={STAGE, NEW},
-    )
-    max_length: int | None = option(
-        None,
-        "Longest student input.",
-        within=Range("at least 3: two special tokens and one of text", low=3),
-        told_default="twice the store's, at most 512",
-        scope={START},
-    )
-    min_length: int = option(
-        0,
-        "Shorter sequences, in teacher tokens, are not learnt from.",
-        within=Range("0 or more", low=0),
-    )
-    data: str = option(
-        "all",
-        "Sequences to learn from; labelled: those with a gold label or tag; balanced: each step"
-        " takes a batch of these for the losses of gold, and one as large of the others for the"
-        " other losses.",
-        choices=("all", "labelled", "unlabelled", "balanced"),
-        scope={STAGE},
-    )
-    freeze: tuple[str, ...] = option(
-        (),
-        "Parts that keep their weights, a comma list: embeddings (or of them words, positions,"
-        " types), layers, layers.N, head, projection.",
-        read=_parse_parts,
-        check=_check_parts,
-        scope={STAGE},
-    )
-    prune_to: str | None = option(
-        None,
-        "Cut the finished student to the pieces that it has in common with this vocabulary, given"
-        " as --vocab is.",
-        scope={START, NEW},
-    )
-    best: bool = option(
-        False, "Keep the weights with the best validation loss, not the last.", scope={STAGE}
-    )
-    stages: tuple[Mapping[str, Any], ...] = ()
-    needs: Mapping[str, Any] = field(default_factory=dict)  # what a recipe needs of the stores
-    held_out: float = option(
-        0.02, "Share of the store kept for validation; the same for every student.", within=SHARE
-    )
-    eval_every: int | Literal["epoch"] | None = option(
-        None,
-        "Steps between validations, or `epoch`: one after each pass over the store.",
-        within=at_least(1),
-        told_default="a tenth of all",
-        scope={STAGE},
-    )
-    patience: int | None = option(
-        None,
-        "Validations without a better one after which a training, or a stage, ends early.",
-        within=at_least(1),
-        told_default="it takes all steps",
-        scope={STAGE, NEW},
-    )
-    checkpoint_every: int | None = option(
-        None,
-        "Steps between checkpoints.",
-        within=at_least(1),
-        told_default="as --eval-every",
-        scope={MACHINE},
-    )
-    seed: int = option(
-        0,
-        "Of weights, order, masks and dropout.",
-        within=Range(f"0 to {SEEDS - 1}", low=0, high=SEEDS - 1),
-    )
-    device: str = option(
-        "auto", "auto | cpu | cuda | cuda:N.", check=check_device, scope={COMMAND, MACHINE}
-    )
-    precision: str = option(
-        "auto",
-        "auto: bf16 where the hardware multiplies it, else fp32.",
-        choices=("auto", "bf16", "fp32"),
-    )
-    workers: int = option(
-        0,
-        "Processes that prepare batches; 0: a thread. The student is the same, bit for bit.",
-        within=Range("0 or more", low=0),
-        scope={COMMAND, ONCE, MACHINE},
-    )
-    cache: str = option(
-        "none",
-        "ram: the store is read and unpacked once, and stays in memory; device: its hidden states"
-        " and attention maps in the memory of --device. The student is the same.",
-        choices=CACHES,
-        scope={COMMAND, ONCE, MACHINE},
-    )
-    allow_partial: bool = option(
-        False,
-        "Learn from the published parts of an unfinished store.",
-        flag="--allow-partial",
-        scope={COMMAND, ONCE, MACHINE},
-    )
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from student_train.settings.options import COMMAND, TrainOptions, check_stage, ruled_out
+from student_train.settings.option_fields import COMMAND
+from student_train.settings.options import TrainOptions, check_stage, ruled_out
 from support.errors import UserError
 from support.options import options_of, read_values, scoped
 

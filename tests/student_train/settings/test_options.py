@@ -11,7 +11,8 @@ import pytest
 
 from student_train.cli import describe
 from student_train.output.report import changed_settings
-from student_train.settings.options import NEW, TrainOptions
+from student_train.settings.option_fields import NEW
+from student_train.settings.options import TrainOptions
 from support.errors import UserError
 from support.options import default_of, options_of, scoped
 
