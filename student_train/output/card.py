@@ -81,16 +81,6 @@ def model_card(report: dict[str, Any], base_model: str | None, student: PreTrain
     both = [_named(_teacher(other["identity"])) for other in report.get("others", ())]
     base = f"base_model: {base_model}\n" if base_model else ""
     head = HEADS[head_of(student)]
-    paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
-    paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
-    rows = "\n".join(
-        f"| {key} | {_told(value)} |"
-        for key, value in {**settings, **paths}.items()
-        if value not in (None, "", [])
-    )
-    results = "\n".join(f"| {name} | {_told(value)} |" for name, value in result.items())
-    units = "; ".join(f"`{name}` {told}" for name, told in _units(student) if name in result)
-    units = f"{units and units + '.'}{_nearest(report)}"
     made = "as teachonce starts it: it was not trained"
     if result["steps"]:
         made = (
@@ -112,15 +102,13 @@ A {head.what} of {result["parameters"]:,} parameters, {made}.
 
 | measure | value |
 |---|---|
-{results}
-
-{units}
+{_results(report, student)}
 
 ## Settings
 
 | option | value |
 |---|---|
-{rows}
+{_settings(settings)}
 
 ## Origin
 
@@ -131,6 +119,23 @@ A {head.what} of {result["parameters"]:,} parameters, {made}.
 The same store (by its content), settings and environment give the same student, bit for bit on a
 CPU. `training.json` has all of this in full.
 """
+
+
+def _results(report: dict[str, Any], student: PreTrainedModel) -> str:
+    """Write rows of a table, the measures of held-out text, and a line on their units."""
+    result = report["result"]
+    rows = "\n".join(f"| {name} | {_told(value)} |" for name, value in result.items())
+    units = "; ".join(f"`{name}` {told}" for name, told in _units(student) if name in result)
+    return f"{rows}\n\n{units and units + '.'}{_nearest(report)}"
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    """Write rows of a table: options that have a value. A path of the author's machine is cut to
+    its last name."""
+    paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
+    paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
+    told = {k: v for k, v in {**settings, **paths}.items() if v not in (None, "", [])}
+    return "\n".join(f"| {key} | {_told(value)} |" for key, value in told.items())
 
 
 def how_to_load(student: PreTrainedModel) -> str:

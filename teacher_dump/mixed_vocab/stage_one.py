@@ -33,6 +33,7 @@ from training.wordpiece import SPECIALS, check_student_tokenizer, train_wordpiec
 
 if TYPE_CHECKING:
     from teacher_dump.job.identity import StageOne
+    from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
     from teacher_dump.teacher.teacher import Teacher
 
 
@@ -90,15 +91,12 @@ def _trained(
 ) -> StageOne:
     from teacher_dump.job.identity import StageOne
     from teacher_dump.mixed_vocab.embedding_training import Course, train
-    from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
     from teacher_dump.mixed_vocab.segmentation import Mixer, Side
-    from teacher_dump.teacher.teacher import load_teacher, tokenizer_files
+    from teacher_dump.teacher.teacher import tokenizer_files
 
     asked = options.dump
     corpus.check()
-    teacher = load_teacher(model, head="mlm", hidden="none", attention="none")
-    if teacher.tokenizer.mask_token_id is None:
-        raise UserError(f"{teacher.name}: its tokenizer has no mask token; choose a masked LM")
+    teacher = _masked_teacher(model)
     longest = window_length(asked.max_length, teacher)
 
     def texts() -> Iterator[str]:
@@ -107,12 +105,7 @@ def _trained(
         return (window.text for window in itertools.chain.from_iterable(parts))
 
     tokenizer = student_tokenizer(options.vocab, texts(), teacher)
-    same = shared_pieces(teacher.tokenizer, tokenizer) if options.tie else None
-    network = MixedTeacher(teacher, len(tokenizer), options.width, asked.seed, same)
-    _tell(options, len(tokenizer), len(teacher.tokenizer), network.weight.shape[1], say)
-    if same is not None:
-        tied = len(np.unique(same[same >= 0]))
-        say(f"tied      {tied:,} of the student's pieces, which are the teacher's, too")
+    network = _network(options, teacher, tokenizer, say)
     files = tokenizer_files(tokenizer, longest)
     mixer = Mixer(
         texts,
@@ -139,24 +132,38 @@ def _trained(
     return StageOne(vocab, options.arguments(), begun["corpus"])
 
 
-def _tell(
-    options: MixedVocabOptions,
-    pieces: int,
-    theirs: int,
-    width: int,
-    say: Callable[[str], object],
-) -> None:
-    """Tell the student's vocabulary beside that of the teacher, and the course of the training."""
+def _masked_teacher(model: ResolvedModel) -> Teacher:
+    from teacher_dump.teacher.teacher import load_teacher
+
+    teacher = load_teacher(model, head="mlm", hidden="none", attention="none")
+    if teacher.tokenizer.mask_token_id is None:
+        raise UserError(f"{teacher.name}: its tokenizer has no mask token; choose a masked LM")
+    return teacher
+
+
+def _network(
+    options: MixedVocabOptions, teacher: Teacher, tokenizer: Any, say: Callable[[str], object]
+) -> MixedTeacher:
+    """Put embeddings of the student's pieces beside those of the teacher, and tell what is trained,
+    and how."""
+    from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+
     asked = options.dump
+    same = shared_pieces(teacher.tokenizer, tokenizer) if options.tie else None
+    network = MixedTeacher(teacher, len(tokenizer), options.width, asked.seed, same)
     say(
-        f"student   {pieces:,} pieces, {options.width} wide, beside {theirs:,} of the teacher,"
-        f" {width} wide"
+        f"student   {len(tokenizer):,} pieces, {options.width} wide, beside"
+        f" {len(teacher.tokenizer):,} of the teacher, {network.weight.shape[1]} wide"
     )
     say(
         f"training  {options.steps} steps of {asked.batch_tokens * options.accumulate} tokens,"
         f" {options.optimizer}, lr {options.lr:g}, warm-up {options.warmup:g}, seed {asked.seed},"
         f" {asked.device}, {asked.precision}"
     )
+    if same is not None:
+        tied = len(np.unique(same[same >= 0]))
+        say(f"tied      {tied:,} of the student's pieces, which are the teacher's, too")
+    return network
 
 
 def shared_pieces(teacher: Any, student: Any) -> Array:
