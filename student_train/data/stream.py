@@ -6,6 +6,8 @@ import math
 import multiprocessing
 import os
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
 from typing import Any
 
 import numpy as np
@@ -167,14 +169,29 @@ def loaded(
     if order.get("device", CPU) != CPU:
         order["device"] = None  # only the training's own process uses the device
     shares = _Shares(store, collator, blocks, order)
-    # else the server of the processes looks for modules in the current folder, before this one's
-    os.environ.setdefault("PYTHONSAFEPATH", "1")
     context = multiprocessing.get_context("forkserver")  # a fork of this process has dead threads
     context.set_forkserver_preload([__name__])
+    with _safe_path():
+        forkserver.ensure_running()
     loader = DataLoader(
         shares, batch_size=None, num_workers=workers, multiprocessing_context=context
     )
     return (batch for batch in loader)
+
+
+@contextmanager
+def _safe_path() -> Generator[None]:
+    """Have processes that begin here look for no module in the current folder, which may be a
+    stranger's."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 class _Shares(IterableDataset[StudentBatch]):

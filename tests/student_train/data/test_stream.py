@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -22,8 +25,10 @@ from student_train.data.token_cache import tokenize
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from support.spans import covering_spans_of_texts
-from tests.end_to_end.support import dumped, write_corpus
+from tests.end_to_end.support import ROOT, dumped, write_corpus
 from training.schedule import PATIENCE, Schedule
+
+COMMAND = 'if __name__ == "__main__":\n    from student_train.cli import main\n    main()\n'
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +99,22 @@ def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(
     assert min(masked[action] for action in range(3)) > 0
 
 
+def test_processes_load_no_module_of_the_current_folder(
+    store: FeatureStore, tmp_path: Path
+) -> None:
+    before = dict(os.environ)
+    command, here = tmp_path / "student-train", tmp_path / "downloaded"
+    command.write_text(f"import sys; sys.path.append({str(ROOT)!r})\n{COMMAND}")
+    here.mkdir()
+    for name in ("multiprocessing", "student_train"):
+        (here / f"{name}.py").write_text("open('loaded', 'w')")
+    words = ("--store", store.path, "--vocab", 300, "--student", "8x1x1", "--steps", 1)
+    words = (*words, "--loss", "mlm=1", "--workers", 1, "--out", tmp_path / "student")
+    subprocess.run([sys.executable, command, *map(str, words)], cwd=here, check=True)
+    assert (tmp_path / "student/model.safetensors").exists()
+    assert not (here / "loaded").exists() and dict(os.environ) == before
+
+
 @pytest.mark.parametrize("workers", [1, 4])
 def test_any_number_of_workers_makes_the_same_batches(
     store: FeatureStore, collator: Collator, workers: int
@@ -101,8 +122,10 @@ def test_any_number_of_workers_makes_the_same_batches(
     blocks, _ = split_blocks(store, 0.1)
     order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 5}
     wanted = student_batches(store, collator, blocks, **order)
+    environment = dict(os.environ)
     with closing(loaded(store, collator, blocks, workers, **order)) as found:
         compared = 0
+        assert dict(os.environ) == environment
         for want, got, _ in zip(wanted, found, range(2 * len(blocks)), strict=False):
             compared += 1
             torch.testing.assert_close(vars(got.inputs), vars(want.inputs), rtol=0, atol=0)
