@@ -108,10 +108,10 @@ def test_processes_load_no_module_of_the_current_folder(
     here.mkdir()
     for name in ("multiprocessing", "student_train"):
         (here / f"{name}.py").write_text("open('loaded', 'w')")
-    words = ("--store", store.path, "--vocab", 300, "--student", "8x1x1", "--steps", 1)
-    words = (*words, "--loss", "mlm=1", "--workers", 1, "--out", tmp_path / "student")
-    subprocess.run([sys.executable, command, *map(str, words)], cwd=here, check=True)
-    assert (tmp_path / "student/model.safetensors").exists()
+    words = f"--vocab 300 --student 8x1x1 --steps 1 --loss mlm=1 --workers 1 --out {tmp_path}/out"
+    words = f"--store {store.path} {words}"
+    subprocess.run([sys.executable, command, *words.split()], cwd=here, check=True)
+    assert (tmp_path / "out/model.safetensors").exists()
     assert not (here / "loaded").exists() and dict(os.environ) == before
 
 
