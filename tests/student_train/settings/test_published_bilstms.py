@@ -77,6 +77,10 @@ OF_2020: dict[str, list[Stage]] = {  # Table 3, row by row
     "tinymbert-d4-2": [  # algorithm 1
         (KLD, "unlabelled", TOP[1:]), (LOGITS, "unlabelled", TOP), (TAGS, "labelled", TOP),
     ],
+    "tinymbert-text": [  # section 6.6: the same, of the state of a text
+        ({"sentence-kld": 1.0}, "unlabelled", TOP[1:]), (LOGITS, "unlabelled", TOP),
+        (TAGS, "labelled", TOP),
+    ],
 }  # fmt: skip
 
 
@@ -99,8 +103,10 @@ def test_rows_of_2020(name: str) -> None:
     assert dict(recipe.options).items() >= SHARED_2020.items()
     # Algorithm 1 and Table 4: stages 2 and 3 stand on the projection that stage 1 has learnt.
     stands = recipe.options.get("projection") == "student"
-    assert stands == name.startswith(("tinymbert-d3", "tinymbert-d4"))
-    assert "Table 3" in recipe.about
+    of_texts = name == "tinymbert-text"
+    assert stands == (of_texts or name.startswith(("tinymbert-d3", "tinymbert-d4")))
+    assert ("Tables 7 to 9" if of_texts else "Table 3") in recipe.about
+    assert recipe.options.get("classifier_pooling", "max") == ("last" if of_texts else "max")
     if name in ("tinymbert-d3-1", "tinymbert-d4-1"):  # section 5.2: end-to-end fine-tuning
         options = TrainOptions(store="a", stages=recipe.stages, **recipe.options)
         assert all(stage.freeze == () for stage in stages_of(options, 1))
