@@ -37,7 +37,8 @@ masked LM, a student of a task teacher, or a model that --save kept.
 \b
 pos       word<TAB>tag, a blank line between sentences: macro F1, accuracy
 ner       the same with IOB tags (B-X first, then I-X): entity F1, accuracy
-classify  columns text, label: accuracy, macro and weighted F1, Matthews
+classify  columns text (or text_a, text_b of a pair), label: accuracy, macro
+          and weighted F1, Matthews
 pair      columns text_a, text_b, score (a number): Pearson, Spearman
 qa        SQuAD .json, or columns question, context, answer (empty: there
           is none): exact match, F1

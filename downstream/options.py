@@ -41,7 +41,13 @@ AS_IS = "as-is"
 """Stands in a scope beside the tasks: the option may be given together with --as-is."""
 SHORTEST = 8
 """Tokens of the shortest --max-length."""
-CONTRADICTING = (("steps", "epochs"), ("batch_size", "batch_tokens"), ("limit", "per_class"))
+CONTRADICTING = (
+    ("steps", "epochs"),
+    ("batch_size", "batch_tokens"),
+    ("limit", "per_class"),
+    ("text_column", "text_a_column"),
+    ("text_column", "text_b_column"),
+)
 
 
 @dataclass(frozen=True)
@@ -207,8 +213,8 @@ class Asked:
     )
     text_column: str | None = _column("text", "classify", "speed")
     label_column: str | None = _column("label", "classify")
-    text_a_column: str | None = _column("text_a", "pair")
-    text_b_column: str | None = _column("text_b", "pair")
+    text_a_column: str | None = _column("text_a", "classify", "pair")
+    text_b_column: str | None = _column("text_b", "classify", "pair")
     score_column: str | None = _column("score", "pair")
     question_column: str | None = _column("question", "qa")
     context_column: str | None = _column("context", "qa")

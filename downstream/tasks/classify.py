@@ -1,4 +1,4 @@
-"""The task classify: gives a text one of several labels."""
+"""The task classify: gives a text, or the two of a pair, one of several labels."""
 
 from __future__ import annotations
 
@@ -13,22 +13,28 @@ from transformers import AutoModelForSequenceClassification
 
 from downstream.options import check
 from downstream.tasks.example_rows import Row, read_rows
-from downstream.tasks.task_interface import IGNORED, LabelTask, as_rows
+from downstream.tasks.task_interface import IGNORED, LabelTask, input_rows
+from store import TaskSpec
 from support.errors import UserError
+
+PAIR = ("text_a", "text_b")
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A text, its one label, and where they stand."""
+    """A text or the two of a pair, their one label, and where they stand."""
 
-    text: str
+    texts: tuple[str, ...]
     label: str
     where: str
 
 
 class Classify(LabelTask):
-    """Classifies tables of `text` and `label`. The epoch is chosen by macro F1, in which all
-    classes weigh the same.
+    """Classifies tables of `text` and `label`, or of `text_a`, `text_b` and `label`, as are
+    paraphrases, entailment and yes/no questions of a passage. Both texts of a pair are one input.
+    The epoch is chosen by macro F1, in which all classes weigh the same.
+
+    Rows are pairs where `columns` names one of their columns, or where they have one and no `text`.
 
     columns: names of columns that differ from what they hold, by what they hold.
     per_class: number of training examples of each class, drawn anew for each seed; None for all.
@@ -60,9 +66,19 @@ class Classify(LabelTask):
 
     def read(self, path: Path) -> list[Labelled]:
         return [
-            Labelled(row.text("text", self.columns), _label(row, self.columns), row.where)
+            Labelled(
+                tuple(row.text(role, self.columns) for role in self._roles(row)),
+                _label(row, self.columns),
+                row.where,
+            )
             for row in read_rows(path)
         ]
+
+    def _roles(self, row: Row) -> tuple[str, ...]:
+        """What the columns of the texts hold, in the order in which a model reads them."""
+        named = not self.columns.keys().isdisjoint(PAIR)
+        met = "text" not in self.columns and "text" not in row and not row.keys().isdisjoint(PAIR)
+        return PAIR if named or met else ("text",)
 
     def labels_of(self, example: Labelled) -> Sequence[str]:
         return (example.label,)
@@ -71,7 +87,9 @@ class Classify(LabelTask):
         return example.where
 
     def prepare(self, splits: Mapping[str, Sequence[Labelled]]) -> None:
-        """Raises UserError also where there is one label alone, or too few examples `per_class`."""
+        """Raises UserError also where there is one label alone, or too few examples `per_class`,
+        or where some examples are texts and others pairs."""
+        _check_alike(splits)
         counts = Counter(example.label for example in splits["train"])
         if len(counts) < 2:
             (label,) = counts
@@ -83,6 +101,11 @@ class Classify(LabelTask):
                 f"--per-class {self.per_class}: label {rarest!r} has {counts[rarest]} training "
                 "examples; ask for at most as many"
             )
+
+    def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Labelled]]) -> None:
+        """Raises UserError also where some examples are texts and others pairs."""
+        _check_alike(splits)
+        super().adopt(spec, splits)
 
     def sample(self, train: Sequence[Labelled], seed: int) -> Sequence[Labelled]:
         if self.per_class is None:
@@ -97,10 +120,8 @@ class Classify(LabelTask):
         self, tokenizer: Any, examples: Sequence[Labelled], limit: int
     ) -> list[dict[str, Any]]:
         numbers = {label: number for number, label in enumerate(self.labels)}
-        texts = [example.text for example in examples]
-        encoded = tokenizer(texts, truncation=True, max_length=limit)
         labels = [numbers.get(example.label, IGNORED) for example in examples]
-        return as_rows({**encoded, "labels": labels})
+        return input_rows(tokenizer, [example.texts for example in examples], labels, limit)
 
     def score(
         self, examples: Sequence[Labelled], rows: Sequence[dict[str, Any]], predictions: Any
@@ -116,6 +137,19 @@ class Classify(LabelTask):
             "weighted_f1": float(f1_score(gold, found, average="weighted", zero_division=0)),
             "matthews": float(matthews_corrcoef(gold, found)),
         }
+
+
+def _check_alike(splits: Mapping[str, Sequence[Labelled]]) -> None:
+    """UserError where some examples are one text and others two."""
+    examples = [example for some in splits.values() for example in some]
+    first = examples[0]
+    for example in examples:
+        if len(example.texts) != len(first.texts):
+            kind, other = ("a text", "a pair")[:: 1 if len(example.texts) == 1 else -1]
+            raise UserError(
+                f"{example.where}: is {kind}, but {first.where} is {other}; give texts alone"
+                " (column text) or pairs alone (columns text_a and text_b)"
+            )
 
 
 def _label(row: Row, columns: Mapping[str, str]) -> str:

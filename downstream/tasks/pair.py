@@ -12,7 +12,7 @@ import numpy as np
 from transformers import AutoModelForSequenceClassification
 
 from downstream.tasks.example_rows import Row, read_rows
-from downstream.tasks.task_interface import Task, as_rows
+from downstream.tasks.task_interface import Task, input_rows
 from store import TaskSpec
 from support.errors import UserError
 
@@ -78,15 +78,9 @@ class PairScore(Task):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
-        """Make an input of each pair; where it is too long, its longer text is cut."""
-        encoded = tokenizer(
-            [pair.text_a for pair in examples],
-            [pair.text_b for pair in examples],
-            truncation="longest_first",
-            max_length=limit,
-        )
         labels = [(pair.score - self.mean) / self.scale for pair in examples]
-        return as_rows({**encoded, "labels": labels})
+        texts = [(pair.text_a, pair.text_b) for pair in examples]
+        return input_rows(tokenizer, texts, labels, limit)
 
     def score(
         self, examples: Sequence[Pair], rows: Sequence[dict[str, Any]], predictions: Any

@@ -141,6 +141,12 @@ class LabelTask(Task):
         }
 
 
-def as_rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Turn columns of equal length into rows."""
+def input_rows(
+    tokenizer: Any, texts: Sequence[tuple[str, ...]], labels: Sequence[Any], limit: int
+) -> list[dict[str, Any]]:
+    """Make an input of each example, of one text or of two; one that is too long is cut where its
+    longer text ends.
+    """
+    encoded = tokenizer(*map(list, zip(*texts, strict=True)), truncation=True, max_length=limit)
+    columns = {**encoded, "labels": labels}
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]

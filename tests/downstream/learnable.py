@@ -47,6 +47,17 @@ def paired(path: Path, size: int, seed: int, header: str = "text_a text_b score"
     return table(path, header, rows)
 
 
+def compared(path: Path, size: int, seed: int, header: str = "text_a text_b label") -> Path:
+    """The label is the animal of one text and the building of the other."""
+    draws, animals = np.random.default_rng(seed), ("teacher", "keeper")
+    buildings = ("harbour", "tower")
+    rows = []
+    for number in range(size):
+        a, b = animals[number % 2], buildings[number // 2 % 2]
+        rows.append((phrase(draws, a), phrase(draws, b), f"{a} {b}"))
+    return table(path, header, rows)
+
+
 def asked(path: Path, size: int, seed: int, length: int = 8, unanswered: float = 0) -> Path:
     """SQuAD: the answer is the one name among `length` words; of a share there is none."""
     draws, names = np.random.default_rng(seed), ("harbour", "lighthouse", "tower")

@@ -18,7 +18,15 @@ from transformers import (
 from downstream.tasks.tagged_sentences import first_pieces, read_tagged
 from store.format.features import TaskSpec
 from student_train.cli import main as student_train
-from tests.downstream.learnable import TAGS, classified, entities, paired, table, write_tagged
+from tests.downstream.learnable import (
+    TAGS,
+    classified,
+    compared,
+    entities,
+    paired,
+    table,
+    write_tagged,
+)
 from tests.downstream.test_bilstm import saved
 from tests.downstream.test_cli import run
 from tests.end_to_end.support import dumped, ok
@@ -60,6 +68,7 @@ def renamed(path: Path, size: int, seed: int) -> Path:
             ".csv",
             ("--text-column", "sentence", "--label-column", "class"),
         ),
+        ("classify", compared, ".csv", ()),
         ("pair", paired, ".jsonl", ()),
     ],
 )

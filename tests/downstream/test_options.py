@@ -92,6 +92,13 @@ def test_what_was_given_decides_and_defaults_fill_up() -> None:
     assert asked.columns() == {"text": "sentence"}
 
 
+@pytest.mark.parametrize("column", ["text_a_column", "text_b_column"])
+def test_a_text_and_a_pair_contradict_each_other(column: str) -> None:
+    words: dict[str, Any] = {"model": ("m",), "train": (Path("a"),), "out": Path("nowhere")}
+    with pytest.raises(UserError, match="--text-column and --text-.-column contradict"):
+        Asked("classify", **words, text_column="a", **{column: "b"})
+
+
 def test_help_tells_tasks_defaults_and_ranges() -> None:
     told = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
     for words in (

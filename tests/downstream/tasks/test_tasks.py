@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from downstream.tasks.pair import Pair, PairScore
 from downstream.tasks.qa import QA, best_answer, exact_match, word_f1
 from downstream.tasks.questions import Answer, Question
 from downstream.tasks.task_interface import IGNORED, Task
+from store import TaskSpec
 from support.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
-from tests.downstream.learnable import asked, classified, paired
+from tests.downstream.learnable import asked, classified, compared, paired, table
 from tests.downstream.test_bilstm import saved
 from tests.texts import SENTENCES
 
@@ -64,6 +67,70 @@ def test_bfloat16_learns_as_well(
         assert len(weights[0]) == len(weights[1]) and weights[0] != weights[1]
 
 
+@pytest.mark.parametrize("kind", ["distilbert", "modernbert", "bilstm"])
+def test_pairs_are_classified_by_both_texts(
+    kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """One of the texts alone is worth an accuracy of a half. The models have no token types."""
+    files = {
+        name: compared(tmp_path / f"{name}.tsv", size, seed)
+        for seed, (name, size) in enumerate({"train": 200, "dev": 32, "test": 32}.items())
+    }
+    bilstm = kind == "bilstm"
+    model = (
+        saved(make_tokenizer("wordpiece"), tmp_path / kind, None) if bilstm else tiny_teacher(kind)
+    )
+    settings = replace(LEARNING, epochs=8, lr=1e-2 if bilstm else 1e-3)
+    test = tuned(Classify(), model, files, settings)["mean"]["test"]
+    assert test["accuracy"] > 0.9 and test["primary"] == test["macro_f1"] > 0.9
+    assert test["weighted_f1"] > 0.9 and test["matthews"] > 0.85
+
+
+def test_a_pair_that_is_too_long_loses_the_end_of_its_longer_text(
+    make_tokenizer: Callable[[str], Any],
+) -> None:
+    tokenizer, task = copy.deepcopy(make_tokenizer("wordpiece")), Classify()
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    task.labels = ["a"]
+    texts = ("old lamp", "the stairs " * 40)
+    for turned in (texts, texts[::-1]):
+        (row,) = task.encode(tokenizer, [Labelled(turned, "a", "")], 32)
+        short = len(tokenizer(texts[0])["input_ids"]) - 2
+        kept = 1 + (short if turned == texts else 32 - 3 - short) + 1
+        first, second = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in turned)
+        sep = tokenizer.sep_token_id
+        expected = [tokenizer.cls_token_id, *first[: kept - 2], sep, *second[: 31 - kept], sep]
+        assert row["input_ids"] == expected
+        assert row["token_type_ids"] == [0] * kept + [1] * (32 - kept)
+
+
+def test_rows_are_pairs_where_their_columns_are_there_or_named(tmp_path: Path) -> None:
+    cells = ("one", "two", "three", "x")
+    both = table(tmp_path / "both.tsv", "text text_a text_b label", [cells])
+    pairs = table(tmp_path / "pairs.tsv", "text_a text_b label", [cells[1:]])
+    other = table(tmp_path / "other.tsv", "text hypothesis text_b label", [cells])
+    for path, columns, texts in (
+        (both, {}, ("one",)),
+        (both, {"text_a": "text_a"}, ("two", "three")),
+        (pairs, {}, ("two", "three")),
+        (pairs, {"text": "text_b"}, ("three",)),
+        (other, {"text_a": "hypothesis"}, ("two", "three")),
+    ):
+        (example,) = Classify(columns).read(path)
+        assert example.texts == texts
+
+
+def test_texts_beside_pairs_are_refused(tmp_path: Path) -> None:
+    task = Classify()
+    splits = {
+        "train": task.read(classified(tmp_path / "train.tsv", 6, 0)),
+        "dev": task.read(compared(tmp_path / "dev.tsv", 6, 0)),
+    }
+    for use in (task.prepare, partial(task.adopt, TaskSpec("classification", ("a",)))):
+        with pytest.raises(UserError, match=r"dev.tsv, line 2: is a pair, but .*line 2 is a text"):
+            use(splits)
+
+
 def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
     files = {
         name: paired(tmp_path / f"{name}.csv", size, seed)
@@ -101,7 +168,7 @@ def test_per_class_takes_as_many_of_each_by_seed(tmp_path: Path) -> None:
 def test_classes_are_scored_by_hand() -> None:
     task = Classify()
     task.labels = ["a", "b"]
-    examples = [Labelled("", label, "") for label in "aaab"]
+    examples = [Labelled((), label, "") for label in "aaab"]
     score = task.score(examples, [], np.array([[1, 0], [1, 0], [0, 1], [0, 1]]))
     # a: precision 1, recall 2/3, F1 4/5; b: precision 1/2, recall 1, F1 2/3
     assert score["accuracy"] == pytest.approx(3 / 4)
@@ -192,6 +259,14 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
     (PairScore(), "a.tsv", b"text_a\ttext_b\tscore\na\tb\t3,5\n", r"line 2: expected a number"),
     (PairScore(), "a.tsv", b"text_a\ttext_b\tscore\na\tb\tnan\n", r"line 2: expected a number"),
     (PairScore(), "a.tsv", b"text_a\tb\tscore\na\tb\t1\n", r"no column 'text_b'.*--text-b-column"),
+    (
+        Classify(),
+        "a.tsv",
+        b"text_a\tb\tlabel\na\tb\t1\n",
+        r"no column 'text_b'.*'b'.*--text-b-column",
+    ),
+    (Classify(), "a.tsv", b"text_a\ttext_b\tb\na\tb\t1\n", r"no column 'label'.*--label-co"),
+    (Classify(), "a.jsonl", b'{"text_a": "a", "text_b": 3}\n', r"expected text in .*'text_b'"),
     (QA(), "a.json", b"{}", r"not SQuAD's layout"),
     (QA(), "a.json", b"[", r"not JSON"),
     (QA({"answer": "x"}), "a.json", b"{}", r"leave their options out"),
