@@ -20,6 +20,7 @@ from support.options import (
     INNER_SHARE,
     KEY,
     POSITIVE,
+    SHARE,
     Option,
     Range,
     at_least,
@@ -30,6 +31,7 @@ from support.options import (
     flag_of,
     options_of,
 )
+from training.optimizer import OPTIMIZERS, check_optimizer
 
 Settings = TypeVar("Settings")
 
@@ -150,7 +152,7 @@ class Asked:
         [*TRAINED, "speed"],
         within=Range(f"0 to {2**32 - 1}", low=0, high=2**32 - 1),
     )
-    steps: int | None = _asked("Optimiser steps.", ["mlm"], within=at_least(1))
+    steps: int | None = _asked("Optimiser steps.", TRAINED, within=at_least(1))
     epochs: int | None = _asked("Passes over the training examples.", TRAINED, within=at_least(1))
     batch_size: int | None = _asked("Sequences.", [*TRAINED, "speed"], within=at_least(1))
     batch_tokens: int | None = _asked("Instead of --batch-size.", ["mlm"], within=at_least(1))
@@ -159,7 +161,21 @@ class Asked:
         TRAINED,
         within=POSITIVE,
         told_default="mlm 2e-4 (from scratch 1e-3), fine-tuning 5e-5 (less than 384 wide 5e-4,"
-        " BiLSTMs 3e-3)",
+        " BiLSTMs 3e-3, adadelta 1)",
+    )
+    accumulate: int | None = _asked(
+        "Batches of one optimiser step.", FINE_TUNED, within=at_least(1)
+    )
+    optimizer: str | None = _asked(
+        "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`. adadelta"
+        " (Zeiler 2012).",
+        FINE_TUNED,
+        choices=OPTIMIZERS,
+    )
+    warmup: float | None = _asked(
+        "Share of the steps in which the learning rate rises.",
+        FINE_TUNED,
+        within=SHARE,
     )
     max_length: int | None = _asked(
         "Tokens; all but mlm cut it to what the model takes.",
@@ -315,7 +331,10 @@ class MlmSettings:
 class FineTuneSettings:
     """How a checkpoint is fine-tuned. The best epoch is chosen on dev.
 
-    lr: None for that of `encoders.default_lr`.
+    steps: optimiser steps instead of `epochs`; the last epoch may be shorter than the others.
+    accumulate: batches of one step, whose gradient is the mean over them.
+    lr: None for that of `encoders.default_lr`, with adadelta 1.
+    warmup: share of the steps in which the rate rises; after them it falls linearly to 0.
     max_length: None for that of the task; it is cut to what the model takes.
     limit: number of training examples, the first ones; None for all.
 
@@ -323,8 +342,12 @@ class FineTuneSettings:
     """
 
     epochs: int = _taken("epochs", 3)
+    steps: int | None = _taken("steps")
     batch_size: int = _taken("batch_size", 16)
+    accumulate: int = _taken("accumulate", 1)
+    optimizer: str = _taken("optimizer", "adamw")
     lr: float | None = _taken("lr")
+    warmup: float = _taken("warmup", 0.1)
     max_length: int | None = _taken("max_length")
     seeds: int = _taken("seeds", 3)
     seed: int = _taken("seed", 0)
@@ -334,6 +357,7 @@ class FineTuneSettings:
 
     def __post_init__(self) -> None:
         check_values(self)
+        check_optimizer(self.optimizer)
 
 
 @dataclass(frozen=True)

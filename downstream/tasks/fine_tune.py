@@ -26,7 +26,10 @@ from downstream.tasks.task_interface import Task
 from support.console import counted
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+from training.optimizer import ADADELTA_LR, optimizer_of
 
+WEIGHT_DECAY = 0.01
+BETAS = (0.9, 0.999)
 Say = Callable[[str], object]
 
 
@@ -135,7 +138,7 @@ def _one_seed(
 ) -> dict[str, Any]:
     set_seed(seed)
     tokenizer, model = load_with_fresh_head(source, task.model_class, task.head())
-    lr = settings.lr or default_lr(model)
+    lr = settings.lr or (ADADELTA_LR if settings.optimizer == "adadelta" else default_lr(model))
     length, cut = _length(task, settings.max_length, model, tokenizer)
     examples = {**splits, "train": task.sample(splits["train"], seed)}
     say(f"seed {seed}: learning rate {lr:g}, {counted(model.num_parameters(), 'parameter')}{cut}")
@@ -154,6 +157,7 @@ def _one_seed(
             data_collator=task.collator(tokenizer),
             compute_metrics=lambda output: score("dev", output.predictions),
         )
+        _set_steps(trainer, settings, lr)
         told = {heading: f"eval_{name}" for heading, name in task.measures.items()}
         Progress(say, {"held-out loss": "eval_loss", **told}, f"seed {seed}, ").follow(trainer)
         trainer.train()
@@ -206,14 +210,29 @@ def _scoring(folder: str) -> dict[str, Any]:
     }
 
 
+def _set_steps(trainer: Trainer, settings: FineTuneSettings, lr: float) -> None:
+    """Give a Trainer the optimizer and the gradients that its own arguments do not."""
+    if settings.optimizer != "adamw":
+        assert trainer.model is not None
+        trainer.optimizer = optimizer_of(
+            trainer.model, settings.optimizer, lr=lr, weight_decay=WEIGHT_DECAY, betas=BETAS
+        )
+    if settings.accumulate > 1:
+        # The heads of transformers accept the number of items of a step, by which the Trainer then
+        # leaves it to them to divide. Most do not.
+        trainer.model_accepts_loss_kwargs = False
+
+
 def _arguments(folder: str, settings: FineTuneSettings, lr: float, seed: int) -> TrainingArguments:
     return TrainingArguments(
         **_scoring(folder),
         num_train_epochs=settings.epochs,
+        max_steps=settings.steps or -1,
         per_device_train_batch_size=settings.batch_size,
+        gradient_accumulation_steps=settings.accumulate,
         learning_rate=lr,
-        warmup_steps=0.1,
-        weight_decay=0.01,
+        warmup_steps=settings.warmup,
+        weight_decay=WEIGHT_DECAY,
         bf16=settings.precision == "bf16",
         use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
         seed=seed,

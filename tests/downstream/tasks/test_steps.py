@@ -1,0 +1,127 @@
+"""Options of an optimiser step in fine-tuning: accumulation, optimizer, number, warm-up."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from downstream.options import FineTuneSettings
+from downstream.tasks.classify import Classify
+from downstream.tasks.fine_tune import fine_tune
+from downstream.tasks.pair import PairScore
+from downstream.tasks.tagging import PartsOfSpeech
+from downstream.tasks.task_interface import Task
+from support.errors import UserError
+from tests.downstream.learnable import classified, paired, write_tagged
+
+Teacher = Callable[[str], Path]
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def norms(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The norm of the gradient of each step, as the Trainer clips it."""
+    found: list[float] = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def spied(*given: Any, **named: Any) -> torch.Tensor:
+        norm = clip(*given, **named)
+        found.append(float(norm))
+        return norm
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", spied)
+    return found
+
+
+def tuned(
+    task: Task, model: Path, train: Path, keep: Path | None = None, **settings: Any
+) -> list[str]:
+    lines: list[str] = []
+    files = {"train": train, "dev": train}
+    asked = FineTuneSettings(seeds=1, max_length=32, **settings)
+    fine_tune(task, str(model), files, asked, lines.append, keep)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "rows"),
+    [(Classify, classified, 15), (PairScore, paired, 15), (PartsOfSpeech, write_tagged, 16)],
+)
+def test_accumulated_batches_have_the_gradient_of_one_large_batch(
+    task: type[Task],
+    write: Callable[..., Path],
+    rows: int,
+    norms: list[float],
+    tiny_teacher: Teacher,
+    tmp_path: Path,
+) -> None:
+    """Also at the end of an epoch, where a batch is lacking. The model has no dropout."""
+    train, model = write(tmp_path / "train.tsv", rows, 0), tiny_teacher("modernbert")
+    steps = []
+    for size, accumulate in ((12, 1), (4, 3)):
+        norms.clear()
+        more: Any = {"batch_size": size, "accumulate": accumulate, "lr": 1e-4, "epochs": 2}
+        tuned(task(), model, train, **more)
+        steps.append(list(norms))
+    assert len(steps[0]) == 4
+    assert steps[1] == pytest.approx(steps[0], rel=1e-2)
+
+
+def test_a_step_of_lamb_is_as_long_as_the_matrix_times_the_rate(
+    tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    model, lr = tiny_teacher("bert"), 1e-2
+    train = classified(tmp_path / "train.tsv", 12, 0)
+    tuned(Classify(), model, train, tmp_path / "m", optimizer="lamb", lr=lr, steps=1, warmup=0.0)
+    before, after = load_file(model / WEIGHTS), load_file(tmp_path / "m" / WEIGHTS)
+    matrices = [name for name in before if "layer" in name and before[name].dim() > 1]
+    assert len(matrices) == 24
+    for name in matrices:
+        expected = lr * min(float(before[name].norm()), 10)
+        assert float((after[name] - before[name]).norm()) == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_rate_rises_from_nothing(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    model, train = tiny_teacher("bert"), classified(tmp_path / "train.tsv", 12, 0)
+    before = load_file(model / WEIGHTS)
+    for warmup, moves in ((0.1, False), (0.0, True)):
+        keep = tmp_path / str(warmup)
+        tuned(Classify(), model, train, keep, lr=1e-3, steps=1, warmup=warmup)
+        after = load_file(keep / WEIGHTS)
+        same = [torch.equal(before[name], after[name]) for name in before if "layer" in name]
+        assert not any(same) if moves else all(same)
+
+
+def test_steps_end_within_an_epoch_and_are_scored(
+    norms: list[float], tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    train = classified(tmp_path / "train.tsv", 12, 0)
+    lines = tuned(Classify(), tiny_teacher("bert"), train, batch_size=4, steps=5)
+    told = [line.partition(":")[0] for line in lines if "step" in line]
+    assert told == ["seed 0, step 3/5", "seed 0, step 5/5"] and len(norms) == 5
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("lamb", 5e-3), ("adadelta", None)])
+def test_it_learns_with_other_optimizers(
+    optimizer: str, lr: float | None, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    """Adadelta's own rate is 1."""
+    files = {
+        name: write_tagged(tmp_path / name, size, size)
+        for name, size in {"train": 120, "dev": 30}.items()
+    }
+    settings = FineTuneSettings(epochs=5, batch_size=4, optimizer=optimizer, lr=lr, seeds=1)
+    found = fine_tune(PartsOfSpeech(), str(tiny_teacher("bert")), files, settings, lambda _: None)
+    assert found["seeds"][0]["lr"] == (lr or 1) and found["mean"]["dev"]["accuracy"] > 0.9
+
+
+def test_lamb_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--optimizer lamb: .*pip install pytorch-optimizer"):
+        FineTuneSettings(optimizer="lamb")
