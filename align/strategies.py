@@ -19,8 +19,8 @@ Index = NDArray[np.int64]
 class Reduced:
     """Holds the student's input that is made of the teacher's tokens.
 
-    tokens: student ids, S in all; each piece has the offsets and the special flag of its teacher
-    token.
+    tokens: student ids, S in all; each piece has the offsets, the special flag and the type of its
+    teacher token.
     unknown: bool [S], pieces that stand for a teacher token which the student cannot spell.
     alignment: one teacher token to the run of its pieces; special tokens, and tokens of which the
     student's normaliser leaves nothing, take no part.
@@ -185,6 +185,7 @@ def align_reduce(
         teacher.offsets[token],
         teacher.special[token],
         bounds[teacher.start],
+        None if teacher.types is None else teacher.types[token],
     )
     source = np.flatnonzero((counts > 0) & ~teacher.special)
     alignment = Alignment(_pairs(source, source + 1), _pairs(bounds[source], bounds[source + 1]))

@@ -72,13 +72,15 @@ class Tokens:
     ids: integers [N]. offsets: integers [N, 2], half-open spans of characters of the token's own
     sequence.
     special: bool [N], tokens that stand for no text (their offsets are not read). start: integers
-    [B + 1]. Raises AlignmentError when the shapes, the types or `start` do not fit.
+    [B + 1]. types: integers [N], which of two texts each token is of, or None where there is one.
+    Raises AlignmentError when the shapes, the types or `start` do not fit.
     """
 
     ids: Integers
     offsets: Integers
     special: Booleans
     start: Integers
+    types: Integers | None = None
 
     def __post_init__(self) -> None:
         count = len(self.ids)
@@ -87,6 +89,7 @@ class Tokens:
             ("offsets", self.offsets, (count, 2), "iu"),
             ("special", self.special, (count,), "b"),
             ("start", self.start, (len(self.start),), "iu"),
+            ("types", self.ids if self.types is None else self.types, (count,), "iu"),
         ):
             if array.shape != shape or array.dtype.kind not in kinds:
                 kind = "bool" if kinds == "b" else "integers"

@@ -175,5 +175,5 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> None:
     )
     console = wide_console()
     console.print(headline, highlight=False)
-    console.print(record.text, markup=False, highlight=False)
+    console.print("\n".join(record.texts), markup=False, highlight=False)
     console.print(table)

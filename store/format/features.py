@@ -74,12 +74,14 @@ class TaskSpec:
 
     `labels` are the names of its C classes or tags, by number. `later_label` is the one of the
     pieces of a word after its first, where a tagger was taught these, too (Mukherjee & Awadallah
-    2020, "X" in their published code).
+    2020, "X" in their published code). `separator` is the character between the two texts of each
+    pair that the teacher classified; None where it classified single texts.
     """
 
     kind: str
     labels: tuple[str, ...]
     later_label: str | None = None
+    separator: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in TASKS:
@@ -94,6 +96,15 @@ class TaskSpec:
             raise StoreError(
                 f"features: later_label must be a label of a tagging, got {self.later_label!r:.80}"
             )
+        if self.separator is not None and not self._separates():
+            raise StoreError(
+                "features: separator must be one white character, of a classification, got"
+                f" {self.separator!r:.80}"
+            )
+
+    def _separates(self) -> bool:
+        one = isinstance(self.separator, str) and len(self.separator) == 1
+        return one and self.kind == "classification" and str(self.separator).isspace()
 
     @property
     def gold(self) -> str:
@@ -114,11 +125,17 @@ class TaskSpec:
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": self.kind, "labels": list(self.labels)}
-        return found | ({} if self.later_label is None else {"later_label": self.later_label})
+        more = {"later_label": self.later_label, "separator": self.separator}
+        return found | {key: value for key, value in more.items() if value is not None}
 
     @staticmethod
     def from_json(value: object) -> TaskSpec:
-        known = {"kind", "labels", "later_label"}  # another key may change what labels mean
+        known = {
+            "kind",
+            "labels",
+            "later_label",
+            "separator",
+        }  # another key may change what labels mean
         if (
             not isinstance(value, Mapping)
             or not isinstance(value.get("labels"), list)
@@ -127,7 +144,8 @@ class TaskSpec:
             raise StoreError(f"features: task must have kind and labels, got {value!r:.80}")
         if not isinstance(value.get("kind"), str):
             raise StoreError(f"features: task must be a text, got {value.get('kind')!r:.80}")
-        return TaskSpec(value["kind"], value["labels"], value.get("later_label"))
+        rest = (value.get(key) for key in ("later_label", "separator"))
+        return TaskSpec(value["kind"], value["labels"], *rest)
 
 
 @dataclass(frozen=True)
@@ -169,6 +187,11 @@ class Features:
                 f"features: topk:{self.logits.size} is more than the vocabulary of "
                 f"{self.vocabulary}; ask for fewer logits"
             )
+
+    @property
+    def separator(self) -> str | None:
+        """What stands between the two texts of each pair; None in a store of single texts."""
+        return self.task.separator if self.task else None
 
     @property
     def level(self) -> Level:

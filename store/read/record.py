@@ -11,6 +11,7 @@ import numpy as np
 
 from store.errors import StoreError
 from store.format.features import Calibration, Features
+from store.format.pairs import divided
 from store.read.part import PartReader
 from support.arrays import Array, Floats
 from support.spans import covering_spans
@@ -200,6 +201,11 @@ class Record:
     @cached_property
     def text(self) -> str:
         return self.part.texts(self.position, self.position + 1)[0]
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The text, or both texts of a pair. Raises StoreError for a text that is no pair."""
+        return divided(self.text, self.features.separator, self.part.where)
 
     @cached_property
     def token_ids(self) -> Array:

@@ -26,6 +26,7 @@ from store.format.manifest import (
     opening,
     read_manifest,
 )
+from store.format.pairs import divided
 from store.read.order import KINDS, StreamOrder
 from store.read.part import PartReader
 from store.read.part_index import PartIndex
@@ -203,6 +204,14 @@ class FeatureStore(Sequence[Record]):
         """Texts of all sequences in order, read part by part."""
         for place, part in enumerate(self.manifest.parts):
             yield from self.part(place).texts(0, part.counts.sequences)
+
+    def single_texts(self) -> Iterator[str]:
+        """Texts of all sequences in order, of pairs the first and then the second.
+
+        Raises StoreError for a text of a store of pairs that is none.
+        """
+        for text in self.texts():
+            yield from divided(text, self.features.separator, self.path)
 
     def blocks(self, block_tokens: int = 4096) -> Array:
         """int64 [n, 2]: runs begin..end of consecutive sequences of about `block_tokens` tokens.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from store.errors import StoreError
 from store.format.manifest import DAMAGED
+from store.format.pairs import tokenizer_inputs
 from support.bounded import MEMORY, Exceeded, run_bounded
 from support.errors import UserError, first_line
 
@@ -156,13 +157,17 @@ def within_bounds(
         ) from None
 
 
-def encoded(tokenizer: Any, texts: list[str], where: str) -> list[Any]:
-    """The encodings of texts.
+def encoded(
+    tokenizer: Any, texts: list[str], where: str, separator: str | None = None
+) -> list[Any]:
+    """The encodings of texts, or of the pairs of texts that a separator divides.
 
-    Raises StoreError for more tokens than a text can have, and where the library fails.
+    Raises StoreError for more tokens than a text can have, for a text that is no pair, and where
+    the library fails.
     """
+    inputs = tokenizer_inputs(texts, separator, where)
     try:
-        found: list[Any] = tokenizer.encode_batch(texts)
+        found: list[Any] = tokenizer.encode_batch(inputs)
     except BaseException as error:  # a panic of the library is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise

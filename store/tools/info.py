@@ -126,7 +126,8 @@ def _task(task: TaskSpec) -> str:
     shown = ", ".join(task.labels[:LABELS])
     more = f", and {len(task.labels) - LABELS:,} more" if len(task.labels) > LABELS else ""
     later = f"; {task.later_label} is of word pieces after the first" if task.later_label else ""
-    return f"{task.kind}, {counted(len(task.labels), 'label')}: {shown}{more}{later}"
+    pairs = " of pairs of texts" if task.separator else ""
+    return f"{task.kind}{pairs}, {counted(len(task.labels), 'label')}: {shown}{more}{later}"
 
 
 def _teacher(teacher: Any) -> str:

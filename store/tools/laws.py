@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from store.errors import VERIFY, StoreError, without_remedy
+from store.format.pairs import offsets_of
 from store.format.sequences import ACTIONS, wrong_gold
 from store.read.part import PartReader
 from store.read.store import FeatureStore, open_store
@@ -28,7 +29,7 @@ def check_part(part: PartReader) -> list[str]:
     for view in range(part.features.views):
         problems += _broken_masks(part, view, lengths)
         problems += _broken_logits(part, view)
-    problems += _broken_task(part)
+    problems += [*_broken_pairs(part, texts), *_broken_task(part)]
     return [f"{part.where}: {problem}" for problem in problems]
 
 
@@ -89,6 +90,26 @@ def _broken_logits(part: PartReader, view: int) -> list[str]:
     return problems
 
 
+def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
+    """Problems of a store of pairs: each has one separator, which no token and no masked word
+    covers."""
+    separator = part.features.separator
+    if separator is None:
+        return []
+    if several := [n for n, text in enumerate(texts) if text.count(separator) != 1]:
+        return [f"text/utf8 of sequence {several[0]} of the part has not one {separator!r}"]
+    place, problems = np.array([text.index(separator) for text in texts], np.int64), []
+    spans = {"tokens": (part.all("token/begin"), part.all("token/end"), part.token_start)}
+    for view in range(1, part.features.views):
+        start, words = part.spans(view, 0, len(texts))
+        spans[f"view{view}/mask"] = words[:, 0], words[:, 1], start
+    for what, (begin, end, start) in spans.items():
+        middle = np.repeat(place, np.diff(start))
+        if ((begin <= middle) & (end > middle)).any():
+            problems.append(f"{what}: some cover the separator of their pair")
+    return problems
+
+
 def _broken_task(part: PartReader) -> list[str]:
     if (task := part.features.task) is None:
         return []
@@ -146,10 +167,11 @@ def other_tokens(part: PartReader, tokenizer: Any, first: int, last: int) -> str
         edges = part.token_start[low : high + 1]
         columns = ("id", "begin", "end", "special")
         stored = np.stack([part.read(f"token/{c}", edges[0], edges[-1]) for c in columns], axis=1)
-        texts = part.texts(low, high)
-        for number, encoding in enumerate(encoded(tokenizer, texts, part.where), low):
+        texts, separator = part.texts(low, high), part.features.separator
+        found = encoded(tokenizer, texts, part.where, separator)
+        for number, (text, encoding) in enumerate(zip(texts, found, strict=True), low):
             left, right = part.token_start[number : number + 2] - edges[0]
-            if not np.array_equal(_rows(encoding), stored[left:right]):
+            if not np.array_equal(_rows(encoding, text, separator), stored[left:right]):
                 return (
                     f"the tokenizer does not give the stored tokens of sequence {number} of the"
                     f" part ({len(encoding.ids)} tokens now, {right - left} stored)"
@@ -157,10 +179,9 @@ def other_tokens(part: PartReader, tokenizer: Any, first: int, last: int) -> str
     return None
 
 
-def _rows(encoding: Any) -> Array:
+def _rows(encoding: Any, text: str, separator: str | None) -> Array:
     special = np.array(encoding.special_tokens_mask, bool)
-    spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-    spans[special] = 0
+    spans = offsets_of(encoding, text, separator)
     return np.column_stack([np.array(encoding.ids, np.int64), spans, special])
 
 

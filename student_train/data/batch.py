@@ -18,19 +18,25 @@ from support.arrays import Array
 
 @dataclass(frozen=True)
 class Inputs:
-    """Holds padded student input: ids [B,S] and where there is a token [B,S]."""
+    """Holds padded student input: ids [B,S], where there is a token [B,S], and of pairs of texts
+    which one it is of [B,S], 0 or 1 as the student's tokenizer tells."""
 
     ids: Tensor
     present: Tensor
+    types: Tensor | None = None
 
     @classmethod
-    def of(cls, ids: Array, start: Array, padding: int) -> Inputs:
-        """Pad flat ids [N] of sequences that begin at `start` [B+1]."""
+    def of(cls, ids: Array, start: Array, padding: int, types: Array | None = None) -> Inputs:
+        """Pad flat ids [N], and types [N], of sequences that begin at `start` [B+1]."""
         lengths = np.diff(start)
         present = np.arange(lengths.max()) < lengths[:, None]
         padded = np.full(present.shape, padding, np.int64)
         padded[present] = ids
-        return cls(torch.from_numpy(padded), torch.from_numpy(present))
+        kinds = None
+        if types is not None:
+            kinds = torch.zeros(present.shape, dtype=torch.int64)
+            kinds[torch.from_numpy(present)] = torch.from_numpy(types.astype(np.int64))
+        return cls(torch.from_numpy(padded), torch.from_numpy(present), kinds)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ picks the teacher's targets."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,7 @@ class Collator:
         self.head = head
         self.readers = dict[str, TargetReader]()  # by `Strategy.predicted`
         self.task = store.features.task if store else None
+        self.separator = self.task.separator if self.task else None
         self.source: Streamed | Resident = Streamed()
         self._serve(options)
 
@@ -148,7 +149,7 @@ class Collator:
         except AlignmentError as error:  # the stored tokens do not fit the stored texts
             raise StoreError(f"the store cannot be learnt from: {error}; {VERIFY}") from error
         return StudentBatch(
-            inputs=Inputs.of(read.ids, native.start, self.padding),
+            inputs=Inputs.of(read.ids, native.start, self.padding, self._types(native)),
             masked=torch.from_numpy(masked),
             labels=torch.from_numpy(read.labels[masked]),
             characters=int((native.offsets[masked, 1] - native.offsets[masked, 0]).sum()),
@@ -156,16 +157,23 @@ class Collator:
             aligned=aligned,
         )
 
+    def _types(self, tokens: Tokens) -> Array | None:
+        return None if self.separator is None else tokens.types
+
     def _native(self, batch: Batch) -> Tokens:
         """Tokenise each text as the student does, cut at its max length."""
         if self.table is None:
-            return tokenize(self.tokenizer, batch.texts)
+            return tokenize(self.tokenizer, batch.texts, self.separator)
         return self.table.of(batch.index)
 
     def _aligned(
         self, batch: Batch, native: Tokens, read: MaskedTokens, view: int, key: tuple[int, ...]
     ) -> dict[str, Distillation]:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
+        if self.separator is not None:
+            types = pair_types(teacher, batch.texts, self.separator)
+            told = native.types is not None and native.types.any()
+            teacher = replace(teacher, types=types if told else np.zeros_like(types))
         sides = Sides(batch.texts, teacher, native, self.vocabulary, self.max_length)
         return {
             name: self._distillation(batch, sides, asked, read, view, key)
@@ -186,7 +194,7 @@ class Collator:
         if asked.strategy.second_input:
             # What the teacher saw masked, the student sees masked; in view 0 that is nothing.
             read = self.masker.stored(student, batch.spans, batch.spans_start, key)
-            inputs = Inputs.of(read.ids, student.start, self.padding)
+            inputs = Inputs.of(read.ids, student.start, self.padding, self._types(student))
         logit_runs, logits, shared = (
             self._logits(batch, asked, alignment, read.labels)
             if "logits" in asked.wanted
@@ -284,6 +292,20 @@ def _float(values: Array | None) -> Tensor | None:
 
 def _long(values: Array) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
+
+
+def pair_types(tokens: Tokens, texts: Sequence[str], separator: str) -> Array:
+    """Tell which text of its pair each token is of: int64 [N], 0 or 1.
+
+    Special tokens are of the text before them, as in BERT's template; where the second text has no
+    token, the last special token is its.
+    """
+    sequence = np.repeat(np.arange(len(texts)), np.diff(tokens.start))
+    place = np.array([text.index(separator) for text in texts], np.int64)
+    second = ~tokens.special & (tokens.offsets[:, 0] > place[sequence])
+    first = tokens.start[1:] - 1  # of the second text's tokens
+    np.minimum.at(first, sequence[second], np.flatnonzero(second))
+    return (np.arange(len(sequence)) >= first[sequence]).astype(np.int64)
 
 
 def word_begins(batch: Batch) -> Array:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -23,6 +23,7 @@ import numpy as np
 
 from align import Tokens
 from store import FeatureStore, open_store
+from store.format.pairs import offsets_of
 from store.read.stored_tokenizer import encoded, is_plain, within_bounds
 from support import files
 from support.arrays import Array, ranges, starts
@@ -33,8 +34,9 @@ ARRAYS: Mapping[str, type] = {
     "begin": np.int32,
     "end": np.int32,
     "special": np.bool_,
+    "types": np.uint8,
 }
-VERSION = "2"  # the version of these arrays
+VERSION = "3"  # the version of these arrays
 DIGEST = "sha256"
 TEXTS_AT_ONCE = 4096
 TRIED = 32  # texts by which a table that was kept is tried
@@ -44,7 +46,7 @@ TRIED = 32  # texts by which a table that was kept is tried
 class TokenTable:
     """Holds the tokens of all sequences of a store, flat, mapped from files.
 
-    start int64 [n+1]; ids, begin, end int32 [N], special bool [N].
+    start int64 [n+1]; ids, begin, end int32 [N], special bool [N], types uint8 [N].
     """
 
     start: Array
@@ -52,11 +54,12 @@ class TokenTable:
     begin: Array
     end: Array
     special: Array
+    types: Array
     folder: Path | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder's name: another process maps the files, too."""
-        arrays = (self.start, self.ids, self.begin, self.end, self.special)
+        arrays = (self.start, self.ids, self.begin, self.end, self.special, self.types)
         return (TokenTable, arrays) if self.folder is None else (_load, (self.folder,))
 
     def counts(self, vocabulary: int) -> Array:
@@ -68,17 +71,25 @@ class TokenTable:
         lengths = self.start[index + 1] - self.start[index]
         rows = ranges(self.start[index], lengths)
         offsets = np.stack([self.begin[rows], self.end[rows]], axis=1)
-        return Tokens(self.ids[rows].astype(np.int64), offsets, self.special[rows], starts(lengths))
+        ids, special = self.ids[rows].astype(np.int64), self.special[rows]
+        return Tokens(ids, offsets, special, starts(lengths), self.types[rows])
 
 
-def tokenize(tokenizer: Any, texts: list[str]) -> Tokens:
-    """Tokenise each text by a `tokenizers.Tokenizer`, cut as its truncation says."""
-    encodings = encoded(tokenizer, texts, "--vocab")
+def tokenize(tokenizer: Any, texts: list[str], separator: str | None = None) -> Tokens:
+    """Tokenise each text, or pair of texts, by a `tokenizers.Tokenizer`, cut as its truncation
+    says: of a pair, the longer text first."""
+    encodings = encoded(tokenizer, texts, "--vocab", separator)
+    if separator is None:
+        spans = np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2)
+    else:
+        each = zip(encodings, texts, strict=True)
+        spans = np.concatenate([offsets_of(found, text, separator) for found, text in each])
     return Tokens(
         ids=np.array([i for e in encodings for i in e.ids], np.int64),
-        offsets=np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2),
+        offsets=spans,
         special=np.array([s for e in encodings for s in e.special_tokens_mask], bool),
         start=starts([len(e.ids) for e in encodings]),
+        types=np.array([t for e in encodings for t in e.type_ids], np.uint8),
     )
 
 
@@ -114,7 +125,8 @@ def cache_folder() -> Path:
 
 
 def _key(store: FeatureStore, tokenizer: Any) -> str:
-    digest = hashlib.sha256(f"{VERSION} {version('tokenizers')}".encode())
+    separator = store.features.separator
+    digest = hashlib.sha256(f"{VERSION} {version('tokenizers')} {separator!r}".encode())
     for part in store.manifest.parts:
         for name in ("text/utf8", "sequence/text_start"):
             digest.update(part.arrays[name].sha256.encode())
@@ -141,7 +153,8 @@ def _fits(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
     except ValueError:  # a file that is no array
         return False
     counts, total = np.diff(table.start), len(table.ids)
-    sizes = {len(table.begin), len(table.end), len(table.special), int(table.start[-1])}
+    columns = (table.begin, table.end, table.special, table.types)
+    sizes = {*map(len, columns), int(table.start[-1])}
     if len(counts) != len(store) or (counts < 0).any() or sizes != {total}:
         return False
     ends = table.begin[:] <= table.end[:]
@@ -152,9 +165,10 @@ def _fits(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
     if not is_plain(tokenizer.to_str().encode()):
         return True
     tried = np.unique(np.linspace(0, max(0, len(store) - 1), TRIED).astype(int))
-    wanted = tokenize(tokenizer, [store[int(i)].text for i in tried])
+    texts = [store[int(i)].text for i in tried]
+    wanted = tokenize(tokenizer, texts, store.features.separator)
     found = table.of(tried)
-    names = ("ids", "offsets", "special", "start")
+    names = ("ids", "offsets", "special", "start", "types")
     return all(np.array_equal(getattr(wanted, name), getattr(found, name)) for name in names)
 
 
@@ -168,11 +182,9 @@ def _digest(folder: Path) -> str:
 
 
 def _load(folder: Path) -> TokenTable:
-    lengths, ids, begin, end, special = (
-        _mapped(folder / name, dtype) for name, dtype in ARRAYS.items()
-    )
-    start = starts(lengths)
-    return TokenTable(start, ids, begin, end, special, folder)
+    lengths, *columns = (_mapped(folder / name, dtype) for name, dtype in ARRAYS.items())
+    ids, begin, end, special, types = columns
+    return TokenTable(starts(lengths), ids, begin, end, special, types, folder)
 
 
 def _mapped(file: Path, dtype: type) -> Array:
@@ -201,14 +213,14 @@ def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
 def _make(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     """Write the files of a table; where the tokenizer is not plain, in a process with bounds."""
     if not isinstance(store, FeatureStore):  # a teacher in its place, which no process opens again
-        _write(folder, store.texts(), tokenizer)
+        _write(folder, store, tokenizer)
         return
     settings = tokenizer.to_str()
     within_bounds(
         settings.encode(),
         sum(part.counts.text_bytes for part in store.manifest.parts),
         store.path,
-        lambda: _write(folder, store.texts(), tokenizer),
+        lambda: _write(folder, store, tokenizer),
         _write_there,
         *(store.path, store.source.options, settings, str(folder)),
     )
@@ -218,15 +230,16 @@ def _write_there(path: str, options: dict[str, Any] | None, settings: str, folde
     from tokenizers import Tokenizer
 
     with closing(open_store(path, allow_partial=True, storage_options=options)) as store:
-        _write(Path(folder), store.texts(), Tokenizer.from_str(settings))
+        _write(Path(folder), store, Tokenizer.from_str(settings))
 
 
-def _write(folder: Path, texts: Iterable[str], tokenizer: Any) -> None:
-    texts = iter(texts)
+def _write(folder: Path, store: FeatureStore, tokenizer: Any) -> None:
+    texts, separator = store.texts(), store.features.separator
     with contextlib.ExitStack() as opened:
         files = {name: opened.enter_context((folder / name).open("wb")) for name in ARRAYS}
         while some := list(islice(texts, TEXTS_AT_ONCE)):
-            tokens = tokenize(tokenizer, some)
-            columns = (np.diff(tokens.start), tokens.ids, *tokens.offsets.T, tokens.special)
+            tokens = tokenize(tokenizer, some, separator)
+            spans = tokens.offsets.T
+            columns = (np.diff(tokens.start), tokens.ids, *spans, tokens.special, tokens.types)
             for (name, dtype), values in zip(ARRAYS.items(), columns, strict=True):
                 files[name].write(np.ascontiguousarray(values, dtype).tobytes())

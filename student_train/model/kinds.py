@@ -254,6 +254,11 @@ def has_attention(student: PreTrainedModel) -> bool:
     return bool(getattr(student.config, "num_attention_heads", 0))
 
 
+def reads_types(student: PreTrainedModel) -> bool:
+    """Tell whether a student is told which of two texts a token is of."""
+    return (getattr(student.config, "type_vocab_size", None) or 0) > 1
+
+
 def head_of(student: PreTrainedModel) -> str:
     """Return `mlm` of a masked LM, or the kind of the task that a student is for."""
     models = _kind(student).models

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from student_train.model.pruned_vocabulary import cut_tokenizer
 from support.errors import UserError
 
+INPUTS = "model_input_names"  # a setting of tokenizers: a student of pairs reads types of tokens
+
 
 def shared_pieces(own: Any, other: Any, word: str) -> list[str]:
     """List the pieces of a tokenizer that another has, too, and its special and added tokens, in
@@ -53,6 +55,7 @@ def pruned(
         tokenizer_object=backend,
         model_max_length=tokenizer.model_max_length,
         **tokenizer.special_tokens_map,
+        **{key: value for key, value in tokenizer.init_kwargs.items() if key == INPUTS},
     )
     config = copy.deepcopy(student.config)
     config.vocab_size = len(kept)

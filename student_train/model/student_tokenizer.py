@@ -26,13 +26,13 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
     """
     size = vocabulary_size(word)
     if size is not None:
-        return train_wordpiece(store.texts(), size, store.tokenizer().normalizer)
+        return train_wordpiece(store.single_texts(), size, store.tokenizer().normalizer)
     if word == "teacher":
         return teacher_tokenizer(store)
     kind, colon, number = word.partition(":")
     size = vocabulary_size(number)
     if kind == "words" and bool(colon) == (size is not None):
-        return _named(wordpiece.words_of(store.texts(), size))
+        return _named(wordpiece.words_of(store.single_texts(), size))
     if kind == "pruned" and size:
         config = store.teacher_settings("tokenizer_config.json")
         return _from_files(pruned_tokenizer(store, size), config, word)

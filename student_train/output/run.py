@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from store import FeatureStore, open_store
+from store.format.pairs import has_pair_form
 from store.tools.laws import check_tokens
 from student_train.data.collator import Collator
 from student_train.data.stored_vocabulary import check_vocabulary
@@ -162,6 +163,8 @@ def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -
 
 def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> Prepared:
     tokenizer = student_tokenizer(options.vocab, store)
+    if store.features.separator is not None:
+        read_pairs(tokenizer, options, store)
     longest = max(each.features.max_length for each in (store, *others))
     tokenizer.model_max_length = options.max_length or min(512, 2 * longest)
     torch.manual_seed(options.seed)
@@ -184,6 +187,22 @@ def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore)
         path = Path(options.word_vectors)
         start.append(set_word_vectors(student, tokenizer, path, others=at_random))
     return student, collator, start
+
+
+def read_pairs(tokenizer: Any, options: TrainOptions, store: FeatureStore) -> None:
+    """Make a tokenizer tell the types of tokens where the student reads them; also when it is
+    loaded again.
+
+    Raises UserError for a tokenizer that puts no token between two texts.
+    """
+    if not has_pair_form(tokenizer.backend_tokenizer):
+        raise UserError(
+            f"--vocab {options.vocab}: its tokenizer puts no token between the two texts of a pair,"
+            f" and {store.path} holds pairs; give a size such as 5k"
+        )
+    types = ["token_type_ids"] if parse_student(options.student).token_types else []
+    names = ["input_ids", *types, "attention_mask"]
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
 
 
 def _network(options: TrainOptions, store: FeatureStore) -> dict[str, Any]:

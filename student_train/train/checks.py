@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from store import FeatureStore
+from store import FeatureStore, TaskSpec
 from student_train.data.cache import check_cache
 from student_train.data.gold_labels import has_gold
 from student_train.data.stream import chosen_blocks, split_blocks, view_of
@@ -123,6 +123,8 @@ def _check_labels(first: FeatureStore, other: FeatureStore) -> None:
     kinds = [task.kind if task else "masked LM" for task in (one, two)]
     if one is None or two is None or kinds[0] != kinds[1]:
         problem = f"is of another task, {kinds[1]}; that of {first.path} is of {kinds[0]}"
+    elif one.separator != two.separator:
+        problem = f"classifies {_read(two)}, that of {first.path} {_read(one)}"
     elif one.labels == two.labels:
         here, there = (task.later_label or "no label" for task in (one, two))
         problem = f"has {there} for a word's later pieces, that of {first.path} {here}"
@@ -139,6 +141,10 @@ def _check_labels(first: FeatureStore, other: FeatureStore) -> None:
         " labels in the same order: dump teachers that were fine-tuned on the same labels"
         " (downstream --save sorts them), or train a student of each store"
     )
+
+
+def _read(task: TaskSpec) -> str:
+    return "pairs of texts" if task.separator else "single texts"
 
 
 def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:

@@ -20,6 +20,7 @@ from student_train.model.kinds import (
     head_of,
     lm_logits,
     own_projection,
+    reads_types,
     sentence_states,
     tag_logits,
 )
@@ -144,11 +145,13 @@ class Distiller(nn.Module):
 
     def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
         """Run the student forward once; give attention maps only where asked for."""
+        types = inputs.types if reads_types(self.student) else None
         output = self.student.base_model(
             input_ids=inputs.ids,
             attention_mask=inputs.present.long(),
             output_hidden_states=True,
             output_attentions=maps,
+            **({} if types is None else {"token_type_ids": types}),
         )
         states = [state[inputs.present] for state in output.hidden_states]
         averaged = [m.mean(dim=1) for m in output.attentions] if maps else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from tqdm import tqdm
 
 from store import Features, FeatureStore, Record, UserError
 from store.extras.word_counts import WordCounts
+from store.format.pairs import offsets_of, tokenizer_inputs
 from support.arrays import Array
 from support.console import check_device, counted
 from teacher_dump.comparison.deviations import Comparison, Errors
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.teacher.forward import Known, forward
 from teacher_dump.teacher.teacher import Teacher, load_teacher
+from teacher_dump.windows.cutting import encoder
 from teacher_dump.windows.length_batches import length_batches
 from teacher_dump.windows.masked_views import RANDOM, mask_spans, masked_input
 from teacher_dump.windows.window import Window
@@ -147,7 +149,8 @@ def _check_sizes(store: FeatureStore, teacher: Teacher) -> None:
             f" has {features.width} and {features.vocabulary}; give the model that {store.path} was"
             " made with"
         )
-    if teacher.task != features.task:
+    task = teacher.task and replace(teacher.task, separator=features.separator)
+    if task != features.task:
         theirs, mine = (", ".join(t.labels) if t else "none" for t in (features.task, teacher.task))
         raise UserError(
             f"--model {teacher.name}: its labels are {mine:.200}, the store's are {theirs:.200};"
@@ -166,12 +169,17 @@ class _Sample:
         arguments: dict[str, Any],
     ) -> None:
         self.store, self.teacher, self.records, self.arguments = store, teacher, records, arguments
+        self.separator = store.features.separator
+        texts = [record.text for record in records]
+        inputs = tokenizer_inputs(texts, self.separator, store.path)
+        self.encodings = encoder(teacher.tokenizer.backend_tokenizer)(inputs)
         self.windows = [
             Window(
                 *(r.text, r.document, r.document_begin, r.hard_cut),
                 *(r.token_ids, r.offsets, r.special),
+                types=self._types(r, encoding),
             )
-            for r in records
+            for r, encoding in zip(records, self.encodings, strict=True)
         ]
         corpus = store.identity.get("corpus")
         self.merged = isinstance(corpus, dict) and "merged" in corpus
@@ -180,15 +188,19 @@ class _Sample:
         self.numbered = not self.merged and numbers == list(range(len(numbers)))
         self.left_out = 0
 
+    def _types(self, record: Record, encoding: Any) -> Array | None:
+        """Return which text of a pair each token is of, which is not stored; 0 for all where the
+        tokens are others (`other_tokens`), None for a single text."""
+        if self.separator is None:
+            return None
+        types = np.array(encoding.type_ids, np.int32)
+        length = len(record.token_ids)
+        return types if len(types) == length else np.zeros(length, np.int32)
+
     def other_tokens(self) -> Iterator[str]:
         """Yield one line if the model's own tokenizer gives other tokens than are stored."""
-        backend = self.teacher.tokenizer.backend_tokenizer
-        backend.no_truncation()
-        backend.no_padding()
-        encodings = backend.encode_batch([record.text for record in self.records])
-        for record, found in zip(self.records, encodings, strict=True):
-            ordinary = ~np.array(found.special_tokens_mask, bool)
-            spans = np.array(found.offsets, np.int64).reshape(-1, 2) * ordinary[:, None]
+        for record, found in zip(self.records, self.encodings, strict=True):
+            spans = offsets_of(found, record.text, self.separator)
             same = np.array_equal(found.ids, record.token_ids)
             if not same or not np.array_equal(spans, record.offsets):
                 yield (

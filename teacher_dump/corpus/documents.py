@@ -68,14 +68,12 @@ class Corpus:
     ) -> Corpus:
         """Find the sources and read the first text of each, so that most mistakes are told at once.
 
-        Tables hold the text in `text_column` (see `choose_column` where it is None), and its gold
-        label in `label_column` if that is given. Raises CorpusError for a source that is
-        missing, empty, no text, not UTF-8, or has no such columns. The rest of a file is checked
-        while iterating, or by `check`.
+        Tables hold the text in `text_column` (see `choose_column` where it is None), or the texts
+        of pairs in two columns `A,B`, and the gold label in `label_column` if that is given. Raises
+        CorpusError for a source that is missing, empty, no text, not UTF-8, or has no such columns.
+        The rest of a file is checked while iterating, or by `check`.
         """
-        if label_column is not None and label_column == text_column:
-            raise CorpusError(f"--label-column {label_column}: holds the text; name another")
-        columns = Columns(text_column, label_column)
+        columns = Columns.named(text_column, label_column)
         found = [source for name in sources for source in _resolve(name, columns)]
         if not found:
             raise CorpusError(
@@ -85,6 +83,13 @@ class Corpus:
             if column is not None and not any(source.tabular for source in found):
                 names = ", ".join(source.name for source in found)
                 raise CorpusError(f"{option} {column}: {names} has no columns; leave it out")
+        if columns.second is not None and (
+            plain := [source.name for source in found if not source.tabular]
+        ):
+            raise CorpusError(
+                f"--text-column {text_column}: {plain[0]} has no columns, so no pairs of texts;"
+                " leave it out, or write it as a table"
+            )
         for source in found:
             next(source.rows(), None)
         return cls(found, columns)
@@ -97,7 +102,7 @@ class Corpus:
         self.documents = self.empty_lines = 0
         for source in self.sources:
             for row in source.rows():
-                if not row.text or row.text.isspace():
+                if not row.text or row.text.isspace():  # SEPARATOR is white, too
                     self.empty_lines += 1
                     continue
                 yield Document(row.text, source.name, self.documents, row.gold)
@@ -152,8 +157,9 @@ class Corpus:
         has not hashed is read once more.
         """
         label = {} if self.columns.label is None else {"label_column": self.columns.label}
+        names = [name for name in (self.columns.text, self.columns.second) if name is not None]
         return {
-            "text_column": self.columns.text,
+            "text_column": ",".join(names) or None,
             **label,
             "sources": [source.identity() for source in self.sources],
         }

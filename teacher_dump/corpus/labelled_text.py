@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from store.format.pairs import SEPARATOR
 from teacher_dump.corpus.iob import BEGINNING, Step
 from teacher_dump.corpus.tables import no_column
 from teacher_dump.corpus.utf8_lines import CorpusError
@@ -19,10 +20,49 @@ class Columns:
 
     text: None for `text`, or the only column of texts.
     label: None where texts have no label.
+    second: the column of the second text, where the texts come in pairs.
     """
 
     text: str | None = None
     label: str | None = None
+    second: str | None = None
+
+    @classmethod
+    def named(cls, text: str | None, label: str | None) -> Columns:
+        """Read the words of `--text-column` and `--label-column`.
+
+        Raises CorpusError for more than two columns of texts, and for a column that is named twice.
+        """
+        names = pair_of(text) or (text, None)
+        if label is not None and label in names:
+            raise CorpusError(f"--label-column {label}: holds the text; name another")
+        return cls(names[0], label, names[1])
+
+    def chosen(self, columns: list[str], textual: list[str], where: object) -> list[str]:
+        """Name the columns of a table that hold its texts: one, or both of pairs.
+
+        Raises CorpusError as `choose_column` does.
+        """
+        first = choose_column(columns, textual, self.text, where)
+        if self.second is None:
+            return [first]
+        return [first, choose_column(columns, textual, self.second, where)]
+
+
+def pair_of(text_column: str | None) -> tuple[str, str] | None:
+    """Read the two columns of `--text-column A,B`; None for one column.
+
+    Raises CorpusError for more than two, and for none or the same on a side of the comma.
+    """
+    if text_column is None or "," not in text_column:
+        return None
+    first, _, second = text_column.partition(",")
+    if "," in second or not (first and second) or first == second:
+        raise CorpusError(
+            f"--text-column {text_column}: expected one column, or A,B for two different columns of"
+            " pairs of texts; rename a column that has a comma in its name"
+        )
+    return first, second
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +152,21 @@ def gold_of(value: Any, column: str | None, where: object) -> Gold | None:
             f" {type(value).__name__} {value!r:.40}; is it the right --label-column?"
         )
     return Gold(str(value))
+
+
+def joined_text(values: Sequence[Any], columns: Sequence[str], where: object) -> str:
+    """Read the values of the columns of texts; the texts of a pair are joined by SEPARATOR.
+
+    Raises CorpusError for a value that is no text, and for a text of a pair that holds SEPARATOR.
+    """
+    texts = [text_of(value, name, where) for value, name in zip(values, columns, strict=True)]
+    for text, name in zip(texts, columns, strict=True):
+        if len(texts) > 1 and SEPARATOR in text:
+            raise CorpusError(
+                f"{where}: the text in column {name!r} holds the control character U+001F, which"
+                " stands between the two texts of a pair in a store; replace it by a blank"
+            )
+    return SEPARATOR.join(texts)
 
 
 def text_of(value: Any, column: str, where: object) -> str:

@@ -22,7 +22,7 @@ from teacher_dump.corpus.labelled_text import (
     check_label,
     choose_column,
     gold_of,
-    text_of,
+    joined_text,
 )
 from teacher_dump.corpus.tables import read_objects, read_table
 from teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore, read_lines
@@ -51,7 +51,7 @@ def _read_txt(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledText
 
 
 def _read_jsonl(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledText]:
-    chosen, label = "", columns.label
+    chosen, label = list[str](), columns.label
     for number, row in read_objects(path, seen):
         if row is None:
             yield LabelledText("", number)
@@ -59,12 +59,13 @@ def _read_jsonl(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledTe
         where = f"{path}, line {number}"
         if not chosen:
             textual = [n for n, value in row.items() if isinstance(value, str) and n != label]
-            chosen = choose_column(list(row), textual, columns.text, where)
-        if chosen not in row:
-            choose_column(list(row), [], chosen, where)
+            chosen = columns.chosen(list(row), textual, where)
+        if absent := [name for name in chosen if name not in row]:
+            choose_column(list(row), [], absent[0], where)
         check_label(list(row), label, where)
         gold = gold_of(row[label], label, where) if label else None
-        yield LabelledText(text_of(row[chosen], chosen, where), number, gold)
+        text = joined_text([row[name] for name in chosen], chosen, where)
+        yield LabelledText(text, number, gold)
 
 
 def _read_tsv(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledText]:
@@ -81,12 +82,14 @@ def _read_table(path: Path, columns: Columns, seen: Seen) -> Iterator[LabelledTe
         for i, name in enumerate(header)
         if name != columns.label and not all(_is_number(row[i]) for _, row in sample if row)
     ]
-    chosen = header.index(choose_column(header, textual, columns.text, table.where))
+    chosen = columns.chosen(header, textual, table.where)
+    places = [header.index(name) for name in chosen]
     check_label(header, columns.label, table.where)
     label = header.index(columns.label) if columns.label else None
     for number, row in chain(sample, table.rows):
         gold = gold_of(row[label], columns.label, path) if row and label is not None else None
-        yield LabelledText(row[chosen] if row else "", number, gold)
+        cells, where = [row[place] for place in places] if row else [], f"{path}, line {number}"
+        yield LabelledText(joined_text(cells, chosen, where) if row else "", number, gold)
 
 
 def _is_number(cell: str) -> bool:
@@ -101,7 +104,7 @@ def _is_tagged(path: Path, columns: Columns) -> bool:
     """Whether the lines are `token<TAB>tag` with empty lines between sentences, and no header."""
     first = islice(read_lines(path), PEEK_LINES)
     rows = [line.split("\t") for line in first if not _is_comment(line)]
-    if not rows or {columns.text or DEFAULT_COLUMN, columns.label} & set(rows[0]):
+    if not rows or {columns.text or DEFAULT_COLUMN, columns.second, columns.label} & set(rows[0]):
         return False
     gaps = [i for i, row in enumerate(rows) if row == [""]]
     inner = any(i and rows[i - 1] != [""] and any(r != [""] for r in rows[i:]) for i in gaps)
@@ -159,19 +162,21 @@ def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[Labelled
             check_label(schema.names, label, path)
             textual = [field.name for field in schema if _is_text(field.type)]
             others = [name for name in textual if name != label]
-            chosen = choose_column(schema.names, others, columns.text, path)
-            if chosen not in textual:
-                got = schema.field(chosen).type
+            chosen = columns.chosen(schema.names, others, path)
+            if wrong := [name for name in chosen if name not in textual]:
+                got = schema.field(wrong[0]).type
                 raise CorpusError(
-                    f"{path}: expected text in column {chosen!r}, got {got}; "
+                    f"{path}: expected text in column {wrong[0]!r}, got {got}; "
                     f"give another --text-column"
                 )
-            kept = [chosen] if label is None else [chosen, label]
+            kept = chosen if label is None else [*chosen, label]
             batches = file.iter_batches(batch_size=1000, columns=kept)
             rows = (row for batch in batches for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
-                gold = gold_of(row[label], label, f"{path}, row {number}") if label else None
-                yield LabelledText(row[chosen] or "", number, gold)
+                where = f"{path}, row {number}"
+                gold = gold_of(row[label], label, where) if label else None
+                text = joined_text([row[name] for name in chosen], chosen, where)
+                yield LabelledText(text, number, gold)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise CorpusError(

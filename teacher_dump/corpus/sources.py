@@ -19,9 +19,8 @@ from teacher_dump.corpus.labelled_text import (
     Columns,
     LabelledText,
     check_label,
-    choose_column,
     gold_of,
-    text_of,
+    joined_text,
 )
 from teacher_dump.corpus.readers import BLOCK, has_columns, read_rows
 from teacher_dump.corpus.utf8_lines import CorpusError
@@ -228,15 +227,16 @@ class HubSource:
             rows = load_dataset(
                 self._dataset, self._config, split=self._split, revision=revision, streaming=True
             )
-            chosen, label = "", self._columns.label
+            chosen, label = list[str](), self._columns.label
             for number, row in enumerate(rows, 1):
                 where = f"{self.name}, row {number}"
                 if not chosen:
                     textual = [n for n, v in row.items() if isinstance(v, str) and n != label]
-                    chosen = choose_column(list(row), textual, self._columns.text, self.name)
+                    chosen = self._columns.chosen(list(row), textual, self.name)
                     check_label(list(row), label, self.name)
                 gold = gold_of(row[label], label, where) if label else None
-                yield LabelledText(text_of(row[chosen], chosen, where), number, gold)
+                text = joined_text([row[name] for name in chosen], chosen, where)
+                yield LabelledText(text, number, gold)
         except CorpusError:
             raise
         except Exception as error:  # a dataset may fail in any way, and in the middle

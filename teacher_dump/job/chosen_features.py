@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from store import Features
+from store.format.pairs import SEPARATOR
 from support.console import counted
 from support.errors import UserError
+from teacher_dump.corpus.labelled_text import pair_of
 from teacher_dump.job.options import (
     DEFAULT_LOGITS,
     DEFAULT_MAX_LENGTH,
@@ -74,6 +77,9 @@ def features_of(options: DumpOptions, teacher: Teacher, max_length: int) -> Feat
             "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"
             " nothing to dump"
         )
+    task = teacher.task
+    if task and pair_of(options.text_column):
+        task = replace(task, separator=SEPARATOR)
     return Features(
         views=options.views,
         max_length=max_length,
@@ -83,5 +89,5 @@ def features_of(options: DumpOptions, teacher: Teacher, max_length: int) -> Feat
         hidden=tuple(teacher.hidden.groups),
         attention=tuple(teacher.attention.groups),
         logits=logits,
-        task=teacher.task,
+        task=task,
     )

@@ -29,6 +29,7 @@ from teacher_dump.job.options import DumpOptions, describe
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.windows.cutting import iter_windows
 from teacher_dump.windows.label_numbers import Labels
+from teacher_dump.windows.pairs import iter_pairs
 from teacher_dump.windows.rare_words import count_words
 from teacher_dump.windows.window import Window
 from training.wordpiece import suggested_size
@@ -121,7 +122,7 @@ def _dump(
     max_length = window_length(options.max_length, teacher)
     features = features_of(options, teacher, max_length)
     counters: Counter[str] = Counter()
-    cut = _parts(options, corpus, teacher, max_length, counters, stop)
+    cut = _parts(options, corpus, teacher, features, counters, stop)
     words = _word_counts(options, corpus)
     with closing(prefetched(cut, PARTS_AHEAD)) as parts:
         first = next(parts, None)
@@ -143,20 +144,23 @@ def _parts(
     options: DumpOptions,
     corpus: Corpus,
     teacher: Teacher,
-    max_length: int,
+    features: Features,
     counters: Counter[str],
     stop: Stop,
 ) -> Iterator[list[Window]]:
     """Cut the corpus into windows, with the numbers of gold labels, and gather them into parts."""
-    task = teacher.task
-    windows = iter_windows(
-        corpus,
-        teacher.tokenizer,
-        max_length,
-        options.stride,
-        counters,
-        one_each=bool(task and task.kind == "classification"),
-    )
+    task, max_length = features.task, features.max_length
+    if features.separator is None:
+        windows = iter_windows(
+            corpus,
+            teacher.tokenizer,
+            max_length,
+            options.stride,
+            counters,
+            one_each=bool(task and task.kind == "classification"),
+        )
+    else:
+        windows = iter_pairs(corpus, teacher.tokenizer, max_length, features.separator, counters)
     if task:
         labels = Labels(task, teacher.name)
         labels.check(corpus.met(task.kind), corpus.steps())
@@ -292,7 +296,7 @@ def _part_line(number: int, sequences: int, tokens: int, seconds: float, so_far:
 
 def _vocab(path: Path) -> str:
     with closing(open_store(path)) as store:
-        size = suggested_size(store.texts(), store.tokenizer().normalizer)
+        size = suggested_size(store.single_texts(), store.tokenizer().normalizer)
     return f"{size // 1000}k" if size % 1000 == 0 else str(size)
 
 

@@ -12,6 +12,7 @@ from store.format.features import TASKS
 from support.console import check_device
 from support.errors import UserError
 from support.options import INNER_SHARE, at_least, check_values, option
+from teacher_dump.corpus.labelled_text import pair_of
 from teacher_dump.teacher.checkpoint_names import corpus_of
 from teacher_dump.teacher.layer_groups import feature_words
 from training.device import resolved_device
@@ -68,7 +69,10 @@ class DumpOptions:
         told_default="the alias's own corpus, else python-docs (embedded)",
     )
     text_column: str | None = option(
-        None, "Column with the text in .jsonl/.csv/.tsv/.parquet and hf: sources."
+        None,
+        "Column with the text in .jsonl/.csv/.tsv/.parquet and hf: sources; A,B: two columns of"
+        " pairs of texts, for a teacher that classifies pairs.",
+        check=pair_of,
     )
     label_column: str | None = option(
         None,
@@ -209,6 +213,12 @@ def check_head(options: DumpOptions, head: str) -> None:
         raise UserError(
             f"--label-column {options.label_column}: labels are kept beside a classification head,"
             f" and the teacher's is: {head}; leave it out, or fine-tune the teacher for them first"
+        )
+    if head != "classification" and pair_of(options.text_column):
+        raise UserError(
+            f"--text-column {options.text_column}: pairs of texts are for a classification head,"
+            f" and the teacher's is: {head}; give one column, or fine-tune the teacher for pairs"
+            " first"
         )
     if head == "classification" and options.stride:
         raise UserError(

@@ -19,7 +19,7 @@ from support.options import (
     option,
     scoped,
 )
-from teacher_dump.job.options import ALONE, DumpOptions
+from teacher_dump.job.options import ALONE, DumpOptions, check_head
 from training.optimizer import OPTIMIZERS, check_optimizer
 
 LATER = ("warmup", "accumulate", "tie")  # came after the first stores, which do not tell them
@@ -60,6 +60,7 @@ class StageOneDump(DumpOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_head(self, "mlm")
         for name in sorted(scoped(DumpOptions, ALONE)):
             if getattr(self, name) != default_of(DumpOptions, name):
                 raise UserError(

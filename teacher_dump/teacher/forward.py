@@ -91,7 +91,7 @@ def forward(
     queue = deque((batch, False) for batch in batches)
     while queue:
         batch, wide = queue.popleft()
-        known = _run(teacher, inputs, batch, logits, wide)
+        known = _run(teacher, windows, inputs, batch, logits, wide)
         if known is None:
             if len(batch) == 1:
                 raise UserError(
@@ -119,6 +119,7 @@ def forward(
 
 def _run(
     teacher: Teacher,
+    windows: Sequence[Window],
     inputs: Sequence[Array],
     batch: Array,
     logits: Logits | None,
@@ -130,7 +131,8 @@ def _run(
             if wide:
                 stack.enter_context(teacher.widened())
             ids, present = padded([inputs[i] for i in batch], teacher.tokenizer.pad_token_id or 0)
-            got = teacher.run(ids, present)
+            types = [w.types for w in (windows[i] for i in batch) if w.types is not None]
+            got = teacher.run(ids, present, padded(types, 0)[0] if types else None)
             lengths = present.sum(axis=1)
             here = torch.from_numpy(present).to(teacher.device)
             read: tuple[Array, ...] = ()

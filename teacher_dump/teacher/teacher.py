@@ -78,15 +78,27 @@ class Teacher:
         if head == "causal":
             self._arguments["use_cache"] = False  # no next token needs the keys and values
 
+    @property
+    def reads_types(self) -> bool:
+        """Whether the model is told which of two texts a token is of: by its embeddings of types,
+        as its tokenizer gives them."""
+        types = getattr(self.config, "type_vocab_size", None) or 0
+        return types > 1 and "token_type_ids" in self.tokenizer.model_input_names
+
     @torch.inference_mode()
-    def run(self, ids: Array, present: Array) -> Activations:
-        """Run the model over token ids [B,L]; `present` bool [B,L] is False on padding."""
+    def run(self, ids: Array, present: Array, types: Array | None = None) -> Activations:
+        """Run the model over token ids [B,L]; `present` bool [B,L] is False on padding.
+
+        `types` [B,L] of pairs of texts are read where the model `reads_types`.
+        """
         self.hidden.take()  # a pass that ran out of memory leaves its sums
         self.attention.take()
         inputs = {
             "input_ids": torch.from_numpy(ids).long().to(self.device),
             "attention_mask": torch.from_numpy(present).long().to(self.device),
         }
+        if types is not None and self.reads_types:
+            inputs["token_type_ids"] = torch.from_numpy(types).long().to(self.device)
         with tapped(self.base, self.layers, self.hidden, self.attention):
             output = self.model(**inputs, **self._arguments)
         head_input = output.logits if self.decoder else None

@@ -27,7 +27,7 @@ SEGMENT = 50_000  # characters of a long document that are tokenised at once to 
 LOOKAHEAD = 64  # windows of one document that are proposed at once
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 1_000_000  # a batch ends with whichever comes first
 
-Encode = Callable[[list[str]], list[Any]]
+Encode = Callable[[list[Any]], list[Any]]  # of texts, or of pairs of texts
 Sizes = tuple[int, int, int]  # max_length, max_length less the special tokens, stride
 
 
@@ -53,13 +53,7 @@ def iter_windows(
     for a slow tokenizer, for an impossible `max_length` or `stride`, and for a character that alone
     gives more tokens than a window holds.
     """
-    if not getattr(tokenizer, "is_fast", False):
-        name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-        raise UserError(
-            f"tokenizer {name}: a slow one, without the offsets by which the store keys "
-            f"every token; a fast tokenizer (tokenizer.json) is needed"
-        )
-    backend = tokenizer.backend_tokenizer
+    backend = fast_backend(tokenizer)
     specials = backend.num_special_tokens_to_add(is_pair=False)
     if max_length < specials + 2:
         raise UserError(
@@ -71,23 +65,41 @@ def iter_windows(
             f"--stride {stride}: expected 0 to {max_length - specials - 1} "
             f"(--max-length {max_length} less {specials} special tokens less 1)"
         )
+    tally = Counter[str]() if counters is None else counters
+    sizes = max_length, max_length - specials, stride
+    encode = encoder(backend)
+    return (
+        window
+        for batch in document_batches(documents)
+        for window in _cut_batch(batch, encode, sizes, tally, one_each)
+    )
 
-    def encode(texts: list[str]) -> list[Any]:
+
+def fast_backend(tokenizer: Any) -> Any:
+    """Return the `tokenizers.Tokenizer` of a fast tokenizer; raise UserError for a slow one."""
+    if not getattr(tokenizer, "is_fast", False):
+        name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        raise UserError(
+            f"tokenizer {name}: a slow one, without the offsets by which the store keys "
+            f"every token; a fast tokenizer (tokenizer.json) is needed"
+        )
+    return tokenizer.backend_tokenizer
+
+
+def encoder(backend: Any) -> Encode:
+    """Make a function that encodes whole texts, or pairs of texts, by a `tokenizers.Tokenizer`."""
+
+    def encode(texts: list[Any]) -> list[Any]:
         # transformers leaves the truncation and padding of its last call behind
         backend.no_truncation()
         backend.no_padding()
         return list(backend.encode_batch(texts))
 
-    tally = Counter[str]() if counters is None else counters
-    sizes = max_length, max_length - specials, stride
-    return (
-        window
-        for batch in _batches(documents)
-        for window in _cut_batch(batch, encode, sizes, tally, one_each)
-    )
+    return encode
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def document_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Yield the documents in lists whose tokens memory holds."""
     batch: list[Document] = []
     characters = 0
     for document in documents:

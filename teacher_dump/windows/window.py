@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from store.format.pairs import offsets_of
 from support.arrays import Array
 from teacher_dump.corpus.labelled_text import Gold
 
@@ -21,6 +22,7 @@ class Window:
     is inside a word. `offsets` are half-open spans of characters of `text`; special tokens have
     (0, 0). `gold` holds the document's gold label or tags. `numbers` int32 holds them as numbers of
     the teacher's labels: the label [1] or the tags of the tokens [T], -1 where there is none.
+    `types` tells of a pair of texts which one each token is of, as the tokenizer tells it.
     """
 
     text: str
@@ -32,15 +34,23 @@ class Window:
     special: Array  # bool[T]
     gold: Gold | None = None
     numbers: Array | None = None
+    types: Array | None = None  # int32[T]
 
 
-def make_window(text: str, document: int, begin: int, hard_cut: bool, encoding: Any) -> Window:
-    """Make the window of a text from its encoding by `tokenizers`."""
+def make_window(
+    text: str,
+    document: int,
+    begin: int,
+    hard_cut: bool,
+    encoding: Any,
+    separator: str | None = None,
+) -> Window:
+    """Make the window of a text, or of a pair of texts, from its encoding by `tokenizers`."""
     special = np.array(encoding.special_tokens_mask, bool)
-    offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-    offsets[special] = 0
+    offsets = offsets_of(encoding, text, separator)
     ids = np.array(encoding.ids, np.int32)
-    return Window(text, document, begin, hard_cut, ids, offsets, special)
+    types = None if separator is None else np.array(encoding.type_ids, np.int32)
+    return Window(text, document, begin, hard_cut, ids, offsets, special, types=types)
 
 
 def storable(text: str, counters: Counter[str]) -> str:
