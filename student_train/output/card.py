@@ -81,6 +81,7 @@ def model_card(report: dict[str, Any], base_model: str | None, student: PreTrain
     both = [_named(_teacher(other["identity"])) for other in report.get("others", ())]
     base = f"base_model: {base_model}\n" if base_model else ""
     head = HEADS[head_of(student)]
+    pairs = "separator" in report["store"]["features"].get("task", {})
     made = "as teachonce starts it: it was not trained"
     if result["steps"]:
         made = (
@@ -96,7 +97,7 @@ pipeline_tag: {head.pipeline}
 
 A {head.what} of {result["parameters"]:,} parameters, {made}.
 
-{how_to_load(student)}
+{how_to_load(student, pairs)}
 {_answers(settings, student)}
 ## Held-out results
 
@@ -138,9 +139,9 @@ def _settings(settings: dict[str, Any]) -> str:
     return "\n".join(f"| {key} | {_told(value)} |" for key, value in told.items())
 
 
-def how_to_load(student: PreTrainedModel) -> str:
-    """Write Markdown with code that loads a student's folder and predicts. It says what to import
-    where transformers has no class of that kind."""
+def how_to_load(student: PreTrainedModel, pairs: bool = False) -> str:
+    """Write Markdown with code that loads a student's folder and predicts, of a text or of a pair.
+    It says what to import where transformers has no class of that kind."""
     own, module = type(student).__name__, type(student).__module__
     head = HEADS[head_of(student)]
     note, imported = f"`{head.auto}` loads it, too.", ""
@@ -150,11 +151,12 @@ def how_to_load(student: PreTrainedModel) -> str:
             f" imported,\npipelines and `{head.auto}` load it."
         )
         imported = f"import {module}\n"
+    text = '{"text": "A text.", "text_pair": "Another text."}' if pairs else head.text
     return f"""```python
 {imported}from transformers import pipeline
 
 predict = pipeline("{head.pipeline}", "this folder")
-print(predict({head.text}))
+print(predict({text}))
 ```
 
 {note}"""

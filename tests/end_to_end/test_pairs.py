@@ -13,7 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from tokenizers import Tokenizer, processors
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from store import FeatureStore, StoreWriter, UserError, open_store
 from store.cli import main as feature_store
@@ -23,9 +28,11 @@ from store.tools.verify import verify
 from student_train.cli import main
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
+from teacher_dump.cli import main as teacher_dump
 from teacher_dump.comparison import rerun
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says
 from tests.texts import ENGLISH, RUSSIAN
+from training.wordpiece import SPECIALS
 
 Teachers = Callable[..., Path]
 LABELS = ("other", "same")
@@ -48,7 +55,7 @@ def reading_types(folder: Path, out: Path) -> Path:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pairs with a label, their name or none; the last two are long, and two lack a text."""
     chance = random.Random(1)
-    rows = [
+    rows: list[dict[str, str | None]] = [
         {"one": a, "two": b, "gold": LABELS[(a in ENGLISH) == (b in ENGLISH)] if n % 4 else ""}
         for n in range(24)
         for a, b in [chance.sample(ENGLISH + RUSSIAN, 2)]
@@ -247,4 +254,44 @@ def test_a_student_is_told_the_types_of_its_tokens(pairs: FeatureStore) -> None:
         blind = replace(batch, inputs=replace(batch.inputs, types=None))
         _, without = distiller.measured(blind)
     torch.testing.assert_close(got, want.logits)
-    assert not torch.allclose(got, without)
+    assert got is not None and without is not None and not torch.allclose(got, without)
+
+
+def test_what_has_no_pairs_is_refused_in_a_line(
+    tmp_path: Path, tiny_teacher: Teachers, pairs: FeatureStore, corpus: Path
+) -> None:
+    words = ("--corpus", corpus, "--out", tmp_path / "a.zarr", "--device", "cpu")
+    for kind, head, told in (
+        ("bert", "mlm", ("--text-column one,two", "classification head", "is: mlm")),
+        ("gpt2", "auto", ("--text-column one,two", "classification head", "is: none")),
+    ):
+        other = ("--model", tiny_teacher(kind), "--head", head, "--text-column", "one,two")
+        says(refused(teacher_dump, *words, *other), *told)
+    model = tiny_teacher("bert", "classification", LABELS)
+    said = ("--model", model, "--head", "classification", "--text-column")
+    says(refused(teacher_dump, *words, *said, "one,three"), "no column 'three'", "'one', 'two'")
+    says(refused(teacher_dump, *words, *said, "a,b,c"), "--text-column a,b,c", "expected one")
+    mixed = ("--model", tiny_teacher("bert"), "--width", 16, "--text-column", "one,two")
+    says(refused(teacher_dump, "mixed-vocab", *words, *mixed), "is: mlm")
+    assert not (tmp_path / "a.zarr").exists()
+    learn = ("--store", pairs.path, "--out", tmp_path / "s", *SMALL[2:], "--steps", 1)
+    folder = tmp_path / "plain"
+    backend = Tokenizer.from_str(pairs.teacher_file("tokenizer.json").decode())
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIALS).save_pretrained(folder)
+    told = ("--vocab", "no token between the two texts of a pair", "such as 5k")
+    says(refused(main, *learn, "--vocab", folder), *told)
+    alone = dumped(model, corpus, tmp_path / "one.zarr", **{**PAIR, "text_column": "one"})
+    told = ("one.zarr", "classifies single texts", "pairs of texts")
+    says(refused(main, *learn, "--store", alone, "--vocab", "300"), *told)
+
+
+def test_a_student_of_pairs_that_is_pruned_still_tells_types(
+    tmp_path: Path, pairs: FeatureStore
+) -> None:
+    words = ("--student", "16x1x2", "--vocab", "teacher", "--prune-to", "300", "--steps", 1)
+    out = tmp_path / "s"
+    ok(main, "--store", pairs.path, "--out", out, *words, "--device", "cpu")
+    assert set(AutoTokenizer.from_pretrained(out)("a b", "b")["token_type_ids"]) == {0, 1}

@@ -1,0 +1,115 @@
+"""Students of a teacher that classifies pairs: they learn what only both texts together tell."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    pipeline,
+)
+
+from student_train.cli import main
+from tests.end_to_end.support import dumped, ok
+from tests.end_to_end.test_pairs import LABELS, PAIR
+
+NOISE = ("moss", "stone", "river", "clock", "map", "letters")
+Row = tuple[str, str, int]
+
+
+def row(chance: random.Random) -> Row:
+    """Two texts of three words; they are the same if the middle words are."""
+    lamps = [chance.random() < 0.5 for _ in range(2)]
+    one, two = (
+        f"{chance.choice(NOISE)} {'lamp' if lamp else 'ships'} {chance.choice(NOISE)}"
+        for lamp in lamps
+    )
+    return one, two, int(lamps[0] == lamps[1])
+
+
+def rows(seed: int, count: int) -> list[Row]:
+    chance = random.Random(seed)
+    return [row(chance) for _ in range(count)]
+
+
+def answers(model: Any, tokenizer: Any, some: list[Row]) -> torch.Tensor:
+    read = tokenizer(
+        [a for a, _, _ in some], [b for _, b, _ in some], padding=True, return_tensors="pt"
+    )
+    logits: torch.Tensor = model(**read).logits
+    return logits
+
+
+def accuracy(model: Any, tokenizer: Any, some: list[Row]) -> float:
+    with torch.no_grad():
+        best = answers(model.eval(), tokenizer, some).argmax(dim=1)
+    return float((best == torch.tensor([label for _, _, label in some])).float().mean())
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[..., Any]) -> Path:
+    """A BERT that was fine-tuned as anybody would."""
+    torch.manual_seed(0)
+    tokenizer = copy.deepcopy(make_tokenizer("wordpiece"))
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
+    network = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+            intermediate_size=64, max_position_embeddings=128, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0, id2label=dict(enumerate(LABELS)),
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )  # fmt: skip
+    optimizer, chance = torch.optim.AdamW(network.parameters(), lr=3e-3), random.Random(1)
+    for _ in range(130):
+        some = [row(chance) for _ in range(64)]
+        labels = torch.tensor([label for _, _, label in some])
+        torch.nn.functional.cross_entropy(answers(network, tokenizer, some), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert accuracy(network, tokenizer, rows(7, 200)) > 0.95
+    folder = tmp_path_factory.mktemp("pair_teacher")
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("out", "align"), [("a.zarr", "span"), ("a.h5", "match")])
+def test_a_student_learns_pairs_from_the_store_alone(
+    tmp_path: Path, teacher: Path, out: str, align: str
+) -> None:
+    corpus = tmp_path / "pairs.csv"
+    lines = [f"{a},{b}" for a, b, _ in rows(3, 600)]  # the teacher alone says which are the same
+    corpus.write_text("\n".join(["one,two", *lines]) + "\n", "utf-8")
+    hidden = {"hidden": "layer:2", "attention": "none"}
+    store = dumped(teacher, corpus, tmp_path / out, **PAIR, **hidden)
+    words = ("--student", "32x2x4", "--vocab", "60", "--steps", 220)
+    words += ("--lr", "3e-3", "--align", align, "--loss", "logit=1,hidden=1")
+    words += ("--batch-tokens", 1024, "--device", "cpu", "--precision", "fp32")
+    ok(main, "--store", store, "--out", tmp_path / "student", *words)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
+    student = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student")
+    assert student.config.id2label == dict(enumerate(LABELS))
+    assert set(tokenizer("moss", "stone")["token_type_ids"]) == {0, 1}
+    card = (tmp_path / "student" / "README.md").read_text()
+    assert '"text_pair": "Another text."' in card
+    predict = pipeline("text-classification", str(tmp_path / "student"))
+    said = [predict({"text": a, "text_pair": b}) for a, b, _ in rows(5, 20)]
+    assert {answer["label"] for answer in said} == set(LABELS)
+    new = rows(11, 300)
+    found = accuracy(student, tokenizer, new)
+    alone = [sum(label for a, _, label in new if ("lamp" in a) == lamp) for lamp in (True, False)]
+    sizes = [sum(("lamp" in a) == lamp for a, _, _ in new) for lamp in (True, False)]
+    # the best that can be known of the first text alone
+    first = sum(max(n, size - n) for n, size in zip(alone, sizes, strict=True)) / len(new)
+    assert first < 0.6 and found > 0.9, (first, found)

@@ -1,0 +1,93 @@
+"""Windows of pairs: both texts in one sequence, cut the longer one first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import UserError
+from store.format.pairs import SEPARATOR
+from teacher_dump.corpus.documents import Document
+from teacher_dump.corpus.labelled_text import Gold
+from teacher_dump.windows.cutting import SEGMENT
+from teacher_dump.windows.pairs import iter_pairs
+from teacher_dump.windows.window import Window
+from tests.align.support import TEXT
+from tests.texts import SENTENCES
+
+TEXTS = TEXT.map(lambda text: text.replace(SEPARATOR, " "))
+Make = Callable[[str], Any]
+
+
+def windows_of(tokenizer: Any, size: int, *pairs: tuple[str, str], **counted: Any) -> list[Window]:
+    documents = [Document(SEPARATOR.join(pair), "x", n) for n, pair in enumerate(pairs)]
+    return list(iter_pairs(documents, tokenizer, size, SEPARATOR, **counted))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@settings(max_examples=60)
+@given(pair=st.tuples(TEXTS, TEXTS), size=st.integers(24, 64))
+def test_a_window_is_the_pair_as_the_tokenizer_reads_it(
+    make_tokenizer: Make, kind: str, pair: tuple[str, str], size: int
+) -> None:
+    tokenizer, counters = make_tokenizer(kind), Counter[str]()
+    backend = tokenizer.backend_tokenizer
+    found = windows_of(tokenizer, size, pair, counters=counters)
+    whole = backend.encode(*pair)
+    if all(whole.special_tokens_mask):
+        assert not found and counters["no_tokens"] == 1
+        return
+    (window,) = found
+    texts = window.text.split(SEPARATOR)
+    assert len(texts) == 2 and all(a.startswith(b) for a, b in zip(pair, texts, strict=True))
+    assert (texts == list(pair)) == (len(whole) <= size) == (counters["cut"] == 0)
+    want = backend.encode(*texts)
+    assert window.types is not None and len(window.ids) <= size
+    assert window.ids.tolist() == want.ids and window.types.tolist() == want.type_ids
+    for (begin, end), number, local in zip(
+        window.offsets.tolist(), want.sequence_ids, want.offsets, strict=True
+    ):
+        if number is None:
+            assert (begin, end) == (0, 0)
+        else:
+            shift = number * (len(texts[0]) + 1)
+            assert (begin - shift, end - shift) == local
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_the_longer_text_is_cut_first(make_tokenizer: Make, kind: str) -> None:
+    tokenizer, long, short = make_tokenizer(kind), " ".join(SENTENCES) * 9, SENTENCES[1][:30]
+    far = "story " * (SEGMENT // 2)
+    pairs = ((long, short), (short, long), (long, far), (short, short), (far, ""))
+    counters = Counter[str]()
+    found = windows_of(tokenizer, 64, *pairs, counters=counters)
+    assert counters["cut"] == 4
+    halves = [window.text.split(SEPARATOR) for window in found]
+    assert halves[0][1] == halves[1][0] == short and halves[3] == [short, short]
+    assert halves[4][1] == "" and len(halves[4][0]) > len(halves[2][1])
+    for window, (first, _) in zip(found, halves, strict=True):
+        assert len(window.ids) <= 64 and (len(window.ids) >= 52 or first == short)
+    sizes = [np.bincount(found[2].offsets[~found[2].special, 0] > len(halves[2][0]), minlength=2)]
+    assert abs(np.diff(sizes[0])[0]) <= 12
+
+
+def test_a_pair_keeps_its_number_and_its_label(make_tokenizer: Make) -> None:
+    texts = [f"{a}{SEPARATOR}{b}" for a, b in zip(SENTENCES, SENTENCES[1:], strict=False)] * 60
+    documents = [Document(t, "x", 3 * n, Gold(str(n))) for n, t in enumerate(texts)]
+    found = list(iter_pairs(documents, make_tokenizer("bpe"), 512, SEPARATOR))
+    assert [w.document for w in found] == [3 * n for n in range(len(texts))]
+    assert [w.gold and w.gold.label for w in found] == [str(n) for n in range(len(texts))]
+    assert [w.text for w in found] == texts and not any(w.document_begin for w in found)
+
+
+def test_refusals(make_tokenizer: Make) -> None:
+    with pytest.raises(UserError, match=r"puts no token between the two texts.*one column"):
+        windows_of(make_tokenizer("bpe-plain"), 32, ("a", "b"))
+    with pytest.raises(UserError, match=r"--max-length 4: expected at least 5 \(3 special"):
+        windows_of(make_tokenizer("bpe"), 4, ("a", "b"))
