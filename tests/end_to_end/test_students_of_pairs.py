@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from student_train.cli import main
-from tests.end_to_end.support import dumped, ok
+from tests.end_to_end.support import Words, dumped, ok
 from tests.end_to_end.test_pairs import LABELS, PAIR
 
 NOISE = ("moss", "stone", "river", "clock", "map", "letters")
@@ -93,7 +93,7 @@ def test_a_student_learns_pairs_from_the_store_alone(
     corpus.write_text("\n".join(["one,two", *lines]) + "\n", "utf-8")
     hidden = {"hidden": "layer:2", "attention": "none"}
     store = dumped(teacher, corpus, tmp_path / out, **PAIR, **hidden)
-    words = ("--student", "32x2x4", "--vocab", "60", "--steps", 220)
+    words: Words = ("--student", "32x2x4", "--vocab", "60", "--steps", 220)
     words += ("--lr", "3e-3", "--align", align, "--loss", "logit=1,hidden=1")
     words += ("--batch-tokens", 1024, "--device", "cpu", "--precision", "fp32")
     ok(main, "--store", store, "--out", tmp_path / "student", *words)
@@ -104,7 +104,7 @@ def test_a_student_learns_pairs_from_the_store_alone(
     card = (tmp_path / "student" / "README.md").read_text()
     assert '"text_pair": "Another text."' in card
     predict = pipeline("text-classification", str(tmp_path / "student"))
-    said = [predict({"text": a, "text_pair": b}) for a, b, _ in rows(5, 20)]
+    said: list[Any] = [predict({"text": a, "text_pair": b}) for a, b, _ in rows(5, 20)]
     assert {answer["label"] for answer in said} == set(LABELS)
     new = rows(11, 300)
     found = accuracy(student, tokenizer, new)

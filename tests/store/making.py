@@ -11,6 +11,7 @@ import numpy as np
 
 from store import Features, LogitsSpec, StoreWriter, TaskSpec
 from store.format.features import TASKS
+from store.format.pairs import SEPARATOR
 from support.arrays import Array
 
 TEXT = "the story of a Нева river, ξένος and 東京 was told; no один knows 🙂 why it ended so"
@@ -26,9 +27,12 @@ SOFTWARE = {"teachonce": "0.1"}
 def features_of(
     codec: str = "default", tier: str | None = "topk", views: int = 2, size: int | None = None
 ) -> Features:
-    """`tier` may also be a task: the store of a teacher that was fine-tuned."""
+    """`tier` may also be a task: the store of a teacher that was fine-tuned; or `pairs`, of texts
+    that it classified."""
     sizes = {"topk": 5, "sample": 12, "head": 20}
     task = TaskSpec(tier, LABELS) if tier in TASKS else None
+    if tier == "pairs":
+        task = TaskSpec("classification", LABELS, separator=SEPARATOR)
     logits = None if tier is None or task else LogitsSpec(tier, size or sizes[tier])
     return Features(
         views=views, max_length=64, width=37, vocabulary=1000, codec=codec,
@@ -81,8 +85,13 @@ TOKENIZER = json.dumps(
 ).encode()
 
 
-def _tokens(text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    ids, spans, place = [2], [(0, 0)], 0
+def _tokens(text: str, place: int = 0) -> tuple[list[int], list[tuple[int, int]]]:
+    """The tokens of a text, or of a pair of texts, which begins at a character."""
+    first, pair, second = text.partition(SEPARATOR)
+    if pair:
+        one, two = _tokens(first), _tokens(second, len(first) + 1)
+        return one[0] + two[0][1:], one[1] + two[1][1:]
+    ids, spans = [2], [(0, 0)]
     for word in text.split(" "):
         cut = min(len(word), 4)
         for begin, end in ((0, cut), (cut, len(word))):
@@ -96,6 +105,9 @@ def _tokens(text: str) -> tuple[list[int], list[tuple[int, int]]]:
 def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
     rng = np.random.default_rng(seed)
     texts = [" ".join(rng.choice(WORDS, rng.integers(1, 20))) for _ in range(sequences)]
+    if features.separator is not None:
+        texts = [text.replace(" ", SEPARATOR, 1) if " " in text else text + SEPARATOR
+                 for text in texts]  # fmt: skip
     tokens = [_tokens(text) for text in texts]
     counts = np.array([len(ids) for ids, _ in tokens])
     total = int(counts.sum())
@@ -132,7 +144,7 @@ def channel_scale(width: int) -> Array:
 
 def _mask(text: str, rng: np.random.Generator) -> Array:
     rows, place = [], 0
-    for word in text.split(" "):
+    for word in text.replace(SEPARATOR, " ").split(" "):
         if rng.random() < 0.3:
             rows.append((place, place + len(word), int(rng.integers(0, 3))))
         place += len(word) + 1

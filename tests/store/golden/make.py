@@ -18,6 +18,7 @@ STORES = {
     "tags.h5": ("small", "tagging"),  # made later, when stores could first hold a task
     "groups64.h5": ("small", "topk"),  # `small` since its groups have 64 channels
     "named.zarr": ("default", "topk"),  # Zarr since dimensions have names
+    "pairs.h5": ("small", "pairs"),  # made later, when texts could first be pairs
 }
 
 
@@ -27,12 +28,12 @@ def values_of(fs: FeatureStore) -> dict[str, Any]:
     for record in fs:
         views = []
         for view in record.views:
-            names = ("ids", "logprobs", "rest", "log_partition")
-            logits = (
-                {"tag_logits": view.tag_logits}
-                if fs.features.task
-                else {name: getattr(view.logits, name) for name in names}
-            )
+            names: tuple[str, ...] = ("ids", "logprobs", "rest", "log_partition")
+            kinds = {"tagging": ("tag_logits",), "classification": ("class_logits",)}
+            if fs.features.task:
+                names = kinds[fs.features.task.kind]
+            held = view if fs.features.task else view.logits
+            logits = {name: getattr(held, name) for name in names}
             views.append(
                 {name: array.tolist() for name, array in logits.items()}
                 | {
@@ -44,6 +45,8 @@ def values_of(fs: FeatureStore) -> dict[str, Any]:
             )
         fields = {name: getattr(record, name) for name in ("text", "document", "document_begin")}
         arrays = {name: getattr(record, name).tolist() for name in ("token_ids", "offsets")}
+        if fs.features.separator is not None:
+            fields |= {"texts": list(record.texts), "label": record.label}
         if record.tags is not None:
             arrays["tags"] = record.tags.tolist()
         records.append(fields | arrays | {"special": record.special.tolist(), "views": views})

@@ -15,6 +15,7 @@ import pytest
 from store import StoreError, open_store
 from store.containers.hdf5.file import append_digest
 from store.format.manifest import seal_checksum
+from store.format.pairs import SEPARATOR
 from store.tools.laws import check_tokens
 from store.tools.verify import verify
 from support.arrays import Array
@@ -62,6 +63,15 @@ def twice(ids: Array) -> None:
     ids[1] = ids[0]
 
 
+def no_pair(text: Array) -> None:
+    text[text == ord(SEPARATOR)] = ord(" ")
+
+
+def longer(ends: Array) -> None:
+    """Let each masked word reach over the character behind it."""
+    ends += 1
+
+
 LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "id": ("topk", "token/id", put(5, 1000), "token ids outside the vocabulary"),
     "end": ("topk", "token/end", put(3, 9999), "offsets outside the text"),
@@ -83,6 +93,9 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "tag of a special": ("tagging", "token/tag", put(0, 1), "token/tag holds what is no label"),
     "classes": ("classification", "view1/classes/values", put((1, 2), np.nan), "are not finite"),
     "tags": ("tagging", "view0/tags/values", put((4, 0), np.inf), "are not finite"),
+    "no pair": ("pairs", "text/utf8", no_pair, "has not one '\\x1f'"),
+    "a token of both": ("pairs", "token/end", put(1, 10), "tokens: some cover the separator"),
+    "a word of both": ("pairs", "view1/mask/end", longer, "view1/mask: some cover the separator"),
     "lengths": ("topk", "sequence/token_start", put(1, 3), "do not give the squares"),
 }
 
