@@ -27,12 +27,12 @@ mlm continues the masked-LM training of MODEL on text (a document a line), or be
 is scratch:HxLxA (width x layers x heads; any that student-train --student takes). It trains once,
 with --seeds N N times, and prints mean and deviation of the loss on held-out text.
 
-pos, ner, classify, pair and qa fine-tune MODEL once for each seed and print mean and deviation of
-its scores. The epoch is chosen on --dev. A label that training lacks is refused; with
+pos, ner, classify, pair, sts and qa fine-tune MODEL once for each seed and print mean and deviation
+of its scores. The epoch is chosen on --dev. A label that training lacks is refused; with
 --unseen-labels count it is an error of the model.
 
 With --as-is, all of these but qa score a MODEL that has its head on --test, without training it: a
-masked LM, a student of a task teacher, or a model that --save kept.
+masked LM, a student of a task teacher, or a model that --save kept. sts needs no head.
 
 \b
 pos       word<TAB>tag, a blank line between sentences: macro F1, accuracy
@@ -40,6 +40,7 @@ ner       the same with IOB tags (B-X first, then I-X): entity F1, accuracy
 classify  columns text (or text_a, text_b of a pair), label: accuracy, macro
           and weighted F1, Matthews
 pair      columns text_a, text_b, score (a number): Pearson, Spearman
+sts       the same by the cosine of the mean states of each text: Spearman, Pearson
 qa        SQuAD .json, or columns question, context, answer (empty: there
           is none): exact match, F1
 
@@ -137,9 +138,11 @@ def _task(asked: Asked) -> Any:
     from downstream.tasks.classify import Classify
     from downstream.tasks.pair import PairScore
     from downstream.tasks.qa import QA
+    from downstream.tasks.sts import SentenceSimilarity
     from downstream.tasks.tagging import Entities, PartsOfSpeech
 
-    kinds: tuple[Any, ...] = (PartsOfSpeech, Entities, Classify, PairScore, QA)
+    tagging, texts = (PartsOfSpeech, Entities), (Classify, PairScore, SentenceSimilarity, QA)
+    kinds: tuple[Any, ...] = (*tagging, *texts)
     (kind,) = (kind for kind in kinds if kind.name == asked.task)
     given = {**asked.given(), "columns": asked.columns()}
     taken = inspect.signature(kind).parameters

@@ -58,6 +58,18 @@ def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, Ta
     return tokenizer, network, task
 
 
+def load_encoder(model: ResolvedModel) -> tuple[Any, Any]:
+    """Load tokenizer and network (float32) of a checkpoint, without any head.
+
+    Raises UserError as `load_with_fresh_head` does.
+    """
+    config = load_config(model)
+    tokenizer = _padding_tokenizer(model)
+    network, _ = load_with_head(model, config, "none", {"dtype": torch.float32})
+    _match_inputs(tokenizer, network)
+    return tokenizer, network
+
+
 def _padding_tokenizer(model: ResolvedModel) -> Any:
     tokenizer = load_tokenizer(model)
     if not tokenizer.is_fast or tokenizer.pad_token is None:

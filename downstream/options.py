@@ -35,7 +35,8 @@ from training.optimizer import OPTIMIZERS, check_optimizer
 
 Settings = TypeVar("Settings")
 
-FINE_TUNED = ("pos", "ner", "classify", "pair", "qa")
+SCORED = ("pair", "sts")
+FINE_TUNED = ("pos", "ner", "classify", *SCORED, "qa")
 TRAINED = ("mlm", *FINE_TUNED)
 TASKS = (*TRAINED, "speed", "table")
 LABELLED = ("pos", "ner", "classify")
@@ -199,7 +200,7 @@ class Asked:
     resume: bool = _flag("Continue a run that was stopped, in --out.", ["mlm"], "--resume")
     save: bool = _flag("Keep the first seed's model in OUT/model, a teacher.", FINE_TUNED, "--save")
     as_is: bool = _flag(
-        "Score MODEL on --test, untrained.", ["mlm", *LABELLED, "pair", AS_IS], "--as-is"
+        "Score MODEL on --test, untrained.", ["mlm", *LABELLED, *SCORED, AS_IS], "--as-is"
     )
     limit: int | None = _asked("First N training examples.", FINE_TUNED, within=at_least(1))
     per_class: int | None = _asked(
@@ -229,9 +230,9 @@ class Asked:
     )
     text_column: str | None = _column("text", "classify", "speed")
     label_column: str | None = _column("label", "classify")
-    text_a_column: str | None = _column("text_a", "classify", "pair")
-    text_b_column: str | None = _column("text_b", "classify", "pair")
-    score_column: str | None = _column("score", "pair")
+    text_a_column: str | None = _column("text_a", "classify", *SCORED)
+    text_b_column: str | None = _column("text_b", "classify", *SCORED)
+    score_column: str | None = _column("score", *SCORED)
     question_column: str | None = _column("question", "qa")
     context_column: str | None = _column("context", "qa")
     answer_column: str | None = _column("answer", "qa")

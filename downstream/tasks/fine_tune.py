@@ -12,12 +12,7 @@ import numpy as np
 import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
-from downstream.encoders import (
-    default_lr,
-    load_with_fresh_head,
-    load_with_own_head,
-    longest_input,
-)
+from downstream.encoders import default_lr, longest_input
 from downstream.options import FineTuneSettings
 from downstream.progress import Progress
 from downstream.score_tables import SHARES, result_of
@@ -88,7 +83,7 @@ def score_as_is(
     """
     source = resolve_model(model)
     splits = {name: task.read(path) for name, path in files.items()}
-    tokenizer, network, spec = load_with_own_head(source, task.model_class)
+    tokenizer, network, spec = task.load_own(source)
     task.adopt(spec, splits)
     length, cut = _length(task, max_length, network, tokenizer)
     say(f"as it is: {counted(network.num_parameters(), 'parameter')}{cut}")
@@ -137,7 +132,7 @@ def _one_seed(
     keep: Path | None,
 ) -> dict[str, Any]:
     set_seed(seed)
-    tokenizer, model = load_with_fresh_head(source, task.model_class, task.head())
+    tokenizer, model = task.load_fresh(source)
     lr = settings.lr or (ADADELTA_LR if settings.optimizer == "adadelta" else default_lr(model))
     length, cut = _length(task, settings.max_length, model, tokenizer)
     examples = {**splits, "train": task.sample(splits["train"], seed)}

@@ -61,5 +61,10 @@ class LengthGroupedTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGrouped:
         rows: Any = self.train_dataset
-        lengths = [len(row["input_ids"]) for row in rows]
+        lengths = [_length(row["input_ids"]) for row in rows]
         return LengthGrouped(lengths, self.args.train_batch_size, self.args.seed)
+
+
+def _length(ids: list[Any]) -> int:
+    """Count the tokens of a row; of a row of several texts those of the longest."""
+    return max(map(len, ids)) if isinstance(ids[0], list) else len(ids)

@@ -1,4 +1,4 @@
-"""The task pair: scores two texts, for similarity, paraphrase or relatedness."""
+"""The task pair: scores two texts in one input, for similarity, paraphrase or relatedness."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PairScore(Task):
 
     def __init__(self, columns: Mapping[str, str] | None = None) -> None:
         self.columns = columns or {}
-        self.mean, self.scale = 0.0, 1.0
+        self.shift, self.scale = 0.0, 1.0
 
     def options(self) -> dict[str, Any]:
         return {"columns": dict(self.columns)}
@@ -62,7 +62,7 @@ class PairScore(Task):
         """Raises UserError where all scores of a split are equal: they have no correlation."""
         _check_scores(splits)
         scores = np.array([pair.score for pair in splits["train"]])
-        self.mean, self.scale = float(scores.mean()), float(scores.std())
+        self.shift, self.scale = float(scores.mean()), float(scores.std())
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Pair]]) -> None:
         """Raises UserError also where the model does not give a single score."""
@@ -78,9 +78,12 @@ class PairScore(Task):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
-        labels = [(pair.score - self.mean) / self.scale for pair in examples]
         texts = [(pair.text_a, pair.text_b) for pair in examples]
-        return input_rows(tokenizer, texts, labels, limit)
+        return input_rows(tokenizer, texts, self.labels(examples), limit)
+
+    def labels(self, examples: Sequence[Pair]) -> list[float]:
+        """Return what a model learns: scores on the scale that `prepare` found."""
+        return [(pair.score - self.shift) / self.scale for pair in examples]
 
     def score(
         self, examples: Sequence[Pair], rows: Sequence[dict[str, Any]], predictions: Any

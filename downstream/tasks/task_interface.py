@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 
 from transformers import DataCollatorWithPadding
 
+from downstream.encoders import load_with_fresh_head, load_with_own_head
 from downstream.options import check
 from store import TaskSpec
 from support.errors import UserError
+from teacher_dump.teacher.checkpoint_names import ResolvedModel
 
 IGNORED = -100
 """The label that the losses of transformers leave out."""
@@ -20,9 +22,9 @@ IGNORED = -100
 class Task(ABC):
     """Reads the files of a task, makes inputs of examples and scores predictions.
 
-    `fine_tune` calls `read` for each file, `prepare` with all of them, and for each seed `sample`,
-    `encode`, `head` and, after training, `score`. `score_as_is`, for a model that has its head,
-    calls `read`, `adopt`, `encode` and `score`.
+    `fine_tune` calls `read` for each file, `prepare` with all of them, and for each seed
+    `load_fresh`, `sample`, `encode` and, after training, `score`. `score_as_is`, for a model that
+    has its head, calls `read`, `load_own`, `adopt`, `encode` and `score`.
     """
 
     name: str
@@ -56,6 +58,14 @@ class Task(ABC):
     @abstractmethod
     def head(self) -> dict[str, Any]:
         """Return what the model's config must say: number of outputs, names of labels."""
+
+    def load_fresh(self, model: ResolvedModel) -> tuple[Any, Any]:
+        """Load tokenizer and network with a new head. Raises as `load_with_fresh_head` does."""
+        return load_with_fresh_head(model, self.model_class, self.head())
+
+    def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
+        """Load tokenizer, network and its outputs. Raises as `load_with_own_head` does."""
+        return load_with_own_head(model, self.model_class)
 
     def sample(self, train: Sequence[Any], seed: int) -> Sequence[Any]:
         """Choose the training examples of one seed, by default all."""

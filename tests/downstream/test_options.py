@@ -126,6 +126,7 @@ def test_help_tells_tasks_defaults_and_ranges() -> None:
             {"columns": {"label": "class"}, "per_class": 2, "unseen_labels": "refuse"},
         ),
         ({"task": "pair", "score_column": "s"}, {"columns": {"score": "s"}}),
+        ({"task": "sts", "text_b_column": "b"}, {"columns": {"text_b": "b"}}),
         ({"task": "qa", "stride": 0}, {"columns": {}, "stride": 0}),
     ],
 )

@@ -89,6 +89,13 @@ def test_the_trainer_pads_little_and_tells_the_epoch(tmp_path: Path) -> None:
     assert {frozenset(batch) for batch in epochs[0]} != {frozenset(batch) for batch in epochs[1]}
 
 
+def test_a_row_of_two_texts_is_as_long_as_the_longer_one(tmp_path: Path) -> None:
+    rows = [{"input_ids": [[1] * 3, [1] * 5]}, {"input_ids": [[1] * 9, [1] * 2]}]
+    arguments = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
+    trainer = LengthGroupedTrainer(torch.nn.Linear(1, 1), arguments, train_dataset=rows)
+    assert trainer._get_train_sampler().lengths.tolist() == [5, 9]
+
+
 def test_downstream_groups_where_asked(
     tiny_teacher: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

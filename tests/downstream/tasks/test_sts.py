@@ -1,0 +1,183 @@
+"""sts: a bi-encoder learns similarity, and scores what plain transformers and numpy say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import pearsonr, spearmanr
+from transformers import AutoModel, AutoTokenizer
+
+from downstream.options import FineTuneSettings
+from downstream.tasks.fine_tune import fine_tune, score_as_is
+from downstream.tasks.pair import Pair
+from downstream.tasks.sts import BiEncoder, SentenceSimilarity
+from downstream.tasks.task_interface import Task
+from support.arrays import Floats
+from support.errors import UserError
+from tests.downstream.learnable import phrase, table
+from tests.downstream.test_bilstm import saved
+from tests.downstream.test_cli import run
+
+Teacher = Callable[..., Path]
+LEARNING = FineTuneSettings(epochs=6, batch_size=8, lr=3e-3, seeds=1)
+
+
+def alike(path: Path, size: int, seed: int, header: str = "text_a text_b score") -> Path:
+    """The score is 5 where both texts have the same animal among their words, else 1."""
+    draws, animals = np.random.default_rng(seed), ("teacher", "keeper")
+    rows = []
+    for number in range(size):
+        a, b = animals[number % 2], animals[number // 2 % 2]
+        rows.append(
+            (phrase(draws, a), phrase(draws, b, *["lamp"] * (number % 3)), 1 + 4 * (a == b))
+        )
+    return table(path, header, rows)
+
+
+def embedded(folder: Path, text: str) -> Floats:
+    """The mean of the last states of a text that is read alone, without padding."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    with torch.inference_mode():
+        states = model.eval()(input_ids=ids).last_hidden_state
+    return np.asarray(states[0].numpy().mean(0), np.float64)
+
+
+def cosine(a: Floats, b: Floats) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def correlations(folder: Path, pairs: list[Pair]) -> dict[str, float]:
+    found = [cosine(embedded(folder, one.text_a), embedded(folder, one.text_b)) for one in pairs]
+    gold = [pair.score for pair in pairs]
+    return {
+        "spearman": float(spearmanr(gold, found).statistic),
+        "pearson": float(pearsonr(gold, found).statistic),
+    }
+
+
+def student(kind: str, tiny_teacher: Teacher, make_tokenizer: Any, folder: Path) -> Path:
+    return (
+        saved(make_tokenizer("wordpiece"), folder, None) if kind == "bilstm" else tiny_teacher(kind)
+    )
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "distilbert", "bilstm"])
+def test_any_encoder_is_scored_as_it_is(
+    kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Padding, batches and the head that the checkpoint has change nothing."""
+    model = student(kind, tiny_teacher, make_tokenizer, tmp_path / "model")
+    test, task = alike(tmp_path / "test.tsv", 20, 0), SentenceSimilarity()
+    result = score_as_is(task, str(model), {"test": test}, say=lambda _: None)
+    found = result["mean"]["test"]
+    expected = correlations(model, task.read(test))
+    assert found["pearson"] == pytest.approx(expected["pearson"], abs=1e-4)
+    assert found["primary"] == found["spearman"] == pytest.approx(expected["spearman"], abs=0.02)
+    assert result["primary"] == "spearman" and list(result["measures"]) == ["Spearman", "Pearson"]
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "bilstm"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_it_learns_and_a_kept_model_scores_as_it_did(
+    kind: str,
+    grouped: bool,
+    tiny_teacher: Teacher,
+    make_tokenizer: Callable[[str], Any],
+    tmp_path: Path,
+) -> None:
+    model = student(kind, tiny_teacher, make_tokenizer, tmp_path / "model")
+    files = {
+        name: alike(tmp_path / f"{name}.tsv", size, seed)
+        for seed, (name, size) in enumerate({"train": 120, "dev": 32, "test": 40}.items())
+    }
+    task, keep, quiet = SentenceSimilarity(), tmp_path / "kept", lambda _: None
+    settings = replace(LEARNING, group_by_length=grouped)
+    before = score_as_is(task, str(model), {"test": files["test"]}, say=quiet)["mean"]["test"]
+    tuned = fine_tune(task, str(model), files, settings, quiet, keep)["mean"]["test"]
+    # half of the scores are 5: no order of cosines has a Spearman above 0.87
+    assert tuned["spearman"] > 0.8 > 0.5 > before["spearman"]
+    again = score_as_is(SentenceSimilarity(), str(keep), {"test": files["test"]}, say=quiet)
+    assert again["mean"]["test"] == pytest.approx(tuned, abs=1e-3)
+
+
+def test_the_loss_is_the_squared_error_of_the_cosine(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """Scores from 2 to 7 are 0 to 1. The texts of a batch differ in length."""
+    folder, task = tiny_teacher("roberta"), SentenceSimilarity()
+    pairs = [
+        Pair("old lamp", "the stairs of the tower", 2),
+        Pair("light", "moss", 4),
+        Pair("a market", "a market", 7),
+    ]
+    task.prepare({"train": pairs})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = BiEncoder(AutoModel.from_pretrained(folder).eval())
+    batch = task.collator(tokenizer)(task.encode(tokenizer, pairs, 64))
+    assert batch["input_ids"].shape[:2] == (3, 2)
+    with torch.inference_mode():
+        loss = model(**batch).loss
+    found = [cosine(embedded(folder, one.text_a), embedded(folder, one.text_b)) for one in pairs]
+    errors = np.array(found) - np.array([0, 2 / 5, 1])
+    assert float(loss) == pytest.approx(float(np.mean(errors**2)), abs=1e-5)
+    assert found[2] == pytest.approx(1)
+
+
+def test_each_text_has_its_own_limit(make_tokenizer: Callable[[str], Any]) -> None:
+    task, tokenizer = SentenceSimilarity(), make_tokenizer("wordpiece")
+    (row,) = task.encode(tokenizer, [Pair("lamp " * 40, "old lamp", 1)], 16)
+    assert [len(ids) for ids in row["input_ids"]] == [16, len(tokenizer("old lamp")["input_ids"])]
+
+
+def test_the_command_tunes_and_scores(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    train = alike(tmp_path / "train.jsonl", 24, 0, "one two score")
+    columns = ("--text-a-column", "one", "--text-b-column", "two")
+    out, model = tmp_path / "out", tiny_teacher("bert")
+    result = run(
+        *("--task", "sts", "--model", model, "--train", train, "--dev", train, "--out", out),
+        *("--seeds", 1, "--epochs", 1, "--accumulate", 2, "--batch-size", 4, "--save", *columns),
+    )
+    assert result.exit_code == 0, result.output
+    assert "Spearman" in result.output
+    found = json.loads((out / "scores.json").read_text())
+    assert found["task"] == "sts" and found["settings"]["accumulate"] == 2
+    result = run(
+        *("--task", "sts", "--as-is", "--model", out / "model", "--model", model),
+        *("--test", train, "--out", tmp_path / "as-is", *columns),
+    )
+    assert result.exit_code == 0, result.output
+    kept = json.loads((tmp_path / "as-is" / "scores.json").read_text())["seeds"][0]["test"]
+    assert kept == pytest.approx(found["mean"]["dev"], abs=1e-3)
+
+
+MISTAKES: list[tuple[Task, str, str]] = [
+    (SentenceSimilarity(), "text_a\tb\tscore\na\tb\t1\n", r"no column 'text_b'.*--text-b-column"),
+    (SentenceSimilarity(), "text_a\ttext_b\tscore\na\tb\tx\n", r"line 2: expected a number"),
+]
+
+
+@pytest.mark.parametrize(("task", "content", "message"), MISTAKES)
+def test_mistakes_are_told(task: Task, content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.tsv"
+    file.write_text(content)
+    with pytest.raises(UserError, match=message):
+        task.read(file)
+
+
+def test_equal_scores_and_a_model_that_cannot_pad_are_refused(
+    tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    same = table(tmp_path / "b.tsv", "text_a text_b score", [("a", "b", 1.0), ("b", "c", 1.0)])
+    test = alike(tmp_path / "a.tsv", 8, 0)
+    for model, file, message in (
+        ("bert", same, "--test: every score is 1"),
+        ("gpt2", test, "has no padding token"),
+    ):
+        with pytest.raises(UserError, match=message):
+            score_as_is(SentenceSimilarity(), str(tiny_teacher(model)), {"test": file})
