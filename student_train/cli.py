@@ -64,11 +64,19 @@ def main(context: click.Context, /, resume: bool, **arguments: Any) -> None:
     options = options_from(
         {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
     )
-    click.echo(describe(options))
+    from training.ranks import leads
+
+    if leads():
+        click.echo(describe(options))
     with stoppable(lambda: kept(options.out_folder())):
         from student_train.output.run import run
 
         report = run(options, resume=resume, say=click.echo)
+    if leads():
+        _tell(report, options)
+
+
+def _tell(report: Mapping[str, Any], options: TrainOptions) -> None:
     result = report["result"]
     for name in (
         "parameters", "steps", "tokens", "seconds", "valid_loss", "valid_mlm",

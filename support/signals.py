@@ -54,6 +54,10 @@ class Stop:
     def asked(self) -> bool:
         return self.number is not None
 
+    def ask(self) -> None:
+        """Ask to stop, as a signal does that has not come to this process."""
+        self.number = self.number or signal.SIGTERM
+
     def check(self) -> None:
         """Raise Stopped if a signal has come."""
         if self.number is not None:

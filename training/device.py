@@ -5,13 +5,15 @@ torch is imported in the functions: `--help` must not wait for it.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from support.console import check_device
 
 
 def resolved_device(device: str) -> str:
-    """Return the device that `--device` means here: of `auto` a GPU where there is one.
+    """Return the device that `--device` means here: of `auto` a GPU where there is one, and of
+    several processes of torchrun a GPU each.
 
     Raises UserError where the machine lacks it.
     """
@@ -19,6 +21,8 @@ def resolved_device(device: str) -> str:
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and (place := os.environ.get("LOCAL_RANK")):
+        device = f"cuda:{place}"  # torchrun starts a process for each
     check_device(device, torch.cuda.device_count())
     return device
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,9 +18,13 @@ from tqdm import tqdm
 
 from support.errors import UserError
 from support.signals import Stop
+from training.ranks import ALONE, Ranks
 
 Losses = dict[str, float]
 """The losses of one step by name, each averaged over its batches; `loss` is the one minimised."""
+
+
+B = TypeVar("B")
 
 
 class Training(ABC):
@@ -33,8 +37,8 @@ class Training(ABC):
     steps: int
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, model: nn.Module, seed: int, clip: float) -> None:
-        self.model, self.seed, self.clip = model, seed, clip
+    def __init__(self, model: nn.Module, seed: int, clip: float, ranks: Ranks = ALONE) -> None:
+        self.model, self.seed, self.clip, self.ranks = model, seed, clip, ranks
         self.step = 0
 
     @abstractmethod
@@ -62,35 +66,47 @@ class Training(ABC):
         with (
             stop.held(),
             tqdm(
-                total=self.steps, initial=self.step, unit="step", desc=name, disable=None
+                total=self.steps,
+                initial=self.step,
+                unit="step",
+                desc=name,
+                disable=None if self.ranks.lead else True,
             ) as progress,
         ):
             for losses in self.updates():
                 progress.update()
                 self.after(losses, progress)
-                if stop.asked or self.is_due():
+                asked = self.ranks.any(stop.asked)
+                if self.ranks.lead and (asked or self.is_due()):
                     self.save()
-                stop.check()
+                if asked:
+                    stop.ask()
+                    stop.check()
 
     def update(
-        self, rate: float, batches: Iterator[tuple[Tensor, Mapping[str, Tensor]]], count: int = 1
+        self,
+        rate: float,
+        batches: Iterable[tuple[int, B]],
+        losses: Callable[[B], tuple[Tensor, Mapping[str, Tensor]]],
+        count: int = 1,
     ) -> Losses:
         """Take one step at a learning rate, along the mean of `count` batches' losses.
 
-        `batches` computes, one after the other, each batch's loss to minimise and what else is to
-        be averaged.
+        `batches` are those of them that this process has, each with its number within the step;
+        `losses` computes the loss to minimise of one, and what else is to be averaged.
         Raises UserError where the loss or the norm of its gradient is not finite.
         """
-        # Dropout depends on (seed, step) alone, so that a resumed training draws the same.
-        sequence = np.random.SeedSequence([self.seed, self.step])
-        torch.manual_seed(int(sequence.generate_state(1)[0]))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         found = Losses()
-        for loss, parts in batches:
+        for number, batch in batches:
+            self._draw(number)
+            loss, parts = losses(batch)
             (loss / count).backward()
             for name, value in {**parts, "loss": loss}.items():
                 found[name] = found.get(name, 0.0) + float(value.detach()) / count
+        found = self.ranks.summed(found)
+        self.ranks.sum_gradients(self.model)
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
         if not math.isfinite(found["loss"]) or not math.isfinite(norm):
             raise UserError(
@@ -101,6 +117,12 @@ class Training(ABC):
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return found
+
+    def _draw(self, number: int) -> None:
+        """Begin the dropout of a batch. It depends on seed, step and the batch's number within the
+        step alone: a training that is resumed, or of more processes, draws the same."""
+        sequence = np.random.SeedSequence([self.seed, self.step, number])
+        torch.manual_seed(int(sequence.generate_state(1)[0]))
 
     def state(self) -> dict[str, Any]:
         """What every checkpoint holds: the step, and the states of model and optimizer."""

@@ -205,7 +205,8 @@ class _Shares(IterableDataset[StudentBatch]):
     def __iter__(self) -> Iterator[StudentBatch]:
         worker = get_worker_info()
         assert worker is not None
-        first, every = self.order["first"] + worker.id, worker.num_workers
-        # Every worker reads the whole store: one of them is enough to check it.
-        order = {**self.order, "first": first, "every": every, "check": worker.id == 0}
+        every = self.order.get("every", 1)
+        first = self.order["first"] + worker.id * every
+        order = {**self.order, "first": first, "every": every * worker.num_workers}
+        order["check"] = worker.id == 0  # each reads the whole store: one is enough to check it
         return student_batches(self.store, self.collator, self.blocks, **order)

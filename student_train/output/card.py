@@ -53,12 +53,13 @@ HEADS = {
 }
 
 
-def environment(device: str) -> dict[str, Any]:
-    """Return versions, device and threads, which decide the last bits of a student beside its
-    settings."""
+def environment(device: str, processes: int = 1) -> dict[str, Any]:
+    """Return versions, device, threads and number of processes, which decide the last bits of a
+    student beside its settings."""
     names = ("teachonce", "torch", "transformers", "tokenizers", "numpy")
     versions = {"python": platform.python_version(), **{name: version(name) for name in names}}
-    return {**versions, "device": device, "threads": torch.get_num_threads()}
+    threads = torch.get_num_threads()
+    return {**versions, "device": device, "threads": threads, "processes": processes}
 
 
 def hub_id(store: FeatureStore) -> str | None:

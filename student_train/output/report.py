@@ -88,7 +88,8 @@ def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) ->
             f"{out}: cannot resume: --vocab {begun['settings']['vocab']} is not the tokenizer that"
             " it was begun with; put that back, or train anew with another --out"
         )
-    now, known = begun["environments"], before["environments"]
+    now = begun["environments"]
+    known = [{"processes": 1, **each} for each in before["environments"]]
     if now[0] != known[-1]:
         told = changed(known[-1], now[0])
         say(f"resume    the last bits may differ from a training without a stop: {told}")

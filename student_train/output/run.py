@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,14 @@ from student_train.output.report import SETTINGS, check_out, go_on, tokenizer_ha
 from student_train.settings.option_fields import BILSTM, NETWORK
 from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import parse_student
-from student_train.train.checks import check
+from student_train.train.checks import check, check_ranks
 from student_train.train.student_training import Trained, train
 from support import files
 from support.errors import UserError
 from support.lease import Lease
 from support.options import scoped
 from training.checkpoint import remove_checkpoints
+from training.ranks import ALONE, Ranks, joined
 
 Prepared = tuple[PreTrainedModel, Collator, list[str]]
 """A student at its start, its collator, and lines on where it starts from; see `prepare`."""
@@ -52,9 +53,13 @@ def run(
     anything is written.
     """
     options = options.resolved()
-    with open_stores(options) as stores:
+    with joined(options.device) as ranks, open_stores(options) as stores:
+        say = say if ranks.lead else lambda line: None
         check(options, *stores)
-        return train_student(options, stores, resume=resume, say=say)
+        check_ranks(options, ranks)
+        if ranks.size > 1:
+            say(f"processes {ranks.size}, among which the batches of each step are shared out")
+        return train_student(options, stores, resume=resume, say=say, ranks=ranks)
 
 
 @contextmanager
@@ -82,10 +87,12 @@ def train_student(
     resume: bool,
     say: Any,
     prepared: Prepared | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Train a student on open stores, with options that are resolved and checked; see `run`.
 
-    `prepared` is what `prepare` gave for these options, if that was done already.
+    `prepared` is what `prepare` gave for these options, if that was done already. Of several
+    `ranks` the first writes.
     """
     store = stores[0]
     out = options.out_folder()
@@ -94,12 +101,12 @@ def train_student(
         "settings": options.describing(),
         "store": _origin(store),
         "others": [_origin(other) for other in stores[1:]],
-        "environments": [environment(options.device)],
+        "environments": [environment(options.device, ranks.size)],
     }
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with closing(Lease(out)):  # two trainings would mix their checkpoints
-            before = check_out(out, begun, resume)
+        with closing(Lease(out)) if ranks.lead else nullcontext():  # two would mix checkpoints
+            before = ranks.agreed(check_out(out, begun, resume) if ranks.lead else None)
             student, collator, begun["start"] = prepared or prepare(options, *stores)
             begun["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
             kept = _kept_of(options, store, collator)
@@ -107,16 +114,24 @@ def train_student(
                 go_on(out, before, begun, say)
             for line in begun["start"]:
                 say(f"start     {line}")
-            out.mkdir(exist_ok=True)
-            files.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
+            if ranks.lead:
+                out.mkdir(exist_ok=True)
+                files.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
             others = [
                 (other, make_collator(options, other, collator.student_tokenizer))
                 for other in stores[1:]
             ]
             trained = train(
-                store, student, collator, options, out, others=others, resume=resume, say=say
+                *(store, student, collator, options, out),
+                others=others,
+                resume=resume,
+                say=say,
+                ranks=ranks,
             )
-            return _finish(out, begun, trained, collator, hub_id(store), kept)
+            report: dict[str, Any] = ranks.agreed(
+                _finish(out, begun, trained, collator, hub_id(store), kept) if ranks.lead else None
+            )
+            return report
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{out}: cannot be written: {files.reason(error)} and go on with --resume, or give"

@@ -22,7 +22,9 @@ from student_train.settings.shapes import Shape, parse_student
 from student_train.settings.stages import stages_of
 from student_train.train.joinable import check_joined
 from support.arrays import Array
+from support.console import counted
 from support.errors import UserError
+from training.ranks import Ranks
 
 
 def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> None:
@@ -52,6 +54,16 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
     kinds = set(features_of(losses_for(store.features.task is not None, options.losses())))
     needs = [(each, kinds, _views(options, each)) for each in (store, *others)]
     check_cache(options.cache, torch.device(options.device), needs)
+
+
+def check_ranks(options: TrainOptions, ranks: Ranks) -> None:
+    """Refuse more processes than a step has batches to share out among them."""
+    if ranks.size > options.accumulate:
+        raise UserError(
+            f"--accumulate {options.accumulate} and {ranks.size} processes: a step has too few"
+            f" batches to share out; give --accumulate {ranks.size} (with batches as much"
+            f" smaller), or start {counted(options.accumulate, 'process')}"
+        )
 
 
 def _views(options: TrainOptions, store: FeatureStore) -> set[int]:

@@ -94,14 +94,16 @@ class Lesson:
     def _serving(self, options: TrainOptions) -> list[tuple[FeatureStore, Collator]]:
         return [(store, one.serving(options)) for store, one in self._whole]
 
-    def batches(self, first: int) -> Generator[StudentBatch]:
-        """Stream the stage's batches without end, from number `first` on, of its `shares` in turn;
-        close it afterwards."""
+    def batches(self, first: int, every: int = 1) -> Generator[StudentBatch]:
+        """Stream the stage's batches without end, from number `first` on, one of `every`, of its
+        `shares` in turn; close it afterwards."""
         each = zip(self.shares, self._blocks[self._number], strict=True)
-        streams = [self._batches(share, blocks, first) for share, blocks in each]
+        streams = [self._batches(share, blocks, first, every) for share, blocks in each]
         return streams[0] if len(streams) == 1 else _in_turn(streams)
 
-    def _batches(self, share: TrainOptions, blocks: Array, first: int) -> Generator[StudentBatch]:
+    def _batches(
+        self, share: TrainOptions, blocks: Array, first: int, every: int
+    ) -> Generator[StudentBatch]:
         streams = [
             loaded(
                 store,
@@ -112,6 +114,7 @@ class Lesson:
                 **share.batching,
                 view=share.view,
                 first=first,
+                every=every,
                 device=self.device,
             )
             for store, collator in self._serving(share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import itertools
 import json
 import math
 import os
@@ -30,6 +31,7 @@ from support.signals import stoppable
 from training.checkpoint import fitting, load_checkpoint, save_checkpoint
 from training.loop import Losses, Training
 from training.optimizer import optimizer_of
+from training.ranks import ALONE, Ranks
 from training.schedule import Schedule
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
@@ -58,6 +60,7 @@ def train(
     resume: bool = False,
     on_step: Callable[[int, dict[str, float]], object] | None = None,
     say: Callable[[str], object] = lambda line: None,
+    ranks: Ranks = ALONE,
 ) -> Trained:
     """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`,
     `features` and `meta`).
@@ -67,14 +70,17 @@ def train(
 
     Writes metrics and checkpoints into `out`, if given. `resume` goes on from the newest
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
-    step). Calls `on_step` with each step and its losses, `say` with a line for the user. Raises
-    Stopped after SIGINT or SIGTERM, saved at the step that was under way; UserError where the loss
-    or its gradient is no longer finite.
+    step). Each of several `ranks` computes its share of a step's batches, and the first of them
+    writes; the curve is that of one process, but for the last bits. Calls `on_step` with each step
+    and its losses, `say` with a line for the user. Raises Stopped after SIGINT or SIGTERM, saved at
+    the step that was under way; UserError where the loss or its gradient is no longer finite.
     """
     stores = [(store, collator), *others]
     with (
         stoppable() as stop,
-        closing(_StudentTraining(stores, student, options, out, resume, on_step, say)) as training,
+        closing(
+            _StudentTraining(stores, student, options, out, resume, on_step, say, ranks)
+        ) as training,
     ):
         training.run(stop, "train")
     return Trained(student, training.validation, training.step, training.tokens, training.seconds())
@@ -98,6 +104,7 @@ class _StudentTraining(Training):
         resume: bool,
         on_step: Callable[[int, dict[str, float]], object] | None,
         say: Callable[[str], object],
+        ranks: Ranks,
     ) -> None:
         self.out, self.on_step, self.say = out, on_step, say
         self.device = torch.device(options.device)
@@ -107,11 +114,11 @@ class _StudentTraining(Training):
             Lesson(*first, student, options, self.device, others) for first, *others in taught
         ]
         model = nn.ModuleList(lesson.distiller for lesson in self.lessons)
-        super().__init__(model, options.seed, options.clip)
+        super().__init__(model, options.seed, options.clip, ranks)
         self.stages = self.lessons[0].stages
         self.lengths = [self.lessons[0].steps_of(number) for number in range(len(self.stages))]
         self.steps = sum(self.lengths)
-        self.tokens = 0
+        self.tokens = self.read = 0
         self.spent, self.begun = 0.0, time.perf_counter()
         self.validation: dict[str, float] = {}
         self.judged_at = -1  # step of the last validation
@@ -120,7 +127,7 @@ class _StudentTraining(Training):
             self.load(out)
         # A killed run's figures after its last checkpoint are written again.
         purge = self.step + 1 if resume else None
-        self.events = EventFile(out / "tensorboard", purge) if out else None
+        self.events = EventFile(out / "tensorboard", purge) if out and ranks.lead else None
 
     def enter(self, number: int, first: int) -> None:
         """Begin a stage at step `first`: its losses, its data, the weights that it trains, a new
@@ -178,30 +185,42 @@ class _StudentTraining(Training):
         ):
             if line:
                 self.say(f"masks     {line}")
-        first = (self.step - self.first) * options.accumulate
-        batches = [lesson.batches(first) for lesson in self.lessons]
+        first = self.ranks.first_from((self.step - self.first) * options.accumulate)
+        batches = [lesson.batches(first, self.ranks.size) for lesson in self.lessons]
         self.model.train()
         count = options.accumulate * len(self.lessons)
         try:
             while self.step < self.last and not self.schedule.is_over:
                 rate = options.resolved_lr * self.schedule.factor(self.step - self.first)
-                before = self.tokens
-                losses = self.update(rate, self._losses(batches), count)
-                yield {**losses, "lr": rate, "tokens": self.tokens - before}
+                self.read = 0
+                losses = self.update(rate, self._own(batches), self._losses, count)
+                tokens = int(self.ranks.summed({"tokens": self.read})["tokens"])
+                self.tokens += tokens
+                yield {**losses, "lr": rate, "tokens": tokens}
         finally:
             for each in batches:
                 each.close()
 
-    def _losses(
+    def _own(
         self, batches: Sequence[Generator[StudentBatch]]
-    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Compute the losses of all batches of one step. Those of a lesson's shares add up."""
-        for _ in range(self.options.accumulate):
+    ) -> Iterator[tuple[int, tuple[Lesson, TrainOptions, StudentBatch]]]:
+        """Yield those batches of one step that this process computes, each with its number."""
+        count = self.options.accumulate
+        before = (self.step - self.first) * count  # batches of the stage
+        numbers = itertools.count()
+        for batch in range(before, before + count):
             for lesson, some in zip(self.lessons, batches, strict=True):
-                for share in lesson.shares:
-                    batch = next(some).to(self.device)
-                    self.tokens += batch.tokens
-                    yield lesson.loss(batch, share)
+                for share, number in zip(lesson.shares, numbers, strict=False):
+                    if self.ranks.owns(batch):
+                        yield number, (lesson, share, next(some).to(self.device))
+
+    def _losses(
+        self, taken: tuple[Lesson, TrainOptions, StudentBatch]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the losses of a batch; those of a lesson's shares add up."""
+        lesson, share, batch = taken
+        self.read += batch.tokens
+        return lesson.loss(batch, share)
 
     def after(self, losses: Losses, progress: Any) -> None:
         progress.total = self.steps  # less where a stage has ended early
@@ -217,7 +236,8 @@ class _StudentTraining(Training):
 
     def validate(self) -> None:
         """Measure the losses of the held-out parts, tell the schedule, keep the best weights."""
-        each = [lesson.validate() for lesson in self.lessons]
+        each = [lesson.validate() for lesson in self.lessons] if self.ranks.lead else []
+        each = self.ranks.agreed(each)
         found = dict(each[0])
         for number, values in enumerate(each[1:], 2):
             found |= {f"store{number}_{name}": value for name, value in values.items()}
@@ -233,7 +253,7 @@ class _StudentTraining(Training):
         _give_back()
 
     def record(self, values: dict[str, float]) -> None:
-        if self.out is None or self.events is None:
+        if self.out is None or self.events is None:  # the first process writes
             return
         with (self.out / METRICS).open("a") as file:
             file.write(json.dumps({"step": self.step, **values}) + "\n")
@@ -270,8 +290,14 @@ class _StudentTraining(Training):
                     self.validation, self.judged_at = state["validation"], self.step
                 self.tokens, self.spent = int(state["tokens"]), float(state["seconds"])
                 written = int(state["metrics"])
+        self.ranks.any(False)  # all have read it
         passed = f" ({', '.join(path.name for path in torn)} torn: passed over)" if torn else ""
         self.say(f"resume    after step {self.step}{passed}")
+        if self.ranks.lead:
+            self._cut_metrics(out, written)
+
+    def _cut_metrics(self, out: Path, written: int) -> None:
+        """Remove what was written after the checkpoint, which told of so many bytes."""
         metrics = out / METRICS
         size = metrics.stat().st_size if metrics.exists() else 0
         if size > written:

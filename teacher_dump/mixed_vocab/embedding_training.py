@@ -121,7 +121,7 @@ class _EmbeddingTraining(Training):
         while self.step < self.steps:
             rate = self.course.lr * self.schedule.factor(self.step)
             some = (batch.to(self.device) for batch in islice(batches, count))
-            yield self.update(rate, map(self._losses, some), count)
+            yield self.update(rate, enumerate(some), self._losses, count)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the mean loss of a batch, and the sums and counts of the printed lines."""

@@ -34,18 +34,20 @@ class Line(Training):
         self.fails_at, self.stops_at = STEPS + 1, STEPS + 1
         self.scale = 1.0
 
-    def _batches(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    def _batches(self) -> Iterator[tuple[int, int]]:
         if self.step + 1 == self.fails_at:
             raise RuntimeError("no batch")
-        for number in range(self.batches):
-            data = torch.Generator().manual_seed(100 * self.step + number)
-            points = torch.randn(16, 4, generator=data)
-            error = (self.model(points)[:, 0] - points.sum(dim=1)).square().mean() * self.scale
-            yield error, {"error": error, "number": torch.tensor(float(number))}
+        return ((number, number) for number in range(self.batches))
+
+    def losses(self, number: int) -> tuple[Tensor, dict[str, Tensor]]:
+        data = torch.Generator().manual_seed(100 * self.step + number)
+        points = torch.randn(16, 4, generator=data)
+        error = (self.model(points)[:, 0] - points.sum(dim=1)).square().mean() * self.scale
+        return error, {"error": error, "number": torch.tensor(float(number))}
 
     def updates(self) -> Iterator[Losses]:
         while self.step < self.steps:
-            yield self.update(0.01, self._batches(), self.batches)
+            yield self.update(0.01, self._batches(), self.losses, self.batches)
 
     def after(self, losses: Losses, progress: Any) -> None:
         self.seen.append(losses)
@@ -119,11 +121,11 @@ def test_a_step_follows_the_gradient_of_the_mean_loss_clipped() -> None:
         training.model.eval()  # without dropout
         training.optimizer = torch.optim.SGD(training.model.parameters())
         parameters = list(training.model.parameters())
-        losses = torch.stack([loss for loss, _ in training._batches()])
+        losses = torch.stack([training.losses(number)[0] for number in range(3)])
         wanted = nn.utils.parameters_to_vector(torch.autograd.grad(losses.mean(), parameters))
         wanted = wanted * min(1, clip / float(wanted.norm()))
         before = nn.utils.parameters_to_vector(parameters).detach().clone()
-        training.update(1.0, training._batches(), 3)
+        training.update(1.0, training._batches(), training.losses, 3)
         after = nn.utils.parameters_to_vector(parameters).detach()
         torch.testing.assert_close(before - after, wanted, rtol=1e-4, atol=1e-5)
 

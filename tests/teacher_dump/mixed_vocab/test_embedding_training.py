@@ -80,8 +80,8 @@ def test_a_step_of_several_batches_and_its_warm_up(
     taken: list[tuple[float, int, int]] = []
     update = Training.update
 
-    def told(self: Any, rate: float, batches: Any, count: int = 1) -> Any:
-        found = update(self, rate, batches, count)
+    def told(self: Any, rate: float, batches: Any, losses: Any, count: int = 1) -> Any:
+        found = update(self, rate, batches, losses, count)
         taken.append((rate, count, self.step))
         return found
 
