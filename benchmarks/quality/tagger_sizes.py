@@ -15,9 +15,11 @@ import click
 
 from benchmarks.common.results import RESULTS, mean_and_deviation, publish, table
 from benchmarks.latency import measured
-from benchmarks.reproduce.arms import Arm, Reproduction, Scores
-from benchmarks.reproduce.orderings import of_tasks
-from benchmarks.reproduce.papers import SOURCES
+from benchmarks.reproduce import tinymbert
+from benchmarks.reproduce.reproduction import Reproduction
+from benchmarks.reproduce.source import Arm, Scores, Work
+from benchmarks.reproduce.steps import Steps
+from benchmarks.reproduce.verdicts import of_tasks
 from support.console import command_errors
 
 WIDTHS = ((50, 100), (100, 100), (50, 200), (100, 200))
@@ -51,20 +53,19 @@ def sizes_table(scores: Scores, rows: list[dict[str, Any]]) -> str:
 @command_errors
 def main(work: Path, seeds: int, results: Path) -> None:
     """Train D4.2 students of several widths, score and time them."""
-    source = SOURCES["tinymbert"]
+    source = tinymbert.SMALL
     words = source.arms["D4.2"].words
     arms = {
         f"{embeddings},{states}": Arm((*words, "--student", f"bilstm:{embeddings},{states}"))
         for embeddings, states in WIDTHS
     }
-    source = replace(source, arms=arms)
-    scores = of_tasks(source, Reproduction(source, work, seeds, "small").scores())
+    source = replace(source, arms=arms, claims=(), joined={})
+    scores = of_tasks(source, Reproduction(source, Work(work, Steps()), seeds).scores())
     models = [work / f"{name}-0" for name in arms]
     rows = measured(models, work / "teacher/model", SPEED)
     settings = (
         f"`python -m benchmarks.quality.tagger_sizes --seeds {seeds}`; strategy D4.2 on the data of"
-        f" `Massive"
-        " multilingual tagging in miniature`, word pieces 5k; float32 on a CPU, batches of 32 x 128"
+        f" `{source.title}`, word pieces 5k; float32 on a CPU, batches of 32 x 128"
         " tokens and single sentences of 32. Published (Table 16): from E 300, H 600 to 50, 100 F1"
         " falls from 88.6 to 84.6 and parameters from 1/5.6 of mBERT to 1/38; batches are 14 to 77"
         " times as fast on a GPU, single sentences 8 to 16 times on a CPU."

@@ -1,57 +1,113 @@
-"""The claims of five papers in miniature: which orderings of their arms hold on real data.
+"""The claims of five papers, held against students that their recipes train.
 
-    python -m benchmarks.reproduce SOURCE --work DIR [--seeds N] [--size small|full] [--jobs N]
-    python -m benchmarks.reproduce best|all --work DIR
+    python -m benchmarks.reproduce SOURCE|all --work DIR [--seeds N] [--jobs N]
+    python -m benchmarks.reproduce SOURCE --size full --teacher DIR --data DIR --work DIR
+                                   [--dry-run] [--arm NAME]... [--scale X]
 
-Every step is a command as a user types it; --jobs students at a time are trained and scored, and
-share the cores. What is finished in --work is not made again; no arm is chosen by the test set, it
-only scores. `best` compares our recipe with the best of each source; it finds finished work in
-DIR/SOURCE. `all` is every task of every paper once in DIR/SOURCE, and then `best`. A section that
-is written again loses what was written below it by hand.
+The small size takes minutes on two cores. The full size is the published setting, on the user's own
+teacher and data (README.md in this folder tells which files). Every step is a command as a user
+types it; --jobs students at a time are trained and scored, and share the cores. What is finished in
+--work is not made again; no arm is chosen by the test set, it only scores. A section that is
+written again loses what was written below it by hand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from benchmarks.common.results import RESULTS, publish
-from benchmarks.reproduce.arms import SIZES, Reproduction
-from benchmarks.reproduce.orderings import compare_best, ordering_table
-from benchmarks.reproduce.papers import ALL, BEST, SOURCES
+from benchmarks.reproduce.papers import BEST, NAMES, sources
+from benchmarks.reproduce.reproduction import Reproduction
+from benchmarks.reproduce.source import FULL, SIZES, Claim, Scores, Source, Work
+from benchmarks.reproduce.steps import Steps, plan_text
+from benchmarks.reproduce.verdicts import compare_best, report
 from support.console import command_errors
+from support.errors import UserError
 
 
 @click.command()
-@click.argument("name", metavar="SOURCE")
+@click.argument("name", metavar="SOURCE", type=click.Choice((*NAMES, "best", "all")))
 @click.option("--work", type=click.Path(path_type=Path), required=True)
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--size", type=click.Choice(SIZES), default="small")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, help="students at a time")
+@click.option("--teacher", help="The teacher of the full size: a folder, or a name of the hub.")
+@click.option("--data", type=click.Path(path_type=Path), help="Folder of the full size's data.")
+@click.option("--arm", "only", multiple=True, help="Only these arms, and the claims about them.")
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, min_open=True, max=1),
+    default=1.0,
+    help="What lengths, batches and vocabularies of the full size are multiplied by.",
+)
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Students at a time.")
+@click.option("--dry-run", "dry", is_flag=True, help="Print every command, with hours and bytes.")
+@click.option(
+    "--tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    default=40.0,
+    help="TFLOP/s that the machine sustains, for the hours of --dry-run.",
+)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
-def main(name: str, work: Path, seeds: int, size: str, jobs: int, results: Path) -> None:
-    """Train and score the arms of a SOURCE: kolesnikova, mukherjee (also mukherjee-snips
-    and mukherjee-500), tinymbert, zhao, slovakbert; best: our recipe against that of each; all:
-    these but mukherjee-500, and best."""
-    if name not in (*SOURCES, "best", "all"):
-        raise click.BadParameter(f"there are {', '.join(SOURCES)}, best, all", param_hint="SOURCE")
-    folders = {each: work / each for each in ALL if name == "all"}
-    if name in SOURCES:
-        folders = {name: work}
-    how = f"--seeds {seeds} --size {size}"
-    for each, folder in folders.items():
-        source = SOURCES[each]
-        arms = Reproduction(source, folder, seeds, size, jobs)
-        body = ordering_table(source, arms.scores())
-        took = f"All of it took {arms.minutes():.0f} minutes with --jobs {jobs}."
-        said = f"`python -m benchmarks.reproduce {each} {how}`; {source.settings[size]} {took}"
-        publish(source.title, said, body, results)
-    if name not in SOURCES:
-        body = compare_best(ALL, work, seeds, size, jobs)
-        said = f"`python -m benchmarks.reproduce best {how}`; {BEST}"
-        publish("Our recipe against those of the sources", said, body, results)
+def main(
+    name: str,
+    work: Path,
+    seeds: int,
+    size: str,
+    teacher: str | None,
+    data: Path | None,
+    only: tuple[str, ...],
+    scale: float,
+    jobs: int,
+    dry: bool,
+    tflops: float,
+    results: Path,
+) -> None:
+    """Train and score the arms of a SOURCE; best: our recipe against that of each; all: these, and
+    best."""
+    if size == FULL and (not teacher or not data):
+        raise UserError("--size full: give your own --teacher and --data")
+    names = NAMES if name in ("all", "best") else (name,)
+    steps, runs = Steps(jobs, dry), {}
+    for each in names:
+        for folder, source in sources(each, size, data or Path()).items():
+            place = Work(work / folder, steps, teacher or "", data or Path(), scale)
+            runs[folder] = Reproduction(_only(source, only), place, seeds)
+    for run in runs.values() if name != "best" else ():
+        scores = run.scores()
+        if not dry:
+            said = f"`python -m benchmarks.reproduce {name} --seeds {seeds} --size {size}`;"
+            took = f"All of it took {run.minutes():.0f} minutes with --jobs {jobs}."
+            body = report(run.source, scores, _prober(run))
+            publish(run.source.title, f"{said} {run.source.about} {took}", body, results)
+    if name in ("all", "best") and not dry:
+        said = f"`python -m benchmarks.reproduce best --seeds {seeds} --size {size}`; {BEST}"
+        publish("Our recipe against those of the sources", said, compare_best(runs), results)
+    if dry:
+        click.echo(plan_text(steps.planned, tflops))
+
+
+def _only(source: Source, names: tuple[str, ...]) -> Source:
+    """Keep the arms of these names, and the claims about them; all without names."""
+    if not names:
+        return source
+    if unknown := sorted(set(names) - source.arms.keys()):
+        raise UserError(f"--arm {unknown[0]}: there are {', '.join(source.arms)}")
+    arms = {name: arm for name, arm in source.arms.items() if name in names}
+    claims = [claim for claim in source.claims if {claim.better, claim.worse} <= arms.keys()]
+    return replace(source, arms=arms, claims=claims, joined={})
+
+
+def _prober(run: Reproduction) -> Callable[[Claim], Scores]:
+    def probed(claim: Claim) -> Scores:
+        assert claim.probe is not None
+        return run.probed((claim.better, claim.worse), claim.probe)
+
+    return probed
 
 
 if __name__ == "__main__":

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.results import SHARED
-from benchmarks.reproduce.arms import Task
+from benchmarks.reproduce.source import Task, Work
+from support.errors import UserError
 
 DATA = SHARED / "data"
-CHOSEN = {"small": 200, "full": 1000}  # examples to choose the epoch by
-SCORED = {"small": 400, "full": 10**6}  # and to score, at most
-EPOCHS = {"small": "8", "full": "3"}  # until the chosen one is not the last
+CHOSEN, SCORED = 200, 400  # examples to choose the epoch by, and to score, at most
+EPOCHS = "8"  # until the chosen one is not the last
+PARTS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
 class Data:
-    """Examples of a task: a name for its files, the `downstream --task`, and files of DATA; where
-    there is none to test on, a part of those to train on. The small size trains on `few`."""
+    """Examples of a task for the small size.
+
+    measure: the column of the task. name: of its files. task: of `downstream`.
+    train, test: files of DATA; where there is none to test on, a part of those to train on.
+    few: how many are trained on. words: further words of `downstream`, which win.
+    """
 
     measure: str
     name: str
@@ -28,41 +34,37 @@ class Data:
     train: str
     test: str = ""
     few: int = 800
+    words: tuple[str, ...] = ()
 
-    def file(self, part: str) -> str:
-        """Name of the file with the examples of "train", "dev" or "test"."""
-        return f"{self.name}.{part}.tsv"
+    @property
+    def scored(self) -> Task:
+        """Return the task that fine-tunes and scores a model with these examples."""
+        files = [
+            word for part in PARTS for word in (f"--{part}", f"{{work}}/{self.name}.{part}.tsv")
+        ]
+        length = ("--epochs", EPOCHS, "--seeds", "1", "--seed", "{seed}", "--group-by-length")
+        unseen = ("--unseen-labels", "count")  # a part may lack rare ones
+        return Task(self.measure, ("--task", self.task, *files, *length, *unseen, *self.words))
 
-    def cut(self, work: Path, size: str) -> None:
+    def cut(self, folder: Path) -> None:
         """Write NAME.train.tsv, NAME.dev.tsv and NAME.test.tsv, of other examples each."""
         tagged = self.task in ("pos", "ner")
         head, examples = _examples(DATA / self.train, tagged)
         random.Random(0).shuffle(examples)
-        chosen, scored = CHOSEN[size], SCORED[size]
         if self.test:
             _, test = _examples(DATA / self.test, tagged)
             random.Random(0).shuffle(test)  # sorted by label, the first would be of a few alone
         else:
-            count = min(scored, len(examples) // 5)
+            count = min(SCORED, len(examples) // 5)
             test, examples = examples[:count], examples[count:]
         parts = {
-            "dev": examples[:chosen],
-            "train": examples[chosen:][: self.few if size == "small" else None],
-            "test": test[:scored],
+            "dev": examples[:CHOSEN],
+            "train": examples[CHOSEN:][: self.few],
+            "test": test[:SCORED],
         }
-        for name, some in parts.items():
+        for part, some in parts.items():
             text = ("\n\n" if tagged else "\n").join([*head, *some]) + "\n"
-            (work / self.file(name)).write_text(text, "utf-8")
-
-    def scoring(self, size: str, words: tuple[str, ...] = ()) -> Task:
-        """With `words` of `downstream`, which win."""
-        files = [
-            word for name in ("train", "dev", "test")
-            for word in (f"--{name}", f"{{work}}/{self.file(name)}")
-        ]  # fmt: skip
-        length = ("--epochs", EPOCHS[size], "--seeds", "1", "--seed", "{seed}")
-        unseen = ("--unseen-labels", "count")  # a part may lack rare ones
-        return Task(self.measure, ("--task", self.task, *files, *length, *unseen, *words))
+            (folder / f"{self.name}.{part}.tsv").write_text(text, "utf-8")
 
 
 def _examples(path: Path, tagged: bool) -> tuple[list[str], list[str]]:
@@ -74,16 +76,31 @@ def _examples(path: Path, tagged: bool) -> tuple[list[str], list[str]]:
     return [head], rows
 
 
-def cut_all(data: Mapping[str, tuple[Data, ...]], work: Path, size: str) -> None:
-    for each in data[size]:
-        each.cut(work, size)
+def cut_all(data: Sequence[Data], work: Work) -> None:
+    """Write the examples of all tasks into the folder of a reproduction."""
+    for each in data:
+        work.steps.write(functools.partial(each.cut, work.folder))
 
 
-def scoring(
-    data: Mapping[str, tuple[Data, ...]], small: tuple[str, ...] = ()
-) -> dict[str, tuple[Task, ...]]:
-    """Tasks of each size; those of the small one with these words of `downstream`, too."""
-    own = {"small": ("--group-by-length", *small), "full": ()}
-    return {
-        size: tuple(each.scoring(size, own[size]) for each in some) for size, some in data.items()
-    }
+def of_files(
+    measure: str, name: str, task: str, *words: str, ending: str = "tsv", dev: bool = True
+) -> Task:
+    """Return a task of the full size, with the user's own files NAME.train, NAME.dev, NAME.test."""
+    files = [
+        word
+        for part in PARTS
+        if dev or part != "dev"
+        for word in (f"--{part}", f"{{data}}/{name}.{part}.{ending}")
+    ]
+    return Task(measure, ("--task", task, *files, "--seeds", "1", "--seed", "{seed}", *words))
+
+
+def check_files(work: Work, tasks: Sequence[Task], *others: str) -> None:
+    """Raise UserError where the folder of the user's data lacks a file."""
+    named = [word for task in tasks for word in task.words if word.startswith("{data}/")]
+    for name in (*(word.removeprefix("{data}/") for word in named), *others):
+        if not (work.data / name).is_file():
+            raise UserError(
+                f"--data {work.data}: there is no {name}; benchmarks/reproduce/README.md tells what"
+                " it holds"
+            )

@@ -18,8 +18,8 @@ import click
 
 from benchmarks.common.interleaved import Figures, alone
 from benchmarks.common.results import RESULTS, TEACHER, mean_and_deviation, publish, table
-from benchmarks.reproduce.examples import Data, cut_all
-from benchmarks.reproduce.masked_lms import INTENTS
+from benchmarks.reproduce.examples import Data
+from benchmarks.reproduce.zhao import EXAMPLES
 from support.console import command_errors
 
 ORDERS = {"any order": False, "`--group-by-length`": True}
@@ -36,7 +36,7 @@ def fine_tuned(
     from downstream.tasks.tagging import Entities
 
     task = Entities() if data.task == "ner" else Classify()
-    files = {name: work / data.file(name) for name in ("train", "dev")}
+    files = {name: work / f"{data.name}.{name}.tsv" for name in ("train", "dev")}
     settings = FineTuneSettings(epochs, seeds=1, seed=seed, group_by_length=grouped)
     begun = time.perf_counter()
     found = fine_tune(task, model, files, settings)
@@ -53,8 +53,8 @@ def main(model: str, epochs: int, seeds: int, results: Path) -> None:
     """Fine-tune both ways for each task and seed, and print the table."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        cut_all(INTENTS, Path(folder), "small")
-        for data in INTENTS["small"]:
+        for data in EXAMPLES:
+            data.cut(Path(folder))
             found: dict[str, list[Figures]] = {order: [] for order in ORDERS}
             for seed in range(seeds):
                 for order, grouped in ORDERS.items():

@@ -8,36 +8,35 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import click
 import pytest
+from transformers import AutoModel
 
-from benchmarks import latency
 from benchmarks.common import processes
-from benchmarks.quality import tagger_sizes
 from benchmarks.reproduce import __main__ as reproduce
-from benchmarks.reproduce import arms, examples, orderings
-from benchmarks.reproduce.arms import OURS, SIZES, Arm, Reproduction, Source, Task
-from benchmarks.reproduce.examples import CHOSEN, SCORED, Data
-from benchmarks.reproduce.papers import SOURCES
-from benchmarks.reproduce.task_teachers import PER_CLASS, few_labels, few_tags
-from downstream.cli import main as score
-from downstream.options import AS_IS, Asked
-from store.format.features import TaskSpec
-from student_train.arguments import options_from
-from student_train.cli import main as student_train
-from student_train.settings.shapes import parse_student
-from student_train.settings.stages import stages_of
+from benchmarks.reproduce import costs, examples, steps, verdicts
+from benchmarks.reproduce.examples import CHOSEN, PARTS, SCORED, Data
+from benchmarks.reproduce.mukherjee import few_labels
+from benchmarks.reproduce.reproduction import Reproduction, dump, shortened
+from benchmarks.reproduce.source import (
+    OURS,
+    Arm,
+    Claim,
+    Prepared,
+    Probe,
+    Published,
+    Source,
+    Task,
+    Work,
+)
+from benchmarks.reproduce.steps import Steps
+from benchmarks.reproduce.tinymbert import few_tags
 from support.errors import UserError
-from support.options import scoped
-from tests.downstream.test_bilstm import saved
-from tests.end_to_end.support import dumped, ok, refused, write_corpus
+from tests.end_to_end.support import ok, refused, write_corpus
 from tests.teacher_dump.windows.test_label_numbers import TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
 WORDS = ("--student", "bilstm:8,8", "--vocab", "300", "--device", "cpu", "--steps", "2")
-PARTS = ("train", "dev", "test")
 
 
 def in_this_process(module: str, *words: str | Path, jobs: int = 1) -> None:
@@ -47,89 +46,152 @@ def in_this_process(module: str, *words: str | Path, jobs: int = 1) -> None:
 def test_arms_are_trained_scored_and_judged(
     tmp_path: Path, tiny_teacher: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arms, "in_own_process", in_this_process)
+    monkeypatch.setattr(steps, "in_own_process", in_this_process)
     lines = []
     for text in (ENGLISH + RUSSIAN) * 2:
         lines += [f"{word}\t{TAGS[0]}" for word in text.split()] + [""]
     corpus, model = tmp_path / "corpus.tsv", tiny_teacher("bert", "tagging", TAGS)
     corpus.write_text("\n".join(lines) + "\n", "utf-8")
 
-    def prepare(work: Path, size: str) -> tuple[list[Path], Path]:
-        stores = [work / "a.zarr", work / "b.zarr"]
-        for store in stores:
-            if not store.exists():
-                options = {"head": "tagging", "logits": None, "hidden": "layer:4"}
-                dumped(model, corpus, store, **options)
-        return stores, model
+    def prepare(work: Work) -> Prepared:
+        words = ("--model", model, "--head", "tagging", "--hidden", "layer:4", "--device", "cpu")
+        stores = [dump(work, work.folder / f"{name}.zarr", corpus, *words) for name in "ab"]
+        return Prepared(stores, model, [corpus] * 2)
 
     one = tmp_path / "de.tsv"
     one.write_text("\n".join(lines[: lines.index("")]) + "\n", "utf-8")
     words = ("--task", "pos", "--test", str(corpus), "--as-is")
+    again = Probe("with more steps", ("--steps", "3"))
     source = Source(
         title="a",
-        settings={"small": "s"},
-        words={"small": WORDS},
-        tasks={"small": [Task("macro F1", words), Task("mean", (*words, "--test", str(one)))]},
+        about="s",
+        words=WORDS,
+        tasks=[Task("macro F1", words), Task("mean", (*words, "--test", str(one)))],
         arms={
-            "tags": Arm(("--recipe", "tinymbert-d0")),
-            OURS: Arm(
-                ("--recipe", "tinymbert-d2", "--data", "all", "--vocab", "{work}/tags-0"), (0, 1)
-            ),
-            "large": Arm(("--nonsense",), sizes=("full",)),
+            "tags": Arm(("--loss", "ce=1")),
+            OURS: Arm(("--loss", "ce=1,logit=1", "--vocab", "{work}/tags-{seed}"), (0, 1)),
         },
-        orderings=[(OURS, "tags", "logits help"), ("large", "tags", "size helps")],
+        claims=[Claim("logits help", "Table 9", OURS, "tags", probe=again)],
         best="tags",
         prepare=prepare,
-        published={"tags": "71.3"},
-        published_measure="F1",
+        published=Published("Table 9", ("F1",), {"tags": (71.3,)}),
     )
-    work = tmp_path / "a"
-    small = Reproduction(source, work, 1, "small")
-    scores = small.scores()
-    assert 0 < small.minutes() < 10
+    work = Work(tmp_path / "a", Steps())
+    run = Reproduction(source, work, 1)
+    scores = run.scores()
+    assert 0 < run.minutes() < 10
     assert list(scores) == ["teacher", "tags", OURS]
     assert {tuple(found) for found in scores.values()} == {("macro F1", "corpus", "de", "mean")}
     for found in scores.values():
         assert found["corpus"] == found["macro F1"]
         assert found["mean"] == pytest.approx([(found["corpus"][0] + found["de"][0]) / 2])
-    other = replace(source, words={"small": (*WORDS, "--lr", "1e-3")})
+    other = replace(source, words=(*WORDS, "--lr", "1e-3"))
     with pytest.raises(UserError, match="work of other settings, told in settings.txt"):
-        Reproduction(other, work, 1, "small").scores()
-    said = orderings.ordering_table(source, scores)
-    assert "| teacher |" in said and f"| {OURS} | --recipe tinymbert-d2" in said
-    assert (
-        "| published |" in said
-        and "\n\nPublished: F1." in said
-        and "| 71.3 |" in said
-        and "100%" in said
-    )
-    assert "- logits help: " in said and "of 1 seeds)" in said and "size helps" not in said
-    assert "| de | mean |" in said and " in mean (" in said and " in de (" not in said
-    learnt = json.loads((work / f"{OURS}-0/training.json").read_text())
+        Reproduction(other, work, 1).scores()
+    learnt = json.loads((work.folder / f"{OURS}-0/training.json").read_text())
     assert [Path(other).name for other in learnt["settings"]["others"]] == ["b.zarr"]
-    (one_task,) = source.tasks["small"][1:]
-    apart = replace(
-        source, tasks={"small": [one_task]}, joined={"both": {"corpus": "tags", "de": OURS}}
-    )
-    rows = Reproduction(apart, work, 1, "small").scores()
+    (one_task,) = source.tasks[1:]
+    apart = replace(source, tasks=[one_task], joined={"both": {"corpus": "tags", "de": OURS}})
+    rows = Reproduction(apart, work, 1).scores()
     assert list(rows) == ["teacher", "both"]
     (of_corpus,), (of_de,) = scores["tags"]["corpus"], scores[OURS]["de"]
     assert rows["both"] == {
         "corpus": [of_corpus], "de": [of_de], "mean": [pytest.approx((of_corpus + of_de) / 2)]
     }  # fmt: skip
-    assert "| both | --recipe tinymbert-d0 |" in orderings.ordering_table(apart, rows)
-    before = (work / "tags-0/model.safetensors").stat().st_mtime_ns
-    compared = orderings.compare_best({"a": source}, tmp_path, 1, "small")
-    assert "| a | tags | macro F1 |" in compared and "- a, ours is better: " in compared
-    for name in ("ALL", "SOURCES"):
-        monkeypatch.setattr(reproduce, name, {"a": source})
+    assert "| both | --loss ce=1 |" in verdicts.arms_table(apart, rows)
+    before = (work.folder / "tags-0/model.safetensors").stat().st_mtime_ns
+    probed = run.probed((OURS, "tags"), again)
+    assert probed.keys() == {"tags", OURS}
+    (folder,) = work.folder.glob("probe*")
+    steps_of = json.loads((folder / "tags-0/training.json").read_text())["settings"]["steps"]
+    assert steps_of == 3
+    monkeypatch.setattr(reproduce, "NAMES", ("a",))
+    monkeypatch.setattr(reproduce, "sources", lambda *_: {"a": source})
     results = tmp_path / "RESULTS.md"
-    options = ("--work", tmp_path, "--seeds", "1", "--results", results)
-    ok(reproduce.main, "all", *options)
-    titles = [line for line in results.read_text().splitlines() if line.startswith("## ")]
-    assert titles == ["## a", "## Our recipe against those of the sources"]
-    assert (work / "tags-0/model.safetensors").stat().st_mtime_ns == before
-    assert "there are a, best, all" in refused(reproduce.main, "b", *options)
+    ok(reproduce.main, "all", "--work", tmp_path, "--seeds", "1", "--results", results)
+    said = results.read_text()
+    assert [line for line in said.splitlines() if line.startswith("## ")] == [
+        "## a", "## Our recipe against those of the sources"
+    ]  # fmt: skip
+    assert "| teacher |" in said and f"| {OURS} | --loss ce=1,logit=1" in said
+    assert "Published (Table 9):\n\n|  | F1 |" in said and "| tags | 71.3 |" in said
+    assert "| logits help | Table 9 | macro F1 | " in said and "| de | mean |" in said
+    assert "| a | tags | macro F1 |" in said
+    assert (work.folder / "tags-0/model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_dry_run_lists_every_command_and_makes_nothing(
+    tmp_path: Path, tiny_teacher: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = tiny_teacher("bert"), write_corpus(tmp_path / "text.txt", 20)
+
+    def prepare(work: Work) -> Prepared:
+        words = ("--model", work.teacher, "--logits", "topk:4", "--hidden", "mean")
+        store = dump(work, work.folder / "a.zarr", text, *words, "--attention", "none")
+        return Prepared([store], work.teacher, [text])
+
+    source = Source(
+        "a", "s", (), [Task("F1", ("--task", "pos", "--test", "{data}/x.tsv", "--as-is"))],
+        {"one": Arm(("--student", "32x2x4", "--vocab", "300", "--loss", "mlm=1", "--epochs", "2")),
+         "two": Arm(("--student", "teacher:2", "--vocab", "teacher", "--loss", "mlm=1"))},
+        [], "one", prepare,
+    )  # fmt: skip
+    monkeypatch.setattr(reproduce, "sources", lambda *_: {"a": source})
+    words = ("zhao", "--size", "full", "--teacher", model, "--data", tmp_path, "--dry-run")
+    work = tmp_path / "work"
+    said = ok(reproduce.main, *words, "--work", work, "--seeds", "2", "--tflops", 1e-6)
+    lines = [line for line in said.splitlines() if not line.startswith("#")]
+    assert [line.split()[0] for line in lines] == [
+        "teacher-dump", "downstream", *["student-train", "downstream"] * 4
+    ]  # fmt: skip
+    assert f"--test {tmp_path}/x.tsv" in said and "# all 10 commands: about " in said
+    assert "hours, " in said and not work.exists()
+    only = ok(reproduce.main, *words, "--work", work, "--seeds", "1", "--arm", "two")
+    assert only.count("\nstudent-train") == 1
+    line = refused(reproduce.main, *words, "--work", work, "--arm", "three")
+    assert "--arm three: there are one, two" in line
+    line = refused(reproduce.main, "zhao", "--size", "full", "--work", work)
+    assert "give your own --teacher and --data" in line
+
+
+def test_costs_follow_the_sizes(tmp_path: Path, tiny_teacher: Callable[..., Path]) -> None:
+    teacher = costs.size_of(str(tiny_teacher("bert")))
+    weights = sum(
+        weight.numel() for weight in AutoModel.from_pretrained(tiny_teacher("bert")).parameters()
+    )
+    assert teacher.parameters == weights
+    text = write_corpus(tmp_path / "text.txt", 10)
+    twice = tmp_path / "twice.txt"
+    twice.write_text(text.read_text() * 2)
+    tokens = costs.tokens_of(text, str(tiny_teacher("bert")))
+    assert costs.tokens_of(twice, str(tiny_teacher("bert"))) == pytest.approx(2 * tokens)
+    words = [
+        "--model", "m", "--out", "o", "--hidden", "mean", "--attention", "none", "--logits", "none"
+    ]  # fmt: skip
+    plain = costs.dump_cost(words, 1000, teacher)
+    assert plain.flops == 2 * weights * 1000
+    seen = costs.dump_cost([*words, "--views", "3"], 1000, teacher)
+    assert seen.flops == 3 * plain.flops and seen.bytes > 2 * plain.bytes
+    words = ["--student", "32x2x4", "--vocab", "300", "--loss", "mlm=1"]
+    once = costs.student_cost([*words, "--epochs", "1"], 1000, teacher)
+    assert costs.student_cost([*words, "--epochs", "2"], 1000, teacher).flops == 2 * once.flops
+    with pytest.raises(UserError, match="none.txt: No such file"):
+        costs.tokens_of(tmp_path / "none.txt", str(tiny_teacher("bert")))
+
+
+def test_lengths_are_scaled_whoever_gives_them() -> None:
+    work = Work(Path(), Steps(), scale=0.01)
+    words = ["--epochs", "64", "--accumulate", "500", "--vocab", "50k"]
+    assert shortened(words, work) == [
+        "--epochs", "0.64", "--accumulate", "5", "--vocab", "500"
+    ]  # fmt: skip
+    few = shortened(["--recipe", "zhao-pruned"], work)
+    assert few[:4] == ["--steps", "3000", "--batch-texts", "20"]
+    assert few[4:] == ["--vocab", "teacher", "--prune-to", "300"]
+    assert shortened(["--recipe", "zhao-nokd", "--epochs", "2"], work)[:2] == ["--epochs", "0.02"]
+    untrained = shortened(["--recipe", "kolesnikova-tiny30-none", "--steps", "0"], work)
+    assert "--steps" not in untrained and "--epochs" not in untrained
+    assert shortened([], work) == []
 
 
 def test_a_command_that_fails_ends_all() -> None:
@@ -138,51 +200,32 @@ def test_a_command_that_fails_ends_all() -> None:
         processes.in_own_process("downstream.cli", "--task", "nonsense")
 
 
-def test_an_ordering_is_decided_by_more_than_the_deviation() -> None:
-    arms = {"a": [0.6, 0.61, 0.62], "b": [0.5, 0.51, 0.52], "c": [0.4, 0.6, 0.8]}
-    claims = [("a", "b", "1"), ("b", "a", "2"), ("c", "b", "3")]
-    tasks = {"small": [Task("F1", ())]}
-    source = Source("", {}, {}, tasks, {}, claims, "a", lambda work, size: ([], work))
-    scores = {name: {"F1": values} for name, values in arms.items()}
-    said = orderings.ordering_table(source, {"teacher": {"F1": [1.0]}, **scores})
-    assert "- 1: holds in F1 (a 0.610, b 0.510; better with 3 of 3 seeds)" in said
-    assert "- 2: does not hold in F1" in said and "- 3: not decided in F1" in said
-    assert "0.610 ± 0.010 | 61% |" in said
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]) -> Path:
-    folder = tmp_path_factory.mktemp("plain")
-    return dumped(tiny_teacher("bert"), write_corpus(folder / "a.txt", 5), folder / "plain.zarr")
-
-
-@pytest.mark.parametrize(("name", "size"), [*itertools.product(SOURCES, SIZES)])
-def test_all_words_of_a_source_are_understood(name: str, size: str, plain: Path) -> None:
-    source = SOURCES[name]
-    there = {arm for arm, settings in source.arms.items() if size in settings.sizes}
-    assert {source.best, OURS} <= there and source.settings[size]
-    rows = {*source.arms, *source.joined}
-    assert set(source.published) <= {*rows, "teacher"}
-    for better, worse, _ in source.orderings:
-        assert {better, worse} <= rows
-    for parts in source.joined.values():
-        assert set(parts.values()) <= there
-    for arm in there:
-        words = ["--store", str(plain), *source.words[size], *source.arms[arm].words]
-        options = options_from(given(student_train, words))
-        stages_of(options, parse_student(options.student).layers)
-    for task in source.tasks[size]:
-        found = given(score, [*task.words, "--model", "m", "--out", "o"])
-        taken, as_is = scoped(Asked, found["task"]), scoped(Asked, AS_IS)
-        known = taken & as_is if found.get("as_is") else taken - {"as_is"}
-        assert found.keys() <= known | {"task"}
-
-
-def given(command: click.Command, words: list[str]) -> dict[str, Any]:
-    """What a command reads of these words, without what they leave at its default."""
-    context = command.make_context("a", [word.replace("{seed}", "0") for word in words])
-    default = click.core.ParameterSource.DEFAULT
-    return {n: v for n, v in context.params.items() if context.get_parameter_source(n) != default}
+def test_a_claim_is_decided_by_more_than_the_deviation() -> None:
+    scores: dict[str, list[float]] = {
+        "a": [0.6, 0.61, 0.62], "b": [0.5, 0.51, 0.52], "c": [0.4, 0.6, 0.8], "teacher": [1.0]
+    }  # fmt: skip
+    tables = {name: {"F1": values} for name, values in scores.items()}
+    expected = {
+        ("a", "b", True): "holds", ("b", "a", True): "does not hold",
+        ("c", "b", True): "not decided", ("b", "a", False): "holds",
+        ("a", "b", False): "does not hold", ("c", "b", False): "not decided",
+        ("teacher", "a", False): "does not hold",
+    }  # fmt: skip
+    for (better, worse, gains), found in expected.items():
+        claim = Claim("", "", better, worse, gains=gains)
+        assert verdicts.verdict(claim, tables, "F1")[0] == found
+    claim = Claim("first", "Table 1", "b", "a", probe=Probe("with more", ("--steps", "9")))
+    source = Source(
+        "", "", (), [Task("F1", ())], {}, [claim], "a", lambda work: Prepared([], "", [])
+    )
+    again = {"a": {"F1": [0.5]}, "b": {"F1": [0.6]}}
+    said = verdicts.claims_table(source, tables, lambda claim: again)
+    assert "| first | Table 1 | F1 | does not hold | b 0.510, a 0.610 | 0 of 3 |" in said
+    assert "| the same, with more |  | F1 | holds | b 0.600, a 0.500 | 1 of 1 |" in said
+    elsewhere = replace(source, claims=[replace(claim, measures=("EM",))])
+    said = verdicts.claims_table(elsewhere, tables, lambda claim: again)
+    assert "| first | Table 1 | EM | not judged: no such task here |  |  |" in said
+    assert "0.610 ± 0.010 | 61% |" in verdicts.arms_table(source, {**tables})
 
 
 @pytest.mark.parametrize("separate", [True, False])
@@ -195,18 +238,16 @@ def test_examples_are_cut_into_three(
     by_label = [f"{number}\t{number // 5500}" for number in range(5000, 6000)]
     (tmp_path / "b.tsv").write_text("\n".join(["text\tlabel", *by_label]) + "\n")
     data = Data("F1", "cut", "classify", "a.tsv", "b.tsv" if separate else "", few=300)
-    data.cut(tmp_path, "small")
+    data.cut(tmp_path)
     found = {part: (tmp_path / f"cut.{part}.tsv").read_text().splitlines() for part in PARTS}
     assert all(lines.pop(0) == "text\tlabel" for lines in found.values())
     assert {line[-1] for line in found["test"]} == {"0", "1"}
-    expected = (300, CHOSEN["small"], SCORED["small"])
+    expected = (300, CHOSEN, SCORED)
     assert tuple(len(found[part]) for part in PARTS) == expected
     assert len(set(itertools.chain(*found.values()))) == sum(expected)
-    data.cut(tmp_path, "full")
-    assert (tmp_path / "cut.train.tsv").read_text().count("\n") > 600
     sentences = "\n\n".join(f"a\tO\n{number}\tB-X" for number in range(10))
     (tmp_path / "c.tsv").write_text(f"#\tbook_1\n{sentences}\n")
-    Data("F1", "tags", "ner", "c.tsv").cut(tmp_path, "small")
+    Data("F1", "tags", "ner", "c.tsv").cut(tmp_path)
     assert not any("#" in path.read_text() for path in tmp_path.glob("tags.*"))
     assert (tmp_path / "tags.test.tsv").read_text().count("\n\n") == 1  # a fifth: two sentences
 
@@ -215,44 +256,11 @@ def test_few_labels_and_few_tags(tmp_path: Path) -> None:
     rows = [f"text {n}\t{n % 2}" for n in range(1400)]
     table = tmp_path / "table.tsv"
     table.write_text("\n".join(["text\tlabel", *rows]) + "\n")
-    few, dev, all_ = (path.read_text().splitlines() for path in few_labels(table, tmp_path))
-    assert len(few) == 1 + 2 * PER_CLASS and len(dev) == 501 and len(all_) == 901
+    few, dev, all_ = (path.read_text().splitlines() for path in few_labels(table, tmp_path, 100))
+    assert len(few) == 1 + 2 * 100 and len(dev) == 501 and len(all_) == 901
     assert {row for row in all_ if not row.endswith("\t")} == set(few)
     assert not set(dev[1:]) & {row.rpartition("\t")[0] + "\t" for row in all_}
     fewer, _, some = few_labels(table, tmp_path, 5, 20)
     assert len(fewer.read_text().splitlines()) == 11 and len(some.read_text().splitlines()) == 31
     out = few_tags(["a\tO\nb\tB-X", "c\tO"], tmp_path / "few_words.tsv", 1)
     assert out.read_text() == "a\tO\nb\tB-X\n\nc\t\n\n"
-
-
-def test_sizes_are_scored_and_timed_beside_the_teacher(
-    tmp_path: Path,
-    tiny_teacher: Callable[..., Path],
-    make_tokenizer: Callable[[str], Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(latency, "in_own_process", in_this_process)
-    student = saved(make_tokenizer("wordpiece"), tmp_path / "s", TaskSpec("tagging", TAGS))
-    rows = latency.measured([student], tiny_teacher("bert"), tagger_sizes.SPEED)
-    scores = {"teacher": {"F1": [0.9]}, "24,24": {"F1": [0.5, 0.6]}}
-    teacher, told = tagger_sizes.sizes_table(scores, rows).splitlines()[2:]
-    assert teacher.startswith("| teacher |  | 0.900 |") and "| 1/1.0 |" in teacher
-    assert told.startswith("| 24 | 24 | 0.550 ± 0.071 |")
-    share = rows[1]["parameters"] / rows[0]["parameters"]
-    assert f"| 1/{share:.1f} |" in told
-
-
-def test_latency_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "TEACHER", ("64x4x4", 300))
-    monkeypatch.setattr(latency, "STUDENTS", (("16x1x2", 50), ("64x2x4", 300)))
-    results = tmp_path / "RESULTS.md"
-    ok(latency.main, "--batch-size", 1, "--length", 32, "--results", results)
-    rows = [
-        line.strip("| ").split(" | ")
-        for line in results.read_text().splitlines()
-        if line.startswith(("| 64", "| 16"))
-    ]
-    assert [cells[:2] for cells in rows] == [["64x4x4", "300"], ["16x1x2", "50"], ["64x2x4", "300"]]
-    fewer = [float(cells[3]) for cells in rows]
-    assert fewer[0] == 1 < fewer[2] < fewer[1]
-    assert all(len(cells) == len(latency.HEAD) for cells in rows)

@@ -1,0 +1,177 @@
+"""What the commands of a plan will take: operations and bytes, from sizes alone.
+
+A forward pass takes two operations for each parameter and token, training six (Kaplan et al. 2020,
+section 2.1). Bytes are those before compression.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common.words import given
+from support.errors import UserError
+
+SAMPLE_BYTES = 2**18  # of a text, by which its tokens are counted
+FORWARD, TRAINING = 2, 6  # operations for each parameter and token
+SEQUENCE = 128  # tokens; each attends to so many, a byte for each
+MIXED = "mixed-vocab"
+OFFSETS = 13  # bytes a token: its id, begin, end and whether it is special
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations, and bytes that stay on the disk."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+
+
+NOTHING = Cost()
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a model: all parameters, width, layers, heads and pieces of its vocabulary."""
+
+    parameters: float
+    width: int
+    layers: int
+    heads: int
+    pieces: int
+
+
+@functools.cache
+def size_of(model: str) -> Size:
+    """Tell the size of a model of transformers from its config; no weight is read.
+
+    Raises UserError where the config cannot be read.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    try:
+        config = AutoConfig.from_pretrained(model)
+        with torch.device("meta"):
+            network = AutoModel.from_config(config)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--teacher {model}: {str(error).splitlines()[0]}") from None
+    parameters = sum(weight.numel() for weight in network.parameters())
+    config = config.get_text_config()
+    return Size(
+        parameters,
+        config.hidden_size,
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.vocab_size,
+    )
+
+
+@functools.cache
+def tokens_of(path: Path, model: str) -> float:
+    """Count the tokens that the tokenizer of a model makes of a file, from those of its beginning.
+
+    Raises UserError for a file that is missing.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        with path.open("rb") as file:
+            sample = file.read(SAMPLE_BYTES)
+        whole = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    if not sample:
+        return 0.0
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    found = tokenizer(sample.decode("utf-8", "ignore"), add_special_tokens=False)["input_ids"]
+    return float(len(found)) * whole / len(sample)
+
+
+def dump_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
+    """Estimate a dump of so many tokens from the words of `teacher-dump`: a forward pass for each
+    view, and the bytes of its features with the default codec."""
+    from teacher_dump.cli import main as teacher_dump
+
+    if words[0] == MIXED:
+        return _stage_one(words[1:], tokens, teacher)
+    said = teacher_dump.make_context("teacher-dump", list(words)).params
+    views = int(said["views"])
+    a_token = _logit_bytes(str(said["logits"] or "none"), teacher)
+    for option, one in (("hidden", teacher.width), ("attention", SEQUENCE)):
+        kind, _, count = str(said[option] or "none").partition(":")
+        a_token += 0 if kind == "none" else one * (int(count) if kind == "groups" else 1)
+    flops = FORWARD * teacher.parameters * tokens * views
+    return Cost(flops, tokens * (OFFSETS + views * a_token))
+
+
+def _stage_one(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
+    from teacher_dump.mixed_vocab.cli import mixed_vocab
+    from teacher_dump.mixed_vocab.options import RECIPES
+
+    said = given(mixed_vocab, words)
+    lengths = {**RECIPES.get(said.get("recipe", ""), {}), **said}
+    read = lengths["steps"] * lengths["batch_tokens"] * lengths.get("accumulate", 1)
+    return Cost(TRAINING * teacher.parameters * read, tokens * OFFSETS)
+
+
+def _logit_bytes(logits: str, teacher: Size) -> float:
+    kind, _, count = logits.partition(":")
+    if kind == "head":
+        return 2 * teacher.width + 4
+    return {"topk": 4, "sample": 5}.get(kind, 0) * int(count or 0) + 8
+
+
+def student_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
+    """Estimate a training from the words of `student-train` beside its stores, and the tokens of an
+    epoch."""
+    from student_train.arguments import options_from
+    from student_train.cli import main as student_train
+    from student_train.settings.shapes import parse_student
+    from student_train.settings.stages import stages_of
+
+    said = given(student_train, ["--store", "none", *words])
+    said["student"] = _shape(_said(said, "student", "tiny"), teacher)
+    options = options_from(said)
+    shape = parse_student(options.student)
+    passes = 0.0
+    for stage in stages_of(options, shape.layers):
+        if stage.epochs is not None:
+            passes += stage.epochs * tokens
+        else:
+            passes += (stage.steps or 0) * stage.batch_tokens * stage.accumulate
+    pieces = _pieces(options.vocab, teacher)
+    body = 4 * shape.width**2 * shape.layers * 3  # attention, and a feed-forward of four widths
+    parameters = body + pieces * shape.embeddings
+    return Cost(TRAINING * parameters * passes, 4 * parameters)
+
+
+def _said(said: Mapping[str, object], name: str, default: str) -> str:
+    from student_train.settings.recipe import find_recipe
+
+    if name in said:
+        return str(said[name])
+    recipe = said.get("recipe")
+    return str(find_recipe(str(recipe)).options.get(name, default)) if recipe else default
+
+
+def _shape(student: str, teacher: Size) -> str:
+    layers = student.removeprefix("teacher:")
+    return student if layers == student else f"{teacher.width}x{layers}x{teacher.heads}"
+
+
+def _pieces(vocab: str, teacher: Size) -> int:
+    found = re.fullmatch(r"(\d+)(k?)", vocab)
+    if found:
+        return int(found[1]) * (1000 if found[2] else 1)
+    config = Path(vocab) / "config.json"
+    if config.exists():
+        return int(json.loads(config.read_text())["vocab_size"])
+    return teacher.pieces

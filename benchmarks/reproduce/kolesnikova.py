@@ -1,0 +1,187 @@
+"""Kolesnikova et al. 2022: reduced vocabularies in Russian. All arms of Table 1, and of Table 4."""
+
+from __future__ import annotations
+
+from benchmarks.common.results import SHARED
+from benchmarks.reproduce.examples import Data, check_files, cut_all, of_files
+from benchmarks.reproduce.reproduction import dump, trained_teacher
+from benchmarks.reproduce.source import (
+    OURS,
+    TEACHER,
+    Arm,
+    Claim,
+    Prepared,
+    Probe,
+    Published,
+    Source,
+    Work,
+)
+
+RU_NOVELS = SHARED / "data/text/ru_novels.txt"
+NARROW = (
+    "--student", "modernbert:128x2x2",  # within so few steps a BERT stays on the first plateau
+    "--steps", "400", "--batch-tokens", "512", "--eval-every", "100", "--accumulate", "1",
+    "--optimizer", "adamw", "--lr", "1e-3",  # the best for masked-LM loss, alone or with kl
+)  # fmt: skip
+STATES_RATE = ("--lr", "4e-3")  # the best with states
+OUR_LOSSES = ("--loss", "mlm=1,hidden=30")  # the default of student-train
+
+BEST = "MSE RF"
+LONGER = Probe("four times as many steps", ("--steps", "1600"))
+WIDER = Probe("a student of 256x3x4", ("--student", "modernbert:256x3x4"))
+TABLE_1 = Published(
+    "Table 1; of tiny30 in the rows from none on",
+    ("ParaPhraser F1", "RuSentiment F1", "Collection-3 F1", "SberQuAD F1", "SberQuAD EM"),
+    {
+        TEACHER: (86.30, 76.00, 97.01, 83.82, 65.60),
+        "distil-base": (82.86, 75.82, 96.40, 80.05, 60.96),
+        "distil-small": (75.53, 74.58, 94.20, 68.92, 48.21),
+        "none": (72.48, 69.27, 75.61, 17.54, 4.46),
+        "MLM": (74.54, 71.68, 92.04, 38.17, 22.12),
+        "KL M": (74.59, 72.90, 93.19, 52.64, 34.74),
+        "KL RM": (74.40, 72.98, 93.01, 38.41, 22.20),
+        "KL+MSE MF": (75.27, 73.06, 93.30, 49.43, 31.33),
+        "KL+MSE MT": (74.99, 73.38, 93.52, 53.14, 35.85),
+        "KL+MSE RF": (74.68, 73.27, 93.28, 60.26, 40.82),
+        "KL+MSE RT": (75.06, 73.70, 93.71, 55.02, 36.28),
+        "MSE MF": (74.56, 72.80, 92.64, 42.62, 25.85),
+        "MSE MT": (74.25, 73.11, 93.06, 43.37, 26.08),
+        "MSE RF": (75.23, 73.45, 93.87, 69.03, 48.46),
+        "MSE RT": (74.81, 73.12, 93.26, 43.26, 26.29),
+        "KL M, 20k (Table 4)": (74.35, 72.49, 92.57, 48.46, 31.11),
+        "KL M, 10k (Table 4)": (74.58, 72.50, 92.20, 64.05, 44.66),
+        "KL M, 5k (Table 4)": (74.88, 70.86, 91.43, 67.46, 47.82),
+    },
+)
+PAIRS, SENTIMENT, ENTITIES, ANSWERS = (
+    "paraphrases macro F1", "sentiment macro F1", "entities F1", "questions F1"
+)  # fmt: skip
+
+
+def claims(small: str, large: str) -> tuple[Claim, ...]:
+    """List what the paper says; `small` and `large` are the arms of KL M with two vocabularies."""
+    smaller = "a smaller vocabulary raises paraphrases and questions"
+    return (
+        Claim("pre-training by MLM beats none", "4.2, Table 1", "MLM", "none", probe=LONGER),
+        Claim("distillation beats MLM alone", "4.2, Table 1", "KL M", "MLM", probe=LONGER),
+        Claim("distillation beats MLM alone", "4.2, Table 1", BEST, "MLM", probe=LONGER),
+        Claim("KL: match beats reduce-match", "4.2, Table 1", "KL M", "KL RM", probe=LONGER),
+        Claim("MSE improves MLM + KL", "4.2, Table 1", "KL+MSE RT", "KL M", probe=LONGER),
+        *(
+            Claim("MSE: reduce beats match on average", "4.2, Table 1",
+                  f"{losses} R{way}", f"{losses} M{way}", probe=LONGER)
+            for losses in ("KL+MSE", "MSE") for way in "FT"
+        ),
+        *(
+            Claim("a frozen projection beats a trained one on questions", "4.2, Table 1",
+                  f"{losses} RF", f"{losses} RT", (ANSWERS,), probe=LONGER)
+            for losses in ("KL+MSE", "MSE")
+        ),
+        *(
+            Claim("MLM + MSE, reduce, frozen, without KL is the best", "4.2, 5, Table 1",
+                  BEST, other, probe=WIDER)
+            for other in ("KL M", "KL+MSE RF", "KL+MSE RT", "MSE RT")
+        ),
+        Claim(smaller, "C, Table 4", small, large, (PAIRS, ANSWERS), probe=LONGER),
+        Claim("and lowers sentiment and entities", "C, Table 4", large, small,
+              (SENTIMENT, ENTITIES), probe=LONGER),
+    )  # fmt: skip
+
+
+def arms(vocab: str, large: str, *words: str) -> dict[str, Arm]:
+    """Name the arms of Table 1 after its rows, with a vocabulary, and KL M with a `large` one."""
+    found = {}
+    for name in list(TABLE_1.rows)[3:-3]:
+        recipe = "kolesnikova-tiny30-" + name.lower().replace("+", "-").replace(" ", "-")
+        rate = STATES_RATE if words and "MSE" in name else ()
+        untrained = ("--steps", "0") if name == "none" else ()
+        found[name] = Arm(("--recipe", recipe, "--vocab", vocab, *words, *rate, *untrained))
+    found[f"KL M, {large}"] = Arm(("--recipe", "kolesnikova-tiny30-kl-m", "--vocab", large, *words))
+    return found
+
+
+RUSSIAN = (
+    Data(PAIRS, "para", "classify", "pairs/ru_para.train.tsv", words=("--label-column", "score")),
+    Data(SENTIMENT, "cedr", "classify", "classify/ru_cedr.train.tsv"),
+    Data(ENTITIES, "ner", "ner", "ner/ru_factrueval.train.tsv"),
+)
+
+
+def reduced(work: Work) -> Prepared:
+    """Train a Russian teacher from nothing, and dump its states averaged over all layers and its
+    head's input of plain text."""
+    cut_all(RUSSIAN, work)
+    teacher = trained_teacher(
+        work, work.folder / "teacher", "--model", "scratch:256x3x4", "--train", RU_NOVELS,
+        "--vocab", "30k", "--mask-prob", "0.3", "--batch-tokens", "1024", "--steps", "4000",
+        "--precision", "bf16",
+    )  # fmt: skip
+    store = dump(
+        work, work.folder / "plain.zarr", RU_NOVELS, "--model", teacher, "--limit", "200000",
+        "--attention", "none", "--logits", "head", "--hidden", "mean",
+    )  # fmt: skip
+    return Prepared([store], teacher, [RU_NOVELS])
+
+
+SMALL = Source(
+    title="Kolesnikova et al. 2022 in miniature",
+    about=(
+        "a Russian ModernBERT of 256x3x4 trained from nothing over the novels for 4,000 steps of"
+        " 1,024 tokens, 200,000 tokens of these; students ModernBERTs of 128x2x2, 400 steps of 512"
+        " teacher tokens, 5k WordPiece where nothing else is said; lr 1e-3 without states and 4e-3"
+        " with them, ours at the default of 4e-3 (of factors of two the best by held-out loss, or"
+        " within 0.01 nats); fine-tuned with `--group-by-length` on 800 examples each of a"
+        " paraphrase corpus, CEDR and factRuEval. There are no Russian questions here."
+    ),
+    words=NARROW,
+    tasks=[data.scored for data in RUSSIAN],
+    arms=arms("5k", "15k", *NARROW) | {OURS: Arm((*OUR_LOSSES, "--vocab", "5k", *STATES_RATE))},
+    claims=claims("KL M", "KL M, 15k"),
+    best=BEST,
+    prepare=reduced,
+    published=TABLE_1,
+)
+
+
+def published_teacher(work: Work) -> Prepared:
+    """Dump the user's own teacher, a store for each way of averaging its layers."""
+    text = work.data / "corpus.txt"
+    check_files(work, FULL.tasks, text.name)
+    model = ("--model", work.teacher)
+    plain = dump(
+        work, work.folder / "plain.zarr", text, *model, "--logits", "head", "--hidden", "mean",
+        "--attention", "none",
+    )  # fmt: skip
+    grouped = [
+        dump(
+            work, work.folder / f"groups-{groups}.zarr", text, *model, "--logits", "head",
+            "--hidden", f"groups:{groups}", "--attention", f"groups:{groups}",
+        )
+        for groups in (6, 2)
+    ]  # fmt: skip
+    return Prepared([plain, *grouped], work.teacher, [text] * 3)
+
+
+FULL = Source(
+    title="Kolesnikova et al. 2022",
+    about="the published setting with the teacher and the data given.",
+    words=(),
+    tasks=[
+        of_files(PAIRS, "paraphraser", "classify"),
+        of_files(SENTIMENT, "rusentiment", "classify"),
+        of_files(ENTITIES, "collection3", "ner"),
+        of_files(ANSWERS, "sberquad", "qa", ending="json"),
+    ],
+    arms={
+        "distil-base": Arm(("--recipe", "kolesnikova-distil-base"), (1,)),
+        "distil-small": Arm(("--recipe", "kolesnikova-distil-small"), (2,)),
+        **arms("30k", "20k"),
+        **{f"KL M, {vocab}": Arm(("--recipe", "kolesnikova-tiny30-kl-m", "--vocab", vocab))
+           for vocab in ("10k", "5k")},
+        OURS: Arm((*OUR_LOSSES, "--vocab", "30k", "--epochs", "64")),
+    },
+    claims=claims("KL M, 5k", "KL M"),
+    best=BEST,
+    prepare=published_teacher,
+    published=TABLE_1,
+)  # fmt: skip

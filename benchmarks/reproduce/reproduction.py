@@ -1,0 +1,272 @@
+"""The arms of a source, trained and scored by commands as a user types them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.common.words import given
+from benchmarks.reproduce.costs import (
+    NOTHING,
+    Cost,
+    dump_cost,
+    size_of,
+    student_cost,
+    tokens_of,
+)
+from benchmarks.reproduce.source import TEACHER, Arm, Prepared, Probe, Scores, Source, Work
+from student_train.output.report import read_report
+from support.errors import UserError
+
+
+def downstream(work: Work, out: Path, *words: str | Path) -> dict[str, float]:
+    """Run `downstream`, unless that is done already, and read its main measure.
+
+    The measure is given on "test", and by the first part of its name on each of several files. A
+    dry run reads none.
+    """
+    scores = out / "scores.json"
+    work.steps.run("downstream.cli", *words, "--out", out, done=scores.exists)
+    return {} if work.steps.dry else _read(scores)
+
+
+def _read(path: Path) -> dict[str, float]:
+    found = json.loads(path.read_text())
+    scores = {
+        split: float(figures[found["primary"]])
+        for split, figures in found["mean"].items()
+        if split.startswith("test")
+    }
+    names = {split: Path(found["files"][split]).name for split in scores.keys() & found["files"]}
+    if len(names) < 2:
+        return scores
+    of_files = {names[split].split(".")[0]: scores[split] for split in scores if split in names}
+    return {**of_files, "test": scores["test"]}
+
+
+def trained_teacher(work: Work, out: Path, *words: str | Path) -> Path:
+    """Train a masked LM by `downstream --task mlm`; one that was stopped goes on."""
+    resume = ["--resume"] if (out / "settings.json").exists() else []
+    words = ("--task", "mlm", *words, "--out", out, *resume)
+    work.steps.run("downstream.cli", *words, done=(out / "metrics.json").exists)
+    return out
+
+
+def dump(work: Work, out: Path, text: Path, *words: str | Path) -> Path:
+    """Dump a store of a text, unless it is sealed already; one that was stopped goes on."""
+    sealed = out.with_suffix(".done")
+    words = (*words, "--corpus", text, "--out", out)
+
+    def cost() -> Cost:
+        if not work.estimated:
+            return NOTHING
+        told = [str(word) for word in words]
+        return dump_cost(told, tokens_of(text, work.teacher), size_of(work.teacher))
+
+    work.steps.run("teacher_dump.cli", *words, done=sealed.exists, cost=cost)
+    work.steps.write(sealed.touch)
+    return out
+
+
+LENGTHS = ("epochs", "steps", "accumulate", "batch_texts")
+
+
+def shortened(words: Sequence[str], work: Work) -> list[str]:
+    """Return words of `student-train` that multiply its lengths, batches and vocabularies by the
+    scale, those of a recipe and of its stages as well."""
+    from student_train.cli import main as student_train
+    from student_train.settings.options import ruled_out
+    from student_train.settings.recipe import find_recipe
+
+    said = given(student_train, ["--store", "none", *words])
+    recipe = find_recipe(said["recipe"]) if "recipe" in said else None
+    tables = [said, *((recipe.options, *recipe.stages) if recipe else ())]
+    found, others = list[str](), ruled_out(said.keys())
+    for name in LENGTHS:
+        known = [table[name] for table in tables if table.get(name) is not None]
+        if known and known[0] and name not in others:
+            value = float(known[0]) * work.scale
+            number = f"{value:g}" if name == "epochs" else str(max(1, round(value)))
+            found += [f"--{name.replace('_', '-')}", number]
+    for name in ("vocab", "prune_to"):
+        for value in [table[name] for table in tables if name in table][:1]:
+            found += [f"--{name.replace('_', '-')}", work.pieces(value)]
+    return found
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A source in a folder, its arms trained and scored with seeds below `seeds`."""
+
+    source: Source
+    work: Work
+    seeds: int
+
+    def scores(self) -> Scores:
+        """Train and score every arm, and score the teacher. A dry run gives no scores.
+
+        Raises UserError where the folder holds work of other settings.
+        """
+        begun = time.monotonic()
+        before = self.minutes()
+        self._begin()
+        try:
+            found = self._each_arm(self.source.prepare(self.work), self.work.folder)
+        finally:
+            self._took(before, begun)
+        return _by_measure(found)
+
+    def probed(self, names: Sequence[str], probe: Probe) -> Scores:
+        """Train and score some arms again with the words of a probe, in a folder of its own."""
+        begun, before = time.monotonic(), self.minutes()
+        words = shlex.join(probe.words)
+        arms = {
+            name: replace(arm, words=(*arm.words, *probe.words))
+            for name, arm in self.source.arms.items()
+            if name in names
+        }
+        again = replace(self, source=replace(self.source, arms=arms, joined={}))
+        folder = self.work.folder / f"probe{words}".replace(" ", "-").replace("/", "-")
+        try:
+            found = again._each_arm(self.source.prepare(self.work), folder, teacher=False)
+        finally:
+            self._took(before, begun)
+        return _by_measure(found)
+
+    def settings(self) -> str:
+        """Tell the settings that all arms share, in words."""
+        return f"{self.source.about}\n{shlex.join(self.source.words)}\n"
+
+    def minutes(self) -> float:
+        """Tell the minutes that all of it took so far."""
+        file = self.work.folder / "minutes"
+        return float(file.read_text()) if file.exists() else 0.0
+
+    def _begin(self) -> None:
+        if self.work.steps.dry:
+            return
+        self.work.folder.mkdir(parents=True, exist_ok=True)
+        begun_with = self.work.folder / "settings.txt"
+        if begun_with.exists() and begun_with.read_text() != self.settings():
+            raise UserError(
+                f"{self.work.folder}: holds work of other settings, told in {begun_with.name};"
+                " give another --work"
+            )
+        begun_with.write_text(self.settings())
+
+    def _took(self, before: float, begun: float) -> None:
+        if not self.work.steps.dry:
+            took = before + (time.monotonic() - begun) / 60
+            (self.work.folder / "minutes").write_text(f"{took:.2f}")
+
+    def _each_arm(
+        self, prepared: Prepared, folder: Path, teacher: bool = True
+    ) -> dict[str, list[dict[str, float]]]:
+        arms = self.source.arms
+        pool = ThreadPoolExecutor(self.work.steps.jobs)
+        try:
+            found: dict[str, list[dict[str, float]]] = {}
+            if teacher:
+                out = folder / "scores-teacher"
+                found[TEACHER] = [pool.submit(self._scored, prepared.teacher, out, 0).result()]
+            for later in (False, True):
+                asked = {
+                    name: [
+                        pool.submit(self._student, name, arm, prepared, seed, folder)
+                        for seed in range(self.seeds)
+                    ]
+                    for name, arm in arms.items()
+                    if arm.needs_others == later
+                }
+                found |= {name: [each.result() for each in some] for name, some in asked.items()}
+        finally:
+            pool.shutdown(cancel_futures=True)
+        if self.work.steps.dry:
+            return {}
+        parts = {part for each in self.source.joined.values() for part in each.values()}
+        order = [TEACHER, *self.source.joined, *arms]
+        rows = self._joined(found) | found
+        return {name: rows[name] for name in order if name in rows and name not in parts}
+
+    def _joined(
+        self, found: Mapping[str, Sequence[Mapping[str, float]]]
+    ) -> dict[str, list[dict[str, float]]]:
+        rows = {}
+        for name, parts in self.source.joined.items():
+            (task,) = self.source.tasks
+            files = [
+                {file: found[part][seed][file] for file, part in parts.items()}
+                for seed in range(self.seeds)
+            ]
+            rows[name] = [each | {task.measure: mean(each.values())} for each in files]
+        return rows
+
+    def _student(
+        self, name: str, arm: Arm, prepared: Prepared, seed: int, folder: Path
+    ) -> dict[str, float]:
+        """Train a student with a seed, and score it."""
+        out = self._folder(name, seed, folder)
+        own = [
+            self._filled(word, seed).replace("{teacher}", str(prepared.teacher))
+            for word in (*self.source.words, *arm.words)
+        ]
+        own += shortened(own, self.work) if self.work.scale < 1 else []
+        text = prepared.texts[arm.stores[0] if arm.stores else 0]
+        learnt = [prepared.stores[number] for number in arm.stores]
+        learnt += [
+            dump(self.work, student.with_suffix(".zarr"), text, "--model", student,
+                 *self.source.student_dump)
+            for student in (self._folder(each, seed, folder) for each in arm.students)
+        ]  # fmt: skip
+        stores = [word for store in learnt for word in ("--store", str(store))]
+        resume = ["--resume"] if (out / "training.json").exists() else []
+
+        def cost() -> Cost:
+            if not self.work.estimated:
+                return NOTHING
+            teacher = self.work.teacher
+            return student_cost(own, tokens_of(text, teacher), size_of(teacher))
+
+        self.work.steps.run(
+            "student_train.cli",
+            *(*stores, *own, "--seed", str(seed), "--out", str(out), *resume),
+            done=lambda: "result" in (read_report(out) or {}),
+            cost=cost,
+        )
+        found = self._scored(out, folder / f"scores-{out.name}", seed)
+        if found:
+            told = ", ".join(f"{measure} {value:.4f}" for measure, value in found.items())
+            print(f"{name}, seed {seed}: {told}", flush=True)
+        return found
+
+    def _folder(self, name: str, seed: int, folder: Path) -> Path:
+        return folder / f"{name}-{seed}".replace(" ", "-")
+
+    def _scored(self, model: str | Path, out: Path, seed: int) -> dict[str, float]:
+        found = {}
+        for task in self.source.tasks:
+            words = [self._filled(word, seed) for word in task.words]
+            folder = out.with_name(f"{out.name}-{task.measure}".replace(" ", "-"))
+            scores = downstream(self.work, folder, *words, "--model", model)
+            for file, score in scores.items():
+                found[task.measure if file == "test" else file] = score
+        return found
+
+    def _filled(self, word: str, seed: int) -> str:
+        places = {"{work}": self.work.folder, "{data}": self.work.data, "{seed}": seed}
+        for place, value in places.items():
+            word = word.replace(place, str(value))
+        return word
+
+
+def _by_measure(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Scores:
+    return {
+        name: {measure: [each[measure] for each in some] for measure in some[0]}
+        for name, some in found.items()
+    }

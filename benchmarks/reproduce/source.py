@@ -1,0 +1,154 @@
+"""A paper as data: its arms, its claims, its figures, and what its arms learn from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.reproduce.steps import Steps
+
+SMALL, FULL = SIZES = ("small", "full")
+OURS = "ours"
+TEACHER = "teacher"
+FEWEST = 300  # pieces of a scaled vocabulary: letters need some hundred
+Scores = dict[str, dict[str, list[float]]]  # of an arm, by measure, for every seed
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A student: the words of `student-train` beside its stores and seed.
+
+    In a word, {work} is the folder of all arms, {teacher} the teacher, and {seed} the arm's seed.
+    stores: which of the prepared stores it learns from.
+    students: other arms; it also learns from stores that their students make as teachers.
+    """
+
+    words: tuple[str, ...]
+    stores: tuple[int, ...] = (0,)
+    students: tuple[str, ...] = ()
+
+    @property
+    def needs_others(self) -> bool:
+        """Tell whether the arm needs what another arm leaves in the folder."""
+        return bool(self.students) or any("{work}" in word for word in self.words)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task to score a model by: the words of `downstream` beside --model and --out.
+
+    In a word, {work} is the folder of all arms, and {seed} the seed of the arm. Several files to
+    test have a column each beside the measure, which is their mean.
+    """
+
+    measure: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An experiment that looks for the reason why a claim does not hold here: both arms again, with
+    further words of `student-train`, which win."""
+
+    about: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says of two of its arms.
+
+    says, where: the claim in the paper's terms, and its table or section.
+    measures: the tasks of which the paper says it; all if empty.
+    gains: whether `better` is ahead of `worse`, or else brings nothing over it.
+    """
+
+    says: str
+    where: str
+    better: str
+    worse: str
+    measures: tuple[str, ...] = ()
+    gains: bool = True
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """Figures of a paper, by the name of the arm, under these columns, and where they stand."""
+
+    where: str
+    columns: tuple[str, ...]
+    rows: Mapping[str, Sequence[float | str]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The folder of a reproduction, and what its steps need to know.
+
+    teacher, data: the user's own, of the full size.
+    scale: what lengths, batches and vocabularies of the full size are multiplied by.
+    """
+
+    folder: Path
+    steps: Steps
+    teacher: str = ""
+    data: Path = Path()
+    scale: float = 1.0
+
+    @property
+    def estimated(self) -> bool:
+        """Tell whether there is a teacher by whose size the steps are estimated."""
+        return self.steps.dry and bool(self.teacher)
+
+    def scaled(self, count: int) -> str:
+        """Multiply a length by the scale, as a word; at least 1."""
+        return str(max(1, round(count * self.scale)))
+
+    def pieces(self, vocab: str) -> str:
+        """Multiply the pieces of a vocabulary by the scale, at least FEWEST; one that is no number
+        stays as it is."""
+        found = re.fullmatch(r"(\d+)(k?)", vocab)
+        if not found or self.scale == 1:
+            return vocab
+        whole = int(found[1]) * (1000 if found[2] else 1)
+        return str(max(FEWEST, round(whole * self.scale)))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the arms of a source learn from and are held against.
+
+    teacher: the model that is scored beside the arms.
+    texts: the text of each store.
+    """
+
+    stores: Sequence[Path]
+    teacher: str | Path
+    texts: Sequence[Path]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A paper at one size.
+
+    about: the setting in words.
+    words: of `student-train`, for all arms.
+    prepare: makes the stores, and what the tasks need.
+    best: the paper's own best arm, which `OURS` is compared with.
+    student_dump: words of `teacher-dump` for students that are teachers themselves.
+    joined: a row of several arms, which do not have one each: by test file the arm that it is of.
+    """
+
+    title: str
+    about: str
+    words: tuple[str, ...]
+    tasks: Sequence[Task]
+    arms: Mapping[str, Arm]
+    claims: Sequence[Claim]
+    best: str
+    prepare: Callable[[Work], Prepared]
+    student_dump: tuple[str, ...] = ()
+    published: Published | None = None
+    joined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -1,0 +1,208 @@
+"""Mukherjee & Awadallah 2020 (TinyMBERT): taggers of many languages, all arms of Table 3."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.common.results import SHARED
+from benchmarks.common.results import TEACHER as MINILM
+from benchmarks.reproduce.reproduction import downstream, dump
+from benchmarks.reproduce.source import (
+    OURS,
+    TEACHER,
+    Arm,
+    Claim,
+    Prepared,
+    Probe,
+    Published,
+    Source,
+    Task,
+    Work,
+)
+from support.errors import UserError
+
+DATA = SHARED / "data"
+LANGUAGES = ("de", "en", "fr", "nl", "pt", "sk", "sv")
+LABELLED, TESTED, UNLABELLED = 100, 500, 600  # sentences of a language
+MEASURE = "entity F1"
+IN_ALL = 8  # epochs over all text, whatever the stages
+STAGES = {"D1": 1, "D2": 1, "D3.1": 2, "D3.2": 5, "D4.1": 2, "D4.2": 5}  # that read all text
+TABLE_3 = Published(
+    "Table 3: mean over 41 languages and their deviation, with 0.7, 1.4 and 7.2M sentences without"
+    " labels; the teacher is that of Table 5",
+    ("F1, 0.7M", "deviation", "F1, 1.4M", "deviation", "F1, 7.2M", "deviation"),
+    {
+        TEACHER: (91.86, 2.7, "", "", "", ""),
+        "D0": (71.26, 6.2, "", "", "", ""),
+        "D0-S": (81.44, 5.3, "", "", "", ""),
+        "D1": (82.74, 5.1, 84.52, 4.8, 85.94, 4.8),
+        "D2": (82.38, 5.2, 83.78, 4.9, 85.87, 4.9),
+        "D3.1": (83.10, 5.0, 84.38, 5.1, 86.35, 4.9),
+        "D3.2": (86.77, 4.3, 87.79, 4.0, 88.26, 4.3),
+        "D4.1": (84.82, 4.7, 87.07, 4.2, 87.87, 4.1),
+        "D4.2": (87.10, 4.2, 88.64, 3.8, 88.52, 4.1),
+    },
+)
+TO_THE_END = Probe(
+    "each stage until its validation stands still", ("--epochs", "40", "--patience", "3")
+)
+CLAIMS = (
+    Claim("one student of all languages beats one of each", "6.1, Table 3", "D0-S", "D0"),
+    Claim("logits beat gold tags alone", "6.1, Table 3", "D1", "D0-S", probe=TO_THE_END),
+    Claim("representations beside them, jointly, hurt", "6.1, Table 3", "D1", "D2",
+          probe=TO_THE_END),
+    Claim("two stages beat joint training", "6.1, Table 3", "D3.1", "D2", probe=TO_THE_END),
+    Claim("unfreezing improves two stages", "6.1, Table 3", "D3.2", "D3.1", probe=TO_THE_END),
+    Claim("unfreezing improves three stages", "6.1, Table 3", "D4.2", "D4.1", probe=TO_THE_END),
+    Claim("three stages beat two", "Table 3", "D4.1", "D3.1", probe=TO_THE_END),
+    Claim("D4.2 is the best", "6.1, Table 3", "D4.2", "D3.2", probe=TO_THE_END),
+    Claim("a middle layer teaches better than the last", "A, Table 13", "D4.2",
+          "D4.2, last layer", probe=TO_THE_END),
+)  # fmt: skip
+
+
+def arms(*words: str, languages: Sequence[str], short: bool) -> dict[str, Arm]:
+    """Name the arms. The stores are: all text and a middle layer, all and the last layer, and the
+    gold sentences of each language."""
+    found = {"D0-S": Arm(("--recipe", "tinymbert-d0-s", *words))}
+    for store, language in enumerate(languages, 2):
+        own = ("--recipe", "tinymbert-d0", *words, "--vocab", "{work}/D0-S-{seed}")
+        found[of_language(language)] = Arm(own, (store,))
+    for name, stages in STAGES.items():
+        recipe = "tinymbert-" + name.lower().replace(".", "-")
+        length = ("--epochs", str(max(1, IN_ALL // stages))) if short else ()
+        found[name] = Arm(("--recipe", recipe, *words, *length))
+    found["D4.2, last layer"] = Arm(found["D4.2"].words, (1,))
+    ours = ("--recipe", "tinymbert-d1", *words, "--loss", "ce=1,kl=1,hidden=30")
+    return found | {OURS: Arm((*ours, *(("--epochs", str(IN_ALL)) if short else ())))}
+
+
+def of_language(name: str) -> str:
+    return f"D0 {name}"
+
+
+def sentences_of(language: str, split: str) -> list[str]:
+    """Sentences of WikiANN, or of Universal NER where that has the language."""
+    (path,) = (DATA / "ner").glob(f"{language}_*.{split}.tsv")
+    return path.read_text("utf-8").strip().split("\n\n")
+
+
+def few_tags(sentences: Sequence[str], out: Path, labelled: int) -> Path:
+    """A token/tag file, the tags of the first few sentences alone."""
+    lines = []
+    for number, sentence in enumerate(sentences):
+        for line in sentence.split("\n"):
+            word, _, tag = line.partition("\t")
+            lines.append(f"{word}\t{tag if number < labelled else ''}")
+        lines.append("")
+    out.write_text("\n".join(lines) + "\n", "utf-8")
+    return out
+
+
+def tagger(work: Work) -> Prepared:
+    """Fine-tune one teacher on few sentences of all languages, and dump what it says of more."""
+    work.steps.write(functools.partial(write_sentences, work.folder))
+    words = ("--task", "ner", "--model", MINILM, "--pieces", "all", "--seeds", "1")
+    gold = ("--train", work.folder / "train.tsv", "--dev", work.folder / "dev.tsv")
+    # At the default rate it takes twice as many epochs.
+    length = ("--epochs", "8", "--lr", "3e-4", "--precision", "bf16", "--group-by-length")
+    downstream(work, work.folder / "teacher", *words, *gold, *length, "--save")
+    return tag_stores(work, work.folder / "teacher/model", work.folder, LANGUAGES, ("4", "6"))
+
+
+def write_sentences(folder: Path) -> None:
+    """Write the sentences to learn from, to choose by and to test on, of each language."""
+    few, dev, every = list[str](), list[str](), list[str]()
+    for name in LANGUAGES:
+        train = sentences_of(name, "train")
+        few += train[:LABELLED]
+        dev += train[-LABELLED:]
+        few_tags(train[:LABELLED], folder / f"{name}.train.tsv", LABELLED)
+        every.append(
+            few_tags(
+                train[:-LABELLED][:UNLABELLED], folder / f"{name}.all.tsv", LABELLED
+            ).read_text("utf-8")
+        )
+        few_tags(sentences_of(name, "dev")[:TESTED], folder / f"{name}.test.tsv", TESTED)
+    (folder / "all.tsv").write_text("".join(every), "utf-8")
+    for role, sentences in (("train", few), ("dev", dev)):
+        few_tags(sentences, folder / f"{role}.tsv", len(sentences))
+
+
+def tag_stores(
+    work: Work, teacher: Path, data: Path, languages: Sequence[str], layers: Sequence[str]
+) -> Prepared:
+    """Dump the tags that a teacher gives to all text, with states of one layer each, and to the
+    gold sentences of each language."""
+    options = ("--model", teacher, "--head", "tagging", "--attention", "none")
+    texts = [data / "all.tsv"] * len(layers) + [data / f"{name}.train.tsv" for name in languages]
+    names = [*(f"layer-{layer}" for layer in layers), *languages]
+    states = [*layers, *([layers[0]] * len(languages))]
+    stores = [
+        dump(work, work.folder / f"{name}.zarr", text, *options, "--hidden", f"layer:{layer}")
+        for name, text, layer in zip(names, texts, states, strict=True)
+    ]
+    return Prepared(stores, teacher, texts)
+
+
+def tested(folder: str, languages: Sequence[str]) -> Task:
+    """Return the task that scores a tagger as it is on each language."""
+    files = [word for name in languages for word in ("--test", f"{folder}/{name}.test.tsv")]
+    return Task(MEASURE, ("--task", "ner", *files, "--as-is"))
+
+
+SMALL = Source(
+    title="TinyMBERT in miniature",
+    about=(
+        "WikiANN (de, en, fr, nl) and Universal NER (pt, sk, sv): an (English) MiniLM fine-tuned on"
+        f" all word pieces of {LABELLED} sentences of each language (8 epochs at lr 3e-4, bf16,"
+        f" `--group-by-length`), and what it says of {UNLABELLED} of each, layers 4 and 6 of 6;"
+        f" students BiLSTM 100,100 with 5k WordPiece, {IN_ALL} epochs over all text in every way of"
+        " distilling, shared out among its stages; `D0` a student for each language, scored on it"
+        f" (published: mBERT, 41 languages, 300,600). Test: {TESTED} sentences of each language."
+    ),
+    words=(),
+    tasks=[tested("{work}", LANGUAGES)],
+    arms=arms("--student", "bilstm:100,100", "--vocab", "5k", languages=LANGUAGES, short=True),
+    claims=CLAIMS,
+    best="D4.2",
+    prepare=tagger,
+    published=TABLE_3,
+    joined={"D0": {name: of_language(name) for name in LANGUAGES}},
+)
+
+
+def full(data: Path) -> Source:
+    """Return the published setting, of the languages that the user's folder holds.
+
+    Raises UserError where it holds none, or lacks a file of one.
+    """
+    languages = sorted(path.name.split(".")[0] for path in data.glob("*.test.tsv"))
+    for name in ("all.tsv", "train.tsv", "dev.tsv", *(f"{each}.train.tsv" for each in languages)):
+        if not languages or not (data / name).is_file():
+            raise UserError(
+                f"--data {data}: there is no {name if languages else 'LANGUAGE.test.tsv'};"
+                " benchmarks/reproduce/README.md tells what it holds"
+            )
+    return Source(
+        title="TinyMBERT",
+        about="the published setting with the teacher and the data given.",
+        words=(),
+        tasks=[tested("{data}", languages)],
+        arms=arms(languages=languages, short=False),
+        claims=CLAIMS,
+        best="D4.2",
+        prepare=functools.partial(published_teacher, languages),
+        published=TABLE_3,
+        joined={"D0": {name: of_language(name) for name in languages}},
+    )
+
+
+def published_teacher(languages: Sequence[str], work: Work) -> Prepared:
+    """Fine-tune the user's own teacher on the sentences of all languages, and dump its tags."""
+    words = ("--task", "ner", "--model", work.teacher, "--pieces", "all", "--seeds", "1")
+    gold = ("--train", work.data / "train.tsv", "--dev", work.data / "dev.tsv")
+    downstream(work, work.folder / "teacher", *words, *gold, "--save")
+    return tag_stores(work, work.folder / "teacher/model", work.data, languages, ("7", "11"))

@@ -1,0 +1,152 @@
+"""The published plans, run from the dump to the scores with tiny texts and numbers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.reproduce import __main__ as reproduce
+from benchmarks.reproduce import steps
+from benchmarks.reproduce.mukherjee import SETS
+from tests.benchmarks.test_reproduce import in_this_process
+from tests.end_to_end.support import LATIN_AND_CYRILLIC, ok, refused, write_corpus
+
+SENTENCES = LATIN_AND_CYRILLIC
+SCALE = 1e-5
+WIDTH, LAYERS = 312, 12  # as wide as the published BiLSTM's embeddings, and 12 layers to cut from
+PARTS = {"train": 24, "dev": 8, "test": 8}
+LANGUAGES = ("de", "sk")
+ARMS = {
+    "kolesnikova": ("none", "KL+MSE RF"),
+    "mukherjee": ("hard", "stagewise"),
+    "zhao": ("mixed", "NoKD"),
+    "slovakbert": ("1", "2", "6"),
+    "tinymbert": ("D0-S", "D4.2"),
+}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[str], Any]) -> Path:
+    from transformers import BertConfig, BertForMaskedLM
+
+    folder, tokenizer = tmp_path_factory.mktemp("teacher"), make_tokenizer("wordpiece")
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=WIDTH, num_hidden_layers=LAYERS,
+        num_attention_heads=12, intermediate_size=32, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def texts(count: int, columns: tuple[str, ...], labels: tuple[str, ...]) -> str:
+    chance = random.Random(count)
+    rows = [
+        "\t".join([*(chance.choice(SENTENCES) for _ in columns), labels[number % len(labels)]])
+        for number in range(count)
+    ]
+    return "\n".join(["\t".join([*columns, "score" if "0.5" in labels else "label"]), *rows]) + "\n"
+
+
+def words(count: int, tags: tuple[str, ...], tagged: int = 10**6) -> str:
+    lines = []
+    for number in range(count):
+        for place, word in enumerate(SENTENCES[number % len(SENTENCES)].split()):
+            tag = tags[(number + place) % len(tags)] if number < tagged else ""
+            lines.append(f"{word}\t{tag}")
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def questions(count: int) -> str:
+    paragraphs = [
+        {"context": text, "qas": [{
+            "id": str(number), "question": "?",
+            "answers": [{"text": text.split()[0], "answer_start": 0}],
+        }]}
+        for number, text in enumerate((SENTENCES * count)[:count])
+    ]  # fmt: skip
+    return json.dumps({"data": [{"title": "a", "paragraphs": paragraphs}]})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of data for each source."""
+    found = {name: tmp_path_factory.mktemp(name) for name in ARMS}
+    for name in ("kolesnikova", "zhao", "slovakbert"):
+        write_corpus(found[name] / "corpus.txt", 60)
+    one, two, tags = ("text",), ("text_a", "text_b"), ("O", "B-LOC", "B-PER")
+    for part, count in PARTS.items():
+        kinds = {
+            "kolesnikova/paraphraser.tsv": texts(count, two, ("yes", "no")),
+            "kolesnikova/rusentiment.tsv": texts(count, one, ("good", "bad", "skip")),
+            "kolesnikova/collection3.tsv": words(count, tags),
+            "kolesnikova/sberquad.json": questions(count),
+            **{f"zhao/{name}.tsv": texts(count, one, ("a", "b")) for name in ("sst2",
+                                                                              "snips_intents")},
+            **{f"zhao/{name}.tsv": texts(count, two, ("a", "b")) for name in ("mnli", "mrpc")},
+            "zhao/snips_slots.tsv": words(count, tags),
+            "slovakbert/wikiann.tsv": words(count, tags),
+            "slovakbert/ud.tsv": words(count, ("NOUN", "VERB")),
+            "slovakbert/stsb.tsv": texts(count, two, ("0.5", "4", "2")),
+            "slovakbert/boolq.tsv": texts(count, two, ("yes", "no")),
+            **{f"tinymbert/{name}.tsv": words(count, tags) for name in LANGUAGES},
+            "tinymbert/.tsv": words(count, tags),
+        }  # fmt: skip
+        for called in SETS:
+            name = called.lower().replace(" ", "_")
+            kinds[f"mukherjee/{name}.tsv"] = texts(count, one, ("a", "b"))
+            gold = texts(16, one, ("a", "b"))
+            whole = gold + "".join(f"{text}\t\n" for text in SENTENCES)
+            (found["mukherjee"] / f"{name}.all.tsv").write_text(whole, "utf-8")
+        for path, text in kinds.items():
+            source, _, file = path.partition("/")
+            name, _, ending = file.rpartition(".")
+            file = f"{name}.{part}.{ending}".lstrip(".")
+            (found[source] / file).write_text(text, "utf-8")
+    (found["tinymbert"] / "all.tsv").write_text(words(40, tags, tagged=16), "utf-8")
+    vectors = [" ".join([word, *["0.1"] * 300]) for word in ("the", "of")]
+    (found["mukherjee"] / "glove.300d.txt").write_text("\n".join(vectors) + "\n")
+    return found
+
+
+IN_THE_SUITE = "kolesnikova"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == IN_THE_SUITE else pytest.param(name, marks=pytest.mark.apart)
+        for name in ARMS
+    ],
+)
+def test_the_published_plan_runs(
+    name: str, tmp_path: Path, teacher: Path, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "in_own_process", in_this_process)
+    if name == "mukherjee":
+        monkeypatch.setattr("benchmarks.reproduce.mukherjee.FULL", _one_set())
+    results, work = tmp_path / "RESULTS.md", tmp_path / "work"
+    asked = [word for arm in ARMS[name] for word in ("--arm", arm)]
+    given = ("--size", "full", "--teacher", teacher, "--data", data[name], "--work", work)
+    plan = ok(reproduce.main, name, *given, *asked, "--seeds", 1, "--dry-run", "--scale", SCALE)
+    lines = [line for line in plan.splitlines() if not line.startswith("#")]
+    assert not work.exists() and sum("student-train" in line for line in lines) == len(ARMS[name])
+    ok(reproduce.main, name, *given, *asked, "--seeds", 1, "--scale", SCALE, "--results", results)
+    said = results.read_text()
+    assert all(f"\n| {arm} | --recipe " in said for arm in ARMS[name]) and "Published (" in said
+    left = ok(reproduce.main, name, *given, *asked, "--seeds", 1, "--dry-run", "--scale", SCALE)
+    assert "# all 0 commands" in left
+    line = refused(reproduce.main, name, *given[:-4], "--data", tmp_path, "--work", tmp_path / "b")
+    assert f"--data {tmp_path}: there is no " in line and "README.md" in line
+
+
+def _one_set() -> tuple[Any, ...]:
+    from benchmarks.reproduce import mukherjee
+
+    return mukherjee.FULL[:1]

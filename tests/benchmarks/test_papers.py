@@ -1,0 +1,63 @@
+"""What stands of each paper: words that the commands understand, claims about arms there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.words import given
+from benchmarks.reproduce.costs import Size, student_cost
+from benchmarks.reproduce.papers import NAMES, sources
+from benchmarks.reproduce.source import FULL, OURS, SMALL, TEACHER, Source
+from downstream.cli import main as score
+from downstream.options import AS_IS, Asked
+from support.options import scoped
+
+LANGUAGES = ("de", "sk")
+LARGE = Size(parameters=1e8, width=768, layers=12, heads=12, pieces=50_000)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    named = [f"{language}.{part}.tsv" for language in LANGUAGES for part in ("train", "test")]
+    for name in ("all.tsv", "train.tsv", "dev.tsv", *named):
+        (folder / name).touch()
+    return folder
+
+
+def every(data: Path) -> list[tuple[str, Source]]:
+    return [
+        (size, source)
+        for name in NAMES
+        for size in (SMALL, FULL)
+        for source in sources(name, size, data).values()
+    ]
+
+
+def test_all_words_of_a_source_are_understood(data: Path) -> None:
+    for _, source in every(data):
+        for arm in source.arms.values():
+            assert student_cost([*source.words, *arm.words], 1.0, LARGE).flops >= 0
+        for task in source.tasks:
+            words = [word.replace("{seed}", "0") for word in task.words]
+            found = given(score, [*words, "--model", "m", "--out", "o"])
+            taken, as_is = scoped(Asked, found["task"]), scoped(Asked, AS_IS)
+            known = taken & as_is if found.get("as_is") else taken - {"as_is"}
+            assert found.keys() <= known | {"task"}
+
+
+def test_claims_are_of_arms_and_measures_that_are_there(data: Path) -> None:
+    for size, source in every(data):
+        rows = {TEACHER, *source.arms, *source.joined}
+        assert {source.best, OURS} <= source.arms.keys() and source.about and source.published
+        parts = [part for each in source.joined.values() for part in each.values()]
+        assert set(parts) <= source.arms.keys()
+        measures = {task.measure for task in source.tasks}
+        for claim in source.claims:
+            assert {claim.better, claim.worse} <= rows and claim.where
+            assert size == SMALL or set(claim.measures) <= measures
+        assert any(measures & set(claim.measures or measures) for claim in source.claims)
+        for cells in source.published.rows.values():
+            assert len(cells) == len(source.published.columns)
