@@ -49,12 +49,20 @@ def check_student_tokenizer(tokenizer: Any, word: str) -> None:
         )
 
 
-def train_wordpiece(texts: Iterable[str], size: int, teacher_normalizer: Any) -> Tokenizer:
-    """WordPiece of exactly `size` pieces that folds case and accents as the teacher does and knows
-    every character.
+def fewer_pieces(word: str, pieces: int) -> str:
+    """Tell in a line that a vocabulary has fewer pieces than `--vocab` asked for; "" if it has
+    all. `5k`, `words:5k` and `pruned:5k` ask for a number."""
+    asked = vocabulary_size(word.rpartition(":")[2])
+    if asked is None or pieces >= asked:
+        return ""
+    return f"vocabulary of {pieces:,} pieces, not {asked:,} (--vocab {word}): the text has no more"
 
-    Raises UserError if `size` cannot hold the single characters of the text, or the text has fewer
-    pieces to give.
+
+def train_wordpiece(texts: Iterable[str], size: int, teacher_normalizer: Any) -> Tokenizer:
+    """WordPiece of `size` pieces that folds case and accents as the teacher does and knows every
+    character. A text that has fewer pieces to give gives all of them; `fewer_pieces` tells so.
+
+    Raises UserError if `size` cannot hold the single characters of the text.
     """
     tokenizer = _untrained(teacher_normalizer)
     words = _count_words(texts, tokenizer)
@@ -69,11 +77,6 @@ def train_wordpiece(texts: Iterable[str], size: int, teacher_normalizer: Any) ->
     possible = len(letters) + sum(len(word) - 1 for word in words)  # each merge joins two pieces
     # Never more than there can be: the trainer sets memory aside for what it is asked for.
     pieces = [*SPECIALS.values(), *_merged(words, letters, min(size - len(SPECIALS), possible))]
-    if len(pieces) < size:
-        raise UserError(
-            f"--vocab {size}: the text gives only {len(pieces)} pieces; ask for at"
-            f" most {len(pieces)}"
-        )
     tokenizer.model = models.WordPiece(_numbered(pieces), unk_token="[UNK]")
     _frame(tokenizer)
     return tokenizer
@@ -84,18 +87,18 @@ def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
     2019, section 6): of all, or of the most frequent that `size` entries hold beside the special
     tokens.
 
-    Raises UserError where `size` leaves no place for a word, or the text has fewer.
+    Raises UserError where `size` leaves no place for a word.
     """
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     counts = _count_words(texts, tokenizer)
     known = sorted(counts.keys() - SPECIALS.values(), key=lambda word: (-counts[word], word))
-    most, least = len(SPECIALS) + len(known), len(SPECIALS) + 1
-    if size is not None and not least <= size <= most:
+    least = len(SPECIALS) + 1
+    if size is not None and size < least:
         raise UserError(
-            f"--vocab words:{size}: the text has {len(known)} different words between blanks; ask"
-            f" for {least} to {most}, or for all of them: --vocab words"
+            f"--vocab words:{size}: leaves no place for a word beside the special tokens; ask for"
+            f" {least} or more, or for all words of the text: --vocab words"
         )
     pieces = [*SPECIALS.values(), *known][:size]
     tokenizer.model = models.WordLevel(_numbered(pieces), unk_token="[UNK]")

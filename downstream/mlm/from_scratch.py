@@ -20,10 +20,10 @@ KIND = "modernbert"
 
 
 def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
-    """Train a cased WordPiece tokenizer of `size` (30k, 512) pieces that knows every character.
+    """Train a cased WordPiece tokenizer of `size` (30k, 512) pieces, or of all that the lines have
+    to give, that knows every character.
 
-    Raises UserError where `size` is no number of pieces, the characters alone need more, or the
-    text gives fewer.
+    Raises UserError where `size` is no number of pieces, or the characters alone need more.
     """
     pieces = vocabulary_size(size)
     if pieces is None:

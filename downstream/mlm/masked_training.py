@@ -33,6 +33,7 @@ from support.errors import UserError
 from support.signals import stoppable
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
+from training.wordpiece import fewer_pieces
 
 BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
 EVAL_SEED = 0
@@ -186,6 +187,8 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
         else:
             say(f"training a WordPiece of {settings.vocab} pieces on {len(lines):,} lines")
             tokenizer = train_tokenizer(lines, settings.vocab, settings.max_length)
+            if told := fewer_pieces(settings.vocab, len(tokenizer)):
+                say(told)
         return random_encoder(size, tokenizer, settings.max_length), tokenizer
     resolved = resolve_model(settings.model)
     load_config(resolved)

@@ -17,10 +17,10 @@ from support.errors import UserError
 def pruned_tokenizer(store: FeatureStore, size: int) -> Tokenizer:
     """Cut the teacher's tokenizer to `size` pieces. It keeps its special and added tokens, every
     single character that the store's text has, and the pieces that are most frequent there, in the
-    teacher's order.
+    teacher's order. Where the text has fewer pieces, it keeps all of these.
 
     Raises UserError unless the teacher's tokenizer is a WordPiece, and where the special tokens and
-    characters alone are more than `size`, or the text has fewer pieces.
+    characters alone are more than `size`.
     """
     settings: dict[str, Any] = json.loads(store.teacher_file("tokenizer.json"))
     model = settings["model"]
@@ -70,11 +70,6 @@ def _kept(
             f" {len(needed)} pieces; ask for more"
         )
     frequent = sorted((p for p in met if p not in needed), key=lambda p: -counts[ids[p]])
-    if len(needed) + len(frequent) < size:
-        raise UserError(
-            f"--vocab pruned:{size}: the text has only {len(needed) + len(frequent)} of the"
-            " teacher's pieces; ask for at most that"
-        )
     kept = needed | set(frequent[: size - len(needed)])
     # Tokens that were added beside the vocabulary are numbered after it, wherever they are loaded.
     return [piece for piece in dict.fromkeys((*pieces, *added)) if piece in kept]

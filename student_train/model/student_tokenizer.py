@@ -21,8 +21,9 @@ from training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_siz
 def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast:
     """Make the tokenizer that `--vocab` asks for.
 
-    Raises UserError for a word that means no vocabulary, a size that is impossible for the store's
-    text, and a folder without a fast tokenizer.
+    It has fewer pieces than a size asks for where the store's text has no more. Raises UserError
+    for a word that means no vocabulary, a size that cannot hold the characters of the text, and a
+    folder without a fast tokenizer.
     """
     size = vocabulary_size(word)
     if size is not None:

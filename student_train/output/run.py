@@ -38,6 +38,7 @@ from support.lease import Lease
 from support.options import scoped
 from training.checkpoint import remove_checkpoints
 from training.ranks import ALONE, Ranks, joined
+from training.wordpiece import fewer_pieces
 
 Prepared = tuple[PreTrainedModel, Collator, list[str]]
 """A student at its start, its collator, and lines on where it starts from; see `prepare`."""
@@ -109,7 +110,7 @@ def train_student(
             before = ranks.agreed(check_out(out, begun, resume) if ranks.lead else None)
             student, collator, begun["start"] = prepared or prepare(options, *stores)
             begun["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
-            kept = _kept_of(options, store, collator)
+            kept = _kept_of(options, store, collator, say)
             if before is not None:
                 go_on(out, before, begun, say)
             for line in begun["start"]:
@@ -139,7 +140,9 @@ def train_student(
         ) from error
 
 
-def _kept_of(options: TrainOptions, store: FeatureStore, collator: Collator) -> list[str] | None:
+def _kept_of(
+    options: TrainOptions, store: FeatureStore, collator: Collator, say: Any
+) -> list[str] | None:
     """Return the pieces that the finished student keeps, or None for all."""
     if options.prune_to is None:
         return None
@@ -147,6 +150,8 @@ def _kept_of(options: TrainOptions, store: FeatureStore, collator: Collator) -> 
         other = student_tokenizer(options.prune_to, store)
     except UserError as error:
         raise UserError(str(error).replace("--vocab", "--prune-to", 1)) from error
+    if fewer := fewer_pieces(options.prune_to, len(other)):
+        say(f"prune to  {fewer.replace('--vocab', '--prune-to')}")
     return shared_pieces(collator.student_tokenizer, other, options.prune_to)
 
 
@@ -196,12 +201,13 @@ def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore)
     if has_attention(student) and (compares_maps or options.device == "cpu"):
         student.set_attn_implementation("eager")
     collator = make_collator(options, store, tokenizer)
+    fewer = fewer_pieces(options.vocab, len(tokenizer))
     start = initialise(student, options.init, store, collator.vocabulary)
     if options.word_vectors:
         at_random = start == [RANDOM]
         path = Path(options.word_vectors)
         start.append(set_word_vectors(student, tokenizer, path, others=at_random))
-    return student, collator, start
+    return student, collator, [fewer, *start] if fewer else start
 
 
 def read_pairs(tokenizer: Any, options: TrainOptions, store: FeatureStore) -> None:

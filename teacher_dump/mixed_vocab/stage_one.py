@@ -29,7 +29,13 @@ from teacher_dump.job.dump import DumpSummary, dump, gathered, kept
 from teacher_dump.mixed_vocab.options import MixedVocabOptions
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.windows.cutting import iter_windows
-from training.wordpiece import SPECIALS, check_student_tokenizer, train_wordpiece, vocabulary_size
+from training.wordpiece import (
+    SPECIALS,
+    check_student_tokenizer,
+    fewer_pieces,
+    train_wordpiece,
+    vocabulary_size,
+)
 
 if TYPE_CHECKING:
     from teacher_dump.job.identity import StageOne
@@ -105,6 +111,8 @@ def _trained(
         return (window.text for window in itertools.chain.from_iterable(parts))
 
     tokenizer = student_tokenizer(options.vocab, texts(), teacher)
+    if told := fewer_pieces(options.vocab, len(tokenizer)):
+        say(f"text      {told}")
     network = _network(options, teacher, tokenizer, say)
     files = tokenizer_files(tokenizer, longest)
     mixer = Mixer(
@@ -190,8 +198,8 @@ def shared_pieces(teacher: Any, student: Any) -> Array:
 def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
     """Make the fast tokenizer that `--vocab` asks for: of a size, or from a folder.
 
-    Raises UserError if the texts cannot give that size, or if the folder has no tokenizer with a
-    mask token and a padding token.
+    Raises UserError if that size cannot hold the characters of the texts, or if the folder has no
+    tokenizer with a mask token and a padding token.
     """
     from transformers import PreTrainedTokenizerFast
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from store import FeatureStore
 from student_train.cli import main as student_train
 from student_train.sweep import main as student_sweep
-from tests.end_to_end.support import STUDENT, dumped, refused, says, tree
+from tests.end_to_end.support import STUDENT, dumped, ok, refused, says, tree
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,6 @@ def bare_store(
 TRAIN_OPTIONS = {
     "--steps 5 --epochs 2": ("--steps and --epochs",),
     "--vocab 3": ("--vocab 3", "characters", "ask for more"),
-    "--vocab 100k": ("--vocab 100000", "ask for at most"),
-    "--vocab 99999999999999999999": ("--vocab 99999999999999999999", "ask for at most"),
     "--vocab many": ("--vocab many", "5k"),
     "--vocab .": ("--vocab .", "tokenizer"),
     "--loss wishful=1": ("wishful", "there are mlm,", " kl,", " ce,"),
@@ -83,6 +81,28 @@ def test_train_options(
     steps = () if "epochs" in options or "steps" in options else ("--steps", "3")
     says(refused(student_train, *words, *steps, *options.split()), *TRAIN_OPTIONS[options])
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+def test_a_vocabulary_larger_than_the_text_is_taken_as_far_as_it_goes(
+    tmp_path: Path, store: Path
+) -> None:
+    words = ("--store", store, *STUDENT, "--loss", "mlm", "--out", tmp_path / "out")
+    huge = "99999999999999999999"
+    said = ok(student_train, *words, "--vocab", huge, "--init", "random", "--steps", 0)
+    pieces = len(AutoTokenizer.from_pretrained(tmp_path / "out"))
+    says(
+        said, f"start     vocabulary of {pieces:,} pieces, not ", f"(--vocab {huge})", "has no more"
+    )
+    assert f"(--vocab {huge})" in (tmp_path / "out" / "training.json").read_text()
+    sweep = (*words[:-1], tmp_path / "sweep", "--steps", 1)
+    said = ok(student_sweep, *sweep, "--vocab", "500", "--vocab", "5k")
+    assert said.count("has no more") == said.count("not 5,000 (--vocab 5k)") == 1
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[recipes.mine]\noptions = { vocab = "5k" }\n')
+    said = ok(student_train, *words[:-1], tmp_path / "r", "--recipe", recipe, "--steps", 1)
+    says(said, "not 5,000 (--vocab 5k)")
+    pruned = (*words[:-1], tmp_path / "p", "--vocab", "500", "--steps", 1, "--prune-to", "words:5k")
+    says(refused(student_train, *pruned), "two WordPieces")
 
 
 @pytest.mark.parametrize(

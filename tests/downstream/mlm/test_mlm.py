@@ -190,7 +190,16 @@ def test_wrong_shapes_are_refused(size: str, told: str, text: Path, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("size", ["3", "many", "900k"])
+def test_a_small_text_gives_what_it_has(text: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    train_mlm(settings(text, tmp_path / "out", "scratch:16x2x2", vocab="30k"), said.append)
+    pieces = len(AutoTokenizer.from_pretrained(tmp_path / "out"))
+    assert (
+        f"vocabulary of {pieces:,} pieces, not 30,000 (--vocab 30k): the text has no more" in said
+    )
+
+
+@pytest.mark.parametrize("size", ["3", "many"])
 def test_wrong_vocabulary_sizes_are_refused(size: str) -> None:
     with pytest.raises(UserError, match="--vocab"):
         train_tokenizer(SENTENCES, size, 64)

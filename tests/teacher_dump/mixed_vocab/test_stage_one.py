@@ -185,6 +185,15 @@ def test_tied_pieces_train_and_are_told(trained: Any, tmp_path: Path) -> None:
     assert not {"tie", "accumulate", "warmup"} & plain.keys()
 
 
+def test_a_vocabulary_larger_than_the_text_is_taken_as_far_as_it_goes(
+    trained: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "store.zarr"
+    said = ok(teacher_dump, *trained[2], "--vocab", "5k", "--steps", 1, "--out", out)
+    pieces = len(MixedVocab.of(open_store(out)).embeddings)
+    assert f"text      vocabulary of {pieces:,} pieces, not 5,000 (--vocab 5k)" in said
+
+
 def test_help_shows_the_subcommand() -> None:
     assert "mixed-vocab" in ok(teacher_dump, "--help").partition("Commands:")[2]
     short, long = (ok(teacher_dump, "mixed-vocab", option) for option in ("-h", "--help"))
