@@ -22,7 +22,7 @@ import click
 from benchmarks.common.results import RESULTS, publish
 from benchmarks.reproduce.papers import BEST, NAMES, sources
 from benchmarks.reproduce.reproduction import Reproduction
-from benchmarks.reproduce.source import FULL, SIZES, Claim, Scores, Source, Work
+from benchmarks.reproduce.source import FULL, SIZES, TEACHER, Claim, Scores, Source, Work
 from benchmarks.reproduce.steps import Steps, plan_text
 from benchmarks.reproduce.verdicts import compare_best, report
 from support.console import command_errors
@@ -81,8 +81,8 @@ def main(
         scores = run.scores()
         if not dry:
             said = f"`python -m benchmarks.reproduce {name} --seeds {seeds} --size {size}`;"
-            took = f"All of it took {run.minutes():.0f} minutes with --jobs {jobs}."
             body = report(run.source, scores, _prober(run))
+            took = f"All of it took {run.minutes():.0f} minutes with --jobs {jobs}."
             publish(run.source.title, f"{said} {run.source.about} {took}", body, results)
     if name in ("all", "best") and not dry:
         said = f"`python -m benchmarks.reproduce best --seeds {seeds} --size {size}`; {BEST}"
@@ -98,7 +98,7 @@ def _only(source: Source, names: tuple[str, ...]) -> Source:
     if unknown := sorted(set(names) - source.arms.keys()):
         raise UserError(f"--arm {unknown[0]}: there are {', '.join(source.arms)}")
     arms = {name: arm for name, arm in source.arms.items() if name in names}
-    claims = [claim for claim in source.claims if {claim.better, claim.worse} <= arms.keys()]
+    claims = [claim for claim in source.claims if {claim.better, claim.worse} <= {*arms, TEACHER}]
     return replace(source, arms=arms, claims=claims, joined={})
 
 

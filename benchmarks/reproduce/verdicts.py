@@ -46,7 +46,7 @@ def claims_table(source: Source, scores: Scores, probed: Probed) -> str:
         judged = judged or [(", ".join(claim.measures), UNJUDGED, "", "")]
         rows += [[claim.says, claim.where, *cells] for cells in judged]
         if claim.probe and any(found == FAILS for _, found, *_ in judged):
-            again = of_tasks(source, probed(claim))
+            again = main | of_tasks(source, probed(claim))  # a teacher is not trained again
             for measure in measures(claim, again):
                 about = f"the same, {claim.probe.about}"
                 rows.append([about, "", measure, *verdict(claim, again, measure)])

@@ -222,6 +222,10 @@ def test_a_claim_is_decided_by_more_than_the_deviation() -> None:
     said = verdicts.claims_table(source, tables, lambda claim: again)
     assert "| first | Table 1 | F1 | does not hold | b 0.510, a 0.610 | 0 of 3 |" in said
     assert "| the same, with more |  | F1 | holds | b 0.600, a 0.500 | 1 of 1 |" in said
+    of_teacher = replace(claim, better="teacher", worse="a", gains=False)
+    level = replace(source, claims=[of_teacher])
+    said = verdicts.claims_table(level, tables, lambda claim: {"a": {"F1": [1.1]}})
+    assert "the same, with more |  | F1 | holds | teacher 1.000, a 1.100 |" in said
     elsewhere = replace(source, claims=[replace(claim, measures=("EM",))])
     said = verdicts.claims_table(elsewhere, tables, lambda claim: again)
     assert "| first | Table 1 | EM | not judged: no such task here |  |  |" in said
