@@ -33,6 +33,7 @@ from support.errors import UserError
 from support.signals import stoppable
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
+from training.tokenizer_folder import save_tokenizer
 from training.wordpiece import fewer_pieces
 
 BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
@@ -78,7 +79,7 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
     )
     settings.out.mkdir(parents=True, exist_ok=True)
     files.write(settings.out / BEGUN, json.dumps(told(settings), indent=1).encode())
-    tokenizer.save_pretrained(settings.out)  # first, because a resumed run must read the same one
+    save_tokenizer(tokenizer, settings.out)  # first, because a resumed run must read the same one
     return _run(settings, model, tokenizer, rows, dev_rows, say)
 
 

@@ -22,6 +22,7 @@ from support.console import counted
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from training.optimizer import ADADELTA_LR, optimizer_of
+from training.tokenizer_folder import save_tokenizer
 
 WEIGHT_DECAY = 0.01
 BETAS = (0.9, 0.999)
@@ -163,7 +164,7 @@ def _one_seed(
             result[split] = score(split, _predict(trainer, rows[split]))
         if keep is not None:
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(keep)
-            tokenizer.save_pretrained(keep)
+            save_tokenizer(tokenizer, keep)
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
     return result
 

@@ -18,6 +18,7 @@ from student_train.model.model_folder import loaded
 from student_train.model.pruning import pruned, shared_pieces
 from support import files
 from support.errors import ANOTHER, UserError
+from training.tokenizer_folder import save_tokenizer
 
 FACTORIES = {
     "ForMaskedLM": AutoModelForMaskedLM,
@@ -68,7 +69,7 @@ def _write(model: Any, tokenizer: Any, card: str, out: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=files.UNFINISHED, dir=out.parent) as folder:
             made = Path(folder) / out.name
             model.save_pretrained(made)
-            tokenizer.save_pretrained(made)
+            save_tokenizer(tokenizer, made)
             (made / "README.md").write_text(card)
             files.sync_tree(made)
             made.rename(out)

@@ -38,6 +38,7 @@ from support.lease import Lease
 from support.options import scoped
 from training.checkpoint import remove_checkpoints
 from training.ranks import ALONE, Ranks, joined
+from training.tokenizer_folder import save_tokenizer
 from training.wordpiece import fewer_pieces
 
 Prepared = tuple[PreTrainedModel, Collator, list[str]]
@@ -265,7 +266,7 @@ def _finish(
         student, tokenizer = pruned(student, tokenizer, kept)
     transformers_logging.disable_progress_bar()
     student.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    save_tokenizer(tokenizer, out)
     result = {
         **trained.validation,
         "steps": trained.steps,

@@ -1,0 +1,150 @@
+"""A student's folder says the same to transformers 4, to transformers 5 and to
+sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from store import FeatureStore
+from student_train.cli import main
+from tests.end_to_end.support import ok
+from tests.texts import ENGLISH, RUSSIAN
+from training.tokenizer_folder import in_common, save_tokenizer
+
+TEXTS = (" ".join(ENGLISH[:5]), *RUSSIAN[:2])  # the first is longer than a local attention sees
+STUDENTS = {
+    "wordpiece": ("--student", "32x2x4", "--vocab", 500),
+    "teacher": ("--student", "32x2x4", "--vocab", "teacher"),
+    "modernbert": ("--student", "modernbert:32x4x2", "--vocab", 500),
+    "unigram": ("--student", "32x2x4", "--vocab", "FOLDER"),
+}
+
+
+@pytest.fixture(scope="module")
+def students(
+    store: FeatureStore,
+    make_tokenizer: Callable[[str], Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """Students whose tokenizers came in different ways; one has special tokens without a role.
+
+    Their weights are drawn large, so that a layer which attends otherwise gives other logits.
+    """
+    root = tmp_path_factory.mktemp("students")
+    unigram = make_tokenizer("unigram")
+    unigram.save_pretrained(root / "vocabulary")
+    other = AutoTokenizer.from_pretrained(root / "vocabulary")
+    other.add_special_tokens({"additional_special_tokens": ["<new>", "<newer>"]})
+    other.save_pretrained(root / "vocabulary")
+    found = {}
+    for name, words in STUDENTS.items():
+        given = [root / "vocabulary" if word == "FOLDER" else word for word in words]
+        more = ("--init", "random", "--steps", 0, "--loss", "mlm", "--device", "cpu")
+        ok(main, "--store", store.path, "--out", root / name, *given, *more)
+        found[name] = root / name
+        weights = load_file(root / name / "model.safetensors")
+        grown = {key: 15 * value if value.ndim == 2 else value for key, value in weights.items()}
+        save_file(grown, root / name / "model.safetensors", metadata={"format": "pt"})
+    return found
+
+
+def test_the_settings_of_a_tokenizer_are_those_that_both_know(students: dict[str, Path]) -> None:
+    for folder in students.values():
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+        assert not settings.keys() & {"backend", "is_local", "extra_special_tokens"}
+    assert settings["additional_special_tokens"] == ["<new>", "<newer>"]
+    again = AutoTokenizer.from_pretrained(students["unigram"])
+    assert again.convert_ids_to_tokens(again("<newer>")["input_ids"])[1:-1] == ["<newer>"]
+    assert set(again.extra_special_tokens) == {"<new>", "<newer>"}
+
+
+def test_a_class_of_its_own_and_a_table_of_tokens_stay() -> None:
+    settings = {"tokenizer_class": "BertTokenizer", "extra_special_tokens": {"image": "<i>"}}
+    assert in_common(settings) == settings
+
+
+def test_a_saved_tokenizer_is_the_same(
+    make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    for kind in ("wordpiece", "bpe", "unigram"):
+        tokenizer = make_tokenizer(kind)
+        save_tokenizer(tokenizer, tmp_path / kind)
+        again = AutoTokenizer.from_pretrained(tmp_path / kind)
+        assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+        assert again.special_tokens_map == tokenizer.special_tokens_map
+        assert again.model_max_length == tokenizer.model_max_length
+        assert again.model_input_names == tokenizer.model_input_names
+
+
+FOREIGN = """
+import json, sys
+import torch, transformers
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+texts, folders = json.load(sys.stdin)
+found = {"version": transformers.__version__}
+for name, folder in folders.items():
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**batch).logits
+    vectors = SentenceTransformer(folder, device="cpu").encode(texts)
+    found[name] = [batch["input_ids"].tolist(), logits.tolist(), vectors.tolist()]
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The Python of an environment with transformers 4, which borrows torch from this one."""
+    root = tmp_path_factory.mktemp("older") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", root], check=True)
+    python = root / "bin" / "python"
+    inside = next(root.glob("lib/python*/site-packages"))
+    (inside / "zz_borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    packages = ("transformers>=4.57,<5", "sentence-transformers>=5,<6", "datasets")
+    install = ("-m", "pip", "install", "-q", "--disable-pip-version-check", *packages)
+    subprocess.run([python, *install], check=True)
+    yield python
+
+
+@pytest.mark.apart
+def test_a_students_folder_in_transformers_4_and_sentence_transformers(
+    students: dict[str, Path], older: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    asked = json.dumps([TEXTS, {name: str(folder) for name, folder in students.items()}])
+    run = subprocess.run([older, "-c", FOREIGN], input=asked, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout[run.stdout.index("{") :])
+    assert found["version"].startswith("4.")
+    for name, folder in students.items():
+        ids, logits, vectors = found[name]
+        batch = AutoTokenizer.from_pretrained(folder)(
+            list(TEXTS), padding=True, return_tensors="pt"
+        )
+        assert batch["input_ids"].tolist() == ids, name
+        model = AutoModelForMaskedLM.from_pretrained(folder).eval()
+        with torch.no_grad():
+            output = model(**batch, output_hidden_states=True)
+        present = batch["attention_mask"].bool()
+        torch.testing.assert_close(
+            output.logits[present], torch.tensor(logits)[present], rtol=1e-4, atol=1e-4
+        )
+        if name != "modernbert":  # whose last state is normalised once more
+            states = output.hidden_states[-1] * present[:, :, None]
+            means = states.sum(1) / present.sum(1, keepdim=True)
+            torch.testing.assert_close(means, torch.tensor(vectors), rtol=1e-4, atol=1e-4)
