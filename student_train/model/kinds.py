@@ -109,12 +109,11 @@ def _modernbert(
         attention_dropout=dropout,
         classifier_dropout=dropout,
         layer_types=["full_attention"] * shape.layers,
-        global_attn_every_n_layers=1,  # says the same to transformers 4
         cls_token_id=tokenizer.cls_token_id,
         bos_token_id=tokenizer.cls_token_id,
         sep_token_id=tokenizer.sep_token_id,
         eos_token_id=tokenizer.sep_token_id,
-        **common,
+        **{**common, "global_attn_every_n_layers": 1},  # says the types to transformers 4
     )
 
 

@@ -18,12 +18,12 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from store import FeatureStore
 from student_train.cli import main
-from tests.end_to_end.support import ok
+from tests.end_to_end.support import Word, Words, ok
 from tests.texts import ENGLISH, RUSSIAN
 from training.tokenizer_folder import in_common, save_tokenizer
 
 TEXTS = (" ".join(ENGLISH[:5]), *RUSSIAN[:2])  # the first is longer than a local attention sees
-STUDENTS = {
+STUDENTS: dict[str, Words] = {
     "wordpiece": ("--student", "32x2x4", "--vocab", 500),
     "teacher": ("--student", "32x2x4", "--vocab", "teacher"),
     "modernbert": ("--student", "modernbert:32x4x2", "--vocab", 500),
@@ -49,7 +49,7 @@ def students(
     other.save_pretrained(root / "vocabulary")
     found = {}
     for name, words in STUDENTS.items():
-        given = [root / "vocabulary" if word == "FOLDER" else word for word in words]
+        given: list[Word] = [root / "vocabulary" if word == "FOLDER" else word for word in words]
         more = ("--init", "random", "--steps", 0, "--loss", "mlm", "--device", "cpu")
         ok(main, "--store", store.path, "--out", root / name, *given, *more)
         found[name] = root / name
