@@ -3,6 +3,7 @@
     python -m benchmarks.reproduce SOURCE|all --work DIR [--seeds N] [--jobs N]
     python -m benchmarks.reproduce SOURCE --size full --teacher DIR --data DIR --work DIR
                                    [--dry-run] [--arm NAME]... [--scale X]
+    python -m benchmarks.reproduce SOURCE --differences --work DIR
 
 The small size takes minutes on two cores. The full size is the published setting, on the user's own
 teacher and data (README.md in this folder tells which files). Every step is a command as a user
@@ -20,6 +21,7 @@ from pathlib import Path
 import click
 
 from benchmarks.common.results import RESULTS, publish
+from benchmarks.reproduce.differences import differing
 from benchmarks.reproduce.papers import BEST, NAMES, sources
 from benchmarks.reproduce.reproduction import Reproduction
 from benchmarks.reproduce.source import FULL, SIZES, TEACHER, Claim, Scores, Source, Work
@@ -43,6 +45,9 @@ from support.errors import UserError
     default=1.0,
     help="What lengths, batches and vocabularies of the full size are multiplied by.",
 )
+@click.option(
+    "--differences", is_flag=True, help="Our recipe alone, changed in one thing at a time."
+)
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="Students at a time.")
 @click.option("--dry-run", "dry", is_flag=True, help="Print every command, with hours and bytes.")
 @click.option(
@@ -62,6 +67,7 @@ def main(
     data: Path | None,
     only: tuple[str, ...],
     scale: float,
+    differences: bool,
     jobs: int,
     dry: bool,
     tflops: float,
@@ -75,12 +81,14 @@ def main(
     steps, runs = Steps(jobs, dry), {}
     for each in names:
         for folder, source in sources(each, size, data or Path()).items():
+            source = differing(source) if differences else source
             place = Work(work / folder, steps, teacher or "", data or Path(), scale)
             runs[folder] = Reproduction(_only(source, only), place, seeds)
     for run in runs.values() if name != "best" else ():
         scores = run.scores()
         if not dry:
-            said = f"`python -m benchmarks.reproduce {name} --seeds {seeds} --size {size}`;"
+            words = f"{name} --seeds {seeds} --size {size}{' --differences' if differences else ''}"
+            said = f"`python -m benchmarks.reproduce {words}`;"
             body = report(run.source, scores, _prober(run))
             took = f"All of it took {run.minutes():.0f} minutes with --jobs {jobs}."
             publish(run.source.title, f"{said} {run.source.about} {took}", body, results)

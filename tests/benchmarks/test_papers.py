@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.common.words import given
 from benchmarks.reproduce.costs import Size, student_cost
+from benchmarks.reproduce.differences import DIFFERENCES, differing
 from benchmarks.reproduce.papers import NAMES, sources
-from benchmarks.reproduce.source import FULL, OURS, SMALL, TEACHER, Source
+from benchmarks.reproduce.source import FULL, OURS, SMALL, TEACHER, Arm, Source
 from downstream.cli import main as score
 from downstream.options import AS_IS, Asked
+from student_train.cli import main as train
+from support.errors import UserError
 from support.options import scoped
 
 LANGUAGES = ("de", "sk")
@@ -34,6 +38,26 @@ def every(data: Path) -> list[tuple[str, Source]]:
         for size in (SMALL, FULL)
         for source in sources(name, size, data).values()
     ]
+
+
+def test_differences_change_one_option_of_our_arm() -> None:
+    for name in ("kolesnikova", "zhao", "slovakbert"):
+        (source,) = sources(name, SMALL).values()
+        found = differing(source)
+        ours = asked(found.arms[OURS])
+        for arm, changed in list(found.arms.items())[1:]:
+            words = DIFFERENCES[arm.removeprefix(f"{OURS}, ")]
+            named = {word[2:].replace("-", "_") for word in words[::2]}
+            others = {key: value for key, value in asked(changed).items() if key not in named}
+            assert others == {key: value for key, value in ours.items() if key not in named}
+            assert all(asked(changed)[key] != ours.get(key) for key in named)
+        assert [claim.better for claim in found.claims] == list(found.arms)[1:]
+    with pytest.raises(UserError, match="masked LMs"):
+        differing(next(iter(sources("tinymbert", SMALL).values())))
+
+
+def asked(arm: Arm) -> dict[str, Any]:
+    return given(train, ["--store", "none", *arm.words])
 
 
 def test_all_words_of_a_source_are_understood(data: Path) -> None:
