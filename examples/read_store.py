@@ -112,7 +112,18 @@ class Store:
             record["label"] = self.array(f"{here}/sequence/label")[s]
         elif task == "tagging":
             record["tag"] = self.array(f"{here}/token/tag")[a:b]
+        if "embedding" in self.features:
+            record["embedding"] = self.embedding(here, s)
         return record | {"special": self.array(f"{here}/token/special")[a:b], "rows": (a, b)}
+
+    def embedding(self, here: str, s: int) -> Array:
+        """The vector of sequence s of a part, float32 [W]."""
+        arrays = {"values": self.array(f"{here}/sequence/embedding/values")[s : s + 1]}
+        encoding = self.encodings["embedding"]
+        if encoding["encoding"] != "float32":
+            arrays["scale"] = self.array(f"{here}/sequence/embedding/scale")[s : s + 1]
+        vectors = decode_scaled(arrays["values"], arrays.get("scale"), encoding)
+        return np.asarray(vectors[0, : self.features["embedding"]["width"]])
 
     def view(self, here: str, record: Json, s: int, pair: int) -> Json:
         """What the teacher gave for a sequence in one view."""

@@ -2,6 +2,7 @@
 
 from store.errors import StoreError as StoreError
 from store.errors import Unreachable as Unreachable
+from store.format.features import EmbeddingSpec as EmbeddingSpec
 from store.format.features import Features as Features
 from store.format.features import LogitsSpec as LogitsSpec
 from store.format.features import TaskSpec as TaskSpec

@@ -59,7 +59,7 @@ def main(**given: Any) -> None:
         click.echo(f"{counted(done.gold, 'token')} with a gold tag")
     if done.without_tokens:
         click.echo(f"{counted(done.without_tokens, 'window')} without any token left out")
-    if done.task == "classification" and done.cut:
+    if done.cut:
         click.echo(f"{counted(done.cut, 'document')} cut at the longest sequence (--max-length)")
     if done.surrogates:
         held = counted(done.surrogates, "character")

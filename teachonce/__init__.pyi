@@ -11,6 +11,7 @@ from align import align_match as align_match
 from align import align_reduce as align_reduce
 from align import align_span as align_span
 from store import Batch as Batch
+from store import EmbeddingSpec as EmbeddingSpec
 from store import Features as Features
 from store import FeatureStore as FeatureStore
 from store import HiddenBatch as HiddenBatch

@@ -7,6 +7,8 @@ import re
 _PART = {
     r"sequence/(text|token)_start": ("sequence_edge",),
     r"sequence/\w+": ("sequence",),
+    r"sequence/embedding/values": ("sequence", "embedding_channel"),
+    r"sequence/embedding/scale": ("sequence", "embedding_group"),
     r"text/utf8": ("byte",),
     r"token/\w+": ("token",),
     r"view\d+/mask/start": ("sequence_edge",),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from store.errors import StoreError
-from store.format.codecs.levels import LEVELS, Level, form_of
+from store.format.codecs.levels import KINDS, LEVELS, Level, form_of
 from support.arrays import Floats
 
 Calibration = dict[str, tuple[Floats, Floats]]
@@ -149,6 +149,42 @@ class TaskSpec:
 
 
 @dataclass(frozen=True)
+class EmbeddingSpec:
+    """One vector of `width` numbers for each sequence, of the plain text (view 0).
+
+    `pooling` says how the teacher made it of its states, for people. `prompt` is the text that the
+    teacher read before each text: every text of the store begins with it. `normalised`: the vectors
+    have length 1.
+    """
+
+    width: int
+    pooling: str
+    prompt: str = ""
+    normalised: bool = False
+
+    def __post_init__(self) -> None:
+        _whole(self.width, "width of the embedding", 1, 2**20)
+        for key in ("pooling", "prompt"):
+            if not isinstance(value := getattr(self, key), str):
+                raise StoreError(f"features: {key} must be a text, got {value!r:.80}")
+        if not isinstance(self.normalised, bool):
+            raise StoreError(f"features: normalised must be true or false, got {self.normalised!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"width": self.width, "pooling": self.pooling}
+        found |= {"prompt": self.prompt} if self.prompt else {}
+        return found | ({"normalised": True} if self.normalised else {})
+
+    @staticmethod
+    def from_json(value: object) -> EmbeddingSpec:
+        keys = {"width", "pooling"}
+        known = keys | {"prompt", "normalised"}  # another key may change what a vector means
+        if not isinstance(value, Mapping) or not keys <= set(value) <= known:
+            raise StoreError(f"features: embedding must have width and pooling, got {value!r:.80}")
+        return EmbeddingSpec(**value)
+
+
+@dataclass(frozen=True)
 class Features:
     """What every part of a store holds. `width` is D of hidden states, `vocabulary` is V."""
 
@@ -161,6 +197,7 @@ class Features:
     attention: tuple[str, ...] = ()
     logits: LogitsSpec | None = None
     task: TaskSpec | None = None
+    embedding: EmbeddingSpec | None = None
     form: int = 0  # of the codec, as `LEVELS` has them; 0 is the one that is written
 
     def __post_init__(self) -> None:
@@ -194,6 +231,16 @@ class Features:
         return self.task.separator if self.task else None
 
     @property
+    def of_tokens(self) -> bool:
+        """Whether the store holds states, maps or logits of tokens."""
+        return bool(self.hidden or self.attention or self.logits)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the store has a codec for."""
+        return (*KINDS, *(["embedding"] if self.embedding else []))
+
+    @property
     def level(self) -> Level:
         """The codecs of the store."""
         return LEVELS[self.codec][self.form]
@@ -215,7 +262,10 @@ class Features:
             "logits": None if self.logits is None else self.logits.to_json(),
             "encodings": self.level.encodings(),
         }
-        return found | ({"task": self.task.to_json()} if self.task else {})
+        if self.embedding:
+            found["encodings"]["embedding"] = dict(self.level.embedding.description)
+        more = {"task": self.task, "embedding": self.embedding}
+        return found | {key: spec.to_json() for key, spec in more.items() if spec}
 
     @staticmethod
     def from_json(value: object) -> Features:
@@ -228,8 +278,12 @@ class Features:
             raise StoreError(f"features lack {', '.join(missing)}")
         logits = None if value["logits"] is None else LogitsSpec.from_json(value["logits"])
         task = TaskSpec.from_json(value["task"]) if "task" in value else None
+        vector = EmbeddingSpec.from_json(value["embedding"]) if "embedding" in value else None
         for key in ("hidden", "attention"):
             if not isinstance(value[key], list):
                 raise StoreError(f"features: {key} must be a list of names, got {value[key]!r}")
-        features = Features(**{key: value[key] for key in keys}, logits=logits, task=task)
-        return replace(features, form=form_of(features.codec, value["encodings"]))
+        features = Features(
+            **{key: value[key] for key in keys}, logits=logits, task=task, embedding=vector
+        )
+        form = form_of(features.codec, value["encodings"], features.kinds)
+        return replace(features, form=form)

@@ -17,6 +17,8 @@ FORMAT = "teachonce"
 VERSION = 1
 MAX_COUNT = 2**40
 MAX_PART = 10**9
+EMBEDDING = "sequence/embedding"
+"""Group of a part with the vectors of its sequences."""
 
 
 def part_number(name: str) -> int | None:
@@ -172,6 +174,11 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     if task := features.task:
         gold = _token(np.int32, tokens) if task.kind == "tagging" else _flat(np.int32, sequences)
         arrays[task.gold] = gold
+    if vector := features.embedding:
+        for name, array in features.level.embedding.arrays((vector.width,)).items():
+            arrays[f"{EMBEDDING}/{name}"] = ArraySpec(
+                array.dtype, (sequences, *array.row), array.packing
+            )
     attention = features.level.attention
     for view in range(features.views):
         here = f"view{view}"

@@ -12,7 +12,7 @@ from store.read.part_index import PartIndex
 from support.arrays import Array
 from support.permutation import permutation
 
-KINDS = ("hidden", "logits", "attention", "task")
+KINDS = ("hidden", "logits", "attention", "task", "embedding")
 PARTS_TOGETHER = 8
 BATCHES_OF_POOL = 8  # batches, where these are counted in texts
 

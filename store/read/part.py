@@ -13,9 +13,9 @@ from store.containers.interface import Slices, Source
 from store.containers.network import surely
 from store.errors import VERIFY, StoreError, without_remedy
 from store.format.features import Features
-from store.format.layout import part_arrays
+from store.format.layout import EMBEDDING, part_arrays
 from store.format.manifest import Part, digest
-from support.arrays import Array, starts
+from support.arrays import Array, Floats, starts
 
 SLICE_BYTES = 2**24  # decoded at once for a checksum
 BLOCK = 4096  # rows of a kept array with one flag: one for each would double what a map takes
@@ -178,6 +178,13 @@ class PartReader:
             return [data[left:right].decode("utf-8") for left, right in pairs]
         except UnicodeDecodeError as error:
             raise StoreError(f"{self.where}: text is not UTF-8 ({error}); {DAMAGED}") from error
+
+    def vectors(self, begin: int, end: int) -> Floats:
+        """float32 [n, W]: vectors of sequences begin..end of a store with an embedding."""
+        spec, codec = self.features.embedding, self.features.level.embedding
+        stored = {key: self.read(f"{EMBEDDING}/{key}", begin, end) for key in codec.names}
+        values: Floats = codec.decode(stored, (spec.width if spec else 0,))
+        return values
 
     def spans(self, view: int, begin: int, end: int) -> tuple[Array, Array]:
         """Masked spans of sequences begin..end: start [n + 1] from 0, int32 [M, 3]."""

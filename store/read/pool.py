@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from store.errors import StoreError
+from store.format.layout import EMBEDDING
 from store.read.part import PartReader
 from store.read.part_index import PartIndex
 from store.read.reading_check import ReadingCheck
@@ -79,6 +80,8 @@ class Pool:
         self._map_names = [f"view{view}/attention/{name}/values" for name in self.attention]
         wanted = ["sequence/label", *[f"view{view}/classes/values"] * ("task" in kinds)]
         self._sequence_names = [name for name in wanted if name in self._specs]
+        if "embedding" in kinds:
+            self._sequence_names += [n for n in self._specs if n.startswith(f"{EMBEDDING}/")]
         self.token: dict[str, Array] = {}
         self.maps: dict[str, Array] = {}
         self.sequence: dict[str, Array] = {}

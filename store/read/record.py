@@ -224,6 +224,14 @@ class Record:
         return self.part.read("token/special", *self.tokens)
 
     @cached_property
+    def embedding(self) -> Floats:
+        """float32 [W]: the teacher's vector of the text. Raises StoreError if there is none."""
+        if self.features.embedding is None:
+            raise MissingFeature("no embedding in this store")
+        row: Floats = self.part.vectors(self.position, self.position + 1)[0]
+        return row
+
+    @cached_property
     def label(self) -> int | None:
         """Gold label of the text; None if it has none, or the store is not for classification."""
         task = self.features.task

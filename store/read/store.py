@@ -16,6 +16,7 @@ from store.containers.network import surely
 from store.containers.paths import open_source
 from store.errors import StoreError
 from store.format.features import Calibration, Features
+from store.format.layout import EMBEDDING
 from store.format.manifest import (
     DAMAGED,
     MAX_BYTES,
@@ -205,6 +206,22 @@ class FeatureStore(Sequence[Record]):
         for place, part in enumerate(self.manifest.parts):
             yield from self.part(place).texts(0, part.counts.sequences)
 
+    def embeddings(self) -> Floats:
+        """float32 [n, W]: the teacher's vectors of all sequences.
+
+        Raises StoreError if the store has none, or if they do not match their checksums.
+        """
+        if self.features.embedding is None:
+            raise StoreError(f"{self.path}: holds no embedding; dump with --head embedding")
+        found = []
+        for place, part in enumerate(self.manifest.parts):
+            reader = self.part(place)
+            for name in reader.names():
+                if name.startswith(f"{EMBEDDING}/"):
+                    reader.check(name)
+            found.append(reader.vectors(0, part.counts.sequences))
+        return np.concatenate(found)
+
     def single_texts(self) -> Iterator[str]:
         """Texts of all sequences in order, of pairs the first and then the second.
 
@@ -242,11 +259,11 @@ class FeatureStore(Sequence[Record]):
         `batch_texts` sequences, whatever their length.
 
         The order is a pure function of (blocks, seed, epoch). `blocks` are rows of `blocks()`;
-        `features` a subset of hidden, logits, attention, task; `skip` batches are passed over
-        unread. A sequence longer than batch_tokens is a batch alone. Arrays of a batch are valid
-        until the next one. `check` holds each array against the manifest in a thread, whole, when
-        its part is first read: what is damaged raises StoreError, at the end of the epoch at the
-        latest. A store behind a URL is not checked so, as all of it would be fetched twice.
+        `features` a subset of hidden, logits, attention, task, embedding; `skip` batches are passed
+        over unread. A sequence longer than batch_tokens is a batch alone. Arrays of a batch are
+        valid until the next one. `check` holds each array against the manifest in a thread, whole,
+        when its part is first read: what is damaged raises StoreError, at the end of the epoch at
+        the latest. A store behind a URL is not checked so, as all of it would be fetched twice.
         """
         kinds, rows = KINDS if features is None else tuple(features), self._blocks(blocks)
         if not 0 <= view < self.features.views:

@@ -9,9 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
+from store.format.codecs.codec import Codec
 from store.format.codecs.hidden import HiddenCodec
 from store.format.codecs.levels import Level
-from store.format.features import Calibration
+from store.format.features import Calibration, Features
+from store.format.layout import EMBEDDING
 from store.read.order import StreamOrder
 from store.read.part_index import PartIndex
 from store.read.pool import Buffers, Pool
@@ -57,6 +59,20 @@ class HiddenBatch:
 
 
 @dataclass(frozen=True)
+class StoredVectors:
+    """Vectors of B sequences, `width` wide, as stored: the arrays of their codec."""
+
+    stored: Mapping[str, Array]
+    width: int
+    codec: Codec
+
+    def decoded(self) -> Floats:
+        """float32 [B, W]."""
+        vectors: Floats = self.codec.decode(self.stored, (self.width,))
+        return vectors
+
+
+@dataclass(frozen=True)
 class Batch:
     """B sequences, N tokens, flat. Arrays are valid until the next batch.
 
@@ -65,7 +81,8 @@ class Batch:
     words). logits None if the store has none or they were not asked for; attention[name]
     float32 [sum L^2], row-major maps one after another, decoded when asked for. Of a store with a
     task: the gold labels int32 [B] or tags [N], -1 where there is none, and the teacher's
-    class_logits float32 [B, C] or tag_logits [N, C]; else None.
+    class_logits float32 [B, C] or tag_logits [N, C]; else None. Of a store with an embedding its
+    vectors float32 [B, W], decoded when asked for; else None.
     stored[path] are the same arrays as they lie in a part (see FORMAT.md), for those who decode on
     another device by the codecs of `level`.
     """
@@ -88,6 +105,12 @@ class Batch:
     tags: Array | None = None
     class_logits: Floats | None = None
     tag_logits: Floats | None = None
+    vectors: StoredVectors | None = None
+
+    @cached_property
+    def embedding(self) -> Floats | None:
+        """float32 [B, W]: the teacher's vectors of the texts."""
+        return self.vectors.decoded() if self.vectors else None
 
     @cached_property
     def texts(self) -> list[str]:
@@ -212,7 +235,17 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
         tags=stored.get("token/tag"),
         class_logits=stored.get(f"{here}/classes/values"),
         tag_logits=stored.get(f"{here}/tags/values"),
+        vectors=_vectors(pool.features, stored),
     )
+
+
+def _vectors(features: Features, stored: Mapping[str, Array]) -> StoredVectors | None:
+    """Find the vectors among the stored arrays; None where they were not read."""
+    spec, codec = features.embedding, features.level.embedding
+    if spec is None or f"{EMBEDDING}/{codec.names[0]}" not in stored:
+        return None
+    arrays = {key: stored[f"{EMBEDDING}/{key}"] for key in codec.names}
+    return StoredVectors(arrays, spec.width, codec)
 
 
 def gather_maps(whole: Array, begin: Array, lengths: Array, out: Array) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from store.containers.hdf5.tree import Hdf5Source
-from store.format.features import Features, TaskSpec
+from store.format.features import EmbeddingSpec, Features, TaskSpec
 from store.read.store import FeatureStore
 from store.tools.verify import entries
 from support.console import counted, readable
@@ -89,6 +89,7 @@ def info_lines(store: FeatureStore) -> list[str]:
         ("attention", ", ".join(features.attention) or "none"),
         ("logits", _logits(features)),
         *([("task", _task(task))] if (task := features.task) else []),
+        *([("embedding", _embedding(vector))] if (vector := features.embedding) else []),
         *([("mixed vocab", _words(mixed))] if (mixed := store.identity.get("mixed_vocab")) else []),
         ("views", f"{features.views}"),
         ("codec", features.codec),
@@ -128,6 +129,12 @@ def _task(task: TaskSpec) -> str:
     later = f"; {task.later_label} is of word pieces after the first" if task.later_label else ""
     pairs = " of pairs of texts" if task.separator else ""
     return f"{task.kind}{pairs}, {counted(len(task.labels), 'label')}: {shown}{more}{later}"
+
+
+def _embedding(spec: EmbeddingSpec) -> str:
+    length = ", of length 1" if spec.normalised else ""
+    prompt = f", prompt {spec.prompt!r}" if spec.prompt else ""
+    return f"{spec.width} wide, {spec.pooling}{length}{prompt}"
 
 
 def _teacher(teacher: Any) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from store.errors import VERIFY, StoreError, without_remedy
+from store.format.codecs.levels import bound
+from store.format.layout import EMBEDDING
 from store.format.pairs import offsets_of
 from store.format.sequences import ACTIONS, wrong_gold
 from store.read.part import PartReader
@@ -19,6 +21,7 @@ from store.tools.salvage import open_damaged
 from support.arrays import Array, starts
 
 BATCH = 256  # sequences that are tokenised at once
+NARROW = 0.02  # of length 1: a teacher in bfloat16 normalises so exactly
 
 
 def check_part(part: PartReader) -> list[str]:
@@ -29,7 +32,7 @@ def check_part(part: PartReader) -> list[str]:
     for view in range(part.features.views):
         problems += _broken_masks(part, view, lengths)
         problems += _broken_logits(part, view)
-    problems += [*_broken_pairs(part, texts), *_broken_task(part)]
+    problems += [*_broken_pairs(part, texts), *_broken_task(part), *_broken_vectors(part, texts)]
     return [f"{part.where}: {problem}" for problem in problems]
 
 
@@ -119,6 +122,31 @@ def _broken_task(part: PartReader) -> list[str]:
     for view in range(part.features.views):
         if not np.isfinite(part.all(f"view{view}/{task.outputs}/values")).all():
             problems.append(f"view{view}/{task.outputs}/values are not finite")
+    return problems
+
+
+def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
+    """Problems of a store with an embedding: a vector is finite, of length 1 where the store says
+    so, and every text begins with the prompt."""
+    if (spec := part.features.embedding) is None:
+        return []
+    problems, codec = [], part.features.level.embedding
+    stored = {key: part.all(f"{EMBEDDING}/{key}") for key in codec.names}
+    with np.errstate(invalid="ignore"):  # 0 times an infinite scale
+        vectors = codec.decode(stored, (spec.width,))
+    if not np.isfinite(vectors).all():
+        problems.append(f"{EMBEDDING}/values are not finite")
+    elif spec.normalised:
+        lengths = np.linalg.norm(vectors, axis=1)
+        slack = NARROW + np.linalg.norm(bound(part.features.level, "embedding", vectors), axis=1)
+        if (bad := np.abs(lengths - 1) > slack).any():
+            problems.append(
+                f"{EMBEDDING}/values of sequence {int(bad.argmax())} of the part have not length 1"
+            )
+    for number, text in enumerate(texts):
+        if not text.startswith(spec.prompt):
+            problems.append(f"text/utf8 of sequence {number} of the part lacks the prompt")
+            break
     return problems
 
 

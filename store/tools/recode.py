@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from store.errors import StoreError
-from store.format.codecs.codec import CodecArray, Elementwise
+from store.format.codecs.codec import Codec, CodecArray, Elementwise
 from store.format.codecs.levels import LEVELS
 from store.format.features import Calibration, Features
+from store.format.layout import EMBEDDING
 from support.arrays import Array
 from support.errors import UserError
 
 ROWS = 16384
 ENCODED = re.compile(
     r"view\d+/(hidden/.*|attention/.*|logits/(?!(ids|log_partition|start|counts)$).*)"
+    r"|sequence/embedding/.*"
 )
 """Arrays of a part that another codec or calibration may alter."""
 
@@ -42,6 +44,9 @@ def recode_part(
 ) -> dict[str, Array]:
     """Arrays of `layout.part_arrays(old)` -> those of `new`, which differs in codec only."""
     result = dict(arrays)
+    if old.embedding and old.level.embedding != new.level.embedding:
+        codecs = old.level.embedding, new.level.embedding
+        _rows(result, EMBEDDING, old.embedding.width, *codecs, new.codec)
     for view in range(old.views):
         for name in old.hidden:
             same = all(
@@ -84,12 +89,18 @@ def _logits(result: dict[str, Array], path: str, old: Features, new: Features) -
         _codes(result, f"{path}/logprobs", old.level.logprobs, new.level.logprobs)
         _codes(result, f"{path}/rest", old.level.rest, new.level.rest)
         return
-    row, before, after = (old.logits.size,), old.level.head, new.level.head
+    _rows(result, path, old.logits.size, old.level.head, new.level.head, new.codec)
+
+
+def _rows(
+    result: dict[str, Array], path: str, width: int, before: Codec, after: Codec, codec: str
+) -> None:
+    """The arrays of a codec of rows of `width` values."""
     made = _recoded(
         {key: result.pop(f"{path}/{key}") for key in before.names},
-        after.arrays(row),
-        lambda stored: after.encode(before.decode(stored, row)),
-        f"{path}: head values are too large for codec {new.codec!r}",
+        after.arrays((width,)),
+        lambda stored: after.encode(before.decode(stored, (width,))),
+        f"{path}: values are too large for codec {codec!r}",
     )
     result |= {f"{path}/{key}": array for key, array in made.items()}
 

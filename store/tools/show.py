@@ -116,6 +116,8 @@ def _headline(store: FeatureStore, record: Record, view: int) -> str:
     cut = ", begins inside a word" if record.hard_cut else ""
     views = f", view {view} of {store.features.views}" if store.features.views > 1 else ""
     tokens = counted(len(record.token_ids), "token")
+    if store.features.embedding:
+        tokens += f", embedding of length {np.linalg.norm(record.embedding):.3f}"
     line = f"sequence {record.index} of {len(store):,}: {where}{cut}, {tokens}{views}"
     if (task := store.features.task) is None or task.kind != "classification":
         return line

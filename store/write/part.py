@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from store.errors import StoreError
 from store.format.features import Calibration, Features
-from store.format.layout import Counts, count_dtype, part_arrays
+from store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays
 from store.format.sequences import encode_gold, encode_masks, encode_sequences
 from support.arrays import Array, Floats, begins, ranges, starts
 
@@ -59,12 +59,15 @@ class PartWriter:
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
                 of_sequences = kind == "classes" or kind.startswith("attention/")
                 self._seen[group] = np.zeros(sequences if of_sequences else self._tokens, bool)
+            elif group == EMBEDDING:
+                self._arrays[path] = np.zeros(spec.shape, spec.dtype)
+                self._seen[group] = np.zeros(sequences, bool)
 
     def _sequence(self, row: int) -> int:
         return int(np.searchsorted(self.token_start, row, "right")) - 1
 
     def _claim(self, name: str, rows: ArrayLike) -> Array:
-        """Mark rows (tokens, or sequences for attention and classes) as put."""
+        """Mark rows (tokens, or sequences for attention, classes and vectors) as put."""
         if name not in self._seen:
             raise StoreError(
                 f"{self._where}: this store has no {name}; it has {', '.join(sorted(self._seen))}"
@@ -246,6 +249,17 @@ class PartWriter:
         tokens = numbers if task.kind == "tagging" else self.token_start[numbers]
         self._check(path, tokens, ~np.isfinite(values), "is NaN or infinite")
         self._arrays[f"{path}/values"][numbers] = values
+
+    def put_embedding(self, sequences: ArrayLike, vectors: ArrayLike) -> None:
+        """Put vectors float32 [n, W] of n sequences of the part."""
+        spec, codec = self._features.embedding, self._features.level.embedding
+        numbers = self._claim(EMBEDDING, sequences)
+        values = self._shaped(EMBEDDING, vectors, (len(numbers), spec.width if spec else 0))
+        bad = ~np.isfinite(values) | (np.abs(values) >= codec.limit)
+        rows = self.token_start[numbers]
+        self._check(EMBEDDING, rows, bad, f"is NaN, infinite or over {codec.limit:.3g}")
+        for key, array in codec.encode(values).items():
+            self._arrays[f"{EMBEDDING}/{key}"][numbers] = array
 
     def _gather_draws(self, view: int) -> int:
         """Put the sampled ids in the order of tokens; returns how many there are."""

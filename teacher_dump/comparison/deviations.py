@@ -10,6 +10,7 @@ import torch
 
 from store import Features, Logits, Record
 from store.format.codecs.levels import bound
+from store.format.layout import EMBEDDING
 from support.arrays import Floats
 from teacher_dump.teacher.heads import Decoder, all_logits
 
@@ -100,6 +101,21 @@ class Errors:
         slack = self.tolerance * (0.1 + stored)
         path = f"view{view}/attention/{name}"
         self._add(path, "probability", np.abs(live - stored), promised, slack, record)
+
+    def embedding(self, record: Record, live: Floats) -> None:
+        """Compare vectors [W]: values in root mean squares of the vector, and the cosine."""
+        stored, codec = record.embedding[None], self.features.level.embedding
+        path, one = EMBEDDING, (record.position, record.position + 1)
+        codes = {key: record.part.read(f"{path}/{key}", *one) for key in codec.names}
+        promised = bound(self.features.level, "embedding", stored, codes)
+        length = float(np.linalg.norm(stored)) + 1e-12
+        unit = length / np.sqrt(stored.size)
+        error, slack = np.abs(live - stored) / unit, self._slack(stored / unit)
+        self._add(path, "root mean squares", error, promised / unit, slack, record)
+        cosine = float(live @ stored[0]) / (length * float(np.linalg.norm(live)) + 1e-12)
+        sine = min(1.0, float(np.linalg.norm(promised)) / length)
+        away = 1 - np.sqrt(1 - sine**2)
+        self._add(f"{path}, 1 - cosine", "of 2", 1 - cosine, away, self.tolerance, record)
 
     def task(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> Floats:
         """Compare raw logits, which no codec changes; returns the live ones.

@@ -24,6 +24,7 @@ from teacher_dump.comparison.deviations import Comparison, Errors
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.teacher.forward import Known, forward
 from teacher_dump.teacher.teacher import Teacher, load_teacher
+from teacher_dump.teacher.text_vectors import POOLINGS
 from teacher_dump.windows.cutting import encoder
 from teacher_dump.windows.length_batches import length_batches
 from teacher_dump.windows.masked_views import RANDOM, mask_spans, masked_input
@@ -39,6 +40,8 @@ ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "precision": ("fp32", "one of fp32, fp16, bf16", lambda value: value in list(TOLERANCE)),
     "seed": (0, "a whole number from 0", lambda value: type(value) is int and value >= 0),
     "mask_prob": (0.15, "a share", lambda value: type(value) in (int, float) and 0 <= value <= 1),
+    "pooling": (None, "one of mean, cls, max, last", lambda value: value in (None, *POOLINGS)),
+    "prompt": (None, "a name", lambda value: value is None or isinstance(value, str)),
     "batch_tokens": (8192, "at least 1", lambda value: type(value) is int and value >= 1),
 }
 """Arguments that the teacher is run with again: the value for a store that holds none, the values
@@ -80,8 +83,11 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
         attention=_spec(store.features.attention),
         device=resolved.device,
         precision=precision,
+        pooling=arguments["pooling"],
+        prompt=arguments["prompt"],
     )
     _check_sizes(store, teacher)
+    _check_vectors(store, teacher)
     chosen = np.random.default_rng(seed).choice(len(store), min(sample, len(store)), replace=False)
     live = _Sample(store, teacher, [store[int(i)] for i in np.sort(chosen)], arguments)
     errors = Errors(store.features, TOLERANCE[precision], MERGED if live.merged else 1)
@@ -125,9 +131,21 @@ def _arguments(store: FeatureStore) -> dict[str, Any]:
 def _head(features: Features) -> str:
     if features.task:
         return features.task.kind
+    if features.embedding:
+        return "embedding"
     if features.logits:
         return "causal" if features.logits.next_token else "mlm"
     return "none"
+
+
+def _check_vectors(store: FeatureStore, teacher: Teacher) -> None:
+    ours = teacher.text_vectors.spec if teacher.text_vectors else None
+    theirs = store.features.embedding
+    if ours != theirs:
+        raise UserError(
+            f"--model {teacher.name}: gives vectors by {ours}, the store's are by {theirs}; give"
+            f" the model that {store.path} was made with"
+        )
 
 
 def _spec(names: Iterable[str]) -> str:
@@ -280,6 +298,8 @@ class _Sample:
         first = 0
         for place, (i, length) in enumerate(zip(known.sequences, known.lengths, strict=True)):
             record = self.records[i]
+            if known.vectors is not None and not view:
+                errors.embedding(record, known.vectors[place])
             for name, states in known.hidden.items():
                 rows = states[first : first + length]
                 errors.hidden(record, view, name, rows, self.store.calibration[name])

@@ -33,8 +33,14 @@ def told(options: DumpOptions, features: Features) -> str:
     elif logits != "none" and not features.logits:
         reason = "--head none" if options.head == "none" else "no masked-LM head in the checkpoint"
         logits = f"none ({reason})"
+    if vector := features.embedding:
+        length = ", length 1" if vector.normalised else ""
+        prompt = f", prompt {vector.prompt!r}" if vector.prompt else ""
+        kept = f"embedding {vector.width} wide ({vector.pooling}{length}{prompt})"
+    else:
+        kept = f"logits {logits}"
     return (
-        f"features  logits {logits}, hidden {options.hidden}, attention {options.attention}, "
+        f"features  {kept}, hidden {options.hidden}, attention {options.attention}, "
         f"{counted(features.views, 'view')}, windows of at most {features.max_length} tokens"
     )
 
@@ -44,7 +50,9 @@ def window_length(asked: int | None, teacher: Teacher) -> int:
     limit = teacher.max_length()
     if asked is not None and limit is not None and asked > limit:
         raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
-    return min(DEFAULT_MAX_LENGTH, limit or DEFAULT_MAX_LENGTH) if asked is None else asked
+    own = teacher.text_vectors.max_length if teacher.text_vectors else None
+    known = [int(n) for n in (DEFAULT_MAX_LENGTH, limit, own) if n]
+    return min(known) if asked is None else asked
 
 
 def features_of(options: DumpOptions, teacher: Teacher, max_length: int) -> Features:
@@ -71,7 +79,8 @@ def features_of(options: DumpOptions, teacher: Teacher, max_length: int) -> Feat
             " out for hidden states and attention maps only, or train a head first with `downstream"
             " --task mlm`"
         )
-    kept = logits or teacher.task or teacher.hidden.groups or teacher.attention.groups
+    vector = teacher.text_vectors.spec if teacher.text_vectors else None
+    kept = logits or teacher.task or vector or teacher.hidden.groups or teacher.attention.groups
     if not (kept or options.text_only):
         raise UserError(
             "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"
@@ -90,4 +99,5 @@ def features_of(options: DumpOptions, teacher: Teacher, max_length: int) -> Feat
         attention=tuple(teacher.attention.groups),
         logits=logits,
         task=task,
+        embedding=vector,
     )

@@ -23,7 +23,7 @@ from support.background import Behind, prefetched
 from support.console import counted
 from support.errors import UserError
 from support.signals import Stop, stoppable
-from teacher_dump.corpus.documents import Corpus
+from teacher_dump.corpus.documents import Corpus, Document
 from teacher_dump.job.chosen_features import features_of, told, window_length
 from teacher_dump.job.options import DumpOptions, describe
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
@@ -59,7 +59,7 @@ class DumpSummary:
     widened: int  # times in this run that a sequence was run again in float32
     task: str | None = None
     gold: int = 0  # sequences with a gold label, or tokens with a gold tag
-    cut: int = 0  # documents of a classification that were longer than a sequence
+    cut: int = 0  # documents that were longer than the one sequence that is kept of them
 
 
 def dump(
@@ -118,6 +118,8 @@ def _dump(
         attention=options.attention,
         device=options.device,
         precision=options.precision,
+        pooling=options.pooling,
+        prompt=options.prompt,
     )
     max_length = window_length(options.max_length, teacher)
     features = features_of(options, teacher, max_length)
@@ -150,14 +152,15 @@ def _parts(
 ) -> Iterator[list[Window]]:
     """Cut the corpus into windows, with the numbers of gold labels, and gather them into parts."""
     task, max_length = features.task, features.max_length
+    vector = features.embedding
     if features.separator is None:
         windows = iter_windows(
-            corpus,
+            prompted(corpus, vector.prompt) if vector else corpus,
             teacher.tokenizer,
             max_length,
             options.stride,
             counters,
-            one_each=bool(task and task.kind == "classification"),
+            one_each=bool(vector or (task and task.kind == "classification")),
         )
     else:
         windows = iter_pairs(corpus, teacher.tokenizer, max_length, features.separator, counters)
@@ -166,6 +169,12 @@ def _parts(
         labels.check(corpus.met(task.kind), corpus.steps())
         windows = labels.numbered(windows)
     return gathered(_until(stop, windows), options.part_tokens, options.limit)
+
+
+def prompted(documents: Iterable[Document], prompt: str) -> Iterator[Document]:
+    """Yield the documents with a prompt before each text."""
+    for document in documents:
+        yield replace(document, text=prompt + document.text) if prompt else document
 
 
 def _begun(

@@ -78,6 +78,7 @@ def identity(
             "device": torch.device(options.device).type,
             **({"mask_words": options.mask_words} if options.mask_words != "uniform" else {}),
             **({"remote_code": True} if options.trust_remote_code else {}),
+            **{k: v for k in ("pooling", "prompt") if (v := getattr(options, k)) is not None},
         },
         **student,
     }

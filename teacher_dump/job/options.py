@@ -13,7 +13,7 @@ from support.console import check_device
 from support.errors import UserError
 from support.options import INNER_SHARE, at_least, check_values, option
 from teacher_dump.corpus.labelled_text import pair_of
-from teacher_dump.teacher.checkpoint_names import corpus_of
+from teacher_dump.teacher.checkpoint_names import corpus_of, features_of_alias
 from teacher_dump.teacher.layer_groups import feature_words
 from training.device import resolved_device
 from training.rare_masks import MASK_WORDS
@@ -22,6 +22,7 @@ PART_TOKENS = 1 << 17  # a kill loses at most so many; a part is in memory until
 DEFAULT_CORPUS = "python-docs"
 DEFAULT_MAX_LENGTH = 256
 DEFAULT_LOGITS = "topk:64"
+AUTO = "auto"
 ALONE = "alone"  # scope of the options that `teacher-dump mixed-vocab` does not take
 MAX_DRAWS = 2**16 - 1  # of a token: a store counts them in 16 bits
 
@@ -80,11 +81,25 @@ class DumpOptions:
         scope={ALONE},
     )
     head: str = option(
-        "auto",
+        AUTO,
         "Head to read logits from; auto takes what the checkpoint was fine-tuned for"
-        " (classification, tagging), else its masked-LM head.",
-        choices=("auto", "mlm", "classification", "tagging", "causal", "none"),
+        " (classification, tagging), else its masked-LM head. embedding: one vector of each text,"
+        " by the modules of a sentence-transformers folder or --pooling.",
+        choices=(AUTO, "mlm", "classification", "tagging", "causal", "embedding", "none"),
         scope={ALONE},
+    )
+    pooling: str | None = option(
+        None,
+        "With --head embedding: how a vector is made of a text's last states.",
+        choices=("mean", "cls", "max", "last"),
+        scope={ALONE},
+        told_default="the model's own (modules.json)",
+    )
+    prompt: str | None = option(
+        None,
+        "With --head embedding: name of the model's prompt that stands before each text.",
+        scope={ALONE},
+        told_default="the model's own default, if it has one",
     )
     logits: str | None = option(  # None: DEFAULT_LOGITS where there is an LM head
         None,
@@ -93,13 +108,16 @@ class DumpOptions:
         check=_tier_and_size,
     )
     hidden: str = option(
-        "mean",
+        AUTO,
         "Hidden states: mean | mean:0 (the embeddings count, too) | groups:N | layer:I (0 ="
-        " embeddings) | none; a comma list for several.",
+        " embeddings) | none; a comma list for several; auto: mean, with --head embedding none."
+        " Where no feature is asked for of minilm: its embedding and layer:6.",
         check=feature_words,
     )
     attention: str = option(
-        "mean", "Attention maps: mean | groups:N | layer:I | none.", check=feature_words
+        AUTO,
+        "Attention maps: mean | groups:N | layer:I | none; auto: mean, with --head embedding none.",
+        check=feature_words,
     )
     views: int = option(
         1,
@@ -145,8 +163,23 @@ class DumpOptions:
     text_only: bool = False  # a store without features: stage I keeps its result outside the parts
 
     def __post_init__(self) -> None:
+        self._fill_in()
         check_values(self)
         _check_together(self)
+
+    def _fill_in(self) -> None:
+        """Decide the features that were not asked for."""
+        free = self.head == self.hidden == self.attention == AUTO and self.logits is None
+        alias = features_of_alias(self.model) if free and not self.text_only else None
+        if alias:
+            head, hidden = alias
+            found = {"head": head, "hidden": hidden, "attention": "none"}
+        else:
+            default = "none" if self.head == "embedding" else "mean"
+            asked = {"hidden": self.hidden, "attention": self.attention}
+            found = {name: default for name, value in asked.items() if value == AUTO}
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     def resolved(self) -> Self:
         """Decide every `auto` for this machine; raises UserError for a GPU that it lacks."""
@@ -189,7 +222,7 @@ def _check_together(options: DumpOptions) -> None:
     head = "--head" if options.head == "none" else "--logits"
     logits = options.head if options.head == "none" else options.logits
     nothing = logits == options.hidden == options.attention == "none"
-    if nothing and options.head not in TASKS and not options.text_only:
+    if nothing and options.head not in (*TASKS, "embedding") and not options.text_only:
         raise UserError(
             f"{head}, --hidden and --attention are all none: the store would hold nothing of the"
             " teacher; ask for one of them"
@@ -200,6 +233,12 @@ def _check_together(options: DumpOptions) -> None:
         )
     if options.head != "auto":
         check_head(options, options.head)
+    for name in ("pooling", "prompt"):
+        if options.head != "embedding" and getattr(options, name) is not None:
+            raise UserError(
+                f"--{name} {getattr(options, name)}: for vectors of texts; add --head embedding, or"
+                " leave it out"
+            )
 
 
 def check_head(options: DumpOptions, head: str) -> None:
@@ -220,9 +259,15 @@ def check_head(options: DumpOptions, head: str) -> None:
             f" and the teacher's is: {head}; give one column, or fine-tune the teacher for pairs"
             " first"
         )
-    if head == "classification" and options.stride:
+    if head == "embedding" and options.logits not in (None, "none"):
         raise UserError(
-            f"--stride {options.stride}: for a classification head a document is one sequence, cut"
+            f"--logits {options.logits}: with --head embedding no LM head is read; leave --logits"
+            " out, or dump the logits into a store of their own"
+        )
+    article = "an" if head == "embedding" else "a"
+    if head in ("classification", "embedding") and options.stride:
+        raise UserError(
+            f"--stride {options.stride}: for {article} {head} head a document is one sequence, cut"
             " at --max-length; leave --stride out"
         )
     if head == "causal" and options.views > 1:

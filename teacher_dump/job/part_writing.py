@@ -64,7 +64,7 @@ def write_part(
             if view
             else [w.ids for w in windows]
         )
-        if not (features.hidden or features.attention or features.logits or features.task):
+        if not (features.of_tokens or features.task or (features.embedding and not view)):
             progress(0 if view else int(lengths.sum()))
             continue
         read = _reader(teacher.decoder, features, keys, lengths)
@@ -173,6 +173,8 @@ def _put(part: PartWriter, view: int, rows: Array, known: Known, features: Featu
     for name, maps in known.attention.items():
         for sequence, probabilities in zip(known.sequences, maps, strict=True):
             part.put_attention(view, name, int(sequence), probabilities)
+    if known.vectors is not None and not view:
+        part.put_embedding(known.sequences, known.vectors)
     if features.task:
         part.put_task(view, known.sequences if known.of_sequences else rows, *known.logits)
     if spec := features.logits:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +20,19 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 @dataclass(frozen=True)
 class Alias:
-    """A hub model that has a short name, and the corpus to take for it if none is given."""
+    """A hub model that has a short name, and what to take for it if none is given: the corpus; the
+    head and hidden states, without attention maps."""
 
     id: str
     corpus: str | None = None
+    features: tuple[str, str] | None = None
 
 
 ALIASES = {
     "rubert-base": Alias(
         "DeepPavlov/rubert-base-cased-conversational", "hf:wikimedia/wikipedia@20231101.ru:train"
     ),
-    "minilm": Alias("sentence-transformers/all-MiniLM-L6-v2"),
+    "minilm": Alias("sentence-transformers/all-MiniLM-L6-v2", features=("embedding", "layer:6")),
 }
 
 
@@ -38,12 +42,19 @@ class ResolvedModel:
 
     `path_or_id` is what `from_pretrained` takes, `name` is what the user typed. `revision` is the
     commit on the hub, None for a folder. `trusted` allows Python code of the checkpoint to run.
+    `root` is the folder of sentence-transformers around it, where that is another one.
     """
 
     path_or_id: str
     name: str
     revision: str | None = None
     trusted: bool = False
+    root: str | None = None
+
+
+def features_of_alias(name: str) -> tuple[str, str] | None:
+    """Return the head and the hidden states to keep of an alias by default; None for others."""
+    return ALIASES[name].features if name in ALIASES else None
 
 
 def corpus_of(name: str) -> str | None:
@@ -85,12 +96,23 @@ def _cached(name: str) -> bool:
 def _find(source: str, name: str) -> ResolvedModel:
     path = Path(os.path.expanduser(source))  # Path.expanduser raises for an unknown user
     if path.exists():
-        return ResolvedModel(str(_checked_folder(path)), name)
+        inner = _checked_folder(_transformer_in(path))
+        return ResolvedModel(str(inner), name, root=None if inner == path else str(path))
     # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or not source.strip():
         raise UserError(f"model {source!r}: no such folder; check the path")
     _reach_hub(source)
     return ResolvedModel(source, name, _fetched(source))
+
+
+def _transformer_in(path: Path) -> Path:
+    """Find the transformer in a folder of sentence-transformers that has it in a subfolder."""
+    modules = path / "modules.json"
+    if modules.is_file() and not (path / "config.json").is_file():
+        with suppress(ValueError, TypeError, KeyError, IndexError):  # told by who reads it whole
+            inner = path / str(json.loads(modules.read_text("utf-8"))[0]["path"])
+            return inner if inner.resolve().is_relative_to(path.resolve()) else path
+    return path
 
 
 def _checked_folder(path: Path) -> Path:

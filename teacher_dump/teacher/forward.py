@@ -32,6 +32,7 @@ class Known:
     # what `Logits` gives, the log-partition last: each [N,...], or [B,...] if `of_sequences`
     logits: tuple[Array, ...]
     of_sequences: bool = False
+    vectors: Array | None = None  # [B,W]
 
     def of(self, chosen: Array) -> Known:
         """Keep some of the sequences: `chosen` is bool [B]."""
@@ -46,6 +47,7 @@ class Known:
             },
             tuple(values[chosen if self.of_sequences else tokens] for values in self.logits),
             self.of_sequences,
+            None if self.vectors is None else self.vectors[chosen],
         )
 
     def unusable(self) -> dict[str, Array]:
@@ -59,6 +61,8 @@ class Known:
             last = self.logits[-1].reshape(len(self.logits[-1]), -1)
             bad = np.asarray(~np.isfinite(last).all(axis=1))
             found["logits"] = bad if self.of_sequences else self._any(bad)
+        if self.vectors is not None:
+            found["embedding"] = np.asarray(~np.isfinite(self.vectors).all(axis=1))
         return found
 
     def _any(self, tokens: Any) -> Array:
@@ -145,7 +149,8 @@ def _run(
                 name: [one[:n, :n] for one, n in zip(maps.cpu().numpy(), lengths, strict=True)]
                 for name, maps in got.attention.items()
             }
-            return Known(batch, lengths, hidden, attention, read, of_sequences)
+            vectors = None if got.vectors is None else got.vectors.cpu().numpy()
+            return Known(batch, lengths, hidden, attention, read, of_sequences, vectors)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

@@ -34,6 +34,9 @@ class Head:
     architecture: str | None = None
 
 
+EMBEDDING = "embedding"
+"""What `--head` calls the steps from the states to one vector of a text: no head of transformers,
+so no entry of HEADS."""
 WITHOUT = "use --head none for hidden states and attention maps only"
 HEADS = {
     "mlm": Head(
@@ -60,17 +63,17 @@ def load_with_head(
 ) -> tuple[PreTrainedModel, str | None]:
     """Load the network of a checkpoint; returns it, and the key of its head in HEADS or None.
 
-    `head` is one of HEADS, `none` or `auto`. `auto` takes the head of the task that the checkpoint
-    says it was fine-tuned for, else a masked-LM head if there is one. Raises UserError where the
-    checkpoint lacks the head asked for.
+    `head` is one of HEADS, EMBEDDING, `none` or `auto`. `auto` takes the head of the task that the
+    checkpoint says it was fine-tuned for, else a masked-LM head if there is one. Raises UserError
+    where the checkpoint lacks the head asked for.
     """
     kind = _declared(config) if head == "auto" else head
     network, missing = None, ["asked for none"]
-    if kind != "none":
+    if kind in HEADS:
         network, missing = _load(HEADS[kind], resolved, config, options)
     if network is not None and not missing:
         return network, kind
-    if head not in ("auto", "none"):
+    if head in HEADS:
         raise UserError(
             f"{resolved.name}: the checkpoint has no {HEADS[kind].name} head (missing:"
             f" {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}); {HEADS[kind].remedy}"
@@ -78,7 +81,7 @@ def load_with_head(
     network, missing = load_network(AutoModel, resolved, **options)
     if any("pooler" in key for key in missing):
         network.pooler = None  # random: it would differ at every load
-    return network, None
+    return network, EMBEDDING if kind == EMBEDDING else None
 
 
 def _declared(config: Any) -> str:

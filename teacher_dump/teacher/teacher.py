@@ -21,9 +21,11 @@ from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.teacher.heads import Decoder, split_decoder
 from teacher_dump.teacher.layer_groups import layer_groups
 from teacher_dump.teacher.loading import load_config, load_tokenizer
-from teacher_dump.teacher.networks import load_with_head, task_of
+from teacher_dump.teacher.networks import EMBEDDING, HEADS, load_with_head, task_of
 from teacher_dump.teacher.taps import Accumulator, tapped
+from teacher_dump.teacher.text_vectors import TextVectors, text_vectors
 from training.position_embeddings import first_position
+from training.sentence_folder import SETTINGS
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -35,6 +37,7 @@ class Activations:
     hidden: dict[str, torch.Tensor]  # [B,L,D] float32
     attention: dict[str, torch.Tensor]  # [B,L,L] float32
     head_input: torch.Tensor | None  # [B,L,D'] input of the decoder; [B,D'] for classes of texts
+    vectors: torch.Tensor | None = None  # [B,W] float32, of the texts
 
 
 class Teacher:
@@ -43,7 +46,7 @@ class Teacher:
     `name` is what the user typed, `revision` the commit on the hub, None for a folder. `head` is a
     key of `networks.HEADS`, and `decoder` the last step of that head; both are None where the
     checkpoint has no head (or `none` was asked for). `task` is what the head was fine-tuned for,
-    None for LM heads.
+    None for LM heads. With the head `embedding`, `text_vectors` says how a text becomes a vector.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class Teacher:
         attention: str,
         head: str | None = None,
         task: TaskSpec | None = None,
+        text_vectors: TextVectors | None = None,
     ) -> None:
+        self.text_vectors = text_vectors
         self.head, self.task = head, task
         self.name, self.revision = resolved.name, resolved.revision
         self.model, self.tokenizer, self.decoder = model, tokenizer, decoder
@@ -75,7 +80,8 @@ class Teacher:
         # Some families return maps only when asked; the others would keep all of them if asked.
         asks = "output_attentions" in inspect.signature(self.base.forward).parameters
         self._arguments = {"output_attentions": True} if asks and self.attention.groups else {}
-        if head == "causal":
+        caches = "use_cache" in inspect.signature(self.base.forward).parameters
+        if head == "causal" or (head == EMBEDDING and caches):
             self._arguments["use_cache"] = False  # no next token needs the keys and values
 
     @property
@@ -101,8 +107,11 @@ class Teacher:
             inputs["token_type_ids"] = torch.from_numpy(types).long().to(self.device)
         with tapped(self.base, self.layers, self.hidden, self.attention):
             output = self.model(**inputs, **self._arguments)
-        head_input = output.logits if self.decoder else None
-        return Activations(self.hidden.take(), self.attention.take(), head_input)
+        head_input, vectors = output.logits if self.decoder else None, None
+        if how := self.text_vectors:
+            mask = torch.from_numpy(present).to(self.device)
+            vectors = how.head(output.last_hidden_state, mask, how.prompt_tokens)
+        return Activations(self.hidden.take(), self.attention.take(), head_input, vectors)
 
     @property
     def narrow(self) -> bool:
@@ -173,6 +182,10 @@ class Teacher:
         if self.decoder:
             for value in self.head_arrays():
                 digest.update(value.data)
+        if self.text_vectors:
+            for name, value in sorted(self.text_vectors.head.state_dict().items()):
+                digest.update(name.encode())
+                digest.update(value.float().cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
     def head_arrays(self) -> tuple[Array, Array]:
@@ -185,9 +198,11 @@ class Teacher:
         config = self.config.to_dict()
         if Path(config.get("_name_or_path", "")).exists():
             del config["_name_or_path"]  # a path on this machine does not describe the model
+        settings = self.text_vectors.settings if self.text_vectors else None
         return {
             **tokenizer_files(self.tokenizer, self.max_length() or 512),
             "config.json": json.dumps(config, sort_keys=True).encode(),
+            **({SETTINGS: settings} if settings else {}),
         }
 
 
@@ -225,10 +240,13 @@ def load_teacher(
     attention: str = "mean",
     device: str = "cpu",
     precision: str = "fp32",
+    pooling: str | None = None,
+    prompt: str | None = None,
 ) -> Teacher:
     """Load a checkpoint (folder, model id or alias).
 
-    `head` is one of `networks.HEADS`, `none`, or `auto` for the head that is in the checkpoint.
+    `head` is one of `networks.HEADS`, `none`, `embedding`, or `auto` for the head that is in the
+    checkpoint. `pooling` and `prompt` are those of `text_vectors`, for the head `embedding`.
     Raises UserError if the model cannot be found, is an encoder-decoder, has a slow tokenizer or
     none, or lacks the head asked for: transformers would fill it with random numbers.
     """
@@ -254,8 +272,12 @@ def load_teacher(
     network, found = load_with_head(resolved, config, head, options)
     task = task_of(network, found, resolved.name)
     decoder = None
-    if found:
+    if found in HEADS:
         outputs = len(task.labels) if task else int(network.config.vocab_size)
         decoder = split_decoder(network, outputs).to(device)
     network = network.eval().to(device)
-    return Teacher(resolved, network, tokenizer, decoder, hidden, attention, found, task)
+    how = None
+    if found == EMBEDDING:
+        how = text_vectors(resolved, tokenizer, int(network.config.hidden_size), pooling, prompt)
+        how.head.to(device)
+    return Teacher(resolved, network, tokenizer, decoder, hidden, attention, found, task, how)

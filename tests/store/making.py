@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from store import Features, LogitsSpec, StoreWriter, TaskSpec
+from store import EmbeddingSpec, Features, LogitsSpec, StoreWriter, TaskSpec
 from store.format.features import TASKS
 from store.format.pairs import SEPARATOR
 from support.arrays import Array
@@ -27,16 +27,18 @@ SOFTWARE = {"teachonce": "0.1"}
 def features_of(
     codec: str = "default", tier: str | None = "topk", views: int = 2, size: int | None = None
 ) -> Features:
-    """`tier` may also be a task: the store of a teacher that was fine-tuned; or `pairs`, of texts
-    that it classified."""
+    """`tier` may also be a task: the store of a teacher that was fine-tuned; `pairs`, of texts that
+    it classified; or `embedding`, of texts with a prompt and a vector each."""
     sizes = {"topk": 5, "sample": 12, "head": 20}
     task = TaskSpec(tier, LABELS) if tier in TASKS else None
     if tier == "pairs":
         task = TaskSpec("classification", LABELS, separator=SEPARATOR)
-    logits = None if tier is None or task else LogitsSpec(tier, size or sizes[tier])
+    vector = EmbeddingSpec(33, "mean", "the story ", True) if tier == "embedding" else None
+    logits = None if tier is None or task or vector else LogitsSpec(tier, size or sizes[tier])
     return Features(
         views=views, max_length=64, width=37, vocabulary=1000, codec=codec,
         hidden=("mean", "groups2.1"), attention=("mean",), logits=logits, task=task,
+        embedding=vector,
     )  # fmt: skip
 
 
@@ -56,6 +58,7 @@ class Part:
     attention: dict[tuple[int, str], list[Array]] = field(default_factory=dict)
     gold: Array | None = None
     task: dict[int, Array] = field(default_factory=dict)
+    vectors: Array | None = None
 
 
 def _pieces() -> dict[str, int]:
@@ -108,6 +111,8 @@ def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
     if features.separator is not None:
         texts = [text.replace(" ", SEPARATOR, 1) if " " in text else text + SEPARATOR
                  for text in texts]  # fmt: skip
+    if features.embedding:
+        texts = [features.embedding.prompt + text for text in texts]
     tokens = [_tokens(text) for text in texts]
     counts = np.array([len(ids) for ids, _ in tokens])
     total = int(counts.sum())
@@ -117,6 +122,9 @@ def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
     for view in range(1, features.views):
         spans[view] = [_mask(text, rng) for text in texts]
     part = Part(texts, counts, np.arange(sequences) // 2, ids, offsets, (ids < 10), spans)
+    if features.embedding:
+        raw = rng.normal(size=(sequences, features.embedding.width))
+        part.vectors = (raw / np.linalg.norm(raw, axis=1, keepdims=True)).astype(np.float32)
     for view in range(features.views):
         for name in features.hidden:
             states = rng.normal(size=(total, features.width)) * channel_scale(features.width)
@@ -217,6 +225,9 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
     for (view, name), maps in part.attention.items():
         for sequence in rng.permutation(len(maps)):
             w.put_attention(view, name, int(sequence), maps[sequence])
+    if part.vectors is not None:
+        for chosen in np.array_split(rng.permutation(len(part.vectors)), 2):
+            w.put_embedding(chosen, part.vectors[chosen])
     w.publish()
 
 

@@ -54,6 +54,9 @@ def assert_equal(found: dict[str, Any], record: Record) -> None:
     assert found.get("label", -1) == (-1 if record.label is None else record.label)
     assert ("tag" in found) == (record.tags is not None)
     assert record.tags is None or np.array_equal(found["tag"], record.tags)
+    assert ("embedding" in found) == bool(record.features.embedding)
+    if record.features.embedding:
+        assert np.array_equal(found["embedding"], record.embedding)
     assert len(found["views"]) == len(record.views)
     for ours, view in zip(found["views"], record.views, strict=True):
         assert np.array_equal(ours["spans"], view.spans)
@@ -70,7 +73,7 @@ def assert_equal(found: dict[str, Any], record: Record) -> None:
             assert name not in ours or np.array_equal(ours[name], getattr(view, logits))
 
 
-KINDS = ("topk", "sample", "head", "classification", "tagging")
+KINDS = ("topk", "sample", "head", "classification", "tagging", "embedding")
 
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from store.errors import StoreError
@@ -17,6 +17,7 @@ from store.format.codecs.squares import Coarse, Square
 from support.arrays import Array, Floats
 
 KINDS = ("hidden", "logprobs", "rest", "head", "attention")
+"""What every store has a codec for, whether it holds these or not."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,19 @@ class Level:
     head: Codec
     attention: Elementwise
     ids: Packing = FAST
+    embedding: Codec = Int8()
 
     def encodings(self) -> dict[str, Any]:
-        """What undoes every lossy array of a store (JSON)."""
+        """What undoes the lossy arrays that are of every store's KINDS (JSON)."""
         return {kind: dict(getattr(self, kind).description) for kind in KINDS}
 
-    def unlike(self, found: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    def unlike(
+        self, found: Mapping[str, Any], kinds: tuple[str, ...] = KINDS
+    ) -> list[tuple[str, Any, Any]]:
         """(dotted key, expected, found) of what decodes otherwise by the encodings `found`; prose
         and keys that no codec knows are not compared."""
         unlike = []
-        for kind in KINDS:
+        for kind in kinds:
             codec, described = getattr(self, kind), found.get(kind)
             described = described if isinstance(described, Mapping) else {}
             for key in codec.unlike(described):
@@ -46,10 +50,14 @@ class Level:
         return unlike
 
 
-EXACT = Level(HiddenCodec(Float32(), False), Float32(), Float32(), Float32(), Float32())
+EXACT = Level(
+    HiddenCodec(Float32(), False),
+    *(Float32(), Float32(), Float32(), Float32()),
+    embedding=Float32(),
+)
 DEFAULT = Level(HiddenCodec(Int8()), Fixed(), Fixed(), Float16(), Square())
-SMALL = Level(HiddenCodec(Int4(64)), Root(), Fixed(), Int8(DENSE), Coarse(), DENSE)
-FIRST_SMALL = Level(HiddenCodec(Int4(32)), Root(), Fixed(), Int8(DENSE), Square(DENSE), DENSE)
+SMALL = Level(HiddenCodec(Int4(64)), Root(), Fixed(), Int8(DENSE), Coarse(), DENSE, Int4(64))
+FIRST_SMALL = replace(SMALL, hidden=HiddenCodec(Int4(32)), attention=Square(DENSE))
 
 LEVELS = {"exact": (EXACT,), "default": (DEFAULT,), "small": (SMALL, FIRST_SMALL)}
 """The forms of each level, from no error to most: the one that is written, then earlier ones."""
@@ -68,14 +76,14 @@ def bound(
     return total
 
 
-def form_of(name: str, encodings: object) -> int:
-    """Which form of the level `name` a store with these `encodings` is of.
+def form_of(name: str, encodings: object, kinds: tuple[str, ...] = KINDS) -> int:
+    """Which form of the level `name` a store with these `encodings` of `kinds` is of.
 
     Raises StoreError, naming a key, if no form would decode the store rightly.
     """
     if not isinstance(encodings, Mapping):
         raise StoreError(f"features: encodings must be a JSON object, got {encodings!r:.80}")
-    unlike = [level.unlike(encodings) for level in LEVELS[name]]
+    unlike = [level.unlike(encodings, kinds) for level in LEVELS[name]]
     nearest = min(range(len(unlike)), key=lambda form: len(unlike[form]))
     for key, expected, found in unlike[nearest]:
         raise StoreError(

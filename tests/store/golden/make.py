@@ -19,6 +19,7 @@ STORES = {
     "groups64.h5": ("small", "topk"),  # `small` since its groups have 64 channels
     "named.zarr": ("default", "topk"),  # Zarr since dimensions have names
     "pairs.h5": ("small", "pairs"),  # made later, when texts could first be pairs
+    "vectors.h5": ("small", "embedding"),  # made later, when texts could first have vectors
 }
 
 
@@ -32,7 +33,9 @@ def values_of(fs: FeatureStore) -> dict[str, Any]:
             kinds = {"tagging": ("tag_logits",), "classification": ("class_logits",)}
             if fs.features.task:
                 names = kinds[fs.features.task.kind]
-            held = view if fs.features.task else view.logits
+            elif fs.features.embedding:
+                names = ()
+            held = view.logits if fs.features.logits else view
             logits = {name: getattr(held, name) for name in names}
             views.append(
                 {name: array.tolist() for name, array in logits.items()}
@@ -47,6 +50,8 @@ def values_of(fs: FeatureStore) -> dict[str, Any]:
         arrays = {name: getattr(record, name).tolist() for name in ("token_ids", "offsets")}
         if fs.features.separator is not None:
             fields |= {"texts": list(record.texts), "label": record.label}
+        if fs.features.embedding:
+            arrays["embedding"] = record.embedding.tolist()
         if record.tags is not None:
             arrays["tags"] = record.tags.tolist()
         records.append(fields | arrays | {"special": record.special.tolist(), "views": views})

@@ -1,0 +1,115 @@
+"""Finds how a checkpoint makes one vector of a text: the folder's own modules, or --pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from store.format.features import EmbeddingSpec
+from support.errors import UserError
+from teacher_dump.teacher.checkpoint_names import ResolvedModel
+from training.sentence_folder import (
+    LENGTHS,
+    SETTINGS,
+    SentenceFolder,
+    read_sentence_folder,
+)
+from training.sentence_modules import VectorHead, plain_head
+
+POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}
+"""The words of --pooling, and the names of `sentence_modules.MODES` for them."""
+
+
+@dataclass(frozen=True)
+class TextVectors:
+    """How a teacher makes a vector of a text.
+
+    `prompt` stands before every text, and is `prompt_tokens` tokens with the special ones before
+    it. `max_length` is the folder's longest text in tokens, None where it does not say. `settings`
+    is its file of prompts as it is, None where there is none.
+    """
+
+    head: VectorHead
+    prompt: str = ""
+    prompt_tokens: int = 0
+    max_length: int | None = None
+    settings: bytes | None = None
+
+    @property
+    def spec(self) -> EmbeddingSpec:
+        """What the store says of the vectors."""
+        head = self.head
+        return EmbeddingSpec(head.width, head.description, self.prompt, head.normalised)
+
+
+def finder(model: ResolvedModel) -> Callable[[str], Path | None]:
+    """Make a function that finds a file of a checkpoint, in its folder or on the hub."""
+    root = Path(model.root or model.path_or_id)
+    if root.is_dir():
+        return lambda name: path if (path := root / name).is_file() else None
+
+    def fetched(name: str) -> Path | None:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            return Path(hf_hub_download(model.path_or_id, name, revision=model.revision))
+        except EntryNotFoundError:
+            return None
+
+    return fetched
+
+
+def text_vectors(
+    model: ResolvedModel, tokenizer: Any, width: int, pooling: str | None, prompt: str | None
+) -> TextVectors:
+    """Find how a checkpoint, whose states are `width` wide, makes vectors.
+
+    `pooling` is a word of POOLINGS, which replaces the folder's own modules; `prompt` the name of
+    one of its prompts. Raises UserError where the folder has no pooling and none is given, and for
+    a prompt that is not there.
+    """
+    find = finder(model)
+    name = model.name
+    folder = read_sentence_folder(find, name) if pooling is None else None
+    folder = folder or SentenceFolder(name, "", None)
+    head = folder.head if pooling is None else plain_head(width, POOLINGS[pooling], False)
+    if head is None:
+        raise UserError(
+            f"{name}: no pooling in it (modules.json of sentence-transformers): give --pooling"
+            f" {'|'.join(POOLINGS)}, the one that the model was trained with"
+        )
+    if head.pooling.width != width:
+        raise UserError(
+            f"{name}: its pooling is for states {head.pooling.width} wide, and the transformer's"
+            f" are {width}; copy the whole folder"
+        )
+    if folder.lowercases and len(set(map(str, _pieces(tokenizer, "A", "a")))) > 1:
+        raise UserError(
+            f"{name}: {LENGTHS} lower-cases texts (do_lower_case) before its tokenizer, which does"
+            " not; put a Lowercase normalizer into its tokenizer.json and take do_lower_case out"
+        )
+    text = folder.prompt(prompt)
+    settings = find(SETTINGS)
+    return TextVectors(
+        head.eval(),
+        text,
+        _prompt_tokens(tokenizer, text),
+        folder.max_length,
+        settings.read_bytes() if settings else None,
+    )
+
+
+def _pieces(tokenizer: Any, *texts: str) -> list[list[int]]:
+    return [list(tokenizer(text)["input_ids"]) for text in texts]
+
+
+def _prompt_tokens(tokenizer: Any, prompt: str) -> int:
+    """Count the tokens that a prompt puts before a text, the first special ones included."""
+    if not prompt:
+        return 0
+    (ids,) = _pieces(tokenizer, prompt)
+    ends = ids and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id)
+    return len(ids) - bool(ends)

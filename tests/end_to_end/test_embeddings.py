@@ -1,0 +1,120 @@
+"""`--head embedding`, as it is typed: what is told, verified, refused; beside states of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store import open_store
+from store.tools.verify import verify
+from support.errors import UserError
+from teacher_dump.cli import main as teacher_dump
+from teacher_dump.comparison.cli import main as feature_store
+from teacher_dump.job.options import DumpOptions
+from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
+from tests.texts import ENGLISH
+
+
+@pytest.fixture(scope="module")
+def teacher(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("embedder") / "model"
+    behind = (pooling("mean"), normalize())
+    return modules(*behind, base=tiny_teacher("bert"), folder=folder, prompts=PROMPTS)
+
+
+def test_dumped_told_and_compared(teacher: Path, tmp_path: Path) -> None:
+    corpus, out = tmp_path / "a.txt", tmp_path / "a.zarr"
+    corpus.write_text("\n".join([*ENGLISH, " ".join(ENGLISH), "", "\u200b"]), encoding="utf-8")
+    words = ("--model", teacher, "--corpus", corpus, "--out", out, "--head", "embedding")
+    told = ok(teacher_dump, *words, "--prompt", "query", "--max-length", 60, "--device", "cpu")
+    says(told, "embedding 32 wide (mean, length 1, prompt 'find: '), hidden none, attention none")
+    says(told, "1 document cut at the longest sequence (--max-length)", "1 empty line skipped")
+    store = open_store(out)
+    assert [r.text for r in store][: len(ENGLISH)] == [f"find: {text}" for text in ENGLISH]
+    assert f"find: {' '.join(ENGLISH)}".startswith(store[len(ENGLISH)].text)
+    assert len(store[len(ENGLISH)].token_ids) <= 60
+    told = ok(feature_store, "verify", out, "--model", teacher, "--device", "cpu")
+    says(told, "sequence/embedding, 1 - cosine", "every error is within")
+    says(ok(feature_store, "info", out), "embedding   32 wide, mean, of length 1, prompt 'find: '")
+    says(ok(feature_store, "show", out, "0"), "embedding of length 0.999")
+
+
+def test_another_model_is_told(teacher: Path, tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+    out = dumped(
+        teacher, write_corpus(tmp_path / "a.txt", 8), tmp_path / "a.h5",
+        head="embedding", logits=None,
+    )  # fmt: skip
+    other = modules(pooling("max"), base=tiny_teacher("bert"), folder=tmp_path / "other")
+    line = refused(feature_store, "verify", out, "--model", other)
+    says(line, "gives vectors by", "pooling='max'", "pooling='mean'", "give the model")
+    behind = (pooling("mean"), normalize())
+    unlike = modules(*behind, base=tiny_teacher("electra"), folder=tmp_path / "unlike")
+    assert "Error" in refused(feature_store, "verify", out, "--model", unlike)
+
+
+def test_beside_states_in_several_views_and_stopped(teacher: Path, tmp_path: Path) -> None:
+    """The vectors are those of the plain view, and the same as without the states."""
+    corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
+    both = dumped(
+        teacher, corpus, tmp_path / "a.zarr",
+        head="embedding", logits=None, hidden="layer:4", attention="mean", views=2, codec="exact",
+    )  # fmt: skip
+    alone = dumped(
+        teacher, corpus, tmp_path / "b.zarr",
+        head="embedding", logits=None, views=2, codec="exact", part_tokens=300,
+    )  # fmt: skip
+    one, other = open_store(both), open_store(alone)
+    assert one.features.hidden == ("layer4",) and one.features.attention == ("mean",)
+    assert len(other.manifest.parts) > 2 and not other.features.of_tokens
+    assert np.allclose(one.embeddings(), other.embeddings(), atol=1e-5)
+    record = one[0]
+    state = record.views[0].hidden["layer4"].mean(axis=0)
+    assert np.allclose(record.embedding, state / np.linalg.norm(state), atol=1e-5)
+    assert verify(both).problems == verify(alone).problems == []
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    (
+        (("--logits", "topk:4"), "--logits topk:4: with --head embedding no LM head is read"),
+        (("--stride", "3"), "--stride 3: for an embedding head a document is one sequence"),
+        (("--label-column", "x"), "--label-column x: labels are kept beside a classification"),
+        (("--text-column", "a,b"), "pairs of texts are for a classification head"),
+        (("--prompt", "title"), "has no such prompt; it has: document, query"),
+        (("--head", "none", "--pooling", "max"), "--pooling max: for vectors of texts"),
+        (("--head", "none", "--prompt", "query"), "--prompt query: for vectors of texts"),
+    ),
+)
+def test_refused(teacher: Path, tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    corpus = write_corpus(tmp_path / "a.txt", 4)
+    given = ("--model", teacher, "--corpus", corpus, "--out", tmp_path / "a.zarr")
+    says(refused(teacher_dump, *given, "--head", "embedding", *words), told)
+    assert not (tmp_path / "a.zarr").exists()
+
+
+def test_no_pooling_and_none_asked_for(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+    corpus, base = write_corpus(tmp_path / "a.txt", 4), tiny_teacher("bert")
+    given = ("--model", base, "--corpus", corpus, "--out", tmp_path / "a.zarr")
+    says(refused(teacher_dump, *given, "--head", "embedding"), "no pooling in it", "give --pooling")
+    told = ok(teacher_dump, *given, "--head", "embedding", "--pooling", "cls", "--device", "cpu")
+    says(told, "embedding 32 wide (cls)")
+    assert open_store(tmp_path / "a.zarr").identity["arguments"]["pooling"] == "cls"
+    ok(feature_store, "verify", tmp_path / "a.zarr", "--model", base, "--device", "cpu")
+
+
+def test_minilm_is_dumped_for_its_vectors_where_nothing_is_asked_for() -> None:
+    def features(**asked: str) -> tuple[str, str, str]:
+        options = DumpOptions("minilm", Path("a.zarr"), **asked)  # type: ignore[arg-type]
+        assert dataclasses.replace(options, seed=3).head == options.head
+        return options.head, options.hidden, options.attention
+
+    assert features() == ("embedding", "layer:6", "none")
+    assert features(head="embedding") == ("embedding", "none", "none")
+    assert features(hidden="mean") == ("auto", "mean", "mean")
+    assert features(logits="none") == ("auto", "mean", "mean")
+    with pytest.raises(UserError, match="unknown feature 'best'"):
+        features(hidden="best")

@@ -1,0 +1,234 @@
+"""Vectors of texts are those of sentence-transformers, whatever modules a folder has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from store import EmbeddingSpec, open_store
+from support.errors import UserError
+from teacher_dump.teacher.teacher import Teacher, load_teacher
+from tests.end_to_end.support import dumped
+from tests.sentence_folders import (
+    PROMPTS,
+    TinyTeacher,
+    decoder,
+    dense,
+    modules,
+    normalize,
+    pooling,
+)
+from tests.texts import ENGLISH
+from training.sentence_folder import write_sentence_folder
+from training.sentence_modules import MODES, Dense, Normalize, Pooling, VectorHead
+
+BEHIND: dict[str, Callable[[], list[Any]]] = {
+    "mean, length 1": lambda: [pooling("mean"), normalize()],
+    "max": lambda: [pooling("max")],
+    "dense": lambda: [
+        pooling("cls"),
+        dense(32, 8),
+        dense(8, 12, bias=False, activation_function=torch.nn.GELU(), use_residual=True),
+        normalize(),
+    ],
+    "all ways": lambda: [pooling(MODES)],
+    "without the prompt": lambda: [pooling(("mean", "weightedmean"), include_prompt=False)],
+}
+
+
+def library(folder: Path, texts: list[str], prompt: str | None = None, batch: int = 3) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    return model.encode(texts, batch_size=batch, prompt_name=prompt)
+
+
+def texts_of(path: Path, texts: tuple[str, ...] = ENGLISH[:12]) -> Path:
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize("prompt", ("query", None))
+def test_a_folder_is_read_as_it_is(
+    tiny_teacher: TinyTeacher, tmp_path: Path, name: str, prompt: str | None
+) -> None:
+    base = tiny_teacher("bert")
+    folder = modules(*BEHIND[name](), base=base, folder=tmp_path / "m", prompts=PROMPTS)
+    corpus = texts_of(tmp_path / "a.txt")
+    store = open_store(
+        dumped(
+            folder,
+            corpus,
+            tmp_path / "a.zarr",
+            head="embedding",
+            logits=None,
+            prompt=prompt,
+            codec="exact",
+        )  # fmt: skip
+    )
+    wanted = library(folder, list(ENGLISH[:12]), prompt)
+    assert np.allclose(store.embeddings(), wanted, atol=2e-5)
+    spec = store.features.embedding
+    assert spec and spec.prompt == (PROMPTS["query"] if prompt else "")
+    assert spec.normalised == (name in ("mean, length 1", "dense"))
+    assert [record.text for record in store] == [spec.prompt + text for text in ENGLISH[:12]]
+    assert not store.features.of_tokens and len(store) == 12
+    assert json.loads(store.teacher_file("config_sentence_transformers.json"))["prompts"] == PROMPTS
+
+
+@pytest.mark.parametrize("side", ("left", "right"))
+def test_decoders_pool_their_last_token(
+    tiny_teacher: TinyTeacher, tmp_path: Path, side: str
+) -> None:
+    """Behind an instruction, whichever side the library fills up.
+
+    It reads one text at a time: positions of GPT-2 count what is filled up on the left.
+    """
+    base = decoder(tiny_teacher, tmp_path / "base", side)
+    behind = [pooling("lasttoken"), normalize()]
+    folder = modules(*behind, base=base, folder=tmp_path / "m", prompts=PROMPTS)
+    store = open_store(
+        dumped(
+            folder,
+            texts_of(tmp_path / "a.txt"),
+            tmp_path / "a.h5",
+            head="embedding",
+            logits=None,
+            prompt="query",
+            codec="exact",
+            hidden="layer:4",
+        )  # fmt: skip
+    )
+    wanted = library(folder, list(ENGLISH[:12]), "query", batch=1)
+    assert np.allclose(store.embeddings(), wanted, atol=2e-5)
+    last = store[0].views[0].hidden["layer4"][-1]
+    assert np.allclose(last / np.linalg.norm(last), wanted[0], atol=2e-5)
+
+
+def test_a_plain_checkpoint_takes_a_pooling(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+    base = tiny_teacher("roberta")
+    for word, mode in {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}.items():
+        folder = modules(pooling(mode), base=base, folder=tmp_path / word)
+        teacher = load_teacher(str(base), head="embedding", pooling=word, attention="none")
+        assert teacher.text_vectors and teacher.text_vectors.spec == EmbeddingSpec(32, mode)
+        vectors = _vectors(teacher, list(ENGLISH[:5]))
+        assert np.allclose(vectors, library(folder, list(ENGLISH[:5])), atol=2e-5)
+    replaced = load_teacher(str(folder), head="embedding", pooling="mean", attention="none")
+    assert replaced.text_vectors and replaced.text_vectors.spec.pooling == "mean"
+
+
+def _vectors(teacher: Teacher, texts: list[str]) -> Any:
+    found = []
+    for text in texts:
+        ids = np.array([teacher.tokenizer(text)["input_ids"]])
+        vectors = teacher.run(ids, np.ones(ids.shape, bool)).vectors
+        assert vectors is not None
+        found.append(vectors[0].numpy())
+    return np.stack(found)
+
+
+def test_what_is_written_is_what_the_library_reads(
+    tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoModel, AutoTokenizer
+
+    torch.manual_seed(0)
+    base = tiny_teacher("bert")
+    head = VectorHead(Pooling(32, ("mean",)), Dense(32, 7, activation="Tanh"), Normalize())
+    AutoModel.from_pretrained(base).save_pretrained(tmp_path / "m")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "m")
+    write_sentence_folder(
+        tmp_path / "m", head, max_length=11, prompts=PROMPTS, default_prompt="query"
+    )
+    model = SentenceTransformer(str(tmp_path / "m"), device="cpu")
+    assert model.prompts == PROMPTS and model.default_prompt_name == "query"
+    assert model.max_seq_length == 11 and model.similarity_fn_name == "cosine"
+    teacher = load_teacher(str(tmp_path / "m"), head="embedding", attention="none")
+    assert teacher.text_vectors and teacher.text_vectors.max_length == 11
+    assert teacher.text_vectors.prompt == PROMPTS["query"]  # the default
+    wanted = model.encode(["The old"])
+    assert np.allclose(_vectors(teacher, [PROMPTS["query"] + "The old"]), wanted, atol=2e-5)
+    read = teacher.text_vectors.head.state_dict()
+    assert all(torch.equal(values, read[name]) for name, values in head.state_dict().items())
+
+
+def _changed(folder: Path, file: str, **changes: Any) -> None:
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
+    "no pooling": (
+        lambda f: (f / "modules.json").unlink(), {}, "no pooling in it .* give --pooling mean",
+    ),
+    "unknown prompt": (
+        lambda f: None, {"prompt": "title"}, r"--prompt title: .* it has: document, query",
+    ),
+    "unknown activation": (
+        lambda f: _changed(f, "2_Dense/config.json", activation_function="mine.Swirl"), {},
+        "2_Dense/config.json: unknown activation 'Swirl': expected one of torch.nn",
+    ),
+    "no activation": (
+        lambda f: _changed(f, "2_Dense/config.json", activation_function="torch.nn.Linear"), {},
+        "unknown activation 'Linear'",
+    ),
+    "lost weights": (
+        lambda f: (f / "2_Dense/model.safetensors").unlink(), {}, "model.safetensors is missing",
+    ),
+    "other weights": (
+        lambda f: _changed(f, "2_Dense/config.json", out_features=9), {}, "does not fit its config",
+    ),
+    "damaged weights": (
+        lambda f: (f / "2_Dense/model.safetensors").write_bytes(b"no"), {}, "does not fit its con",
+    ),
+    "lost config": (
+        lambda f: (f / "1_Pooling/config.json").unlink(), {}, "1_Pooling/config.json is missing",
+    ),
+    "no JSON": (lambda f: (f / "modules.json").write_text("{"), {}, "modules.json is no JSON"),
+    "no list": (lambda f: (f / "modules.json").write_text("[7]"), {}, "is no list of modules"),
+    "another width": (
+        lambda f: _changed(f, "1_Pooling/config.json", embedding_dimension=64), {},
+        "its pooling is for states 64 wide, and the transformer's are 32",
+    ),
+    "another way": (
+        lambda f: _changed(f, "1_Pooling/config.json", pooling_mode="median"), {},
+        "has pooling median of width 32, expected some of cls, max",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_folders_that_cannot_be_read(tiny_teacher: TinyTeacher, tmp_path: Path, name: str) -> None:
+    spoil, options, told = BAD[name]
+    behind = [pooling("mean"), dense(32, 8), normalize()]
+    base = tiny_teacher("bert")
+    folder = modules(*behind, base=base, folder=tmp_path / "m", prompts=PROMPTS)
+    spoil(folder)
+    with pytest.raises(UserError, match=told) as error:
+        load_teacher(str(folder), head="embedding", attention="none", **options)
+    assert "\n" not in str(error.value)
+
+
+def test_modules_that_are_none_of_ours(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+    base = tiny_teacher("bert")
+    folder = modules(pooling("mean"), base=base, folder=tmp_path / "m")
+    listed = json.loads((folder / "modules.json").read_text())
+    for changes, told in (
+        ({"type": "x.WordWeights"}, "module 1_Pooling is a WordWeights, expected Pooling, Dense"),
+        ({"path": "../1_Pooling"}, "which leads out of the folder"),
+    ):
+        text = json.dumps([listed[0], listed[1] | changes])
+        (folder / "modules.json").write_text(text)
+        with pytest.raises(UserError, match=told):
+            load_teacher(str(folder), head="embedding", attention="none")
+    (folder / "modules.json").write_text(json.dumps([listed[0] | {"type": "StaticEmbedding"}]))
+    with pytest.raises(UserError, match="its first module is StaticEmbedding, expected a Transf"):
+        load_teacher(str(folder), head="embedding", attention="none")
