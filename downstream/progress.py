@@ -1,4 +1,4 @@
-"""Shows how a transformers Trainer gets on: a line for each evaluation, a bar on a terminal."""
+"""Shows how a transformers Trainer gets on: a line for each evaluation, bars on a terminal."""
 
 from __future__ import annotations
 
@@ -59,3 +59,28 @@ class Progress(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.close()
         self.bar = None
+
+
+class Scoring(TrainerCallback):
+    """Shows a bar over the batches of an evaluation; `what` names it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.bar: Any = None
+
+    def follow(self, trainer: Trainer) -> None:
+        """Replace the Trainer's own callback, which prints dictionaries."""
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(self)
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any
+    ) -> None:
+        if self.bar is None:
+            self.bar = tqdm(total=len(eval_dataloader), desc=self.what, unit="batch", disable=None)
+        self.bar.update(1)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from typing import Any
@@ -45,15 +46,20 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
         return {"input_ids": self.rows[index].tolist()}
 
 
-def masked_batches(
-    collator: BatchMasking, rows: Array, batch_size: int
-) -> list[dict[str, torch.Tensor]]:
-    """Mask blocks once, so that every validation of a run asks for the same tokens."""
-    examples = [{"input_ids": row.tolist()} for row in rows]
-    return [
-        dict(collator(examples[first : first + batch_size]))
-        for first in range(0, len(examples), batch_size)
-    ]
+class MaskedBatches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Blocks [n, S] in masked batches. Each is masked when it is read, and always alike: every
+    validation of a run asks for the same tokens."""
+
+    def __init__(self, collator: BatchMasking, rows: Array, batch_size: int) -> None:
+        self.collator, self.rows, self.batch_size = collator, rows, batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.rows) / self.batch_size)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        first = number * self.batch_size
+        rows = self.rows[first : first + self.batch_size]
+        return dict(self.collator([{"input_ids": row.tolist()} for row in rows]))
 
 
 class MlmTrainer(Trainer):
@@ -63,13 +69,13 @@ class MlmTrainer(Trainer):
     than the encoder. The loss stays the mean over labelled tokens.
     """
 
-    def __init__(self, *, fixed_dev: list[dict[str, torch.Tensor]], **kwargs: Any) -> None:
+    def __init__(self, *, fixed_dev: MaskedBatches, **kwargs: Any) -> None:
         super().__init__(eval_dataset=fixed_dev, **kwargs)
         self.fixed_dev = fixed_dev
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Return the dev batches, which were masked before training."""
-        return DataLoader(self.fixed_dev, batch_size=None)  # type: ignore[arg-type]
+        """Return the dev batches, whose masks are fixed."""
+        return DataLoader(self.fixed_dev, batch_size=None)
 
     def compute_loss(  # type: ignore[override]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any

@@ -21,7 +21,7 @@ from downstream.mlm.from_scratch import (
     start_from_frequencies,
     train_tokenizer,
 )
-from downstream.mlm.masked_trainer import BatchMasking, Minutes, MlmTrainer, Rows, masked_batches
+from downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, Minutes, MlmTrainer, Rows
 from downstream.mlm.text_blocks import blocks, hold_out, read_lines
 from downstream.options import MlmSettings
 from downstream.progress import Progress
@@ -70,10 +70,12 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
             f"training text: {counted(len(rows), 'block')} of {length} tokens, too few for one "
             f"batch of {batch}; add text or lower --batch-size (or --batch-tokens)"
         )
-    dev_rows = held_out_blocks(tokenizer, held_out, length)
+    every = blocks(tokenizer, held_out, length, "held-out text")
+    dev_rows = every[: max(1, EVAL_TOKENS // length)]  # validated often: some of them are enough
+    sampled = f" (the first of {len(every):,})" if len(dev_rows) < len(every) else ""
     say(
-        f"{counted(len(rows), 'training block')} and {counted(len(dev_rows), 'held-out block')} of"
-        f" {length} tokens; "
+        f"{counted(len(rows), 'training block')} and {counted(len(dev_rows), 'held-out block')}"
+        f"{sampled} of {length} tokens; "
         f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters; "
         f"learning rate {_lr(settings):g}"
     )
@@ -135,18 +137,13 @@ def check_loss(loss: float, blame: str) -> None:
         raise UserError(f"the model's loss is {loss:g}{blame}")
 
 
-def held_out_blocks(tokenizer: Any, lines: Sequence[str], length: int) -> Any:
-    """Make blocks [n, length] of the first lines, at most EVAL_TOKENS tokens."""
-    return blocks(tokenizer, lines, length, "held-out text")[: max(1, EVAL_TOKENS // length)]
-
-
-def held_out_batches(tokenizer: Any, rows: Any) -> list[dict[str, torch.Tensor]]:
+def held_out_batches(tokenizer: Any, rows: Any) -> MaskedBatches:
     """Mask blocks for validation, in batches of one size whatever the training takes.
 
     Masks depend on what is in a batch.
     """
     masking = BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED)
-    return masked_batches(masking, rows, MlmSettings.batch_size)
+    return MaskedBatches(masking, rows, MlmSettings.batch_size)
 
 
 def _lr(settings: MlmSettings) -> float:

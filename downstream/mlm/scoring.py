@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, TrainingArguments
+from transformers import TrainingArguments
 
 from downstream.mlm.masked_trainer import MlmTrainer
 from downstream.mlm.masked_training import (
@@ -19,14 +19,14 @@ from downstream.mlm.masked_training import (
     check_new,
     finished,
     held_out_batches,
-    held_out_blocks,
     length_of,
     masking_tokenizer,
     told,
     train_mlm,
 )
-from downstream.mlm.text_blocks import read_lines
+from downstream.mlm.text_blocks import blocks, read_lines
 from downstream.options import MlmSettings, check
+from downstream.progress import Scoring
 from downstream.score_tables import FILE, result_of
 from support.console import counted
 from support.errors import UserError
@@ -72,7 +72,7 @@ def train_seeds(
             say(f"seed {seed}: {folder}")
         figures = finished(one) or train_mlm(one, say)
         tested = str(folder), tests, settings.max_length, say
-        scores, blocks = _scores(*tested) if tests else ({}, {})
+        scores, counts = _scores(*tested) if tests else ({}, {})
         run = {"seed": seed, "lr": figures["learning_rate"], "steps": figures["steps"]}
         runs.append({**run, "dev": _score(figures["held_out_loss"]), **scores})
         saved.append(str(folder))
@@ -81,7 +81,7 @@ def train_seeds(
     files |= {name: str(path) for name, path in tests.items()}
     settings_told = {**told(settings), "seeds": seeds}
     result = result_of(
-        ABOUT, settings.model, files, settings_told, figures["blocks"] | blocks, runs
+        ABOUT, settings.model, files, settings_told, figures["blocks"] | counts, runs
     )
     return {**result, "saved": saved}
 
@@ -91,15 +91,15 @@ def score_as_is(
 ) -> dict[str, Any]:
     """Score a masked LM on `tests` (from `splits_to_test`) without training it.
 
-    Reads the first 32,768 tokens of each file in blocks of `max_length`, masked as in the
-    validation of a training. Returns what `fine_tune.score_as_is` returns; its examples are blocks.
+    Reads the whole of each file in blocks of `max_length`, masked as in the validation of a
+    training. Returns what `fine_tune.score_as_is` returns; its examples are blocks.
 
     Raises UserError on a wrong model, length or file, and where the model has no masked-LM head.
     """
-    scores, blocks = _scores(model, tests, max_length, say)
+    scores, counts = _scores(model, tests, max_length, say)
     files = {name: str(path) for name, path in tests.items()}
     settings = {"as_is": True, "max_length": max_length}
-    return result_of(ABOUT, model, files, settings, blocks, [scores])
+    return result_of(ABOUT, model, files, settings, counts, [scores])
 
 
 def _scores(
@@ -113,20 +113,21 @@ def _scores(
     network, _ = load_with_head(resolved, config, "mlm", {"dtype": torch.float32})
     length = length_of(max_length, network, tokenizer)
     say(f"as it is: {counted(network.num_parameters(), 'parameter')}, blocks of {length} tokens")
-    scores, blocks = {}, {}
+    scores, counts = {}, {}
     with tempfile.TemporaryDirectory(prefix="score-") as scratch:
         arguments = TrainingArguments(output_dir=scratch, disable_tqdm=True, report_to="none",
                                       dataloader_pin_memory=torch.cuda.is_available())  # fmt: skip
         for name, text in lines.items():
-            rows = held_out_blocks(tokenizer, text, length)
+            rows = blocks(tokenizer, text, length, f"text {tests[name]}")
+            say(f"{tests[name]}: {counted(len(rows), 'block')}, the whole file")
             batches = held_out_batches(tokenizer, rows)
             trainer = MlmTrainer(model=network, args=arguments, fixed_dev=batches)
-            trainer.remove_callback(PrinterCallback)
+            Scoring(str(tests[name])).follow(trainer)
             loss = trainer.evaluate()["eval_loss"]
             check_loss(loss, "; its weights are damaged, train it anew")
             scores[name] = _score(loss)
-            blocks[name] = len(rows)
-    return scores, blocks
+            counts[name] = len(rows)
+    return scores, counts
 
 
 def _score(loss: float) -> dict[str, float]:

@@ -13,15 +13,16 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
 from downstream.mlm.from_scratch import random_encoder, start_from_frequencies, train_tokenizer
-from downstream.mlm.masked_trainer import BatchMasking, MlmTrainer
+from downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, MlmTrainer
 from downstream.mlm.masked_training import load_with_head, train_mlm
+from downstream.mlm.scoring import score_as_is
 from downstream.mlm.text_blocks import blocks, hold_out, read_lines
 from downstream.options import MlmSettings
 from support.errors import UserError
 from support.signals import Stopped
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from tests.conftest import TEACHER_KINDS
-from tests.texts import SENTENCES
+from tests.texts import ENGLISH, RUSSIAN, SENTENCES
 
 Teacher = Callable[[str], Path]
 
@@ -48,7 +49,8 @@ def test_loss_at_masked_positions_is_the_loss_of_transformers(
     rows = blocks(tokenizer, SENTENCES, 32, "text")[:4]
     batch = BatchMasking(tokenizer, 0.3, 0)([{"input_ids": row.tolist()} for row in rows])
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
-    trainer = MlmTrainer(model=model, args=arguments, fixed_dev=[])
+    masking = BatchMasking(tokenizer, 0.3, 0)
+    trainer = MlmTrainer(model=model, args=arguments, fixed_dev=MaskedBatches(masking, rows, 4))
     with torch.inference_mode():
         ours = trainer.compute_loss(model, batch)
         theirs = model(**batch).loss
@@ -203,6 +205,26 @@ def test_a_small_text_gives_what_it_has(text: Path, tmp_path: Path) -> None:
 def test_wrong_vocabulary_sizes_are_refused(size: str) -> None:
     with pytest.raises(UserError, match="--vocab"):
         train_tokenizer(SENTENCES, size, 64)
+
+
+def test_a_named_file_is_scored_whole_and_a_sample_is_told(
+    tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    model, said = str(tiny_teacher("bert")), list[str]()
+    text, half = tmp_path / "text.txt", tmp_path / "half.txt"
+    text.write_text("\n".join(ENGLISH * 80 + RUSSIAN * 80), "utf-8")
+    half.write_text("\n".join(ENGLISH * 80), "utf-8")
+    rows = blocks(AutoTokenizer.from_pretrained(model), read_lines(text), 32, "text")
+    assert rows.size > 32_768
+    whole = score_as_is(model, {"test": text}, 32, said.append)
+    assert whole["examples"] == {"test": len(rows)}
+    assert f"{text}: {len(rows):,} blocks, the whole file" in said
+    part = score_as_is(model, {"test": half}, 32, said.append)
+    assert abs(whole["mean"]["test"]["loss"] - part["mean"]["test"]["loss"]) > 1e-3
+    said.clear()
+    asked = settings(text, tmp_path / "out", model, steps=1, dev=text)
+    assert train_mlm(asked, said.append)["blocks"]["dev"] == 1024
+    assert f"1,024 held-out blocks (the first of {len(rows):,})" in said[0]
 
 
 def test_blocks_keep_every_token_in_order(make_tokenizer: Callable[[str], Any]) -> None:
