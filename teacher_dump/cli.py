@@ -47,6 +47,9 @@ def main(**given: Any) -> None:
 
     options = DumpOptions(**read_words(DumpOptions, given))
     done = dump(options, say=click.echo)
+    if done.finished_before:
+        click.echo(f"next: student-train --store {options.out} --vocab {done.vocab}")
+        return
     resumed = f" ({done.resumed_parts:,} of them from before)" if done.resumed_parts else ""
     click.echo(
         f"{options.out}: {counted(done.tokens, 'token')} in {counted(done.sequences, 'sequence')}"

@@ -149,11 +149,7 @@ class StoreWriter:
         stored = StoreWriter._stored(staging)
         if stored is None:
             return False
-        encodings = Features.from_json(stored["features"]).level.encodings()
-        then = stored | {"features": stored["features"] | {"encodings": encodings}}  # no prose
-        keys = ("identity", "features")
-        each = (differences(then[key], attributes[key], key) for key in keys)
-        found = list(chain.from_iterable(each))
+        found = StoreWriter.begun_otherwise(stored, attributes["identity"], attributes["features"])
         if found and all(key.startswith("features.encodings.") for key, _, _ in found):
             raise UserError(
                 f"{staging.path}: holds an unfinished store in another form of codec"
@@ -164,17 +160,37 @@ class StoreWriter:
         return True
 
     @staticmethod
-    def check(path: str | Path) -> None:
-        """Raise UserError unless a store can be begun or continued at `path`."""
+    def begun_otherwise(
+        stored: Mapping[str, Any], identity: Mapping[str, Any], features: Mapping[str, Any]
+    ) -> list[tuple[str, str, str]]:
+        """List what differs between the root attributes of a store and the identity and features,
+        as JSON, of a dump; see `differences`."""
+        encodings = Features.from_json(stored["features"]).level.encodings()
+        then = stored | {"features": stored["features"] | {"encodings": encodings}}  # no prose
+        now = {"identity": _json(identity, "identity"), "features": features}
+        return list(chain.from_iterable(differences(then[key], now[key], key) for key in now))
+
+    @staticmethod
+    def finished(path: str | Path) -> dict[str, Any] | None:
+        """Root attributes of a finished store; None if there is none. Raises UserError if what is
+        there is no store, or something else is at work on it."""
         staging = staging_of(path)
         stored = StoreWriter._stored(staging)
-        if stored is not None and stored["state"] == "sealed":
-            StoreWriter._tidy(staging)
+        if stored is None or stored["state"] != "sealed":
+            return None
+        StoreWriter._tidy(staging)
+        return stored
+
+    @staticmethod
+    def check(path: str | Path) -> None:
+        """Raise UserError unless a store can be begun or continued at `path`."""
+        if StoreWriter.finished(path) is not None:
             raise UserError(
                 f"{path}: exists already and is finished; {ANOTHER}; or if it is damaged, move what"
                 " is damaged aside with `feature-store repair` and type this again"
             )
-        if stored is None and isinstance(staging, Hdf5Staging) and staging.published():
+        staging = staging_of(path)
+        if not staging.path.exists() and isinstance(staging, Hdf5Staging) and staging.published():
             raise UserError(
                 f"{staging.parts}: holds parts of an unfinished store whose file {path} is gone:"
                 f" put that back and type this again; or remove {staging.parts} to begin anew"

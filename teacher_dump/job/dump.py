@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -25,6 +25,7 @@ from support.errors import UserError
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus, Document
 from teacher_dump.job.chosen_features import features_of, told, window_length
+from teacher_dump.job.finished import check_begun, check_finished
 from teacher_dump.job.options import DumpOptions, describe
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.windows.cutting import iter_windows
@@ -47,19 +48,20 @@ class DumpSummary:
     """The counts that a finished dump reports."""
 
     documents: int
-    empty_lines: int
-    without_tokens: int
-    surrogates: int
     sequences: int
     tokens: int
     parts: int
-    resumed_parts: int
     vocab: str  # a --vocab that the text is large enough for
-    halved: int  # batches of this run that were too large for the memory
-    widened: int  # times in this run that a sequence was run again in float32
+    empty_lines: int = 0
+    without_tokens: int = 0
+    surrogates: int = 0
+    resumed_parts: int = 0
+    halved: int = 0  # batches of this run that were too large for the memory
+    widened: int = 0  # times in this run that a sequence was run again in float32
     task: str | None = None
     gold: int = 0  # sequences with a gold label, or tokens with a gold tag
     cut: int = 0  # documents that were longer than the one sequence that is kept of them
+    finished_before: bool = False  # the same command had made the store: nothing was done
 
 
 def dump(
@@ -67,7 +69,8 @@ def dump(
     say: Callable[[str], object] = lambda line: None,
     stage_one: StageOne | None = None,
 ) -> DumpSummary:
-    """Run the teacher once over the corpus and write the store, or continue a stopped dump.
+    """Run the teacher once over the corpus and write the store, or continue a stopped dump. One
+    that these options have finished stays as it is.
 
     `say` is told, in a line each, what a user should know before the work starts. `stage_one` is
     kept beside the teacher. Raises UserError for bad input; nothing that existed before is then
@@ -75,12 +78,12 @@ def dump(
     once the teacher runs.
     """
     with stoppable(lambda: kept(options.out)) as stop:
-        StoreWriter.check(options.out)
+        there = check_begun(options)
         model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
         corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
         resolved = options.resolved()
         say(describe(resolved, bool(options.corpus)))
-        return _dump(resolved, model, corpus, say, stop, stage_one)
+        return _dump(resolved, model, corpus, say, stop, stage_one, there)
 
 
 def kept(out: Path) -> str:
@@ -102,7 +105,9 @@ def _dump(
     say: Callable[[str], object],
     stop: Stop,
     stage_one: StageOne | None,
+    there: dict[str, Any] | None,
 ) -> DumpSummary:
+    from teacher_dump.job.identity import identity
     from teacher_dump.teacher.teacher import load_teacher
 
     corpus.check()  # a bad line far down is told now, not after hours
@@ -123,6 +128,11 @@ def _dump(
     )
     max_length = window_length(options.max_length, teacher)
     features = features_of(options, teacher, max_length)
+    if there:
+        now = identity(options, teacher, corpus, teacher.files(), max_length, stage_one)
+        counts = check_finished(options.out, there, now, features)
+        say(f"{options.out}: was finished before, by the same command; nothing to do")
+        return DumpSummary(*counts, vocab=_vocab(options.out), finished_before=True)
     counters: Counter[str] = Counter()
     cut = _parts(options, corpus, teacher, features, counters, stop)
     words = _word_counts(options, corpus)

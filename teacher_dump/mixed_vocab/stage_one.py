@@ -26,6 +26,7 @@ from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.chosen_features import window_length
 from teacher_dump.job.dump import DumpSummary, dump, gathered, kept
+from teacher_dump.job.finished import check_begun
 from teacher_dump.mixed_vocab.options import MixedVocabOptions
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.windows.cutting import iter_windows
@@ -54,7 +55,7 @@ def mixed_vocab(
     dump has written. Raises UserError for bad input before anything is written.
     """
     with stoppable(lambda: _kept(options)) as stop:
-        StoreWriter.check(options.dump.out)
+        check_begun(options.dump)
         model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
         options = replace(options, dump=options.dump.resolved())
@@ -72,11 +73,12 @@ def _kept(options: MixedVocabOptions) -> str:
 
 
 def _from_store(options: MixedVocabOptions) -> StageOne | None:
-    """Read stage I from an unfinished store; UserError if it was begun with other arguments."""
+    """Read stage I from a store, finished or not; UserError if it was begun with other
+    arguments."""
     from teacher_dump.job.identity import StageOne
 
     out = options.dump.out
-    attributes = StoreWriter.peek(out)
+    attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     if attributes is None:
         return None
     then, now = attributes["identity"].get("mixed_vocab", {}), options.arguments()

@@ -23,6 +23,7 @@ from store.tools.verify import verify
 from student_train.cli import main as student_train
 from student_train.model.student_tokenizer import student_tokenizer
 from support.errors import UserError
+from teacher_dump.cli import main as teacher_dump
 from teacher_dump.job.dump import dump
 from tests.end_to_end import dumping
 from tests.end_to_end.support import ROOT, STUDENT, dumped, ok, refused, start, tree, write_corpus
@@ -83,6 +84,28 @@ def assert_same_student(out: Path, undisturbed: Path) -> None:
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (out / name).read_bytes() == (undisturbed / name).read_bytes(), name
     assert not (out / "checkpoints").exists()
+
+
+def test_a_finished_dump_typed_again_says_so_and_stays(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 12)
+    for name in ("a.zarr", "a.h5"):
+        words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--out", tmp_path / name)
+        first = ok(teacher_dump, *words, "--views", 2)
+        before = tree(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr("teacher_dump.teacher.teacher.Teacher.run", lambda *_: 1 / 0)
+            said = ok(teacher_dump, *words, "--views", 2)
+        assert f"{tmp_path / name}: was finished before, by the same command" in said
+        assert said.splitlines()[-1] == first.splitlines()[-1]
+        line = refused(teacher_dump, *words, "--views", 3)
+        assert "is finished, made by other arguments: views is '2' there and '3' now" in line
+        line = refused(teacher_dump, *words, "--views", 2, "--hidden", "none")
+        assert "features.hidden" in line and "give another name" in line
+        assert tree(tmp_path) == before
+    corpus.write_text("Another text.\n")
+    assert "identity.corpus" in refused(teacher_dump, *words, "--views", 2)
 
 
 def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
