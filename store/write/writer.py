@@ -166,7 +166,8 @@ class StoreWriter:
         """List what differs between the root attributes of a store and the identity and features,
         as JSON, of a dump; see `differences`."""
         encodings = Features.from_json(stored["features"]).level.encodings()
-        then = stored | {"features": stored["features"] | {"encodings": encodings}}  # no prose
+        told = {**stored["features"], "encodings": encodings}  # no prose
+        then = {**stored, "features": told}
         now = {"identity": _json(identity, "identity"), "features": features}
         return list(chain.from_iterable(differences(then[key], now[key], key) for key in now))
 
