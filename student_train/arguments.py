@@ -9,7 +9,7 @@ from typing import Any
 
 from store import FeatureStore, open_store
 from student_train.data.gold_labels import has_gold
-from student_train.settings.loss_weights import DEFAULT_LOSS
+from student_train.settings.loss_weights import DEFAULT_LOSS, VECTOR_LOSS, VECTOR_TEXTS
 from student_train.settings.options import TrainOptions, ruled_out
 from student_train.settings.recipe import find_recipe
 from student_train.settings.shapes import DEFAULT_KIND, SHAPES
@@ -39,6 +39,7 @@ def options_from(arguments: Mapping[str, Any]) -> TrainOptions:
         given.setdefault("vocab", MIXED_VOCAB)
     if given.get("student", "").startswith(AS_TEACHER):
         given["student"] = _as_wide_as_teacher(given)
+    _fill_in_for_vectors(given)
     if "loss" not in given:
         of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
         every = of_stages and len(of_stages) == len(given["stages"])
@@ -72,11 +73,23 @@ def _as_wide_as_teacher(given: dict[str, Any]) -> str:
         return f"{kind}{store.features.width}x{given['student'].removeprefix(AS_TEACHER)}x{heads}"
 
 
+def _fill_in_for_vectors(given: dict[str, Any]) -> None:
+    """Set what students of vectors are best trained with and was not given: a batch of texts, each
+    of which is compared with all others."""
+    if "loss" in given or given.get("stages"):
+        return
+    with closing(_store(given)) as store:
+        if store.features.embedding and not {"batch_texts", "batch_tokens"} & given.keys():
+            given["batch_texts"] = VECTOR_TEXTS
+
+
 def _default_losses(given: dict[str, Any]) -> dict[str, float]:
     with closing(_store(given)) as store:
         features = store.features
         if features.task:
             return {"kl": 1.0, "ce": 1.0} if has_gold(store) else {"kl": 1.0}
+        if features.embedding:
+            return dict(VECTOR_LOSS)
         loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
         if features.logits and not features.logits.next_token and not features.hidden:
             loss["kl"] = 1.0

@@ -74,7 +74,8 @@ class Distillation:
 class StudentBatch:
     """Holds the data of one step. `masked` are the flat token numbers of `labels`, `characters`
     counts the characters under them, `tokens` the student's own tokens. `aligned` has what the
-    teacher teaches, by the name of each alignment that a loss asks for."""
+    teacher teaches, by the name of each alignment that a loss asks for, `vectors` [B,W] its vectors
+    of the texts."""
 
     inputs: Inputs
     masked: Tensor  # int64 [M]
@@ -82,6 +83,7 @@ class StudentBatch:
     characters: int
     tokens: int
     aligned: dict[str, Distillation]
+    vectors: Tensor | None = None
 
     @property
     def distillation(self) -> Distillation | None:

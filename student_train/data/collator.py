@@ -100,18 +100,20 @@ class Collator:
 
     def _serve(self, options: TrainOptions) -> None:
         losses = losses_for(self.task is not None, options.loss)
+        of_text = any(loss.of_text for loss in losses)
+        plain = self.task or (of_text and not any(loss.of_masked for loss in losses))
         self.masker = Masker(
             self.student_tokenizer.mask_token_id,
             len(self.student_tokenizer),
             set(self.student_tokenizer.all_special_ids),
-            0.0 if self.task else options.mask_prob,  # the student of a task reads the plain text
+            0.0 if plain else options.mask_prob,  # as a whole a text is learnt without masks
             self.table.counts(len(self.student_tokenizer))
             if options.mask_words == "rare" and self.table
             else None,
             options.max_masks,
         )
         self.wanted = features_of(losses)
-        taught = [loss for loss in losses if loss.teacher != "nothing"]
+        taught = [loss for loss in losses if loss.teacher != "nothing" and not loss.of_text]
         names = dict.fromkeys(options.alignment_of(loss.name) for loss in taught)
         self.asked = {
             name: _Asked.by(name, (x for x in taught if options.alignment_of(x.name) == name))
@@ -155,6 +157,7 @@ class Collator:
             characters=int((native.offsets[masked, 1] - native.offsets[masked, 0]).sum()),
             tokens=len(native.ids),
             aligned=aligned,
+            vectors=_float(batch.embedding) if "embedding" in self.wanted else None,
         )
 
     def _types(self, tokens: Tokens) -> Array | None:

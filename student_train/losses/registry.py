@@ -26,6 +26,7 @@ Teacher = Literal[
     "sentence",  # the state of the first token, normalised per channel
     "raw sentence",  # the state of the first token as it is
     "maps",  # attention between aligned runs
+    "vector",  # the vector of the whole text
 ]
 """What a loss reads of a store."""
 
@@ -37,10 +38,11 @@ Student = Literal[
     "runs",  # pooled states of aligned runs
     "sentence",  # the state that a text is classified by
     "maps",  # attention between aligned runs
+    "vector",  # the vector of the whole text: the mean of its states, projected if need be
 ]
 """What a loss reads of the student."""
 
-FEATURES = ("hidden", "logits", "task", "attention")
+FEATURES = ("hidden", "logits", "task", "attention", "embedding")
 _FEATURE_OF: dict[Teacher, str] = {
     "gold": "task",
     "classes": "task",
@@ -52,6 +54,7 @@ _FEATURE_OF: dict[Teacher, str] = {
     "sentence": "hidden",
     "raw sentence": "hidden",
     "maps": "attention",
+    "vector": "embedding",
 }
 
 
@@ -66,7 +69,7 @@ class Loss:
     teacher, student: what it compares.
     unit: the unit of its value, as a model card tells it.
     projection: when the student's states pass through a linear map to the teacher's width: never,
-        always, or only where the widths differ.
+        always, or only where the widths differ. That of vectors stays a part of the student.
     """
 
     name: str
@@ -87,6 +90,11 @@ class Loss:
     def of_masked(self) -> bool:
         """Tell whether the loss is a mean over the masked tokens."""
         return self.student == "masked"
+
+    @property
+    def of_text(self) -> bool:
+        """Tell whether the loss compares vectors of whole texts, which no alignment pairs."""
+        return self.student == "vector"
 
     @property
     def of_gold(self) -> bool:
@@ -128,6 +136,10 @@ LOSSES = (
     Loss("sentence-gelu", "states.hidden_gelu", "sentence", "sentence", DEVIATIONS, "always"),
     Loss("sentence-gelu-half", "states.half_gelu", "raw sentence", "sentence", HALVES, "always"),
     Loss("sentence-kld", "states.hidden_kld", "sentence", "sentence", "nats", "always"),
+    Loss("embedding", "states.cosine", "vector", "vector", "cosine distances", "widths differ"),
+    Loss("in-batch", "states.contrastive", "vector", "vector", "nats", "widths differ"),
+    Loss("similarity", "vectors.similarity", "vector", "vector", "squared cosines"),
+    Loss("similarity-kl", "vectors.similarity_kl", "vector", "vector", "nats"),
     Loss("attention", "maps.attention", "maps", "maps", "squared probabilities"),
     Loss("kl", "logits.kl", "distribution", "pieces", "nats", tempered=True),
     Loss("kl-shared", "logits.kl_shared", "shared", "pieces", "nats", tempered=True),

@@ -53,6 +53,18 @@ HEADS = {
 }
 
 
+EMBEDDER = Head("AutoModel", "sentence-similarity", "sentence embedding model", '"A text."')
+HOW_TO_EMBED = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("this folder")
+vectors = model.encode(["A text.", "Another text."])
+print(model.similarity(vectors, vectors))
+```
+
+`AutoModel` loads the encoder alone, without pooling and what stands behind it."""
+
+
 def environment(device: str, processes: int = 1) -> dict[str, Any]:
     """Return versions, device, threads and number of processes, which decide the last bits of a
     student beside its settings."""
@@ -71,17 +83,21 @@ def hub_id(store: FeatureStore) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def model_card(report: dict[str, Any], base_model: str | None, student: PreTrainedModel) -> str:
+def model_card(
+    report: dict[str, Any], base_model: str | None, student: PreTrainedModel, vectors: bool = False
+) -> str:
     """Write Markdown with the settings, the teacher and the held-out results of a finished student.
 
-    `base_model` is the teacher's id on the hub, where it has one.
+    `base_model` is the teacher's id on the hub, where it has one. `vectors` tells of a student that
+    makes vectors of texts.
     """
     settings, result = report["settings"], report["result"]
     teacher = _teacher(report["store"]["identity"])
     name = base_model or _named(teacher)
     both = [_named(_teacher(other["identity"])) for other in report.get("others", ())]
     base = f"base_model: {base_model}\n" if base_model else ""
-    head = HEADS[head_of(student)]
+    head = EMBEDDER if vectors else HEADS[head_of(student)]
+    library = "sentence-transformers" if vectors else "transformers"
     pairs = "separator" in report["store"]["features"].get("task", {})
     made = "as teachonce starts it: it was not trained"
     if result["steps"]:
@@ -89,7 +105,7 @@ def model_card(report: dict[str, Any], base_model: str | None, student: PreTrain
             "trained by teachonce from a store of\nwhat its teacher knew, with no teacher in memory"
         )
     return f"""---
-library_name: transformers
+library_name: {library}
 pipeline_tag: {head.pipeline}
 {base}tags: [distillation, teachonce]
 ---
@@ -98,7 +114,7 @@ pipeline_tag: {head.pipeline}
 
 A {head.what} of {result["parameters"]:,} parameters, {made}.
 
-{how_to_load(student, pairs)}
+{HOW_TO_EMBED if vectors else how_to_load(student, pairs)}
 {_answers(settings, student)}
 ## Held-out results
 

@@ -26,6 +26,7 @@ from student_train.model.start import RANDOM, initialise
 from student_train.model.student_tokenizer import student_tokenizer
 from student_train.model.word_vectors import set_word_vectors
 from student_train.output.card import environment, hub_id, model_card
+from student_train.output.embedder import save_embedder
 from student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash
 from student_train.settings.option_fields import BILSTM, NETWORK
 from student_train.settings.options import TrainOptions
@@ -131,7 +132,7 @@ def train_student(
                 ranks=ranks,
             )
             report: dict[str, Any] = ranks.agreed(
-                _finish(out, begun, trained, collator, hub_id(store), kept) if ranks.lead else None
+                _finish(options, stores, begun, trained, collator, kept) if ranks.lead else None
             )
             return report
     except (OSError, SafetensorError) as error:
@@ -252,30 +253,38 @@ def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) ->
 
 
 def _finish(
-    out: Path,
+    options: TrainOptions,
+    stores: list[FeatureStore],
     begun: dict[str, Any],
     trained: Trained,
     collator: Collator,
-    base_model: str | None,
     kept: list[str] | None,
 ) -> dict[str, Any]:
+    out = options.out_folder()
     student, tokenizer = trained.student.eval(), collator.student_tokenizer
     student.cpu()
+    head = trained.vector_head
     if kept is not None:
         begun = {**begun, "pruned": {"pieces": len(kept), "of": len(tokenizer)}}
         student, tokenizer = pruned(student, tokenizer, kept)
     transformers_logging.disable_progress_bar()
-    student.save_pretrained(out)
+    if head is None:
+        student.save_pretrained(out)
+        parameters = student.num_parameters()
+    else:
+        longest = tokenizer.model_max_length
+        parameters = save_embedder(student, head, options, stores, longest, out)
     save_tokenizer(tokenizer, out)
     result = {
         **trained.validation,
         "steps": trained.steps,
         "tokens": trained.tokens,
         "seconds": round(trained.seconds, 1),
-        "parameters": student.num_parameters(),
+        "parameters": parameters,
     }
     report = {**begun, "result": result}
-    (out / "README.md").write_text(model_card(report, base_model, student))
+    card = model_card(report, hub_id(stores[0]), student, head is not None)
+    (out / "README.md").write_text(card)
     files.sync_tree(out)
     files.write(out / SETTINGS, json.dumps(report, indent=1).encode())
     remove_checkpoints(out / "checkpoints")

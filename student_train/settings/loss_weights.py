@@ -10,6 +10,9 @@ from student_train.losses.registry import loss_names
 from support.errors import UserError
 
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
+VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
+VECTOR_TEXTS = 128
+"""Losses, and texts of a batch, for a store with vectors of texts."""
 
 
 def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:

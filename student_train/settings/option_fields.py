@@ -11,7 +11,12 @@ from typing import Any, Literal
 from student_train.losses import registry
 from student_train.settings import alignments
 from student_train.settings.loss_alignments import check_alignments
-from student_train.settings.loss_weights import DEFAULT_LOSS, check_losses, parse_losses
+from student_train.settings.loss_weights import (
+    DEFAULT_LOSS,
+    VECTOR_LOSS,
+    check_losses,
+    parse_losses,
+)
 from support.console import check_device
 from support.errors import UserError
 from support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, option
@@ -35,6 +40,10 @@ BILSTM = "bilstm"  # only that kind of student has it
 START = "start"  # only the making of a student can refuse it
 UNNAMED = "unnamed"  # came after the first students: a folder's name does not tell its default
 NEW = "new"  # came later still: training.json does not tell its default, either
+
+
+def _told(loss: Mapping[str, float]) -> str:
+    return " ".join(f"{name}={weight:g}" for name, weight in loss.items())
 
 
 def _parse_parts(words: str) -> tuple[str, ...]:
@@ -102,9 +111,9 @@ class OptionFields:
     loss: Mapping[str, float] = option(
         factory=lambda: dict(DEFAULT_LOSS),
         help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
-        told_default=f"{' '.join(f'{name}={weight:g}' for name, weight in DEFAULT_LOSS.items())};"
+        told_default=f"{_told(DEFAULT_LOSS)};"
         " kl=1 for hidden where the store has no hidden states; of a task kl=1, and ce=1 where"
-        " there are gold labels",
+        f" there are gold labels; of vectors of texts {_told(VECTOR_LOSS)}",
         repeated=True,
         read=parse_losses,
         check=check_losses,

@@ -36,6 +36,7 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
     _check_needs(options, store, *others)
     check_unfrozen(options, shape)
     _check_alignments(options)
+    _check_vectors(options, store, *others)
     for each in (store, *others):
         _check_labels(store, each)
         if options.projection == "student" and each.features.width != store.features.width:
@@ -128,6 +129,27 @@ def _check_alignments(options: TrainOptions) -> None:
         )
 
 
+def _check_vectors(options: TrainOptions, *stores: FeatureStore) -> None:
+    """Refuse stores whose vectors are of several spaces: a student has one vector of a text."""
+    learnt = [loss for loss in losses_for(False, options.losses()) if loss.of_text]
+    first = stores[0].features.embedding
+    if not learnt or first is None:
+        return
+    if options.combine == "outputs":
+        raise UserError(
+            f"--combine outputs: --loss {learnt[0].name} compares with the vectors of one teacher;"
+            " give --combine losses, or one --store"
+        )
+    for other in stores[1:]:
+        spec = other.features.embedding
+        if spec is not None and spec.width != first.width:
+            raise UserError(
+                f"--loss {learnt[0].name}: the vectors of {other.path} are {spec.width} wide, those"
+                f" of {stores[0].path} {first.width}, and a student has one vector of a text; train"
+                " a student of each store"
+            )
+
+
 def _check_labels(first: FeatureStore, other: FeatureStore) -> None:
     one, two = first.features.task, other.features.task
     if one == two:
@@ -216,6 +238,7 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
         "logits": (features.logits, "logits", "them (--logits) with a teacher that has a head"),
         "hidden": (features.hidden, "hidden states", "them (--hidden)"),
         "attention": (features.attention, "attention maps", "them (--attention)"),
+        "embedding": (features.embedding, "vectors of texts", "them (--head embedding)"),
     }
     spec = features.logits
     for loss in losses_for(features.task is not None, options.loss):

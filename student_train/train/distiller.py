@@ -26,7 +26,9 @@ from student_train.model.kinds import (
 )
 from student_train.settings.alignments import ALIGNMENTS, Strategy
 from student_train.settings.options import TrainOptions
+from training.sentence_modules import Dense, Normalize, Pooling, VectorHead
 
+VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
 MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the first of these
 
 
@@ -49,11 +51,17 @@ class Distiller(nn.Module):
     """Holds a student, and a projection for each loss that needs one and each hidden state of a
     teacher.
 
-    `hidden` are the names of the teacher's states in the store, `width` is that of each.
+    `hidden` are the names of the teacher's states in the store, `width` is that of each,
+    `vector_width` that of its vectors of texts.
     """
 
     def __init__(
-        self, student: PreTrainedModel, options: TrainOptions, hidden: tuple[str, ...], width: int
+        self,
+        student: PreTrainedModel,
+        options: TrainOptions,
+        hidden: tuple[str, ...],
+        width: int,
+        vector_width: int | None = None,
     ) -> None:
         super().__init__()
         self.student, self.options = student, options
@@ -62,8 +70,11 @@ class Distiller(nn.Module):
         self.projections = nn.ModuleDict()
         own = student.config.hidden_size
         self.projected_losses = set[str]()  # by the student's own projection
-        for loss in losses_for(self.for_task, options.losses()):
-            if loss.projection == "none" or (loss.projection == "widths differ" and own == width):
+        learnt = losses_for(self.for_task, options.losses())
+        for loss in learnt:
+            if loss.of_text or loss.projection == "none":
+                continue
+            if loss.projection == "widths differ" and own == width:
                 continue
             if own_projection(student) is not None:
                 self.projected_losses.add(loss.name)
@@ -71,6 +82,34 @@ class Distiller(nn.Module):
             for name in hidden:
                 self.projections[_key(loss, name)] = self._projection(own, width)
         self.scores = self._separate_scores()
+        if of_text := [loss for loss in learnt if loss.of_text]:
+            assert vector_width is not None  # `check` has refused
+            self.projections[VECTORS] = self._vector_head(of_text, own, vector_width)
+
+    @property
+    def vector_head(self) -> VectorHead | None:
+        """The steps from the student's last states to its vector of a text: a part of the finished
+        student. None where no loss reads vectors."""
+        if VECTORS not in self.projections:
+            return None
+        head = self.projections[VECTORS]
+        assert isinstance(head, VectorHead)
+        return head
+
+    def share_vector_head(self, other: Distiller) -> None:
+        """Make vectors by the steps of another distiller of the same student."""
+        if VECTORS in self.projections and VECTORS in other.projections:
+            self.projections[VECTORS] = other.projections[VECTORS]
+
+    @staticmethod
+    def _vector_head(losses: list[Loss], own: int, width: int) -> VectorHead:
+        """Make the mean of states, and a map to the teacher's space where a loss compares with it.
+
+        The map has no bias: the mean of states can hold one.
+        """
+        projected = own != width and any(loss.projection != "none" for loss in losses)
+        dense = [Dense(own, width, bias=False)] if projected else []
+        return VectorHead(Pooling(own, ("mean",)), *dense, Normalize())
 
     def _separate_scores(self) -> nn.Module | None:
         """Make an output for the teacher's logits or log odds, of the form of the classes' output,
@@ -106,7 +145,7 @@ class Distiller(nn.Module):
         own = [loss for loss in losses if loss.student == "masked"]
         found = dict[str, Tensor]()
         seconds = [wanted.inputs for wanted in batch.aligned.values()]
-        if own or not seconds or None in seconds:
+        if own or not seconds or None in seconds or batch.vectors is not None:
             native = self.encode(batch.inputs, maps)
         for loss in own:
             found[loss.name] = loss.measure(self.logits(native.last[batch.masked]), batch.labels)
@@ -119,8 +158,11 @@ class Distiller(nn.Module):
             )
             for name, wanted in batch.aligned.items()
         }
+        vectors = self._vectors(batch, native) if batch.vectors is not None else None
         for loss in losses:
-            if loss.teacher == "nothing":
+            if loss.of_text and vectors is not None:
+                found[loss.name] = loss.measure(vectors, batch.vectors)
+            if loss.teacher == "nothing" or loss.of_text:
                 continue
             pairs = sides[self.options.alignment_of(loss.name)].of(loss)
             if loss.tempered:
@@ -128,6 +170,15 @@ class Distiller(nn.Module):
             if pairs:  # the mean over the teacher's features
                 found[loss.name] = reduce(add, (loss.measure(*p) / len(pairs) for p in pairs))
         return found, None if batch.of_task is None else sides[batch.of_task].answers(losses)
+
+    def _vectors(self, batch: StudentBatch, read: Outputs) -> Tensor:
+        """Compute the student's vectors [B,D] of the texts."""
+        head = self.vector_head
+        assert head is not None
+        states = read.last.new_zeros(*read.present.shape, read.last.shape[1])
+        states[read.present] = read.last
+        vectors: Tensor = head(states, batch.inputs.present)
+        return vectors
 
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
         """Project student states [G,Ds] to the teacher's width [G,D] for the feature `name`; return

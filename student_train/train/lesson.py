@@ -48,8 +48,11 @@ class Lesson:
             (each, one.reading(source_of(each, options.cache, device)))
             for each, one in ((store, collator), *others)
         ]
-        width = store.features.width
-        self.distiller = Distiller(student, options, store.features.hidden, width).to(device)
+        features = store.features
+        vector_width = features.embedding.width if features.embedding else None
+        self.distiller = Distiller(
+            student, options, features.hidden, features.width, vector_width
+        ).to(device)
         self.device, self.stages = device, stages_of(options, self.distiller.layers)
         blocks, self._held_out = split_blocks(store, options.held_out)
         self._blocks = [

@@ -33,6 +33,7 @@ from training.loop import Losses, Training
 from training.optimizer import optimizer_of
 from training.ranks import ALONE, Ranks
 from training.schedule import Schedule
+from training.sentence_modules import VectorHead
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
 METRICS = "metrics.jsonl"
@@ -47,6 +48,7 @@ class Trained:
     steps: int
     tokens: int
     seconds: float
+    vector_head: VectorHead | None = None  # of students that learn vectors of texts
 
 
 def train(
@@ -83,7 +85,10 @@ def train(
         ) as training,
     ):
         training.run(stop, "train")
-    return Trained(student, training.validation, training.step, training.tokens, training.seconds())
+    head = training.lessons[0].distiller.vector_head
+    return Trained(
+        *(student, training.validation, training.step, training.tokens, training.seconds()), head
+    )
 
 
 def _give_back() -> None:
@@ -113,6 +118,8 @@ class _StudentTraining(Training):
         self.lessons = [
             Lesson(*first, student, options, self.device, others) for first, *others in taught
         ]
+        for lesson in self.lessons[1:]:
+            lesson.distiller.share_vector_head(self.lessons[0].distiller)
         model = nn.ModuleList(lesson.distiller for lesson in self.lessons)
         super().__init__(model, options.seed, options.clip, ranks)
         self.stages = self.lessons[0].stages

@@ -21,7 +21,8 @@ def test_every_entry_names_a_formula_that_takes_what_it_compares() -> None:
         sides = 3 if loss.student == "maps" else 2
         assert len(signature(loss.measure).parameters) == sides + loss.tempered, loss.name
         assert loss.feature is None or loss.feature in FEATURES
-        assert (loss.projection == "none") == (loss.student not in ("runs", "sentence"))
+        compared = loss.student in ("runs", "sentence") or loss.name in ("embedding", "in-batch")
+        assert (loss.projection == "none") == (not compared)
 
 
 def test_a_name_means_one_loss_of_a_student() -> None:
@@ -44,6 +45,7 @@ def test_what_losses_read_of_a_store() -> None:
     assert features_of(losses_for(False, names)) == ["hidden", "logits", "attention"]
     assert features_of(losses_for(True, names)) == ["hidden", "task", "attention"]
     assert features_of(losses_for(False, ["mlm"])) == []
+    assert features_of(losses_for(False, ["similarity", "embedding"])) == ["embedding"]
 
 
 def test_help_lists_every_loss() -> None:

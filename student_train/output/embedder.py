@@ -1,0 +1,52 @@
+"""What a finished student that makes vectors of texts is saved with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from store import FeatureStore
+from student_train.losses.registry import losses_for
+from student_train.settings.options import TrainOptions
+from training.sentence_folder import SETTINGS, write_sentence_folder
+from training.sentence_modules import VectorHead
+
+
+def save_embedder(
+    student: PreTrainedModel,
+    head: VectorHead,
+    options: TrainOptions,
+    stores: Sequence[FeatureStore],
+    longest: int,
+    out: Path,
+) -> int:
+    """Save a student as a folder of sentence-transformers, and return its number of parameters.
+
+    `longest` is the longest text in tokens. A masked-LM head is left out where no loss has trained
+    it.
+    """
+    of_vocabulary = any(x.head == "vocabulary" for x in losses_for(False, options.losses()))
+    saved: Any = student if of_vocabulary else student.base_model
+    saved.save_pretrained(out)
+    write_sentence_folder(out, head, max_length=longest, **prompts_of(stores))
+    return int(saved.num_parameters()) + sum(p.numel() for p in head.parameters())
+
+
+def prompts_of(stores: Sequence[FeatureStore]) -> dict[str, Any]:
+    """Return the teacher's prompts by name, and which of them the student has read: the default,
+    where it is one. A prompt without a name is called `default`."""
+    prompts: dict[str, str] = {}
+    read = {each.features.embedding.prompt for each in stores if each.features.embedding}
+    for store in stores:
+        if SETTINGS in store.teacher_files():
+            named = json.loads(store.teacher_file(SETTINGS)).get("prompts") or {}
+            prompts |= {str(name): str(text) for name, text in named.items()}
+    if len(read) != 1 or not (text := read.pop()):
+        return {"prompts": prompts}
+    names = [name for name, prompt in prompts.items() if prompt == text]
+    name = names[0] if names else "default"
+    return {"prompts": {**prompts, name: text}, "default_prompt": name}

@@ -1,0 +1,184 @@
+"""Students of vectors of texts: folders of sentence-transformers that say what the teacher says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from store import open_store
+from student_train.cli import main as student_train
+from student_train.output.run import run
+from student_train.settings.options import TrainOptions
+from support.errors import UserError
+from tests.end_to_end.support import STUDENT, Words, dumped, ok, refused, says, write_corpus
+from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
+from tests.texts import ENGLISH
+
+VOCAB: Words = ("--vocab", "450", "--student", "32x2x4", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def stores(
+    tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """stores(prompt, **changes) -> a store of the vectors of sentences, 32 wide."""
+    root = tmp_path_factory.mktemp("vectors")
+    corpus = write_corpus(root / "corpus.txt", 120, ENGLISH)
+    behind = (pooling("mean"), normalize())
+    teacher = modules(*behind, base=tiny_teacher("bert"), folder=root / "model", prompts=PROMPTS)
+    known: dict[str, Path] = {}
+
+    def store(prompt: str | None = None, **changes: Any) -> Path:
+        key = f"{prompt}{changes}"
+        if key not in known:
+            asked = {"head": "embedding", "logits": None, "prompt": prompt} | changes
+            known[key] = dumped(teacher, corpus, root / f"{len(known)}.zarr", **asked)
+        return known[key]
+
+    return store
+
+
+def encoded(folder: Path, texts: list[str], **more: Any) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu").encode(texts, batch_size=7, **more)
+
+
+def angles(vectors: Any) -> Any:
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (unit @ unit.T)[np.triu_indices(len(unit), 1)]
+
+
+def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_path: Path) -> None:
+    """In the teacher's own space, of texts behind the teacher's prompt."""
+    store = stores("query")
+    told = ok(
+        student_train, "--store", store, "--out", tmp_path / "s", *VOCAB,
+        "--steps", "120", "--batch-texts", "24", "--student", "24x1x2",
+    )  # fmt: skip
+    says(told, "1 embedding + 10 similarity", "valid_embedding", "valid_similarity")
+    fs = open_store(store)
+    texts = [text.removeprefix(PROMPTS["query"]) for text in fs.texts()]
+    vectors, wanted = encoded(tmp_path / "s", texts), fs.embeddings()
+    assert vectors.shape == (120, 32) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert (vectors * wanted).sum(axis=1).mean() > 0.9
+    ok(
+        student_train, "--store", store, "--out", tmp_path / "r", *VOCAB,
+        "--steps", "0", "--init", "random", "--student", "24x1x2",
+    )  # fmt: skip
+    trained, begun = (
+        np.corrcoef(angles(v), angles(wanted))[0, 1]
+        for v in (vectors, encoded(tmp_path / "r", texts))
+    )
+    assert trained > max(0.5, begun + 0.1)
+    unprompted = encoded(tmp_path / "s", texts, prompt_name="document")
+    assert not np.allclose(vectors, unprompted, atol=1e-3)
+    settings = json.loads((tmp_path / "s" / "config_sentence_transformers.json").read_text())
+    assert settings["prompts"] == PROMPTS and settings["default_prompt_name"] == "query"
+    report = json.loads((tmp_path / "s" / "training.json").read_text())
+    assert report["settings"]["batch_texts"] == 24
+    assert "cls.predictions" not in str(_weights(tmp_path / "s").keys())
+    assert report["result"]["parameters"] == sum(
+        w.numel() for f in (tmp_path / "s", tmp_path / "s/2_Dense") for w in _weights(f).values()
+    )
+    card = (tmp_path / "s" / "README.md").read_text()
+    says(card, "pipeline_tag: sentence-similarity", 'SentenceTransformer("this folder")')
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_beside_states_and_masked_tokens(stores: Callable[..., Path], tmp_path: Path) -> None:
+    """With a loss of the vocabulary the masked-LM head is saved, too."""
+    from transformers import AutoModelForMaskedLM
+
+    store = stores(hidden="layer:4")
+    words = ("--store", store, "--out", tmp_path / "s", *VOCAB, "--steps", "4")
+    loss = "embedding=1,similarity-kl=1,in-batch=0.1,hidden=1,mlm=1"
+    told = ok(student_train, *words, "--batch-texts", "16", "--loss", loss)
+    says(told, "valid_mlm", "valid_embedding")
+    assert encoded(tmp_path / "s", ["A text."]).shape == (1, 32)
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "s").num_parameters() > 0
+    # As wide as its teacher, a student needs no projection.
+    assert not (tmp_path / "s" / "2_Dense").exists()
+    assert (tmp_path / "s" / "1_Pooling" / "config.json").exists()
+
+
+def test_cosines_alone_need_no_space_of_the_teachers(
+    stores: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Without a projection the vectors are as wide as the student."""
+    store = stores()
+    for name, student in (("a", "24x1x2"), ("b", "modernbert:24x1x2")):
+        words = ("--store", store, "--out", tmp_path / name, "--vocab", "450", "--device", "cpu")
+        ok(
+            student_train, *words, "--student", student, "--steps", "3", "--batch-texts", "16",
+            "--loss", "similarity=1",
+        )  # fmt: skip
+        assert encoded(tmp_path / name, ["A text.", "Two."]).shape == (2, 24)
+
+
+def test_it_is_the_same_after_a_stop(stores: Callable[..., Path], tmp_path: Path) -> None:
+    common: dict[str, Any] = {
+        "store": str(stores()), "vocab": "450", "student": "24x1x2", "steps": 6, "device": "cpu",
+        "loss": {"embedding": 1.0}, "batch_texts": 16, "checkpoint_every": 2, "precision": "fp32",
+    }  # fmt: skip
+    run(TrainOptions(out=tmp_path / "whole", **common))
+
+    class Stop(Exception):
+        pass
+
+    from student_train.train import student_training
+
+    with pytest.MonkeyPatch.context() as patch:
+        after = student_training._StudentTraining.after
+
+        def cut(self: Any, losses: Any, progress: Any) -> None:
+            after(self, losses, progress)
+            if self.step == 5:
+                raise Stop
+
+        patch.setattr(student_training._StudentTraining, "after", cut)
+        with pytest.raises(Stop):
+            run(TrainOptions(out=tmp_path / "cut", **common))
+    run(TrainOptions(out=tmp_path / "cut", **common), resume=True)
+    for part in ("", "2_Dense"):
+        one, other = (_weights(tmp_path / name / part) for name in ("whole", "cut"))
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_two_stores_of_one_teacher_share_a_projection(
+    stores: Callable[..., Path], tmp_path: Path
+) -> None:
+    both = ("--store", stores("query"), "--store", stores("document"))
+    words = ("--vocab", "450", "--student", "24x1x2", "--device", "cpu", "--steps", "3")
+    ok(student_train, *both, *words, "--batch-texts", "8", "--out", tmp_path / "s")
+    settings = json.loads((tmp_path / "s" / "config_sentence_transformers.json").read_text())
+    assert settings["prompts"] == PROMPTS and settings["default_prompt_name"] is None
+    assert encoded(tmp_path / "s", ["A text."], prompt_name="query").shape == (1, 32)
+
+
+def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+    plain = dumped(tiny_teacher("bert"), write_corpus(tmp_path / "a.txt"), tmp_path / "a.zarr")
+    words = ("--out", tmp_path / "s", *VOCAB, "--loss", "embedding=1")
+    line = refused(student_train, "--store", plain, *words)
+    says(line, "--loss embedding: ", "holds no vectors of texts; dump them (--head embedding)")
+    line = refused(
+        student_train, "--store", stores(), "--store", stores("query"), *words,
+        "--combine", "outputs",
+    )  # fmt: skip
+    says(line, "--combine outputs: --loss embedding compares with the vectors of one teacher")
+    line = refused(student_train, "--store", stores(), "--out", tmp_path / "s", *STUDENT,
+                   "--vocab", "450", "--loss", "hidden=1")  # fmt: skip
+    says(line, "holds no hidden states")
+    with pytest.raises(UserError, match="unknown; there are .* embedding, in-batch, similarity"):
+        TrainOptions(store="a.zarr", loss={"embeddings": 1.0})
