@@ -210,11 +210,15 @@ def write_sentence_folder(
     max_length: int | None = None,
     prompts: Mapping[str, str] | None = None,
     default_prompt: str | None = None,
+    static: bool = False,
 ) -> None:
     """Write, beside a saved transformer, what makes SentenceTransformer(folder) give the vectors
-    of `head`: its modules, the prompts, and the longest text in tokens."""
-    listed = [("Transformer", "")]
-    for number, step in enumerate([head.pooling, *head.steps], 1):
+    of `head`: its modules, the prompts, and the longest text in tokens.
+
+    A `static` model, whose vectors of pieces are named `embedding.weight`, pools by itself.
+    """
+    listed = [("StaticEmbedding" if static else "Transformer", "")]
+    for number, step in enumerate([*([] if static else [head.pooling]), *head.steps], 1):
         kind = type(step).__name__
         path = f"{number}_{kind}"
         listed.append((kind, path))
@@ -238,7 +242,8 @@ def write_sentence_folder(
         "similarity_fn_name": "cosine",
     }
     _write(folder / SETTINGS, settings)
-    _write(folder / LENGTHS, {"max_seq_length": max_length, "do_lower_case": False})
+    if not static:
+        _write(folder / LENGTHS, {"max_seq_length": max_length, "do_lower_case": False})
 
 
 def _pooling_config(pooling: Pooling) -> dict[str, Any]:

@@ -97,6 +97,12 @@ class Loss:
         return self.student == "vector"
 
     @property
+    def nests(self) -> bool:
+        """Tell whether the first numbers of a student's vectors can be compared, too: by cosines
+        among themselves, as the teacher's space has no order of its own."""
+        return self.of_text and self.projection == "none"
+
+    @property
     def of_gold(self) -> bool:
         """Tell whether the loss is a mean over gold labels or tags."""
         return self.teacher == "gold"

@@ -22,7 +22,7 @@ def group_of(name: str) -> str:
         return "positions"
     if "token_type_embeddings" in name:
         return "types"
-    if re.search(r"\.(word_|tok_)?embeddings\.weight$", name):
+    if re.search(r"\.(word_|tok_)?embeddings?\.weight$", name):
         return "words"
     if "embeddings" in name:
         return "embeddings"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -33,6 +34,7 @@ from student_train.bilstm import (
     BiLstmForTokenClassification,
 )
 from student_train.settings.shapes import DEFAULT_KIND, Shape, parse_student
+from student_train.static import StaticConfig, StaticModel
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,18 @@ def _bilstm(
     )
 
 
+def _static(
+    shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
+) -> StaticConfig:
+    # What the template of a text puts around it is no piece of it; an unknown word is one.
+    special = [i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id]
+    return StaticConfig(hidden_size=shape.width, special_ids=special, **common)
+
+
+def _headless(*_: Any) -> Tensor:
+    raise AssertionError("a static student has no head, and `check` refuses losses that need one")
+
+
 def _first(model: Any, states: Tensor, present: Tensor) -> Tensor:
     return states[:, 0]
 
@@ -214,6 +228,15 @@ KINDS: dict[str, Kind] = {
         tag=lambda model, states: model.dropout(model.projected(states)),
         pooled=lambda model, states, present: model.pooled(states, present),
         classify=lambda model, pooled: model.dropout(model.projected(pooled)),
+    ),
+    "static": Kind(
+        _static,
+        {"mlm": StaticModel},
+        parts=None,
+        lm=_headless,
+        tag=_headless,
+        pooled=_headless,
+        classify=_headless,
     ),
 }
 
@@ -300,6 +323,15 @@ def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -
     padded = states.new_zeros(*present.shape, states.shape[1])
     padded[present] = states
     return _kind(student).pooled(student, padded, present)
+
+
+def pooled_tokens(student: PreTrainedModel, ids: Tensor, present: Tensor) -> Tensor:
+    """Tell which of the tokens [B,S] a text's vector is pooled of: all that are present; of a
+    static student those of the text itself."""
+    special = getattr(student.config, "special_ids", None)
+    if special is None:
+        return present
+    return present & ~torch.isin(ids, torch.tensor(special, device=ids.device))
 
 
 def parts_of(student: PreTrainedModel) -> Parts | None:

@@ -211,7 +211,7 @@ def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
     if _word_embeddings(store.teacher_weights()) is None:
         return "random"
     layers, _ = layer_count(student, store)
-    return "teacher" if student.config.num_hidden_layers <= layers else "svd"
+    return "teacher" if 0 < student.config.num_hidden_layers <= layers else "svd"
 
 
 def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:

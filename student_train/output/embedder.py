@@ -32,7 +32,8 @@ def save_embedder(
     of_vocabulary = any(x.head == "vocabulary" for x in losses_for(False, options.losses()))
     saved: Any = student if of_vocabulary else student.base_model
     saved.save_pretrained(out)
-    write_sentence_folder(out, head, max_length=longest, **prompts_of(stores))
+    static = student.config.model_type == "static"
+    write_sentence_folder(out, head, max_length=longest, static=static, **prompts_of(stores))
     return int(saved.num_parameters()) + sum(p.numel() for p in head.parameters())
 
 

@@ -50,6 +50,18 @@ def _parse_parts(words: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
+def _parse_widths(words: str) -> tuple[int, ...]:
+    parts = [word.strip() for word in words.split(",") if word.strip()]
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(f"--matryoshka {words}: expected widths, such as 256,128,64")
+    return tuple(map(int, parts))
+
+
+def _check_widths(widths: Any) -> None:
+    if not all(isinstance(width, int) and width > 0 for width in widths):
+        raise UserError(f"--matryoshka {widths}: expected widths of at least 1, such as 256,128,64")
+
+
 def _check_parts(parts: Any) -> None:
     for part in parts:
         if not re.fullmatch(FREEZABLE, part):
@@ -93,7 +105,8 @@ class OptionFields:
         "tiny (264x3x12x792) or HxLxA[xF]: width x layers x heads of a BERT, and units of its"
         " feed-forward parts, 4 H by default; of a ModernBERT after modernbert:, 2 H by default;"
         " teacher:L: as wide as the teacher, and a ModernBERT if that is one;"
-        " bilstm:E,H: width of the embeddings and of an LSTM in each direction.",
+        " bilstm:E,H: width of the embeddings and of an LSTM in each direction;"
+        " static:D: vectors of word pieces, D wide, without layers, for vectors of texts alone.",
         scope={START},
     )
     align: str = option(
@@ -138,6 +151,14 @@ class OptionFields:
         "Of a task's student: separate: logit and log-odds teach an output of their own beside the"
         " classes', where ce, kl or hard teach these. It serves training alone.",
         choices=("shared", "separate"),
+        scope={NEW},
+    )
+    matryoshka: tuple[int, ...] = option(
+        (),
+        "Widths, a comma list: the first so many numbers of a text's vector are a vector, too"
+        " (Kusupati et al. 2022); similarity and similarity-kl teach them.",
+        read=_parse_widths,
+        check=_check_widths,
         scope={NEW},
     )
     init: str = option(

@@ -89,6 +89,12 @@ class TrainOptions(OptionFields):
         if masked and not self.mask_prob:
             raise UserError(f"--mask-prob 0: nothing would be masked for {masked[0]} to learn")
         check_pieces(self.align, self.loss)
+        nested = [loss for loss in registry.named(self.losses()) if loss.nests]
+        if self.matryoshka and not nested:
+            raise UserError(
+                f"--matryoshka {','.join(map(str, self.matryoshka))}: no loss teaches parts of a"
+                " vector; add similarity or similarity-kl to --loss"
+            )
         if self.workers and self.cache != "none":
             raise UserError(
                 f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
@@ -204,7 +210,8 @@ class TrainOptions(OptionFields):
         resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}
         resolved |= {"batch_tokens": self.batching.get("batch_tokens")}
         values |= {"loss": dict(self.loss), "stages": [{**stage} for stage in self.stages]}
-        lists = {"freeze": list(self.freeze), "others": list(self.others)}
+        lists: dict[str, Any] = {"freeze": list(self.freeze), "others": list(self.others)}
+        lists |= {"matryoshka": list(self.matryoshka)} if self.matryoshka else {}
         return {**values, **lists, **resolved}
 
     def losses(self) -> set[str]:

@@ -19,6 +19,7 @@ DEFAULT_KIND = "bert"
 # The best rate of a transformer falls with its width, the best rate of a BiLSTM does not.
 GREATEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5
 RECURRENT_RATE = 3e-3
+STATIC_RATE = 1e-2
 
 Positions = Literal["learnt", "rotary", "none"]
 
@@ -80,7 +81,8 @@ def _transformer(kind: str, size: str, inner: int) -> Shape:
     if not found:
         raise ValueError(
             "expected tiny or HxLxA (width x layers x heads, such as 264x3x12; HxLxAxF: units of"
-            " the feed-forward parts as well), or bilstm:E,H (embeddings, LSTM)"
+            " the feed-forward parts as well), static:D (vectors of word"
+            " pieces), or bilstm:E,H (embeddings, LSTM)"
         )
     width, layers, heads = map(int, found.groups()[:3])
     feed_forward = inner * width if found[4] is None else int(found[4])
@@ -124,6 +126,12 @@ def _recurrent(kind: str, size: str) -> Shape:
     return Shape(kind, 2 * one_way, 1, 0, embeddings)
 
 
+def _static(kind: str, size: str) -> Shape:
+    if not size.isdecimal() or int(size) < 1:
+        raise ValueError("expected the width of its vectors, at least 1, such as static:256")
+    return Shape(kind, int(size), 0, 0, int(size))
+
+
 def _by_width(shape: Shape) -> float:
     return min(GREATEST_RATE, RATE_TIMES_WIDTH / shape.width)
 
@@ -132,6 +140,7 @@ SHAPES = {
     "bert": ShapeKind(_bert, "learnt", _by_width, token_types=True),
     "modernbert": ShapeKind(_rotary, "rotary", _by_width),
     "bilstm": ShapeKind(_recurrent, "none", lambda shape: RECURRENT_RATE),
+    "static": ShapeKind(_static, "none", lambda shape: STATIC_RATE),
 }
 """By the `model_type` of the student's config."""
 

@@ -187,6 +187,7 @@ def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> No
         try:
             check_frozen(stage, shape)
             _check_task(stage, store, held_out)
+            _check_static(stage, store, shape)
             _check_features(stage, store)
             _check_view(stage, store)
             _check_projection(stage, store)
@@ -229,6 +230,19 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: Array) -> 
             f"{judged[0]}: none of the sequences of {name} that are held out"
             f" ({options.held_out:g} of all) has a gold label to judge by; hold out more, or dump"
             " more labels"
+        )
+
+
+def _check_static(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:
+    """Refuse losses of tokens for a student without layers."""
+    learnt = losses_for(store.features.task is not None, options.loss)
+    other = [loss.name for loss in learnt if not loss.of_text]
+    if shape.kind == "static" and other:
+        able = ", ".join(loss.name for loss in LOSSES if loss.of_text)
+        raise UserError(
+            f"--loss {other[0]}: --student {options.student} has neither layers nor heads and"
+            f" learns vectors of texts alone; use {able}, of a store of vectors (teacher-dump"
+            " --head embedding), or choose HxLxA"
         )
 
 

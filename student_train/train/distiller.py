@@ -20,12 +20,14 @@ from student_train.model.kinds import (
     head_of,
     lm_logits,
     own_projection,
+    pooled_tokens,
     reads_types,
     sentence_states,
     tag_logits,
 )
 from student_train.settings.alignments import ALIGNMENTS, Strategy
 from student_train.settings.options import TrainOptions
+from support.errors import UserError
 from training.sentence_modules import Dense, Normalize, Pooling, VectorHead
 
 VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
@@ -84,7 +86,9 @@ class Distiller(nn.Module):
         self.scores = self._separate_scores()
         if of_text := [loss for loss in learnt if loss.of_text]:
             assert vector_width is not None  # `check` has refused
-            self.projections[VECTORS] = self._vector_head(of_text, own, vector_width)
+            self.projections[VECTORS] = self._vector_head(
+                of_text, own, vector_width, options.matryoshka
+            )
 
     @property
     def vector_head(self) -> VectorHead | None:
@@ -102,13 +106,20 @@ class Distiller(nn.Module):
             self.projections[VECTORS] = other.projections[VECTORS]
 
     @staticmethod
-    def _vector_head(losses: list[Loss], own: int, width: int) -> VectorHead:
+    def _vector_head(
+        losses: list[Loss], own: int, width: int, nested: tuple[int, ...]
+    ) -> VectorHead:
         """Make the mean of states, and a map to the teacher's space where a loss compares with it.
 
         The map has no bias: the mean of states can hold one.
         """
         projected = own != width and any(loss.projection != "none" for loss in losses)
         dense = [Dense(own, width, bias=False)] if projected else []
+        if too_wide := [n for n in nested if n >= (width if projected else own)]:
+            raise UserError(
+                f"--matryoshka {too_wide[0]}: the student's vectors are"
+                f" {width if projected else own} wide; give smaller widths"
+            )
         return VectorHead(Pooling(own, ("mean",)), *dense, Normalize())
 
     def _separate_scores(self) -> nn.Module | None:
@@ -161,7 +172,10 @@ class Distiller(nn.Module):
         vectors = self._vectors(batch, native) if batch.vectors is not None else None
         for loss in losses:
             if loss.of_text and vectors is not None:
-                found[loss.name] = loss.measure(vectors, batch.vectors)
+                parts = [vectors, *(vectors[:, :n] for n in self.options.matryoshka if loss.nests)]
+                found[loss.name] = reduce(
+                    add, (loss.measure(part, batch.vectors) / len(parts) for part in parts)
+                )
             if loss.teacher == "nothing" or loss.of_text:
                 continue
             pairs = sides[self.options.alignment_of(loss.name)].of(loss)
@@ -177,7 +191,8 @@ class Distiller(nn.Module):
         assert head is not None
         states = read.last.new_zeros(*read.present.shape, read.last.shape[1])
         states[read.present] = read.last
-        vectors: Tensor = head(states, batch.inputs.present)
+        present = pooled_tokens(self.student, batch.inputs.ids, batch.inputs.present)
+        vectors: Tensor = head(states, present)
         return vectors
 
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:

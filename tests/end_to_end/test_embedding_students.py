@@ -127,6 +127,56 @@ def test_cosines_alone_need_no_space_of_the_teachers(
         assert encoded(tmp_path / name, ["A text.", "Two."]).shape == (2, 24)
 
 
+def test_vectors_of_word_pieces(stores: Callable[..., Path], tmp_path: Path) -> None:
+    """A static student is a StaticEmbedding of sentence-transformers, and learns."""
+    from transformers import AutoModel
+
+    store = stores()
+    words = ("--store", store, "--out", tmp_path / "s", "--vocab", "450", "--device", "cpu")
+    ok(student_train, *words, "--student", "static:24", "--steps", "150", "--batch-texts", "24")
+    listed = json.loads((tmp_path / "s" / "modules.json").read_text())
+    kinds = [module["type"].rpartition(".")[2] for module in listed]
+    assert kinds == ["StaticEmbedding", "Dense", "Normalize"]
+    fs = open_store(store)
+    vectors = encoded(tmp_path / "s", list(fs.texts()))
+    assert (vectors * fs.embeddings()).sum(axis=1).mean() > 0.9
+    pieces = AutoModel.from_pretrained(tmp_path / "s").embedding.weight
+    assert torch.equal(pieces, _weights(tmp_path / "s")["embedding.weight"])
+    line = refused(student_train, *words[:2], *words[4:], "--student", "static:24",
+                   "--out", tmp_path / "t", "--loss", "mlm=1,embedding=1")  # fmt: skip
+    says(line, "--loss mlm: --student static:24 has neither layers nor heads")
+    line = refused(student_train, *words[:2], *words[4:], "--student", "static:0")
+    says(line, "expected the width of its vectors, at least 1, such as static:256")
+
+
+def test_the_first_numbers_of_a_vector_are_one(stores: Callable[..., Path], tmp_path: Path) -> None:
+    store, fs = stores(), open_store(stores())
+    common: Words = (
+        "--store", store, "--vocab", "450", "--device", "cpu", "--student", "static:24",
+        "--steps", "150", "--batch-texts", "24", "--loss", "similarity=10",
+    )  # fmt: skip
+    ok(student_train, *common, "--out", tmp_path / "plain")
+    ok(student_train, *common, "--out", tmp_path / "nested", "--matryoshka", "8,4")
+    report = json.loads((tmp_path / "nested" / "training.json").read_text())
+    assert report["settings"]["matryoshka"] == [8, 4]
+    assert (
+        "matryoshka" not in json.loads((tmp_path / "plain/training.json").read_text())["settings"]
+    )
+    texts, wanted = list(fs.texts()), angles(fs.embeddings())
+    plain, nested = (
+        np.corrcoef(angles(encoded(tmp_path / name, texts)[:, :4]), wanted)[0, 1]
+        for name in ("plain", "nested")
+    )
+    assert nested > plain + 0.05
+    line = refused(student_train, *common, "--out", tmp_path / "s", "--matryoshka", "24")
+    says(line, "--matryoshka 24: the student's vectors are 24 wide; give smaller widths")
+    line = refused(student_train, *common[:-1], "embedding=1", "--matryoshka", "8",
+                   "--out", tmp_path / "s")  # fmt: skip
+    says(line, "--matryoshka 8: no loss teaches parts of a vector; add similarity")
+    line = refused(student_train, *common, "--matryoshka", "8,x", "--out", tmp_path / "s")
+    says(line, "--matryoshka 8,x: expected widths, such as 256,128,64")
+
+
 def test_it_is_the_same_after_a_stop(stores: Callable[..., Path], tmp_path: Path) -> None:
     common: dict[str, Any] = {
         "store": str(stores()), "vocab": "450", "student": "24x1x2", "steps": 6, "device": "cpu",

@@ -1,0 +1,67 @@
+"""Static students: a vector for each word piece, without layers. A text's vector is their mean.
+
+What Model2Vec distils by averaging, learnt from a store instead. The weights are named as
+`StaticEmbedding` of sentence-transformers names them, so that one file serves both. Importing this
+registers the model with the Auto classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+
+class StaticConfig(PreTrainedConfig):
+    """Sizes of a static student; `special_ids` are pieces that belong to no text, such as [CLS]."""
+
+    model_type = "static"
+
+    def __init__(
+        self,
+        vocab_size: int = 30522,
+        hidden_size: int = 256,
+        special_ids: Sequence[int] = (),
+        pad_token_id: int | None = 0,
+        initializer_range: float = 0.02,
+        **common: Any,
+    ) -> None:
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.num_hidden_layers = 0
+        self.special_ids = list(special_ids)
+        self.pad_token_id = pad_token_id
+        self.initializer_range = initializer_range
+        common.pop("num_hidden_layers", None)
+        super().__init__(**common)
+
+
+class StaticModel(PreTrainedModel):
+    """Vectors of word pieces: its states are its embeddings [B,S,D]."""
+
+    config_class = StaticConfig
+    base_model_prefix = "static"
+
+    def __init__(self, config: StaticConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def set_input_embeddings(self, value: Any) -> None:
+        self.embedding = value
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **asked: Any
+    ) -> BaseModelOutput:
+        """Look the pieces [B,S] up."""
+        states = self.embedding(input_ids)
+        return BaseModelOutput(last_hidden_state=states, hidden_states=(states,))
+
+
+AutoConfig.register(StaticConfig.model_type, StaticConfig, exist_ok=True)
+AutoModel.register(StaticConfig, StaticModel, exist_ok=True)
