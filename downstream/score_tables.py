@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from student_train.output.ranking import SWEEP, ranked
 from support import files
 from support.console import counted, readable, wide_console
 from support.errors import UserError
@@ -19,6 +20,13 @@ TEST = "test"  # of several files, the mean over them
 SHARES = 100
 """Shares are read times this `scale`; older files of scores have no `scale` and are shares."""
 ABOUT = ("task", "data", "model", "seeds")
+NATS = "nats/character"
+OF_STUDENTS = {
+    NATS: "valid_mlm_per_character",
+    "accuracy": "valid_accuracy",
+    "agreement": "valid_agreement",
+}
+"""Figures of a sweep's validations that compare its students, by their headings."""
 Told = Callable[[float], str]
 
 
@@ -138,6 +146,9 @@ def _cells(result: dict[str, Any], split: str, runs: int) -> list[str]:
 def joined(runs: Sequence[Path]) -> dict[str, Any]:
     """Join finished runs of any tasks, given as folders or as their scores.json.
 
+    A folder of student-sweep is a run, too: each of its students, the best first, with the figures
+    of its validation that compare students.
+
     Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file: its scores on
     test or, where there is no test, on dev; `split` says which. Several files to test have a row
     each and one for their mean. `speed` is what a run of speed measured of the model; where several
@@ -145,14 +156,15 @@ def joined(runs: Sequence[Path]) -> dict[str, Any]:
 
     Raises UserError where a run is not finished.
     """
-    results = [_read(run) for run in runs]
+    swept = [row for run in runs if run.is_dir() for row in _students(run)]
+    results = [_read(run) for run in runs if not (run / SWEEP).exists()]
     speeds = [
         {key: result[key] for key in ("settings", "length", "hardware", "devices")} | row
         for result in results
         for row in result.get("models", ())
     ]
     scored = sorted(
-        (row for result in results if "mean" in result for row in _rows(result)),
+        (*(row for result in results if "mean" in result for row in _rows(result)), *swept),
         key=lambda row: (row["task"], row["data"]),
     )
     rows, met = [], set()
@@ -181,6 +193,34 @@ def _rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "mean": {split: result["mean"][split]},
             "deviation": {split: result["deviation"][split]},
         }
+
+
+def _students(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the row of each student of a sweep, the best first; nothing of another folder."""
+    if not (folder / SWEEP).exists():
+        return
+    try:
+        students = ranked(json.loads((folder / SWEEP).read_text("utf-8")))
+        for student in students:
+            found = {name: student[key] for name, key in OF_STUDENTS.items() if key in student}
+            model = str(folder / student["folder"])
+            yield {
+                "task": "sweep",
+                "data": "held out of the store",
+                "model": model,
+                "names": {_name(model)},
+                "split": "held-out",
+                "seeds": 1,
+                "scale": 1 if NATS in found else SHARES,
+                "measures": {name: name for name in found},
+                "mean": {"held-out": found},
+                "deviation": {"held-out": dict.fromkeys(found, 0.0)},
+            }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"run {folder}: its {SWEEP} was not written by student-sweep ({error}); type the sweep"
+            " again"
+        ) from None
 
 
 def _unscored(speed: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from student_train.cli import parameters, told
+from student_train.output.ranking import LOSS, SWEEP, Row, compares_losses, ranked, told_best
 from student_train.settings.naming import beside
 from student_train.settings.option_fields import ONCE, START
 from student_train.settings.options import TrainOptions
@@ -46,7 +48,8 @@ COLUMNS = (
 
 @command_errors
 def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
-    """Train a student for every combination of the repeated options and compare them in one table.
+    """Train a student for every combination of the repeated options and compare them in one table,
+    the best first.
 
     --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
     Students that are finished already are not trained again.
@@ -64,7 +67,7 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
         given = dict(zip(names, values, strict=True))
         options = options_from({**once, **given})
         planned.append((given, replace(options, out=folder / options.name())))
-    rows = []
+    rows: list[Row] = []
     with open_stores(planned[0][1]) as stores:
         starts = _check([options for _, options in planned], stores)
         for number, (given, options) in enumerate(planned, 1):
@@ -75,9 +78,11 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
             heading = f"[{number}/{len(planned)}] {told or name}"
             report = _student(heading, options, stores, prepared)
             rows.append({**settings, "folder": name, **report["result"]})
-    files.write(folder / "sweep.json", json.dumps(rows, indent=1).encode())
+    files.write(folder / SWEEP, json.dumps(rows, indent=1).encode())
+    rows = ranked(rows)
     show(table(rows, varied))
-    click.echo(f"students and sweep.json in {folder}")
+    click.echo(told_best(rows))
+    click.echo(f"students and {SWEEP} in {folder}")
 
 
 def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path, Prepared]:
@@ -126,12 +131,12 @@ def _student(
         )
 
 
-def table(rows: list[dict[str, Any]], varied: list[str]) -> list[list[str]]:
-    """Return the headings, then a line for each student: what varied, then its results."""
-    columns = [
-        *(varied or ["folder"]),
-        *(name for name in COLUMNS if any(name in row for row in rows)),
-    ]
+def table(rows: Sequence[Row], varied: list[str]) -> list[list[str]]:
+    """Return the headings, then a line for each student: what varied, then its results. The loss of
+    the validation is one of them where it compares the students."""
+    found = (name for name in COLUMNS if any(name in row for row in rows))
+    apart = () if compares_losses(varied) else (LOSS.name,)  # side by side they would mislead
+    columns = [*(varied or ["folder"]), *(name for name in found if name not in apart)]
     lines = [columns]
     for row in rows:
         cells = (row.get(column, "") for column in columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import operator
 import re
 import shutil
 import subprocess
@@ -162,6 +163,14 @@ def test_student_without_out_goes_beside_the_store(store: Path) -> None:
     assert {"model.safetensors", "tokenizer.json", "README.md", "metrics.jsonl"} <= files
 
 
+NATS = "valid_mlm_per_character"
+
+
+def table_of(run: Path, out: Path) -> str:
+    assert "nats/character" in ok(downstream, "--task", "table", run, "--out", out)
+    return (out / "scores.json").read_text()
+
+
 def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[str] = []
 
@@ -190,6 +199,20 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         line for line in said.splitlines() if line.startswith("| ")
     ]
     assert weights == {path: path.stat().st_mtime_ns for path in weights}
+
+    by_nats = sorted(json.loads((out / "sweep.json").read_text()), key=operator.itemgetter(NATS))
+    headings = [heading.strip("| ") for heading in rows[0]]
+    shown = [row[headings.index(NATS)].strip(" |") for row in rows[2:]]
+    assert shown == [f"{row[NATS]:,.5g}" for row in by_nats]  # the best first
+    assert "valid_loss" not in headings  # of other losses, so another quantity
+    best = f"best      {by_nats[0]['folder']}: {NATS} {by_nats[0][NATS]:.5g} (nats a character,"
+    assert best in said and "any vocabulary and losses" in said
+    joined = json.loads(table_of(out, out.parent / "joined"))["rows"]
+    assert [row["model"] for row in joined] == [str(out / row["folder"]) for row in by_nats]
+    assert joined[0]["mean"]["held-out"] == {"nats/character": by_nats[0][NATS]}
+    (out / "sweep.json").write_text("[3]")
+    line = refused(downstream, "--task", "table", out)
+    assert "sweep.json was not written by student-sweep" in line
 
 
 def test_a_sweep_over_a_flag(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

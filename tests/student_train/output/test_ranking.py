@@ -1,0 +1,50 @@
+"""Which student of a sweep is best, and when nothing tells."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from student_train.output.ranking import OF_LOSS, compares_losses, measure_of, ranked, told_best
+from student_train.settings.options import TrainOptions
+from support.options import options_of
+
+NATS = "valid_mlm_per_character"
+
+
+def row(folder: str, **figures: Any) -> dict[str, Any]:
+    return {"folder": folder, **figures}
+
+
+def test_nats_a_character_rank_students_of_any_losses() -> None:
+    rows = [
+        row("a", loss="hidden=1", valid_loss=0.2),
+        row("b", loss="mlm=1", valid_loss=6.1, **{NATS: 1.5}),
+        row("c", loss="mlm=1,hidden=30", valid_loss=23.7, **{NATS: 1.2}),
+        row("d", loss="mlm=2", **{NATS: math.nan}),
+    ]
+    found = ranked(rows)
+    assert [each["folder"] for each in found] == ["c", "b", "a", "d"]
+    told = told_best(found)
+    assert told.startswith(f"best      c: {NATS} 1.2 ") and "2 without it come last" in told
+
+
+def test_accuracy_comes_first_and_the_largest_is_best() -> None:
+    rows = [row("a", valid_accuracy=0.5, valid_agreement=0.9), row("b", valid_accuracy=0.7)]
+    assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
+    agreed = [row("a", valid_agreement=0.5), row("b", valid_agreement=0.7)]
+    assert "b: valid_agreement 0.7" in told_best(ranked(agreed))
+
+
+def test_the_loss_ranks_students_that_learnt_by_the_same_one() -> None:
+    same = [row("a", seed="0", valid_loss=2.0), row("b", seed="1", valid_loss=1.0)]
+    assert [each["folder"] for each in ranked(same)] == ["b", "a"]
+    assert "which all of them learnt by" in told_best(ranked(same))
+    other = [{**each, "loss": f"hidden={n + 1}"} for n, each in enumerate(same)]
+    assert measure_of(other) is None and ranked(other) == other
+    assert "none can be told" in told_best(other)
+    assert compares_losses(["seed", "lr"]) and not compares_losses(["seed", "vocab"])
+
+
+def test_settings_of_the_loss_are_options() -> None:
+    assert OF_LOSS - {"recipe"} <= options_of(TrainOptions).keys() | {"others"}
