@@ -1,1 +1,13 @@
-"""Train students from a store: its batches in their tokens, alignment, losses, the loop."""
+"""Train students from a store: its batches in their tokens, alignment, losses, the loop.
+
+A name is imported when it is first used; `__init__.pyi` lists the names. The loop alone is
+`student_train.train.train`, or `train` of `teachonce`.
+"""
+
+from support.lazy_exports import lazy_exports
+
+__getattr__, __all__ = lazy_exports(__name__, __file__)
+
+
+def __dir__() -> list[str]:
+    return __all__

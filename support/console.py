@@ -16,6 +16,7 @@ import click
 
 from support.errors import UserError, first_line, of_path, out_of_memory
 from support.signals import SIGNALS, Stopped, stoppable
+from support.threads import SLEEPING, VARIABLE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +82,7 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
 
     @functools.wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ.setdefault(VARIABLE, SLEEPING)
         if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal's encoding lacks
             sys.stdout.reconfigure(errors="backslashreplace")
         if sys.flags.optimize > 1:

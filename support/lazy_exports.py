@@ -15,12 +15,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from support.threads import sleeping_waits
+
 
 def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
     """Return `__getattr__` and `__all__` of the package whose `__init__.py` is `file`.
 
     The stub beside it has only lines such as `from a.b import c as c`, and `from . import d as d`
-    for a module of the package itself. `__getattr__` raises AttributeError for any other name.
+    for a module of the package itself. `__getattr__` raises AttributeError for any other name. A
+    name that brings torch along has it wait as `sleeping_waits` says.
     """
     statements = ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body
     homes = {
@@ -34,7 +37,9 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[st
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        found = getattr(import_module(home), name) if home else import_module(f"{package}.{name}")
+        with sleeping_waits():
+            module = import_module(home or f"{package}.{name}")
+        found = getattr(module, name) if home else module
         setattr(sys.modules[package], name, found)
         return found
 

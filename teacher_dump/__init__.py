@@ -1,1 +1,12 @@
-"""Run a teacher over a corpus and keep what it knew: corpus, windows, forward passes, store."""
+"""Run a teacher over a corpus and keep what it knew: corpus, windows, forward passes, store.
+
+A name is imported when it is first used; `__init__.pyi` lists the names.
+"""
+
+from support.lazy_exports import lazy_exports
+
+__getattr__, __all__ = lazy_exports(__name__, __file__)
+
+
+def __dir__() -> list[str]:
+    return __all__

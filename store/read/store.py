@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -36,6 +36,7 @@ from store.read.stored_tokenizer import json_object, load_tokenizer
 from store.read.stream import Batch, Streamer
 from store.read.unfinished import unfinished, unsealed_manifest
 from support.arrays import Array, Floats
+from support.console import counted
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -319,6 +320,23 @@ class FeatureStore(Sequence[Record]):
     def head(self) -> tuple[Floats, Floats]:
         """(weight [V, D], bias [V]) of the frozen LM head: logits = values @ weight.T + bias."""
         return self.outside("teacher/head/weight"), self.outside("teacher/head/bias")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        """Tell the path, what is held, and of which features."""
+        counts = {"sequence": len(self), "token": self.meta["tokens"], "part": self.meta["parts"]}
+        held = ", ".join(counted(number, noun) for noun, number in counts.items())
+        kept = self.features
+        task = kept.task.kind if kept.task else ""
+        logits = kept.logits.tier if kept.logits else ""
+        told = (*kept.hidden, *kept.attention, logits, task)
+        words = ", ".join(dict.fromkeys(word for word in told if word)) or "text alone"
+        return f"<FeatureStore {self.path}: {held}; {words}; {counted(kept.views, 'view')}>"
 
     def close(self) -> None:
         """Close open files and let go of memory; reading opens them again."""

@@ -99,6 +99,22 @@ class StudentBatch:
         """Name the first alignment that has targets of a task; None where there are none."""
         return next((name for name, each in self.aligned.items() if each.task is not None), None)
 
+    def masked_lm(self) -> dict[str, Tensor]:
+        """Return the batch as models of transformers and their Trainer take it, for the masked-LM
+        loss alone: `input_ids`, `attention_mask` and `labels` int64 [B,S], -100 where nothing is
+        asked, and of pairs `token_type_ids`."""
+        present = self.inputs.present
+        asked = torch.full((int(present.sum()),), -100, device=self.labels.device)
+        asked[self.masked] = self.labels
+        labels = torch.full(present.shape, -100, device=asked.device)
+        labels[present] = asked
+        found = {
+            "input_ids": self.inputs.ids,
+            "attention_mask": present.long(),
+            "labels": labels,
+        }
+        return found if self.inputs.types is None else found | {"token_type_ids": self.inputs.types}
+
     def to(self, device: torch.device) -> StudentBatch:
         """Move the batch to a device, and decode the teacher's states and maps there."""
         moved: StudentBatch = _moved(self, device)

@@ -35,6 +35,7 @@ from student_train.bilstm import (
 )
 from student_train.settings.shapes import DEFAULT_KIND, Shape, parse_student
 from student_train.static import StaticConfig, StaticModel
+from support.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -283,9 +284,21 @@ def reads_types(student: PreTrainedModel) -> bool:
 
 
 def head_of(student: PreTrainedModel) -> str:
-    """Return `mlm` of a masked LM, or the kind of the task that a student is for."""
+    """Return `mlm` of a masked LM, or the kind of the task that a student is for.
+
+    Raises UserError for a model that can be no student: it has no masked-LM head, and no head of a
+    task that its kind has.
+    """
     models = _kind(student).models
-    return next(head for head, model in models.items() if isinstance(student, model))
+    own = (head for head, model in models.items() if isinstance(student, model))
+    found = next(own, "mlm" if type(student).__name__.endswith("ForMaskedLM") else None)
+    if found is None:
+        raise UserError(
+            f"{type(student).__name__}: cannot be a student: expected a masked LM of transformers"
+            f" (AutoModelForMaskedLM), or a classifier or tagger of {', '.join(KINDS)}"
+            " (teachonce.prepare makes one)"
+        )
+    return found
 
 
 def own_projection(student: PreTrainedModel) -> nn.Module | None:
@@ -340,5 +353,35 @@ def parts_of(student: PreTrainedModel) -> Parts | None:
     return _kind(student).parts
 
 
+def _logits_by_forward(student: Any, states: Tensor) -> Tensor:
+    """Apply the masked-LM head of any model of transformers: it runs over one token, and reads
+    these states in place of the encoder's."""
+
+    def given(_module: Any, _arguments: Any, output: Any) -> Any:
+        output["last_hidden_state"] = states.unsqueeze(0)
+        return output
+
+    handle = student.base_model.register_forward_hook(given)
+    try:
+        one = torch.ones(1, 1, dtype=torch.int64, device=states.device)
+        logits: Tensor = student(input_ids=one, attention_mask=one).logits[0]
+        return logits
+    finally:
+        handle.remove()
+
+
+def _no_task(student: PreTrainedModel, *_: Any) -> Any:
+    raise UserError(
+        f"a student of type {student.config.model_type} learns as a masked LM alone; for a task"
+        f" take one of {', '.join(KINDS)} (teachonce.prepare makes it)"
+    )
+
+
+# A student of another type that the caller of `train` has made.
+FOREIGN = Kind(
+    _no_task, {}, None, lm=_logits_by_forward, tag=_no_task, pooled=_no_task, classify=_no_task
+)
+
+
 def _kind(student: PreTrainedModel) -> Kind:
-    return KINDS[student.config.model_type]
+    return KINDS.get(student.config.model_type, FOREIGN)

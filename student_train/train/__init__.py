@@ -1,1 +1,9 @@
 """Training a student on stores: steps over stages, losses of a store, validation."""
+
+from support.lazy_exports import lazy_exports
+
+__getattr__, __all__ = lazy_exports(__name__, __file__)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -27,6 +27,7 @@ from student_train.settings.options import TrainOptions
 from student_train.train.event_file import EventFile
 from student_train.train.lesson import Lesson
 from support import files
+from support.errors import UserError
 from support.signals import stoppable
 from training.checkpoint import fitting, load_checkpoint, save_checkpoint
 from training.loop import Losses, Training
@@ -37,6 +38,7 @@ from training.sentence_modules import VectorHead
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
 METRICS = "metrics.jsonl"
+FLOAT32_ALONE = ("deberta",)  # masks scores of one precision by the least number of another
 
 
 @dataclass
@@ -77,6 +79,11 @@ def train(
     and its losses, `say` with a line for the user. Raises Stopped after SIGINT or SIGTERM, saved at
     the step that was under way; UserError where the loss or its gradient is no longer finite.
     """
+    if student.config.model_type in FLOAT32_ALONE and options.precision == "bf16":
+        raise UserError(
+            f"a student of type {student.config.model_type} cannot be trained in bf16, which its"
+            " attention does not take: use precision fp32"
+        )
     stores = [(store, collator), *others]
     with (
         stoppable() as stop,

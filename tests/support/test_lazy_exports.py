@@ -9,13 +9,18 @@ import sys
 import pytest
 
 import store
+import student_train
+import student_train.train as rooms
+import teacher_dump
 import teachonce
 
 
-@pytest.mark.parametrize("package", [store, teachonce])
+@pytest.mark.parametrize("package", [store, teachonce, student_train, teacher_dump, rooms])
 def test_every_listed_name_is_there(package: object) -> None:
     names = dir(package)
-    assert len(names) > 10 and all(getattr(package, name) is not None for name in names)
+    assert len(names) > (10 if package in (store, teachonce) else 1) and all(
+        getattr(package, name) is not None for name in names
+    )
     with pytest.raises(AttributeError, match="has no attribute 'opne_store'"):
         package.opne_store  # type: ignore[attr-defined]  # noqa: B018
 
@@ -30,6 +35,21 @@ from store import open_store
 assert "zarr" in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_torch_waits_asleep_and_the_environment_stays() -> None:
+    program = """
+import os, subprocess, sys
+os.environ.pop("OMP_WAIT_POLICY", None)
+os.environ["OMP_DISPLAY_ENV"] = "TRUE"  # OpenMP tells its settings as it is loaded
+from student_train import prepare
+from student_train.train import train
+assert "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    if "OMP_WAIT_POLICY" in run.stderr:  # another OpenMP than GNU's need not tell
+        assert "OMP_WAIT_POLICY = 'PASSIVE'" in run.stderr
 
 
 def test_an_exported_class_is_the_one_of_its_room() -> None:

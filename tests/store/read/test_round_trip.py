@@ -45,6 +45,14 @@ def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
             fs[wrong]
 
 
+def test_a_store_tells_what_it_holds_and_closes_after_a_block(made: Callable[..., Any]) -> None:
+    path, _ = made("zarr", "default")
+    with open_store(path) as fs:
+        told = repr(fs)
+        assert told.startswith(f"<FeatureStore {path}: {len(fs):,} sequences, ")
+        assert "mean" in told and told.endswith(" views>")
+
+
 @pytest.mark.parametrize("ext", EXT)
 @pytest.mark.parametrize(("codec", "tier"), COMBINATIONS)
 def test_records(made: Callable[..., Any], ext: str, codec: str, tier: str) -> None:
