@@ -302,7 +302,7 @@ def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
     batch = f"{speed['settings']['batch_size']} x {speed['length']}"
     cells = {
         "parameters": _figure(speed, _millions, None, "parameters"),
-        "disk": _figure(speed, readable, None, "disk_bytes"),
+        "disk": _figure(speed, _stored(speed.get("disk_dtype", "")), None, "disk_bytes"),
     }
     for device in speed["devices"]:
         cells |= {
@@ -312,6 +312,11 @@ def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
             f"{device} sentence, memory": _figure(speed, readable, device, "sentence_memory_bytes"),
         }
     return cells
+
+
+def _stored(dtype: str) -> Told:
+    """Return how bytes on disk are told: with their dtype, as they halve in another."""
+    return lambda size: f"{readable(size)} {dtype}".rstrip()
 
 
 def _millions(number: float) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +16,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoModel
 from transformers.utils.hub import cached_file
 
@@ -23,6 +26,8 @@ from support.console import counted
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
 
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8}
+DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 SENTENCES = 20
 SENTENCE_TOKENS = 32
 STATUS, PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -45,6 +50,7 @@ class Subject:
         self.name = name
         files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
         self.disk = sum(file.stat().st_size for file in files)
+        self.stored = _stored(files)
         self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
         self.longest = longest_input(self.encoder.config, self.tokenizer)
 
@@ -88,13 +94,13 @@ def measure_speed(
     """Measure `models` and the teacher, if there is one, on the CPU and on a GPU that is there.
 
     Returns `{"task", "settings", "length", "hardware", "devices", "teacher", "models": [{"model",
-    "parameters", "disk_bytes", "cpu": {"batch_ms", "batch_memory_bytes", "sentence_ms",
-    "sentence_memory_bytes"}, "cuda": ..., "ratio"}]}`, the teacher last. `ratio` says how many
-    times less each figure is than the teacher's. All models read batches of one length, at
-    most what each of them takes. Times are medians of runs that go through all models in turn; the
-    time of a sentence is the mean over the sentences. Memory is the bytes of the weights and the
-    most that the batch, or any of the sentences, takes beside them, None where the system does not
-    tell.
+    "parameters", "disk_bytes", "disk_dtype", "cpu": {"batch_ms", "batch_memory_bytes",
+    "sentence_ms", "sentence_memory_bytes"}, "cuda": ..., "ratio"}]}`, the teacher last. `ratio`
+    says how many times less each figure is than the teacher's; of bytes on disk that are of other
+    dtypes, what both would be in float32. All models read batches of one length, at most what each
+    of them takes. Times are medians of runs that go through all models in turn; the time of a
+    sentence is the mean over the sentences. Memory is the bytes of the weights and the most that
+    the batch, or any of the sentences, takes beside them, None where the system does not tell.
 
     Raises UserError on a wrong model.
     """
@@ -107,7 +113,12 @@ def measure_speed(
         subject.prepare(settings, length)
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     rows: list[dict[str, Any]] = [
-        {"model": each.name, "parameters": each.parameters, "disk_bytes": each.disk}
+        {
+            "model": each.name,
+            "parameters": each.parameters,
+            "disk_bytes": each.disk,
+            "disk_dtype": each.stored,
+        }
         for each in subjects
     ]
     for device in devices:
@@ -116,6 +127,8 @@ def measure_speed(
     if teacher:
         for row in rows[:-1]:
             row["ratio"] = _ratios(row, rows[-1])
+            if row["disk_dtype"] != rows[-1]["disk_dtype"]:
+                row["ratio"]["disk_bytes"] = _in_float32(rows[-1]) / _in_float32(row)
     return {
         "task": "speed",
         "settings": {
@@ -159,6 +172,24 @@ def _on(
         {"batch_ms": median(batch), "sentence_ms": median(sentence), **peaks}
         for batch, sentence, peaks in zip(batches, sentences, memory, strict=True)
     ]
+
+
+def _stored(files: Sequence[Path]) -> str:
+    """Name the dtype that most bytes of the weights are stored in; "" where the files tell none."""
+    sizes: Counter[str] = Counter()
+    for file in files:
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as weights:
+                for name in weights.keys():  # noqa: SIM118  # no mapping
+                    part = weights.get_slice(name)
+                    dtype = part.get_dtype()
+                    sizes[dtype] += math.prod(part.get_shape()) * BYTES.get(dtype, 1)
+    ((dtype, _),) = sizes.most_common(1) or [("", 0)]
+    return DTYPES.get(dtype, dtype.lower())
+
+
+def _in_float32(row: dict[str, Any]) -> float:
+    return float(row["disk_bytes"]) * 4 / (2 if row["disk_dtype"] in ("bf16", "fp16") else 4)
 
 
 def _ratios(row: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:

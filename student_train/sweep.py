@@ -32,6 +32,7 @@ OUT_HELP = (
     "Folder of the students, each named after its settings, and of sweep.json, the table."
     "  [default: beside the store, STORE-sweep for STORE.zarr]"
 )
+LOSS_HELP = "A comma list; repeated, it is another setting of the sweep, not one more loss."
 COLUMNS = (
     "parameters",
     "steps",
@@ -177,6 +178,7 @@ def _command() -> click.Command:
     found = {str(option.name): option for option in parameters(varied)}
     del found["allow_partial"]  # all students of a table learn from one text
     found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
+    found["loss"].help = f"{LOSS_HELP} {found['loss'].help}"  # type: ignore[attr-defined]
     return click.Command(
         "student-sweep",
         params=list(found.values()),

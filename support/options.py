@@ -19,9 +19,11 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -214,10 +216,22 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
         return click.Choice(about.choices)
     if kind is Path:
         return click.Path(path_type=Path)
-    numbers: dict[type[Any], click.ParamType[Any]] = {int: click.INT, float: click.FLOAT}
+    numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(), float: click.FLOAT}
     read = numbers.get(kind, click.STRING)
     words = _words_of(settings, name)
     return _NumberOrWord(read, words) if words else read
+
+
+class _Count(click.types.IntParamType):
+    """A whole number, or one of thousands or millions: 50k, 1.5m."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", str(value).lower())
+        if found:
+            number = Decimal(found[1]) * {"k": 1000, "m": 1_000_000}[found[2]]
+            if number == int(number):
+                return int(number)
+        return super().convert(value, param, ctx)
 
 
 class _NumberOrWord(click.ParamType[Any]):

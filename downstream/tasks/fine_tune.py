@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
+from downstream.card import write_card
 from downstream.encoders import default_lr, longest_input
 from downstream.options import FineTuneSettings
 from downstream.progress import Progress
@@ -63,7 +64,10 @@ def fine_tune(
     ]
     used = {**splits, "train": task.sample(splits["train"], settings.seed)}
     result = _result(task, model, files, asdict(settings), used, runs)
-    return {**result, "saved": [str(keep)]} if keep else result
+    if keep is None:
+        return result
+    write_card(result, keep)
+    return {**result, "saved": [str(keep)]}
 
 
 def score_as_is(

@@ -105,7 +105,7 @@ class OptionFields:
         "tiny (264x3x12x792) or HxLxA[xF]: width x layers x heads of a BERT, and units of its"
         " feed-forward parts, 4 H by default; of a ModernBERT after modernbert:, 2 H by default;"
         " teacher:L: as wide as the teacher, and a ModernBERT if that is one;"
-        " bilstm:E,H: width of the embeddings and of an LSTM in each direction;"
+        " a BiLSTM is bilstm:E,H: width of the embeddings and of its LSTM in each direction;"
         " static:D: vectors of word pieces, D wide, without layers, for vectors of texts alone.",
         scope={START},
     )

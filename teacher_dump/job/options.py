@@ -153,7 +153,7 @@ class DumpOptions:
         "auto", "auto: bf16 on a GPU, else fp32.", choices=("auto", "bf16", "fp16", "fp32")
     )
     limit: int | None = option(
-        None, "Stop after this many tokens of the corpus.", within=at_least(1)
+        None, "Stop after this many tokens of the corpus: 50k, 2m.", within=at_least(1)
     )
     part_tokens: int = PART_TOKENS
     weights: bool = option(True, "Keep the encoder's weights (fp16), from which students start.")
@@ -197,6 +197,8 @@ class DumpOptions:
 def describe(options: DumpOptions, corpus_was_given: bool) -> str:
     """Tell the settings that are known before the teacher is loaded, one line each."""
     source = "" if corpus_was_given else " (no --corpus given: the default)"
+    if not corpus_was_given and options.limit is None and corpus_of(options.model):
+        source = " (no --corpus given: all of the alias's own; --limit 2m takes 2 million tokens)"
     rows = {
         "teacher": options.model,
         "corpus": ", ".join(options.corpus) + source,

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
 
 from downstream.score_tables import save
 from downstream.speed import STATUS, Subject, peak_memory
@@ -105,6 +107,11 @@ def test_several_files_to_test_are_scored_apart_and_together(
         run("--task", "table", tuned, whole),
     ]
     assert [result.exit_code for result in ran] == [0] * 4, ran
+    card = (tuned / "model" / "README.md").read_text()
+    kept = json.loads((tuned / "scores.json").read_text())["seeds"][0]
+    assert "pipeline_tag: token-classification" in card and "fine-tuned for pos" in card
+    assert f"| test {first.name} | 30 | {100 * kept[f'test {first}']['macro_f1']:.2f} |" in card
+    assert "| lr | 0.005 |" in card and "seed 0, one of 2" in card and str(tmp_path) not in card
     words = ("--task", "pos", "--model", tuned, "--as-is", *tests, *tests)
     twice = run(*words, "--out", tmp_path / "twice")
     assert twice.exit_code == 1 and f"--test {first}: is given twice" in twice.output
@@ -146,6 +153,23 @@ def test_speed_compares_with_a_teacher(tiny_teacher: Teacher, tmp_path: Path) ->
             expected = teacher[device][name] / student[device][name]
             assert student["ratio"][device][name] == expected
     joins_speed(tmp_path, tiny_teacher("bert"), found)
+
+
+def test_sizes_of_other_dtypes_are_compared_as_in_one(
+    tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    half = tmp_path / "half"
+    teacher = AutoModel.from_pretrained(tiny_teacher("bert"), dtype=torch.bfloat16)
+    teacher.save_pretrained(half)
+    AutoTokenizer.from_pretrained(tiny_teacher("bert")).save_pretrained(half)
+    words = ("--model", tiny_teacher("bert"), "--teacher", half, "--repeat", 1, "--batch-size", 1)
+    result = run("--task", "speed", *words, "--out", tmp_path / "speed")
+    assert result.exit_code == 0, result.output
+    student, other = json.loads((tmp_path / "speed" / "scores.json").read_text())["models"]
+    assert (student["disk_dtype"], other["disk_dtype"]) == ("fp32", "bf16")
+    in_float32 = 2 * other["disk_bytes"] / student["disk_bytes"]
+    assert student["ratio"]["disk_bytes"] == pytest.approx(in_float32)
+    assert " fp32 (1/" in result.output and " bf16" in result.output
 
 
 def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from support.options import (
     check_values,
     click_option,
     click_options,
+    click_type,
     default_of,
     option,
     options_of,
@@ -197,3 +198,17 @@ def test_ranges_are_what_they_say(number: float) -> None:
     assert (number in NOT_NEGATIVE) == (finite and number >= 0)
     assert (number in SHARE) == (0 <= number < 1)
     assert (number in INNER_SHARE) == (0 < number < 1)
+
+
+@pytest.mark.parametrize(
+    ("word", "number"), [("50k", 50_000), ("1.5m", 1_500_000), ("2M", 2_000_000), ("7", 7)]
+)
+def test_counts_of_thousands_and_millions(word: str, number: int) -> None:
+    assert click_type(Settings, "steps").convert(word, None, None) == number
+    assert read_values(Settings, {"steps": word}, "here", ["steps"]) == {"steps": number}
+
+
+@pytest.mark.parametrize("word", ["k", "1.2345k", "-3k", "5kk", "five"])
+def test_what_is_no_count(word: str) -> None:
+    with pytest.raises(click.UsageError, match="not a valid integer"):
+        click_type(Settings, "steps").convert(word, None, None)
