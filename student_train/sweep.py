@@ -178,7 +178,7 @@ def _command() -> click.Command:
     found = {str(option.name): option for option in parameters(varied)}
     del found["allow_partial"]  # all students of a table learn from one text
     found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
-    found["loss"].help = f"{LOSS_HELP} {found['loss'].help}"  # type: ignore[attr-defined]
+    found["loss"].help = f"{LOSS_HELP} {found['loss'].help}"
     return click.Command(
         "student-sweep",
         params=list(found.values()),
