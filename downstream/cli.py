@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
 from downstream.options import (
+    SEARCHES,
     Asked,
     FineTuneSettings,
     MlmSettings,
+    SearchSettings,
     SpeedSettings,
     parameters,
 )
@@ -32,7 +35,8 @@ of its scores. The epoch is chosen on --dev. A label that training lacks is refu
 --unseen-labels count it is an error of the model.
 
 With --as-is, all of these but qa score a MODEL that has its head on --test, without training it: a
-masked LM, a student of a task teacher, or a model that --save kept. sts needs no head.
+masked LM, a student of a task teacher, or a model that --save kept. sts needs no head; a folder of
+sentence-transformers is scored by its own modules.
 
 \b
 pos       word<TAB>tag, a blank line between sentences: macro F1, accuracy
@@ -40,9 +44,18 @@ ner       the same with IOB tags (B-X first, then I-X): entity F1, accuracy
 classify  columns text (or text_a, text_b of a pair), label: accuracy, macro
           and weighted F1, Matthews
 pair      columns text_a, text_b, score (a number): Pearson, Spearman
-sts       the same by the cosine of the mean states of each text: Spearman, Pearson
+sts       the same by the cosine of both texts' vectors: Spearman, Pearson
 qa        SQuAD .json, or columns question, context, answer (empty: there
           is none): exact match, F1
+
+retrieval, rerank and mteb score models as they are. A folder of sentence-transformers makes vectors
+by its own modules and prompts, any other encoder by the mean of its last states.
+
+\b
+retrieval  a folder as of BEIR (corpus.jsonl, queries.jsonl, qrels.tsv): nDCG@10,
+           MRR@10, recall@100; with --teacher agreement with its ranking
+rerank     the same of candidates, also by models that read pairs (rerankers)
+mteb:NAME  a task of the package mteb: its main score
 
 Files with columns are .tsv, .csv or .jsonl. Where a column has another name, tell it with the
 option of the column, such as --text-column.
@@ -60,7 +73,9 @@ def main(**words: Any) -> None:
     given = {name: value for name, value in words.items() if value not in (None, ())}
     asked = Asked(**read_words(Asked, given))
     _check_out(asked)
-    {"mlm": _mlm, "speed": _speed, "table": _table}.get(asked.task, _fine_tune)(asked)
+    others = {"mlm": _mlm, "mteb": _mteb, "speed": _speed, "table": _table}
+    others |= dict.fromkeys(SEARCHES, _search)
+    others.get(asked.kind, _fine_tune)(asked)
 
 
 def _check_out(asked: Asked) -> None:
@@ -117,8 +132,7 @@ def _fine_tune(asked: Asked) -> None:
         assert asked.dev is not None
         files = {"train": asked.train[0], "dev": asked.dev, **files}
     task, out = _task(asked), asked.out
-    out.mkdir(parents=True, exist_ok=True)  # told now, not after hours, if it cannot be made
-    try:
+    with _made(out):
         if asked.as_is:
             length = asked.max_length
             each = [score_as_is(task, model, files, length, click.echo) for model in asked.model]
@@ -127,9 +141,45 @@ def _fine_tune(asked: Asked) -> None:
             settings, keep = asked.settings(FineTuneSettings), out / "model" if asked.save else None
             result = fine_tune(task, asked.model[0], files, settings, click.echo, keep)
         score_tables.save(result, out)
+    score_tables.show(score_tables.seed_table(result))
+
+
+@contextmanager
+def _made(out: Path) -> Iterator[None]:
+    """Make a folder now, so that it is told before hours of work if it cannot be; remove it if
+    nothing came of the work."""
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
     finally:
         with suppress(OSError):
-            out.rmdir()  # only if nothing came of it
+            out.rmdir()
+
+
+def _search(asked: Asked) -> None:
+    _quiet_transformers()
+    from downstream import score_tables
+    from downstream.search.scoring import score_search
+
+    assert asked.out is not None  # the task needs it
+    files, settings = score_tables.splits_to_test(asked.test), asked.settings(SearchSettings)
+    with _made(asked.out):
+        each = score_search(asked.task, asked.model, files, settings, click.echo)
+        result = score_tables.of_models(each)
+        score_tables.save(result, asked.out)
+    score_tables.show(score_tables.seed_table(result))
+
+
+def _mteb(asked: Asked) -> None:
+    _quiet_transformers()
+    from downstream import score_tables
+    from downstream.mteb_task import score_benchmark
+
+    assert asked.out is not None  # the task needs it
+    with _made(asked.out):
+        each = [score_benchmark(asked.task, model, asked.max_length) for model in asked.model]
+        result = score_tables.of_models(each)
+        score_tables.save(result, asked.out)
     score_tables.show(score_tables.seed_table(result))
 
 

@@ -38,7 +38,12 @@ Settings = TypeVar("Settings")
 SCORED = ("pair", "sts")
 FINE_TUNED = ("pos", "ner", "classify", *SCORED, "qa")
 TRAINED = ("mlm", *FINE_TUNED)
-TASKS = (*TRAINED, "speed", "table")
+SEARCHES = ("retrieval", "rerank")
+MTEB = "mteb"
+"""Stands in scopes for the tasks `mteb:NAME` of the package mteb."""
+UNTRAINED = (*SEARCHES, MTEB)
+"""Tasks that score models as they are, and train none."""
+TASKS = (*TRAINED, *UNTRAINED, "speed", "table")
 LABELLED = ("pos", "ner", "classify")
 AS_IS = "as-is"
 """Stands in a scope beside the tasks: the option may be given together with --as-is."""
@@ -50,6 +55,7 @@ CONTRADICTING = (
     ("limit", "per_class"),
     ("text_column", "text_a_column"),
     ("text_column", "text_b_column"),
+    ("candidates", "candidates_by"),
 )
 
 
@@ -100,21 +106,29 @@ def _paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
     return tuple(map(Path, words))
 
 
+def _check_task(task: str) -> None:
+    """UserError for what is none of TASKS, and for MTEB without a name or a name elsewhere."""
+    kind, _, name = task.partition(":")
+    if kind not in TASKS or bool(name) != (kind == MTEB):
+        known = ", ".join(f"{each}:NAME" if each == MTEB else each for each in TASKS)
+        raise UserError(f"--task {task}: expected one of {known}")
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a command line asks for. None, () or False: not given."""
 
-    task: str = _asked("What to do.", TASKS, choices=TASKS, required=True)
+    task: str = _asked("What to do.", TASKS, required=True, check=_check_task)
     runs: tuple[Path, ...] = _asked(
         "Finished runs.", ["table"], default=(), needed=["table"], several=["table"], flag="a RUN"
     )
     model: tuple[str, ...] = _asked(
-        "Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA. Repeatable for speed and"
-        " --as-is.",
-        [*TRAINED, "speed", AS_IS],
+        "Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA. Repeatable for speed,"
+        " retrieval, rerank, mteb and --as-is.",
+        [*TRAINED, *UNTRAINED, "speed", AS_IS],
         default=(),
-        needed=[*TRAINED, "speed", AS_IS],
-        several=["speed", AS_IS],
+        needed=[*TRAINED, *UNTRAINED, "speed", AS_IS],
+        several=[*UNTRAINED, "speed", AS_IS],
     )
     train: tuple[Path, ...] = _asked(
         "Training examples. Repeatable for mlm.",
@@ -129,18 +143,19 @@ class Asked:
     )
     test: tuple[Path, ...] = _asked(
         "Report this as well. Repeatable, e.g. a file for each language: each of them and their"
-        " mean. speed: single texts.",
-        [*TRAINED, "speed", AS_IS],
+        " mean. speed: single texts. retrieval, rerank: folders of corpus.jsonl, queries.jsonl and"
+        " qrels.tsv.",
+        [*TRAINED, *SEARCHES, "speed", AS_IS],
         default=(),
-        needed=[AS_IS],
-        several=[*TRAINED, AS_IS],
+        needed=[*SEARCHES, AS_IS],
+        several=[*TRAINED, *SEARCHES, AS_IS],
         read=_paths,
         told_default="speed: random tokens",
     )
     out: Path | None = _asked(
         "A new folder. speed and table do not need it.",
         [*TASKS, AS_IS],
-        needed=[*TRAINED, AS_IS],
+        needed=[*TRAINED, *UNTRAINED, AS_IS],
     )
     seeds: int | None = _asked(
         "Number of runs; mlm saves several in OUT/seed-N.",
@@ -179,8 +194,9 @@ class Asked:
         within=SHARE,
     )
     max_length: int | None = _asked(
-        "Tokens; all but mlm cut it to what the model takes.",
-        [*TRAINED, "speed", AS_IS],
+        "Tokens; all but mlm cut it to what the model takes, which retrieval, rerank and folders of"
+        " sentence-transformers take where none is given.",
+        [*TRAINED, *UNTRAINED, "speed", AS_IS],
         within=at_least(SHORTEST),
         told_default="128, qa 384, speed 512",
     )
@@ -236,13 +252,39 @@ class Asked:
     question_column: str | None = _column("question", "qa")
     context_column: str | None = _column("context", "qa")
     answer_column: str | None = _column("answer", "qa")
-    teacher: str | None = _asked("The model that the others are compared with.", ["speed"])
+    teacher: str | None = _asked(
+        "The model that the others are compared with: their speed, or its ranking with theirs.",
+        ["speed", *SEARCHES],
+    )
+    documents_by: str | None = _asked(
+        "The model that embeds the documents, such as the teacher whose index there is; MODEL"
+        " embeds the queries.",
+        ["retrieval"],
+    )
+    candidates: Path | None = _asked(
+        "The documents to rank: a run of TREC, `query Q0 document rank score name` lines.",
+        ["rerank"],
+    )
+    candidates_by: str | None = _asked(
+        "Or the model of vectors that finds the documents to rank.", ["rerank"]
+    )
+    depth: int | None = _asked("Candidates of a query.", ["rerank"], within=at_least(1))
     repeat: int | None = _asked("Runs to take medians of.", ["speed"], within=at_least(1))
 
     def __post_init__(self) -> None:
         check_values(self)
         self._check_scope()
         self._check_contradictions()
+        if self.task == "rerank" and not (self.candidates or self.candidates_by):
+            raise UserError(
+                "--task rerank needs --candidates RUN or --candidates-by MODEL: the documents to"
+                " rank; --task retrieval ranks all"
+            )
+
+    @property
+    def kind(self) -> str:
+        """The task without the name that follows it: `mteb` of `mteb:NAME`."""
+        return self.task.partition(":")[0]
 
     def given(self) -> dict[str, Any]:
         """What was given, but for the task. 0 is a value: `--stride 0` was said."""
@@ -268,10 +310,10 @@ class Asked:
 
     def _check_scope(self) -> None:
         """UserError for options that the task does not take, lacks, or has too often."""
-        given, scope, what = self.given(), {self.task}, f"--task {self.task}"
-        if self.as_is and self.task in OPTIONS["as_is"].scope:
-            scope, what = {self.task, AS_IS}, f"{what} --as-is"
-        where = AS_IS if AS_IS in scope else self.task
+        given, scope, what = self.given(), {self.kind}, f"--task {self.task}"
+        if self.as_is and self.kind in OPTIONS["as_is"].scope:
+            scope, what = {self.kind, AS_IS}, f"{what} --as-is"
+        where = AS_IS if AS_IS in scope else self.kind
         wrong = [_spelt(name) for name in given if not scope <= OPTIONS[name].scope]
         if wrong:
             raise UserError(f"{what} does not take {', '.join(wrong)}; leave out")
@@ -378,7 +420,48 @@ class SpeedSettings:
         check_values(self)
 
 
-KINDS = {"mlm": MlmSettings, "fine-tuning": FineTuneSettings, "speed": SpeedSettings}
+@dataclass(frozen=True)
+class SearchSettings:
+    """How models rank documents.
+
+    documents_by: the model of the documents, None for that of the queries.
+    teacher: the model whose own ranking is compared with.
+    candidates, candidates_by: of rerank, who names the documents to rank; one of both.
+    depth: candidates of a query.
+    max_length: tokens at which texts are cut, None for what each model's folder says.
+
+    Raises UserError for a value that the command line refuses.
+    """
+
+    documents_by: str | None = _taken("documents_by")
+    teacher: str | None = _taken("teacher")
+    candidates: Path | None = _taken("candidates")
+    candidates_by: str | None = _taken("candidates_by")
+    depth: int = _taken("depth", 100)
+    max_length: int | None = _taken("max_length")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+    def told(self) -> str:
+        """Say what else but the model decides a ranking, for tables; "" for nothing."""
+        if self.documents_by:
+            return f"documents by {self.documents_by}"
+        first = self.candidates_by or self.candidates
+        return f"of the {self.depth} best by {first}" if first else ""
+
+    def as_words(self) -> dict[str, Any]:
+        """Return the settings for scores.json."""
+        found = dataclasses.asdict(self)
+        return {**found, "candidates": str(self.candidates) if self.candidates else None}
+
+
+KINDS = {
+    "mlm": MlmSettings,
+    "fine-tuning": FineTuneSettings,
+    "speed": SpeedSettings,
+    "rerank": SearchSettings,
+}
 """The settings of each kind of work, by its name in --help."""
 
 
@@ -393,6 +476,8 @@ def parameters() -> list[click.Parameter]:
     for name in OPTIONS:
         if name != "runs":
             plural: dict[str, Any] = {"metavar": "PATH"} if OPTIONS[name].read is _paths else {}
+            if name == "task":
+                plural = {"metavar": "[" + "|".join(TASKS).replace(MTEB, f"{MTEB}:NAME") + "]"}
             found.append(click_option(Asked, name, help=_help(name), **plural))
     runs = click.Argument(["runs"], nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
     return [*found, runs]

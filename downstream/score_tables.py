@@ -124,6 +124,8 @@ def seed_table(result: dict[str, Any]) -> Table:
     what = f"{result['model']}, {'as it is' if as_is else counted(runs, 'seed')}"
     if as_is and runs > 1:
         what = f"{runs} models as they are"
+    if result.get("setup"):
+        what = f"{what}, {result['setup']}"
     table = _table(f"{result['task']}: {what}", ("split", "examples", *result["measures"]))
     for split in result["mean"]:
         table.add_row(split, f"{result['examples'][split]:,}", *_cells(result, split, runs))
@@ -183,7 +185,7 @@ def _rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for split in tests or ["dev"]:
         yield {
             "task": result["task"],
-            "data": _data(result, split, tests),
+            "data": ", ".join(filter(None, (_data(result, split, tests), result.get("setup")))),
             "model": result["model"],
             "names": {_name(model) for model in (result["model"], *result.get("saved", ()))},
             "split": split,

@@ -86,8 +86,14 @@ def score_as_is(
     Raises UserError on a wrong model or file, where the model has no head for the task, and where
     the file has a label that the model does not have, unless the task counts such labels.
     """
-    source = resolve_model(model)
     splits = {name: task.read(path) for name, path in files.items()}
+    settings = {"as_is": True, "max_length": max_length}
+    blame = "; its weights are damaged, train it anew"
+    if own := task.predict_own(model, splits, max_length):
+        say("as it is, by the modules of its folder")
+        scores = {name: _score(task, splits[name], (), found, blame) for name, found in own.items()}
+        return _result(task, model, files, settings, splits, [scores])
+    source = resolve_model(model)
     tokenizer, network, spec = task.load_own(source)
     task.adopt(spec, splits)
     length, cut = _length(task, max_length, network, tokenizer)
@@ -102,9 +108,7 @@ def score_as_is(
         scores = {}
         for name, examples in splits.items():
             rows = task.encode(tokenizer, examples, length)
-            blame = "; its weights are damaged, train it anew"
             scores[name] = _score(task, examples, rows, _predict(trainer, rows), blame)
-    settings = {"as_is": True, "max_length": max_length}
     return _result(task, model, files, settings, splits, [scores])
 
 

@@ -60,7 +60,7 @@ class PairScore(Task):
 
     def prepare(self, splits: Mapping[str, Sequence[Pair]]) -> None:
         """Raises UserError where all scores of a split are equal: they have no correlation."""
-        _check_scores(splits)
+        check_scores(splits)
         scores = np.array([pair.score for pair in splits["train"]])
         self.shift, self.scale = float(scores.mean()), float(scores.std())
 
@@ -72,7 +72,7 @@ class PairScore(Task):
                 f"--model: tells {len(labels)} labels apart, {', '.join(labels)[:200]}; a score is"
                 " one output, as `downstream --task pair --save` trains it"
             )
-        _check_scores(splits)
+        check_scores(splits)
 
     def head(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
@@ -101,7 +101,8 @@ class PairScore(Task):
         }
 
 
-def _check_scores(splits: Mapping[str, Sequence[Pair]]) -> None:
+def check_scores(splits: Mapping[str, Sequence[Pair]]) -> None:
+    """UserError where all scores of a split are equal: they have no correlation."""
     for name, pairs in splits.items():
         if len({pair.score for pair in pairs}) < 2:
             raise UserError(

@@ -13,9 +13,11 @@ from torch.nn import functional
 from transformers import DataCollatorWithPadding
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from downstream.embedders import Embedder, has_modules
 from downstream.encoders import load_encoder
-from downstream.tasks.pair import Pair, PairScore
+from downstream.tasks.pair import Pair, PairScore, check_scores
 from store import TaskSpec
+from support.arrays import Floats
 from teacher_dump.teacher.checkpoint_names import ResolvedModel
 
 
@@ -68,6 +70,9 @@ class SentenceSimilarity(PairScore):
     lowest one of training is 0 and the highest 1. As there is no head, every encoder can be scored
     as it is.
 
+    A folder of sentence-transformers is scored as it is by its own modules; fine-tuning reads its
+    transformer alone, as of any encoder.
+
     columns: names of columns that differ from what they hold, by what they hold.
     """
 
@@ -86,6 +91,19 @@ class SentenceSimilarity(PairScore):
 
     def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
         return *self.load_fresh(model), TaskSpec("classification", ("cosine",))
+
+    def predict_own(
+        self, model: str, splits: Mapping[str, Sequence[Pair]], max_length: int | None
+    ) -> Mapping[str, Any] | None:
+        """Compare the vectors of a sentence-transformers folder, by its modules and default prompt.
+
+        Raises UserError also where scores of a split are all equal.
+        """
+        if not has_modules(model):
+            return None
+        check_scores(splits)
+        embedder = Embedder(model, max_length)
+        return {name: _similarities(embedder, pairs) for name, pairs in splits.items()}
 
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
         """Make rows whose inputs are those of both texts, each of at most `limit` tokens."""
@@ -111,3 +129,9 @@ class SentenceSimilarity(PairScore):
             return {**found, "labels": torch.tensor(labels)} if labels else found
 
         return batch
+
+
+def _similarities(embedder: Embedder, pairs: Sequence[Pair]) -> Floats:
+    sides = [embedder.vectors([getattr(p, side) for p in pairs]) for side in ("text_a", "text_b")]
+    found: Floats = (sides[0] * sides[1]).sum(axis=1)
+    return found

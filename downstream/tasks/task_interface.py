@@ -24,7 +24,7 @@ class Task(ABC):
 
     `fine_tune` calls `read` for each file, `prepare` with all of them, and for each seed
     `load_fresh`, `sample`, `encode` and, after training, `score`. `score_as_is`, for a model that
-    has its head, calls `read`, `load_own`, `adopt`, `encode` and `score`.
+    has its head, calls `read`, `predict_own`, `load_own`, `adopt`, `encode` and `score`.
     """
 
     name: str
@@ -66,6 +66,15 @@ class Task(ABC):
     def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
         """Load tokenizer, network and its outputs. Raises as `load_with_own_head` does."""
         return load_with_own_head(model, self.model_class)
+
+    def predict_own(
+        self, model: str, splits: Mapping[str, Sequence[Any]], max_length: int | None
+    ) -> Mapping[str, Any] | None:
+        """Predict the examples of each split by what the model's folder itself says of the task.
+
+        None, as by default, where it says nothing: then `load_own` loads its head.
+        """
+        return None
 
     def sample(self, train: Sequence[Any], seed: int) -> Sequence[Any]:
         """Choose the training examples of one seed, by default all."""

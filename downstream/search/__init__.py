@@ -1,0 +1,1 @@
+"""Search: texts ranked for queries by any model, and how good the ranking is."""

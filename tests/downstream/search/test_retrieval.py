@@ -1,0 +1,214 @@
+"""retrieval and rerank: what sentence-transformers itself says of the same models and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from downstream.search.beir import read_collection
+from tests.downstream.search.collections import collection, judge, write
+from tests.downstream.test_as_is import refused
+from tests.downstream.test_cli import run
+from tests.sentence_folders import dense, modules, normalize, pooling
+
+Teacher = Callable[..., Path]
+PROMPTS = {"query": "the lamp: ", "document": "old "}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return collection(tmp_path_factory.mktemp("beir") / "small")
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with prompts, cls pooling and a dense layer to 16."""
+    made = tmp_path_factory.mktemp("sentence") / "model"
+    parts = (pooling("cls"), dense(32, 16), normalize())
+    return modules(*parts, base=tiny_teacher("bert"), folder=made, prompts=PROMPTS)
+
+
+def scored(out: Path, *words: object) -> dict[str, Any]:
+    result = run(*words, "--out", out)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads((out / "scores.json").read_text())
+    return found
+
+
+def evaluated(folder: Path, small: Path) -> dict[str, float]:
+    """What the library's evaluator says; its gains are 1 for every grade above 0."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.evaluation import (
+        InformationRetrievalEvaluator,
+    )
+
+    read = read_collection(small)
+    assert read.judgements
+    relevant = {query: set(grades) for query, grades in read.judgements.items()}
+    evaluator = InformationRetrievalEvaluator(
+        *(read.queries, dict(read.documents()), relevant),
+        query_prompt_name="query",
+        corpus_prompt_name="document",
+        precision_recall_at_k=[10, 100],
+        write_csv=False,
+    )
+    found: dict[str, float] = evaluator(SentenceTransformer(str(folder), device="cpu"))
+    return found
+
+
+def test_retrieval_is_what_the_library_finds(folder: Path, small: Path, tmp_path: Path) -> None:
+    """Own pooling, dense layer and prompts; a table joins the row."""
+    words = ("--task", "retrieval", "--model", folder, "--test", small)
+    result = scored(tmp_path / "out", *words)
+    found, expected = result["mean"]["test"], evaluated(folder, small)
+    assert found["mrr_10"] == pytest.approx(expected["cosine_mrr@10"])
+    assert found["recall_100"] == pytest.approx(expected["cosine_recall@100"])
+    assert result["primary"] == "ndcg_10" and found["primary"] == found["ndcg_10"]
+    assert result["examples"] == {"test": len(read_collection(small).queries)}
+    equal = tmp_path / "equal"
+    collection(equal)
+    grades = read_collection(small).judgements or {}
+    judge(equal / "qrels.tsv", {q: dict.fromkeys(found, 1) for q, found in grades.items()})
+    binary = scored(tmp_path / "b", *words[:-1], equal)["mean"]["test"]
+    assert binary["ndcg_10"] == pytest.approx(expected["cosine_ndcg@10"])
+    assert binary["ndcg_10"] != pytest.approx(found["ndcg_10"])
+    table = run("--task", "table", tmp_path / "out").output
+    assert "nDCG@10" in table and f"{100 * found['mrr_10']:.2f}" in table
+
+
+def test_two_models_and_a_teacher(
+    folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    """A teacher agrees with itself wholly; without judgements this is all there is."""
+    bare = collection(tmp_path / "bare", judged=False)
+    other = tiny_teacher("distilbert")  # no folder of sentence-transformers
+    words = ("--task", "retrieval", "--teacher", folder, "--model", folder, "--model", other)
+    result = scored(tmp_path / "out", *words, "--test", bare)
+    assert list(result["measures"]) == ["nDCG@10 by teacher", "overlap@10 with teacher"]
+    mine, its = (each["test"] for each in result["seeds"])
+    assert mine["teacher_ndcg_10"] == mine["overlap_10"] == pytest.approx(1)
+    assert 0 < its["overlap_10"] < 1
+    judged = scored(tmp_path / "both", *words, "--test", small)
+    assert len(judged["measures"]) == 5
+    assert [each["test"]["overlap_10"] for each in judged["seeds"]] == pytest.approx(
+        [mine["overlap_10"], its["overlap_10"]]
+    )
+
+
+def test_documents_by_another_model(
+    folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    parts = (pooling("cls"), dense(32, 16), normalize())
+    modules(*parts, base=tiny_teacher("distilbert"), folder=other)
+    words = ("--task", "retrieval", "--model", folder, "--test", small)
+    both = scored(tmp_path / "out", *words, "--documents-by", other)
+    assert both["setup"] == f"documents by {other}"
+    own = scored(tmp_path / "own", *words)["mean"]["test"]
+    assert both["mean"]["test"] != own
+    wide = tiny_teacher("electra")
+    line = refused(*words, "--out", tmp_path / "no", "--documents-by", wide)
+    assert "vectors are 32 wide" in line and "projection" in line
+    assert not (tmp_path / "no").exists()
+
+
+def reranker(base: Path, folder: Path) -> Path:
+    from sentence_transformers import CrossEncoder
+
+    CrossEncoder(str(base), num_labels=1, device="cpu").save_pretrained(
+        str(folder), create_model_card=False
+    )
+    return folder
+
+
+def test_rerank_by_pairs_and_by_vectors(
+    folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    """The order within the candidates is that of the library's CrossEncoder; vectors put the
+    candidates that they found themselves into the order that they have."""
+    from sentence_transformers import CrossEncoder
+
+    base = tiny_teacher("bert", "classification", ("score",))
+    cross = reranker(base, tmp_path / "cross")
+    words = ("--task", "rerank", "--test", small, "--candidates-by", folder, "--depth", 5)
+    result = scored(tmp_path / "out", *words, "--model", folder, "--model", cross)
+    by_vectors, by_pairs = (each["test"] for each in result["seeds"])
+    alone = scored(tmp_path / "all", *words[:1], "retrieval", *words[2:4], "--model", folder)
+    first = [name for name in alone["mean"]["test"] if name != "recall_100"]
+    read = read_collection(small)
+    texts = dict(read.documents())
+    lines, best = [], 0.0
+    model = CrossEncoder(str(cross), device="cpu")
+    for query, text in read.queries.items():
+        names = list(texts)[:7]
+        lines += [f"{query} Q0 {name} {n} {-n} run" for n, name in enumerate(names, 1)]
+        scores = model.predict([(text, texts[name]) for name in names[:5]])
+        place = [names[n] for n in np.argsort(-scores, kind="stable")]
+        found = [n for n, name in enumerate(place, 1) if name in (read.judgements or {})[query]]
+        best += 1 / min(found) if found else 0
+    path = tmp_path / "first.run"
+    path.write_text("\n".join(lines) + "\n")
+    words = ("--task", "rerank", "--test", small, "--candidates", path, "--depth", 5)
+    again = scored(tmp_path / "run", *words, "--model", cross)["mean"]["test"]
+    assert again["mrr_10"] == pytest.approx(best / len(read.queries))
+    assert by_pairs != by_vectors and set(by_vectors) == {"primary", *first[1:]} | set(first)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--task mteb", "--task mteb: expected one of mlm, pos"),
+        ("--task sts:X", "--task sts:X: expected one of"),
+        ("--task retrieval --model m", "--task retrieval needs --test, --out"),
+        ("--task rerank --model m --test t --out o", "needs --candidates RUN or --candidates-by"),
+        (
+            "--task rerank --model m --test t --out o --candidates a --candidates-by b",
+            "--candidates and --candidates-by contradict",
+        ),
+        ("--task retrieval --model m --test t --out o --depth 3", "does not take --depth"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(words: str, message: str) -> None:
+    assert message in refused(*words.split())
+
+
+def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: Path) -> None:
+    def told(change: Callable[[Path], object]) -> str:
+        made = collection(tmp_path / f"c{len(list(tmp_path.iterdir()))}", size=6)
+        change(made)
+        words = ("--task", "retrieval", "--model", folder, "--test", made)
+        return refused(*words, "--out", tmp_path / "out")
+
+    assert "cannot be read" in told(lambda made: (made / "queries.jsonl").unlink())
+    assert "cannot be read" in told(lambda made: (made / "corpus.jsonl").unlink())
+    twice = [{"_id": "a", "text": "x"}] * 2
+    assert "line 2: the id 'a' is there twice" in told(
+        lambda made: write(made / "corpus.jsonl", twice)
+    )
+    assert "expected an _id" in told(lambda made: write(made / "queries.jsonl", [{"text": "x"}]))
+    assert "expected a query as text" in told(
+        lambda made: write(made / "queries.jsonl", [{"_id": "q0", "text": " "}])
+    )
+    assert "no query of queries.jsonl has a document" in told(
+        lambda made: judge(made / "qrels.tsv", {"q0": {"d0": 0}, "other": {"d0": 1}})
+    )
+    assert "expected a whole number" in told(
+        lambda made: (made / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\thigh\n")
+    )
+    assert "has no judgements (qrels.tsv)" in told(lambda made: (made / "qrels.tsv").unlink())
+    words = ("--task", "rerank", "--model", folder, "--test", small, "--out", tmp_path / "out")
+    run_file = tmp_path / "bad.run"
+    for text, message in (
+        ("q0 d0 1\n", "line 1: expected `query Q0 document rank score name`"),
+        ("q0 Q0 d0 1 2.5 x\n", "has no candidates for the query"),
+    ):
+        run_file.write_text(text)
+        assert message in refused(*words, "--candidates", run_file)
+    lines = [f"{name} Q0 nowhere 1 2.5 x" for name in read_collection(small).queries]
+    run_file.write_text("\n".join(lines))
+    assert "'nowhere', and 0 more, are not in" in refused(*words, "--candidates", run_file)

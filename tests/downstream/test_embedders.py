@@ -1,0 +1,72 @@
+"""sts by the modules of a folder is what sentence-transformers says; what is missing is a line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+from downstream.tasks.sts import SentenceSimilarity
+from tests.downstream.tasks.test_sts import alike
+from tests.downstream.test_as_is import refused, scored
+from tests.sentence_folders import dense, modules, normalize, pooling
+
+Teacher = Callable[..., Path]
+
+
+def static(make_tokenizer: Callable[[str], object], folder: Path) -> Path:
+    """Word vectors and their mean, without a transformer."""
+    tokenizer = make_tokenizer("wordpiece").backend_tokenizer  # type: ignore[attr-defined]
+    model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
+    model.save(str(folder), create_model_card=False)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["modules", "static"])
+def test_a_folder_is_scored_by_its_own_modules(
+    kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], object], tmp_path: Path
+) -> None:
+    folder, pairs = tmp_path / "model", alike(tmp_path / "test.tsv", 24, 0)
+    if kind == "static":
+        static(make_tokenizer, folder)
+    else:
+        parts = (pooling("lasttoken"), dense(32, 8), normalize())
+        prompt = {"prompts": {"all": "moss "}, "default_prompt_name": "all"}
+        modules(*parts, base=tiny_teacher("bert"), folder=folder, **prompt)
+    rows = SentenceSimilarity().read(pairs)
+    evaluator = EmbeddingSimilarityEvaluator(
+        [row.text_a for row in rows],
+        [row.text_b for row in rows],
+        [row.score for row in rows],
+        write_csv=False,
+    )
+    expected = evaluator(SentenceTransformer(str(folder), device="cpu"))
+    found = scored("sts", folder, pairs, tmp_path / "out")["mean"]["test"]
+    assert found["pearson"] == pytest.approx(expected["pearson_cosine"], abs=1e-5)
+    assert found["spearman"] == pytest.approx(expected["spearman_cosine"], abs=1e-3)
+
+
+def test_a_missing_library_is_one_line(
+    tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = modules(pooling("mean"), base=tiny_teacher("bert"), folder=tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    pairs = alike(tmp_path / "test.tsv", 8, 0)
+    words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
+    line = refused(*words, "--out", tmp_path / "out")
+    assert "needs sentence-transformers" in line
+    assert "pip install 'teachonce[embedding]'" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_folder_is_one_line(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    folder = modules(pooling("mean"), base=tiny_teacher("bert"), folder=tmp_path / "model")
+    (folder / "1_Pooling" / "config.json").write_text("{")
+    pairs = alike(tmp_path / "test.tsv", 8, 0)
+    words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
+    assert "sentence-transformers cannot load it" in refused(*words, "--out", tmp_path / "out")

@@ -1,0 +1,88 @@
+"""mteb:NAME is the main score that mteb gives, on a task defined here: nothing is fetched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+
+from downstream.tasks.sts import SentenceSimilarity
+from tests.downstream.tasks.test_sts import alike
+from tests.downstream.test_as_is import refused
+from tests.downstream.test_cli import run
+from tests.sentence_folders import modules, pooling
+
+Teacher = Callable[..., Path]
+
+
+@pytest.fixture
+def folder(tiny_teacher: Teacher, tmp_path: Path) -> Path:
+    return modules(pooling("cls"), base=tiny_teacher("bert"), folder=tmp_path / "model")
+
+
+def test_without_mteb_one_line_says_how_to_get_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mteb", None)
+    words = ("--task", "mteb:STS12", "--model", folder, "--out", tmp_path / "out")
+    assert "pip install 'teachonce[mteb]'" in refused(*words)
+
+
+def local_task(pairs: Path) -> Any:
+    """A task of mteb whose data are a table of this machine."""
+    from datasets import Dataset, DatasetDict
+    from mteb.abstasks.sts import AbsTaskSTS
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    rows = SentenceSimilarity().read(pairs)
+
+    class LocalSTS(AbsTaskSTS):
+        min_score, max_score = 0, 5
+        metadata = TaskMetadata(
+            name="LocalSTS",
+            dataset={"path": "nowhere/local", "revision": "0"},
+            description="Sentences with and without the same animal.",
+            type="STS",
+            category="t2t",
+            modalities=["text"],
+            eval_splits=["test"],
+            eval_langs=["eng-Latn"],
+            main_score="cosine_spearman",
+        )
+
+        def load_data(self, **ignored: Any) -> None:
+            columns = {
+                "sentence1": [row.text_a for row in rows],
+                "sentence2": [row.text_b for row in rows],
+                "score": [row.score for row in rows],
+            }
+            self.dataset = DatasetDict({"test": Dataset.from_dict(columns)})
+            self.data_loaded = True
+
+    return LocalSTS
+
+
+def test_the_main_score_of_a_local_task(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mteb")
+    monkeypatch.setenv("MTEB_CACHE", str(tmp_path / "cache"))
+    pairs = alike(tmp_path / "test.tsv", 24, 0)
+    registry = sys.modules["mteb.get_tasks"]._TASKS_REGISTRY
+    monkeypatch.setitem(registry, "LocalSTS", local_task(pairs))
+    out = tmp_path / "out"
+    result = run("--task", "mteb:LocalSTS", "--model", folder, "--out", out)
+    assert result.exit_code == 0, result.output
+    rows, model = SentenceSimilarity().read(pairs), SentenceTransformer(str(folder), device="cpu")
+    sides = [model.encode([getattr(row, side) for row in rows]) for side in ("text_a", "text_b")]
+    cosines = model.similarity_pairwise(*sides)
+    expected = spearmanr([row.score for row in rows], cosines).statistic
+    assert "cosine_spearman" in result.output and f"{100 * expected:.2f}" in result.output
+    assert "mteb:LocalSTS" in run("--task", "table", out).output
+    words = ("--model", folder, "--out", tmp_path / "no")
+    assert "mteb does not know it" in refused("--task", "mteb:Nonsense", *words)
