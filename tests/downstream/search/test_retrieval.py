@@ -49,9 +49,11 @@ def evaluated(folder: Path, small: Path) -> dict[str, float]:
 
     read = read_collection(small)
     assert read.judgements
+    queries: Any = read.queries
+    texts: Any = dict(read.documents())
     relevant = {query: set(grades) for query, grades in read.judgements.items()}
     evaluator = InformationRetrievalEvaluator(
-        *(read.queries, dict(read.documents()), relevant),
+        *(queries, texts, relevant),
         query_prompt_name="query",
         corpus_prompt_name="document",
         precision_recall_at_k=[10, 100],
