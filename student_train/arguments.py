@@ -9,7 +9,7 @@ from typing import Any
 
 from store import FeatureStore, open_store
 from student_train.data.gold_labels import has_gold
-from student_train.settings.loss_weights import DEFAULT_LOSS, VECTOR_LOSS, VECTOR_TEXTS
+from student_train.settings.loss_weights import DEFAULT_LOSS, SCORE_LOSS, VECTOR_LOSS, VECTOR_TEXTS
 from student_train.settings.options import TrainOptions, ruled_out
 from student_train.settings.recipe import find_recipe
 from student_train.settings.shapes import DEFAULT_KIND, SHAPES
@@ -86,6 +86,8 @@ def _fill_in_for_vectors(given: dict[str, Any]) -> None:
 def _default_losses(given: dict[str, Any]) -> dict[str, float]:
     with closing(_store(given)) as store:
         features = store.features
+        if features.task and features.task.scores:
+            return dict(SCORE_LOSS)
         if features.task:
             return {"kl": 1.0, "ce": 1.0} if has_gold(store) else {"kl": 1.0}
         if features.embedding:

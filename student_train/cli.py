@@ -81,7 +81,7 @@ def _tell(report: Mapping[str, Any], options: TrainOptions) -> None:
     for name in (
         "parameters", "steps", "tokens", "seconds", "valid_loss", "valid_mlm",
         "valid_mlm_per_character", "valid_embedding", "valid_similarity",
-        "valid_accuracy", "valid_agreement",
+        "valid_accuracy", "valid_agreement", "valid_spearman",
     ):  # fmt: skip
         if name in result:
             click.echo(f"{name:24} {told(result[name])}")

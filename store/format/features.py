@@ -107,6 +107,11 @@ class TaskSpec:
         return one and self.kind == "classification" and str(self.separator).isspace()
 
     @property
+    def scores(self) -> bool:
+        """Whether the teacher gives one number, as a reranker does, and tells no classes apart."""
+        return self.kind == "classification" and len(self.labels) == 1
+
+    @property
     def gold(self) -> str:
         """Array of a part with the gold labels: int32, -1 where there is none."""
         return TASKS[self.kind][0]

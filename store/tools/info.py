@@ -128,6 +128,8 @@ def _task(task: TaskSpec) -> str:
     more = f", and {len(task.labels) - LABELS:,} more" if len(task.labels) > LABELS else ""
     later = f"; {task.later_label} is of word pieces after the first" if task.later_label else ""
     pairs = " of pairs of texts" if task.separator else ""
+    if task.scores:
+        return f"a score{pairs}"
     return f"{task.kind}{pairs}, {counted(len(task.labels), 'label')}: {shown}{more}{later}"
 
 

@@ -121,6 +121,8 @@ def _headline(store: FeatureStore, record: Record, view: int) -> str:
     line = f"sequence {record.index} of {len(store):,}: {where}{cut}, {tokens}{views}"
     if (task := store.features.task) is None or task.kind != "classification":
         return line
+    if task.scores:
+        return _plain(f"{line}; score {record.views[view].class_logits[0]:.4g}")
     gold = "none" if record.label is None else _gold(task, record.label)
     said = _said(task, record.views[view].class_logits)
     return _plain(f"{line}; label {gold}, {SAYS} {said}")

@@ -156,6 +156,7 @@ LOSSES = (
     Loss("logit", "task.logit", "classes", "scores", "squared logits"),
     Loss("hard", "task.hard", "classes", "classes", "nats"),
     Loss("log-odds", "task.log_odds", "classes", "scores", "squared log-odds"),
+    Loss("margin", "task.margin", "classes", "scores", "squared differences of two logits"),
     Loss("log-odds-half", "task.half_log_odds", "classes", "scores", HALVES),
 )
 

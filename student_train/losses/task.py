@@ -65,3 +65,16 @@ def hard(logits: Tensor, teacher: Tensor) -> Tensor:
     if len(logits) == 0:
         return logits.sum() * 0.0
     return functional.cross_entropy(logits.float(), teacher.argmax(dim=1))
+
+
+def margin(scores: Tensor, teacher: Tensor) -> Tensor:
+    """Squared error of the difference between the scores [G,C] of each two texts, or pairs of
+    texts, of a batch, student's against teacher's, mean over the G * (G - 1) twos and C.
+
+    (Margin-MSE: Hofstätter et al. 2020, eq. 1, whose two are a passage that answers a query and one
+    that does not.) What is added to all scores of a student costs nothing.
+    """
+    if len(scores) < 2:
+        return scores.sum() * 0.0
+    # The mean of (d_i - d_j)^2 over i and j is twice the variance of d.
+    return 2 * (scores.float() - teacher).var(dim=0).mean()

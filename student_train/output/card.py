@@ -65,6 +65,19 @@ print(model.similarity(vectors, vectors))
 `AutoModel` loads the encoder alone, without pooling and what stands behind it."""
 
 
+SCORER = Head(
+    "AutoModelForSequenceClassification", "text-ranking", "reranker of pairs of texts", '"A text."'
+)
+HOW_TO_SCORE = """```python
+from sentence_transformers import CrossEncoder
+
+model = CrossEncoder("this folder")
+print(model.predict([("A question?", "A text."), ("A question?", "Another text.")]))
+```
+
+`AutoModelForSequenceClassification` loads it, too, and gives the score before any activation."""
+
+
 def environment(device: str, processes: int = 1) -> dict[str, Any]:
     """Return versions, device, threads and number of processes, which decide the last bits of a
     student beside its settings."""
@@ -96,9 +109,11 @@ def model_card(
     name = base_model or _named(teacher)
     both = [_named(_teacher(other["identity"])) for other in report.get("others", ())]
     base = f"base_model: {base_model}\n" if base_model else ""
-    head = EMBEDDER if vectors else HEADS[head_of(student)]
-    library = "sentence-transformers" if vectors else "transformers"
     pairs = "separator" in report["store"]["features"].get("task", {})
+    scores = pairs and student.config.num_labels == 1
+    head = EMBEDDER if vectors else SCORER if scores else HEADS[head_of(student)]
+    library = "sentence-transformers" if vectors or scores else "transformers"
+    loading = HOW_TO_EMBED if vectors else HOW_TO_SCORE if scores else how_to_load(student, pairs)
     made = "as teachonce starts it: it was not trained"
     if result["steps"]:
         made = (
@@ -114,7 +129,7 @@ pipeline_tag: {head.pipeline}
 
 A {head.what} of {result["parameters"]:,} parameters, {made}.
 
-{HOW_TO_EMBED if vectors else how_to_load(student, pairs)}
+{loading}
 {_answers(settings, student)}
 ## Held-out results
 

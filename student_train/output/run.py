@@ -197,6 +197,8 @@ def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore)
         task=store.features.task,
         **_network(options, store),
     )
+    if store.features.task and store.features.task.scores:
+        _take_activation(student, store)
     learnt = losses_for(store.features.task is not None, options.losses())
     compares_maps = any(loss.student == "maps" for loss in learnt)
     # The fused kernels never hold the probabilities, and their backward pass is slow on a CPU.
@@ -210,6 +212,14 @@ def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore)
         path = Path(options.word_vectors)
         start.append(set_word_vectors(student, tokenizer, path, others=at_random))
     return student, collator, [fewer, *start] if fewer else start
+
+
+def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
+    """Have CrossEncoder put behind the student's scores what it puts behind the teacher's."""
+    config = store.teacher_settings("config.json")
+    for name in ("sentence_transformers", "sbert_ce_default_activation_function"):
+        if name in config:
+            setattr(student.config, name, config[name])
 
 
 def read_pairs(tokenizer: Any, options: TrainOptions, store: FeatureStore) -> None:

@@ -210,6 +210,14 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: Array) -> 
             f"--loss {wrong[0]}: the teacher of {name} does {task.kind}, and so does its student,"
             f" which has no masked-LM head; use {', '.join(of_task)} or losses of hidden states"
         )
+    empty = [
+        loss for loss in ("ce", "kl", "hard", "log-odds", "log-odds-half") if loss in options.loss
+    ]
+    if task and task.scores and empty:
+        raise UserError(
+            f"--loss {empty[0]}: the teacher of {name} gives one score and tells no classes apart;"
+            " use logit, margin or losses of hidden states"
+        )
     if wrong:
         raise UserError(
             f"--loss {wrong[0]}: the teacher of {name} does no task; dump with one that was"

@@ -36,8 +36,9 @@ def evaluate(
     `valid_mlm_per_character` is the masked-LM loss summed over masked tokens and divided by the
     characters they cover (nats). It compares students with different vocabularies. For a task,
     `valid_accuracy` is the share of the gold labels that the student gives, and `valid_agreement`
-    the share of the teacher's best ones, at all pieces that it learns from. The result is empty if
-    there are no blocks.
+    the share of the teacher's best ones, at all pieces that it learns from; of scores,
+    `valid_spearman` is their rank correlation with the teacher's. The result is empty if there are
+    no blocks.
     """
     batches = held_out(store, collator, blocks, options) if len(blocks) else ()
     return evaluate_batches(distiller, batches, options, measured)
@@ -125,6 +126,8 @@ class _Sums:
 
 
 def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
+    if judged[0][0].shape[1] == 1:
+        return _ranked(judged)
     best = torch.cat([logits.argmax(dim=1) for logits, _ in judged])
     gold = torch.cat([targets.gold for _, targets in judged])
     found, known = {}, gold != NO_LABEL
@@ -134,3 +137,16 @@ def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
         teacher = torch.cat([t.logits.argmax(dim=1) for _, t in judged if t.logits is not None])
         found["valid_agreement"] = float((best == teacher).float().mean())
     return found
+
+
+def _ranked(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
+    """Tell how like the teacher's the student's order of all texts is by their scores."""
+    from scipy.stats import spearmanr
+
+    if judged[0][1].logits is None:
+        return {}
+    own = torch.cat([logits for logits, _ in judged])[:, 0].float().cpu().numpy()
+    teacher = torch.cat([t.logits for _, t in judged if t.logits is not None])[:, 0].cpu().numpy()
+    if len(own) < 2 or own.std() == 0 or teacher.std() == 0:
+        return {}
+    return {"valid_spearman": float(spearmanr(own, teacher).statistic)}

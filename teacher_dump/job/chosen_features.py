@@ -30,6 +30,7 @@ def told(options: DumpOptions, features: Features) -> str:
     logits = options.logits or DEFAULT_LOGITS
     if task := features.task:
         logits = f"of {counted(len(task.labels), 'label')} ({task.kind})"
+        logits = "a score of each pair" if task.scores and task.separator else logits
     elif logits != "none" and not features.logits:
         reason = "--head none" if options.head == "none" else "no masked-LM head in the checkpoint"
         logits = f"none ({reason})"

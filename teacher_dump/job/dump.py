@@ -30,7 +30,7 @@ from teacher_dump.job.options import DumpOptions, describe
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.windows.cutting import iter_windows
 from teacher_dump.windows.label_numbers import Labels
-from teacher_dump.windows.pairs import iter_pairs
+from teacher_dump.windows.pairs import iter_pairs, whole_pairs
 from teacher_dump.windows.rare_words import count_words
 from teacher_dump.windows.window import Window
 from training.wordpiece import suggested_size
@@ -173,7 +173,9 @@ def _parts(
             one_each=bool(vector or (task and task.kind == "classification")),
         )
     else:
-        windows = iter_pairs(corpus, teacher.tokenizer, max_length, features.separator, counters)
+        scored = bool(task and task.scores)
+        documents = whole_pairs(corpus, features.separator) if scored else corpus
+        windows = iter_pairs(documents, teacher.tokenizer, max_length, features.separator, counters)
     if task:
         labels = Labels(task, teacher.name)
         labels.check(corpus.met(task.kind), corpus.steps())

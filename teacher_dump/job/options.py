@@ -23,6 +23,10 @@ DEFAULT_CORPUS = "python-docs"
 DEFAULT_MAX_LENGTH = 256
 DEFAULT_LOGITS = "topk:64"
 AUTO = "auto"
+OF_TEXTS = (
+    "embedding",
+    "score",
+)  # heads whose output is all that is kept, unless more is asked for
 ALONE = "alone"  # scope of the options that `teacher-dump mixed-vocab` does not take
 MAX_DRAWS = 2**16 - 1  # of a token: a store counts them in 16 bits
 
@@ -84,8 +88,9 @@ class DumpOptions:
         AUTO,
         "Head to read logits from; auto takes what the checkpoint was fine-tuned for"
         " (classification, tagging), else its masked-LM head. embedding: one vector of each text,"
-        " by the modules of a sentence-transformers folder or --pooling.",
-        choices=(AUTO, "mlm", "classification", "tagging", "causal", "embedding", "none"),
+        " by the modules of a sentence-transformers folder or --pooling. score: one number for each"
+        " pair of texts (rerankers).",
+        choices=(AUTO, "mlm", "classification", "tagging", "causal", "embedding", "score", "none"),
         scope={ALONE},
     )
     pooling: str | None = option(
@@ -110,13 +115,14 @@ class DumpOptions:
     hidden: str = option(
         AUTO,
         "Hidden states: mean | mean:0 (the embeddings count, too) | groups:N | layer:I (0 ="
-        " embeddings) | none; a comma list for several; auto: mean, with --head embedding none."
-        " Where no feature is asked for of minilm: its embedding and layer:6.",
+        " embeddings) | none; a comma list for several; auto: mean, with --head embedding or"
+        " score none. Where no feature is asked for of minilm: its embedding and layer:6.",
         check=feature_words,
     )
     attention: str = option(
         AUTO,
-        "Attention maps: mean | groups:N | layer:I | none; auto: mean, with --head embedding none.",
+        "Attention maps: mean | groups:N | layer:I | none; auto: mean, with --head embedding or"
+        " score none.",
         check=feature_words,
     )
     views: int = option(
@@ -175,7 +181,7 @@ class DumpOptions:
             head, hidden = alias
             found = {"head": head, "hidden": hidden, "attention": "none"}
         else:
-            default = "none" if self.head == "embedding" else "mean"
+            default = "none" if self.head in OF_TEXTS else "mean"
             asked = {"hidden": self.hidden, "attention": self.attention}
             found = {name: default for name, value in asked.items() if value == AUTO}
         for name, value in found.items():
@@ -224,7 +230,7 @@ def _check_together(options: DumpOptions) -> None:
     head = "--head" if options.head == "none" else "--logits"
     logits = options.head if options.head == "none" else options.logits
     nothing = logits == options.hidden == options.attention == "none"
-    if nothing and options.head not in (*TASKS, "embedding") and not options.text_only:
+    if nothing and options.head not in (*TASKS, *OF_TEXTS) and not options.text_only:
         raise UserError(
             f"{head}, --hidden and --attention are all none: the store would hold nothing of the"
             " teacher; ask for one of them"
@@ -233,7 +239,10 @@ def _check_together(options: DumpOptions) -> None:
         raise UserError(
             f"--head {options.head} and --logits none contradict each other: leave one out"
         )
-    if options.head != "auto":
+    if options.head == "score":
+        _check_scored(options)
+        check_head(options, "classification")
+    elif options.head != "auto":
         check_head(options, options.head)
     for name in ("pooling", "prompt"):
         if options.head != "embedding" and getattr(options, name) is not None:
@@ -241,6 +250,18 @@ def _check_together(options: DumpOptions) -> None:
                 f"--{name} {getattr(options, name)}: for vectors of texts; add --head embedding, or"
                 " leave it out"
             )
+
+
+def _check_scored(options: DumpOptions) -> None:
+    if not pair_of(options.text_column):
+        raise UserError(
+            "--head score: a score is of two texts; name their columns, --text-column A,B (such as"
+            " query,passage)"
+        )
+    if options.label_column is not None:
+        raise UserError(
+            f"--label-column {options.label_column}: a score has no classes to label; leave it out"
+        )
 
 
 def check_head(options: DumpOptions, head: str) -> None:

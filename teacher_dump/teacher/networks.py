@@ -37,6 +37,8 @@ class Head:
 EMBEDDING = "embedding"
 """What `--head` calls the steps from the states to one vector of a text: no head of transformers,
 so no entry of HEADS."""
+SCORE = "score"
+"""What `--head` calls a head of classification with one output: rerankers, cross-encoders."""
 WITHOUT = "use --head none for hidden states and attention maps only"
 HEADS = {
     "mlm": Head(
@@ -63,15 +65,22 @@ def load_with_head(
 ) -> tuple[PreTrainedModel, str | None]:
     """Load the network of a checkpoint; returns it, and the key of its head in HEADS or None.
 
-    `head` is one of HEADS, EMBEDDING, `none` or `auto`. `auto` takes the head of the task that the
-    checkpoint says it was fine-tuned for, else a masked-LM head if there is one. Raises UserError
-    where the checkpoint lacks the head asked for.
+    `head` is one of HEADS, EMBEDDING, SCORE, `none` or `auto`. `auto` takes the head of the task
+    that the checkpoint says it was fine-tuned for, else a masked-LM head if there is one. Raises
+    UserError where the checkpoint lacks the head asked for.
     """
+    scores = head == SCORE
+    head = "classification" if scores else head
     kind = _declared(config) if head == "auto" else head
     network, missing = None, ["asked for none"]
     if kind in HEADS:
         network, missing = _load(HEADS[kind], resolved, config, options)
     if network is not None and not missing:
+        if scores and (outputs := network.config.num_labels) != 1:
+            raise UserError(
+                f"{resolved.name}: --head score is for one output, and the checkpoint has"
+                f" {outputs}; use --head classification, which keeps them all"
+            )
         return network, kind
     if head in HEADS:
         raise UserError(

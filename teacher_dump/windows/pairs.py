@@ -62,6 +62,21 @@ def iter_pairs(
                 yield window
 
 
+def whole_pairs(documents: Iterable[Document], separator: str) -> Iterator[Document]:
+    """Yield the documents; raise UserError at a pair of which one text is empty."""
+    for document in documents:
+        for text, side in zip(
+            divided(document.text, separator, document.source), ("first", "second"), strict=True
+        ):
+            if not text or text.isspace():
+                raise UserError(
+                    f"{document.source}: the {side} text of pair {document.number + 1} is empty"
+                    f" ({document.text.replace(separator, ' | ')!r:.60}), and a score is of both;"
+                    " fill it in, or take the row out"
+                )
+        yield document
+
+
 class _Fitting:
     """Makes pairs fit into `max_length` tokens, of which `specials` are special ones."""
 

@@ -49,3 +49,16 @@ def test_texts_without_a_label_change_nothing() -> None:
     changed[3:] = 99
     assert torch.equal(task.ce(changed, gold), task.ce(own, gold))
     assert torch.equal(task.ce(own[:3], gold[:3]), task.ce(own, gold))
+
+
+def test_margins_by_hand() -> None:
+    """Differences of 1, 4 and 5 between the student's scores, of 2, 2 and 4 between the teacher's:
+    squared errors of 1, 4 and 1. What is added to all of them changes nothing."""
+    student = torch.tensor([[0.0], [1.0], [5.0]], requires_grad=True)
+    teacher = torch.tensor([[0.0], [2.0], [4.0]])
+    value = task.margin(student, teacher)
+    assert value.item() == pytest.approx(2.0)
+    assert task.margin(student + 7, teacher).item() == pytest.approx(2.0)
+    alone = task.margin(student[:1], teacher[:1])
+    alone.backward()
+    assert alone.item() == 0 and student.grad is not None

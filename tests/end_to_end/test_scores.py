@@ -1,0 +1,117 @@
+"""Rerankers: a number for each pair of texts, and students that CrossEncoder loads."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from store import open_store
+from student_train.cli import main as student_train
+from teacher_dump.cli import main as teacher_dump
+from teacher_dump.comparison.cli import main as feature_store
+from tests.end_to_end.support import Words, ok, refused, says
+from tests.end_to_end.test_students_of_pairs import answers, rows
+
+IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
+ONE: dict[str, Any] = {"num_labels": 1, "sentence_transformers": IDENTITY}
+ASKED: Words = ("--head", "score", "--text-column", "one,two", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[..., Any]) -> Path:
+    """A BERT with one output, high where the middle words of both texts are the same."""
+    torch.manual_seed(0)
+    tokenizer = copy.deepcopy(make_tokenizer("wordpiece"))
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
+    network = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+            intermediate_size=64, max_position_embeddings=128, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0, pad_token_id=tokenizer.pad_token_id, **ONE,
+        )
+    )  # fmt: skip
+    optimizer, chance = torch.optim.AdamW(network.parameters(), lr=3e-3), random.Random(1)
+    for _ in range(130):
+        some = rows(chance.randrange(1000), 64)
+        wanted = torch.tensor([4.0 * label - 2 for _, _, label in some])
+        torch.nn.functional.mse_loss(answers(network, tokenizer, some)[:, 0], wanted).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    folder = tmp_path_factory.mktemp("reranker")
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scored")
+    corpus = folder / "pairs.csv"
+    lines = [f"{a},{b}" for a, b, _ in rows(3, 600)]
+    corpus.write_text("\n".join(["one,two", *lines]) + "\n", "utf-8")
+    words = ("--model", teacher, "--corpus", corpus, "--out", folder / "a.zarr")
+    told = ok(teacher_dump, *words, *ASKED, "--hidden", "layer:2")
+    says(told, "features  logits a score of each pair, hidden layer:2, attention none")
+    return folder / "a.zarr"
+
+
+def predicted(folder: Path, pairs: list[tuple[str, str]]) -> Any:
+    from sentence_transformers import CrossEncoder
+
+    return CrossEncoder(str(folder), device="cpu").predict(pairs, batch_size=16)
+
+
+def test_scores_are_those_of_the_library(teacher: Path, store: Path) -> None:
+    fs = open_store(store)
+    assert fs.features.task and fs.features.task.scores and not fs.features.attention
+    records = [fs[i] for i in range(40)]
+    kept = np.array([record.views[0].class_logits[0] for record in records])
+    pairs = [(record.texts[0], record.texts[1]) for record in records]
+    assert np.allclose(kept, predicted(teacher, pairs), atol=1e-4)
+    says(ok(feature_store, "info", store), "task        a score of pairs of texts")
+    says(ok(feature_store, "show", store, "0"), f"score {kept[0]:.4g}")
+    ok(feature_store, "verify", store, "--model", teacher, "--device", "cpu")
+
+
+def test_a_student_ranks_as_its_teacher(store: Path, teacher: Path, tmp_path: Path) -> None:
+    words: Words = (
+        "--store", store, "--student", "32x2x4", "--vocab", "60", "--lr", "3e-3",
+        "--batch-tokens", "1024", "--device", "cpu", "--precision", "fp32",
+    )  # fmt: skip
+    told = ok(student_train, *words, "--out", tmp_path / "default", "--steps", "2")
+    says(told, "1 logit + 1 margin", "valid_spearman")
+    loss = ("--loss", "logit=1,margin=1,hidden=1")
+    ok(student_train, *words, *loss, "--out", tmp_path / "s", "--steps", "220")
+    pairs = [(a, b) for a, b, _ in rows(11, 200)]
+    own, wanted = predicted(tmp_path / "s", pairs), predicted(teacher, pairs)
+    assert own.min() < -0.1  # no sigmoid: the teacher has none
+    assert np.corrcoef(own, wanted)[0, 1] > 0.9
+    card = (tmp_path / "s" / "README.md").read_text()
+    says(card, "pipeline_tag: text-ranking", 'CrossEncoder("this folder")')
+
+
+def test_refused(store: Path, teacher: Path, tiny_teacher: Any, tmp_path: Path) -> None:
+    corpus = tmp_path / "pairs.csv"
+    corpus.write_text("one,two\nA text.,Another.\nAlone.,\n", "utf-8")
+    words: Words = ("--model", teacher, "--corpus", corpus, "--out", tmp_path / "a.zarr")
+    line = refused(teacher_dump, *words, *ASKED)
+    says(line, "pairs.csv: the second text of pair 2 is empty", "fill it in, or take the row out")
+    line = refused(teacher_dump, *words, "--head", "score")
+    says(line, "--head score: a score is of two texts; name their columns, --text-column A,B")
+    line = refused(teacher_dump, *words, *ASKED, "--label-column", "one")
+    says(line, "--label-column one: a score has no classes")
+    corpus.write_text("one,two\nA text.,Another.\n", "utf-8")
+    classes = tiny_teacher("bert", "classification", ("yes", "no"))
+    line = refused(teacher_dump, "--model", classes, *words[2:], *ASKED)
+    says(line, "--head score is for one output, and the checkpoint has 2; use --head classific")
+    line = refused(student_train, "--store", store, "--loss", "kl=1", "--out", tmp_path / "s")
+    says(line, "--loss kl: the teacher of", "gives one score and tells no classes apart")
