@@ -102,6 +102,21 @@ def repair(path: str) -> None:
 
 
 @main.command()
+@click.argument("path")
+@command_errors
+def seal(path: str) -> None:
+    """Finish a store whose parts several processes have made (teacher-dump --shard).
+
+    The process that makes the last part does this, too; a finished store stays as it is.
+    """
+    from store.tools.seal import seal as finish
+
+    if not finish(path):
+        click.echo(f"{path}: is finished already")
+    _written(path)
+
+
+@main.command()
 @click.argument("source")
 @click.argument("target")
 @click.option(

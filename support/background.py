@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from support.errors import first_line
 
@@ -55,6 +55,13 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
     finally:
         stop.set()
         thread.join(PATIENCE)  # it may wait for a network that has stalled
+
+
+class Calls(Protocol):
+    """Something that makes calls in order, in a thread behind its caller."""
+
+    def call(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Queue a call."""
 
 
 class Behind:

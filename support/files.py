@@ -49,10 +49,11 @@ def sync_tree(folder: Path) -> None:
         list(workers.map(sync, paths))
 
 
-def discard(folder: Path, prefix: str) -> None:
-    """Remove everything in `folder` whose name begins with `prefix`; the folder may be missing."""
+def discard(folder: Path, prefix: str, suffix: str = "") -> None:
+    """Remove everything in `folder` whose name begins with `prefix` and ends with `suffix`; the
+    folder may be missing."""
     for left in folder.iterdir() if folder.is_dir() else ():
-        if left.name.startswith(prefix):
+        if left.name.startswith(prefix) and left.name.endswith(suffix):
             folder_itself = left.is_dir() and not left.is_symlink()
             shutil.rmtree(left) if folder_itself else left.unlink(missing_ok=True)
 

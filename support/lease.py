@@ -1,5 +1,5 @@
-"""A lease lets one process write a store or student: a small file beside it that the writer keeps
-fresh.
+"""A lease lets one process write a store, a part or a student: a small file beside it that the
+writer keeps fresh.
 
 `.<name>.lease` names the writer as JSON: host, process, a random token. Its modification time is
 the last heartbeat, by the clock of the file system that all hosts share. On the writer's machine a
@@ -33,10 +33,14 @@ TRIES = 100  # to open or make a lease that others make and remove meanwhile
 _own: dict[Path, Lease] = {}  # of this process, which may begin a store anew
 
 
-class Lease:
-    """The right of this process to write one store or student, until `close` or its death.
+class Taken(UserError):
+    """A living process has the right."""
 
-    Raises UserError if a living process has the right, OSError if nothing can be written.
+
+class Lease:
+    """The right of this process to write one store, part or student, until `close` or its death.
+
+    Raises Taken if a living process has the right, OSError if nothing can be written.
     """
 
     def __init__(self, store: Path) -> None:
@@ -140,7 +144,7 @@ def lease_path(store: Path) -> Path:
 
 
 def check_free(store: Path) -> None:
-    """Raise UserError if a living process other than this one writes the store."""
+    """Raise Taken if a living process other than this one writes the store."""
     if lease_path(store) in _own:
         return
     try:
@@ -168,7 +172,7 @@ def _open(path: Path, flags: int = os.O_RDWR) -> int:
 
 
 def _dead(store: Path, file: int) -> bool:
-    """Raise UserError if the writer of a lease lives; returns whether its death is certain."""
+    """Raise Taken if the writer of a lease lives; returns whether its death is certain."""
     locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
     with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
         silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime
@@ -183,7 +187,7 @@ def _dead(store: Path, file: int) -> bool:
             running = writer.get("begun") == _process(writer.get("pid"))["begun"]
             alive = running or (heard and locked is False)
     if alive:
-        raise UserError(
+        raise Taken(
             f"{store}: another process is writing it: {_named(writer)}, last heard of"
             f" {max(0, silent):.0f} s ago; wait for it or stop it. Dead on another machine, it is"
             f" replaced after {BEAT * MISSED:.0f} s"

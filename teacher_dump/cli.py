@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from support.console import CONTEXT, command_errors, counted
 from support.options import click_options, read_words
-from teacher_dump.job.options import DumpOptions
+from teacher_dump.job.options import DumpOptions, Shard, shard_of
 from teacher_dump.mixed_vocab.cli import mixed_vocab
+
+if TYPE_CHECKING:
+    from teacher_dump.job.dump import DumpSummary
 
 HELP = """Run a teacher once over a corpus and write what it knew about every token into a store.
 
@@ -43,10 +46,31 @@ def main(**given: Any) -> None:
         if given["model"] is not None:
             raise click.UsageError(f"give the options behind the word {context.invoked_subcommand}")
         return
+    options = DumpOptions(**read_words(DumpOptions, given))
+    if shard := shard_of(options.shard):
+        _share(options, shard)
+        return
     from teacher_dump.job.dump import dump  # loads torch only for work, not for --help
 
-    options = DumpOptions(**read_words(DumpOptions, given))
-    done = dump(options, say=click.echo)
+    _tell(options, dump(options, say=click.echo))
+
+
+def _share(options: DumpOptions, shard: Shard) -> None:
+    """Make parts of a store together with other processes, and tell which."""
+    from teacher_dump.job.sharing import share
+    from training.ranks import leads
+
+    done = share(options, shard, say=click.echo if leads() else lambda line: None)
+    click.echo(
+        f"{options.out}: is finished; process {shard.place} of {shard.size} made"
+        f" {counted(done.parts, 'part')} with {counted(done.tokens, 'token')}"
+    )
+    if done.store:
+        _tell(options, done.store)
+
+
+def _tell(options: DumpOptions, done: DumpSummary) -> None:
+    """Tell what a finished store holds, and what to do next."""
     if done.finished_before:
         click.echo(f"next: student-train --store {options.out} --vocab {done.vocab}")
         return

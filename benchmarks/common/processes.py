@@ -28,6 +28,8 @@ PART_TOKENS = 400
 IMPORTED = [
     "teacher_dump.cli",
     "teacher_dump.job.dump",
+    "teacher_dump.job.sharing",
+    "teacher_dump.job.filling",
     "student_train.cli",
     "student_train.output.run",
     "downstream.cli",
@@ -85,15 +87,19 @@ def command(module: str, *words: str | Path | int) -> None:
 
 def in_small_parts(module: str, *words: str | Path | int) -> None:
     """Do as `command`, with dumps in parts of PART_TOKENS tokens, so that a small dump has many."""
-    from teacher_dump.job import dump as job
+    from teacher_dump.job import dump, sharing
     from teacher_dump.job.options import DumpOptions
 
-    whole = job.dump
+    def small(whole: Callable[..., Any]) -> Callable[..., Any]:
+        def run(options: DumpOptions, *more: Any, **named: Any) -> Any:
+            return whole(replace(options, part_tokens=PART_TOKENS), *more, **named)
 
-    def dump(options: DumpOptions, *more: Any, **named: Any) -> job.DumpSummary:
-        return whole(replace(options, part_tokens=PART_TOKENS), *more, **named)
+        return run
 
-    with mock.patch.object(job, "dump", dump):
+    with (
+        mock.patch.object(dump, "dump", small(dump.dump)),
+        mock.patch.object(sharing, "share", small(sharing.share)),
+    ):
         command(module, *words)
 
 

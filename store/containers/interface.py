@@ -92,6 +92,9 @@ class Staging(Protocol):
     def clear(self, mark: str = "") -> None:
         """Remove everything under the temporary names of one writer, or of all."""
 
+    def clear_part(self, number: int) -> None:
+        """Remove one part under the temporary names of all writers."""
+
     def create(self) -> Sink:
         """Make the tree of a new store under a temporary name."""
 

@@ -63,3 +63,10 @@ def staging_of(path: str | Path) -> Staging:
     if target.suffix == ".h5":
         return Hdf5Staging(target)
     raise UserError(f"{path}: the name of a store must end in .zarr (Zarr v3) or .h5 (HDF5)")
+
+
+def queue_of(path: str | Path) -> Path:
+    """Return the folder where processes that write one store together find its parts (FORMAT.md,
+    section 9)."""
+    whole = Path(path).resolve()
+    return whole.parent / f".{whole.name}.queue"

@@ -7,6 +7,7 @@ from typing import Any
 
 from store.containers.interface import Source
 from store.containers.network import surely
+from store.containers.paths import queue_of
 from store.errors import StoreError, without_remedy
 from store.format.features import Calibration, Features
 from store.format.layout import PartShapes, part_number
@@ -82,10 +83,12 @@ def part_numbers(source: Source) -> list[int]:
 def unfinished(source: Source) -> StoreError:
     """The error that refuses an unfinished store.
 
-    Parts are written in order, so a part that is missing before another one was there and is gone.
+    One process writes the parts in order, so one that is missing before another was there and is
+    gone.
     """
     there = part_numbers(source)
-    gone = there[-1] + 1 - len(there) if there else 0
+    in_order = source.remote or not queue_of(source.path).exists()
+    gone = there[-1] + 1 - len(there) if there and in_order else 0
     parts = counted(len(there), "part") + (f" there, {gone:,} dropped or lost" if gone else "")
     try:
         made = made_by(source.attributes().get("identity") or {})

@@ -16,6 +16,7 @@ from store.tools.report import Report
 from store.tools.salvage import Opened, open_damaged
 from store.tools.unseal import Unsealing
 from store.tools.verify import Progress, verify_opened
+from store.write.part_queue import PartQueue
 from store.write.writer import StoreWriter, sealed_as
 from support import files
 from support.console import counted
@@ -44,6 +45,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         raise UserError(f"{path}: {MISSING}")
     lease = Lease(staging.path)
     try:
+        PartQueue(staging.path).check_idle()
         staging.clear()  # what a killed repair, or a killed writer, left
         if isinstance(staging, Hdf5Staging) and StoreWriter.peek(path, "sealed"):
             staging.clean()  # beside one that cannot be read they may be all that there is

@@ -1,4 +1,7 @@
-"""Write a store: create or resume it, part by part, then seal it. One process writes a store."""
+"""Write a store: create or resume it, part by part, then seal it.
+
+One process writes a store; or several do, each a part by its own lease (see `part_queue`).
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,10 @@ from store.read.unfinished import (
 )
 from store.write.outside_parts import Outside, Weights, begin, complete, outside_arrays
 from store.write.part import PartWriter
+from store.write.part_queue import PartQueue
 from support import files
 from support.arrays import Array
-from support.differences import check_same, differences
+from support.differences import changed, check_same, differences
 from support.errors import ANOTHER, UserError
 from support.lease import Lease, check_free, lease_path
 
@@ -79,7 +83,7 @@ def _writing(path: Path, what: str = "") -> Iterator[None]:
 
 
 class StoreWriter:
-    """A store being written; made by `create_or_resume`."""
+    """A store being written; made by `create_or_resume`, or of one part by `join`."""
 
     def __init__(self, staging: Staging, attributes: dict[str, Any], lease: Lease) -> None:
         self._staging, self._attributes, self._lease = staging, attributes, lease
@@ -101,32 +105,29 @@ class StoreWriter:
         head: tuple[ArrayLike, ArrayLike] | None = None,
         software: Mapping[str, Any] | None = None,
         more: Iterable[Outside | None] = (),
+        lease: Lease | None = None,
     ) -> StoreWriter:
         """Begin a store, or go on with an unfinished one of the same identity and features.
 
         When resuming, what was stored at the beginning (calibration, files, weights, more) stays;
-        what `repair` has moved aside of it is written again, and must be what it was. Raises
-        UserError if the path is taken, or by a dump with other arguments; StoreError if what is
-        there is damaged.
+        what `repair` has moved aside of it is written again, and must be what it was. With the
+        caller's own `lease` of the store other processes may be writing its parts: what they have
+        begun stays, and the software must be the same. Raises UserError if the path is taken, or by
+        a dump with other arguments; StoreError if what is there is damaged.
         """
-        StoreWriter.check(path)
+        shared = lease is not None
+        StoreWriter.check(path, shared)
         staging = staging_of(path)
-        attributes = {
-            "format": FORMAT,
-            "version": VERSION,
-            "state": "writing",
-            "identity": _json(identity, "identity"),
-            "features": features.to_json(),
-            "software": _json(software or {}, "software"),
-            "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
-        StoreWriter._check_same(staging, attributes)
+        attributes = StoreWriter._begun_as(identity, features, software)
+        StoreWriter._check_same(staging, attributes, shared)
         with _writing(staging.path):
-            lease = Lease(staging.path)
+            lease = lease or Lease(staging.path)
             try:
                 staging.mark = lease.token
-                staging.clear()
-                StoreWriter.check(path)  # another process may have sealed it meanwhile
+                StoreWriter.check(path, shared)  # another process may have sealed it meanwhile
+                if not shared:
+                    PartQueue(path).remove()
+                    staging.clear()
                 arrays = partial(
                     outside_arrays,
                     *(features, calibration, files or {}, weights or {}, head, tuple(more)),
@@ -144,8 +145,66 @@ class StoreWriter:
                 raise
 
     @staticmethod
-    def _check_same(staging: Staging, attributes: dict[str, Any]) -> bool:
-        """Whether there is an unfinished store. Raises UserError if it has other arguments."""
+    def join(
+        path: str | Path,
+        number: int,
+        lease: Lease,
+        identity: Mapping[str, Any],
+        features: Features,
+        software: Mapping[str, Any],
+    ) -> StoreWriter:
+        """Write one part of a store that another process has begun, by a lease of the part.
+
+        Raises UserError if the store has other arguments, was begun with other software, or is
+        gone.
+        """
+        staging = staging_of(path)
+        attributes = StoreWriter._begun_as(identity, features, software)
+        if not StoreWriter._check_same(staging, attributes, shared=True):
+            raise UserError(f"{path}: was removed while parts of it were made; start again")
+        staging.mark = lease.token
+        with suppress(OSError):  # one who was too slow may be writing it yet
+            staging.clear_part(number)
+        return StoreWriter(staging, StoreWriter._stored(staging) or attributes, lease)
+
+    @staticmethod
+    def unfinished(staging: Staging) -> dict[str, Any]:
+        """Root attributes of an unfinished store. Raises UserError if there is none."""
+        attributes = StoreWriter._stored(staging)
+        if attributes is None or attributes["state"] != "writing":
+            raise UserError(f"{staging.path}: is no unfinished store")
+        return attributes
+
+    @staticmethod
+    def check_joinable(
+        path: str | Path,
+        identity: Mapping[str, Any],
+        features: Features,
+        software: Mapping[str, Any],
+    ) -> None:
+        """Raise UserError if a store at `path`, finished or not, is not what would be written."""
+        attributes = StoreWriter._begun_as(identity, features, software)
+        StoreWriter._check_same(staging_of(path), attributes, shared=True)
+
+    @staticmethod
+    def _begun_as(
+        identity: Mapping[str, Any], features: Features, software: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the root attributes of a store that is begun now."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "state": "writing",
+            "identity": _json(identity, "identity"),
+            "features": features.to_json(),
+            "software": _json(software or {}, "software"),
+            "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+
+    @staticmethod
+    def _check_same(staging: Staging, attributes: dict[str, Any], shared: bool = False) -> bool:
+        """Whether there is a store. Raises UserError if it has other arguments; a shared one also
+        if it was begun with other software."""
         stored = StoreWriter._stored(staging)
         if stored is None:
             return False
@@ -157,6 +216,13 @@ class StoreWriter:
                 f" {ANOTHER}"
             )
         check_same(staging.path, found)
+        versions = changed(stored["software"], attributes["software"]) if shared else ""
+        if versions:
+            raise UserError(
+                f"{staging.path}: was begun with other versions ({versions}), and processes that"
+                " write one store together must have the same; install those, go on without --shard"
+                " in one process, or give another name"
+            )
         return True
 
     @staticmethod
@@ -183,8 +249,9 @@ class StoreWriter:
         return stored
 
     @staticmethod
-    def check(path: str | Path) -> None:
-        """Raise UserError unless a store can be begun or continued at `path`."""
+    def check(path: str | Path, shared: bool = False) -> None:
+        """Raise UserError unless a store can be begun or continued at `path`; `shared` where other
+        processes may write it, too."""
         if StoreWriter.finished(path) is not None:
             raise UserError(
                 f"{path}: exists already and is finished; {ANOTHER}; or if it is damaged, move what"
@@ -201,8 +268,10 @@ class StoreWriter:
             raise UserError(f"{path}: folder {folder} does not exist; make it")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"{path}: folder {folder} cannot be written to; {files.WRITABLE}")
-        with _writing(staging.path):
-            check_free(staging.path)
+        if not shared:
+            with _writing(staging.path):
+                check_free(staging.path)
+                PartQueue(path).check_idle()
 
     @staticmethod
     def _tidy(staging: Staging) -> None:
@@ -211,13 +280,17 @@ class StoreWriter:
         Raises UserError if a writer or a repair is alive: then the parts belong to it.
         """
         parts = staging.parts if isinstance(staging, Hdf5Staging) else None
-        if not (lease_path(staging.path).exists() or (parts and parts.exists())):
+        queue = PartQueue(staging.path)
+        left = (lease_path(staging.path), queue.folder, *([parts] if parts else []))
+        if not any(path.exists() for path in left):
             return
         # A folder that cannot be written is no reason to refuse.
         with suppress(OSError), closing(Lease(staging.path)):
             stored = StoreWriter._stored(staging)  # a repair may have ended just now
             if isinstance(staging, Hdf5Staging) and stored and stored["state"] == "sealed":
                 staging.clean()
+            if stored and stored["state"] == "sealed":
+                queue.remove()
 
     @staticmethod
     def _stored(staging: Staging) -> dict[str, Any] | None:
@@ -342,6 +415,7 @@ class StoreWriter:
         `feature-store verify`, and it was on the disk before the parts got their names. Entries of
         parts go into the manifest as they are, so later readers find what a disk has lost since.
         """
+        self.published = self._staging.published()  # other processes may have written some
         if not self.published:
             raise StoreError(f"{self.path}: no part was published; there is nothing to seal")
         source = self._staging.source()

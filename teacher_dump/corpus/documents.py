@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,15 @@ class Corpus:
             **label,
             "sources": [source.identity() for source in self.sources],
         }
+
+    def trust(self, identity: Mapping[str, Any]) -> None:
+        """Take the hashes of files of the same names and sizes from an identity.
+
+        For those who read no text, so that many processes need not all read the corpus to tell that
+        they mean the same.
+        """
+        for source, told in zip(self.sources, identity.get("sources", ()), strict=False):
+            source.trust(told)
 
 
 def _resolve(name: str, columns: Columns) -> list[Source]:

@@ -22,6 +22,7 @@ from store.extras.word_counts import WordCounts
 from support.background import Behind, prefetched
 from support.console import counted
 from support.errors import UserError
+from support.lease import Lease
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus, Document
 from teacher_dump.job.chosen_features import features_of, told, window_length
@@ -108,7 +109,6 @@ def _dump(
     there: dict[str, Any] | None,
 ) -> DumpSummary:
     from teacher_dump.job.identity import identity
-    from teacher_dump.teacher.teacher import load_teacher
 
     corpus.check()  # a bad line far down is told now, not after hours
     if stage_one and stage_one.corpus not in (None, corpus.identity()):
@@ -116,7 +116,34 @@ def _dump(
             f"{', '.join(options.corpus)}: was changed after the training on both vocabularies; put"
             f" it back, or remove {options.out}.mixed-vocab to train on the text that is there now"
         )
-    teacher = load_teacher(
+    teacher = teacher_of(options, model)
+    max_length = window_length(options.max_length, teacher)
+    features = features_of(options, teacher, max_length)
+    if there:
+        now = identity(options, teacher, corpus, teacher.files(), max_length, stage_one)
+        counts = check_finished(options.out, there, now, features)
+        say(f"{options.out}: was finished before, by the same command; nothing to do")
+        return DumpSummary(*counts, vocab=_vocab(options.out), finished_before=True)
+    counters: Counter[str] = Counter()
+    cut = cut_parts(options, corpus, teacher, features, counters, stop)
+    words = word_counts(options, corpus)
+    with closing(prefetched(cut, PARTS_AHEAD)) as parts:
+        first = first_of(parts, options)
+        say(told(options, features))
+        with closing(begun(options, teacher, corpus, features, first, stage_one, words)) as writer:
+            resumed = len(writer.published)
+            every = itertools.chain([first], parts)
+            counters.update(_write(writer, every, teacher, options, say, stop, words))
+            corpus.check_unchanged()
+            writer.seal()
+    return summary(options.out, corpus.empty_lines, counters, resumed, teacher.task)
+
+
+def teacher_of(options: DumpOptions, model: ResolvedModel) -> Teacher:
+    """Load the teacher, with what the options want to read of it."""
+    from teacher_dump.teacher.teacher import load_teacher
+
+    return load_teacher(
         model,
         head="none" if options.logits == "none" and options.head == "auto" else options.head,
         hidden=options.hidden,
@@ -126,33 +153,19 @@ def _dump(
         pooling=options.pooling,
         prompt=options.prompt,
     )
-    max_length = window_length(options.max_length, teacher)
-    features = features_of(options, teacher, max_length)
-    if there:
-        now = identity(options, teacher, corpus, teacher.files(), max_length, stage_one)
-        counts = check_finished(options.out, there, now, features)
-        say(f"{options.out}: was finished before, by the same command; nothing to do")
-        return DumpSummary(*counts, vocab=_vocab(options.out), finished_before=True)
-    counters: Counter[str] = Counter()
-    cut = _parts(options, corpus, teacher, features, counters, stop)
-    words = _word_counts(options, corpus)
-    with closing(prefetched(cut, PARTS_AHEAD)) as parts:
-        first = next(parts, None)
-        if first is None:
-            raise UserError(
-                f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
-            )
-        say(told(options, features))
-        with closing(_begun(options, teacher, corpus, features, first, stage_one, words)) as writer:
-            resumed = len(writer.published)
-            every = itertools.chain([first], parts)
-            counters.update(_write(writer, every, teacher, options, say, stop, words))
-            corpus.check_unchanged()
-            writer.seal()
-    return _summary(options.out, corpus, counters, resumed, teacher.task)
 
 
-def _parts(
+def first_of(parts: Iterator[list[Window]], options: DumpOptions) -> list[Window]:
+    """Return the first part. Raises UserError where there is none."""
+    first = next(parts, None)
+    if first is None:
+        raise UserError(
+            f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
+        )
+    return first
+
+
+def cut_parts(
     options: DumpOptions,
     corpus: Corpus,
     teacher: Teacher,
@@ -189,7 +202,7 @@ def prompted(documents: Iterable[Document], prompt: str) -> Iterator[Document]:
         yield replace(document, text=prompt + document.text) if prompt else document
 
 
-def _begun(
+def begun(
     options: DumpOptions,
     teacher: Teacher,
     corpus: Corpus,
@@ -197,8 +210,12 @@ def _begun(
     first: list[Window],
     stage_one: StageOne | None,
     words: WordCounts | None,
+    lease: Lease | None = None,
 ) -> StoreWriter:
-    """Begin the store, or go on with an unfinished one; the first part gives the calibration."""
+    """Begin the store, or go on with an unfinished one; the first part gives the calibration.
+
+    `lease` is that of the store, where other processes write parts of it, too.
+    """
     from teacher_dump.job.calibration import calibration
     from teacher_dump.job.identity import identity, software
 
@@ -214,15 +231,17 @@ def _begun(
         head=teacher.head_arrays() if head else None,
         software=software(),
         more=(stage_one.vocab if stage_one else None, words),
+        lease=lease,
     )
 
 
-def _summary(
-    out: Path, corpus: Corpus, counters: Counter[str], resumed: int, task: TaskSpec | None
+def summary(
+    out: Path, empty_lines: int, counters: Counter[str], resumed: int, task: TaskSpec | None
 ) -> DumpSummary:
+    """Return what a finished dump reports of itself."""
     return DumpSummary(
         documents=counters["documents"],
-        empty_lines=corpus.empty_lines,
+        empty_lines=empty_lines,
         without_tokens=counters["no_tokens"],
         surrogates=counters["surrogates"],
         sequences=counters["sequences"],
@@ -238,7 +257,7 @@ def _summary(
     )
 
 
-def _word_counts(options: DumpOptions, corpus: Corpus) -> WordCounts | None:
+def word_counts(options: DumpOptions, corpus: Corpus) -> WordCounts | None:
     """Take word counts from an unfinished store, or count; None if all words are masked alike."""
     if options.mask_words == "uniform":
         return None
@@ -298,17 +317,23 @@ def _write(
                     )
                 if progress.disable:  # no terminal: a line now and then instead of a bar
                     seconds = time.perf_counter() - begun
-                    say(_part_line(number, len(part), size, seconds, done["tokens"] + size))
+                    say(part_line(number, len(part), size, seconds, done["tokens"] + size))
                 stop.check()
-            done["parts"], done["documents"] = number + 1, part[-1].document + 1
-            done["sequences"] += len(part)
-            done["tokens"] += size
-            done["gold"] += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
+            count(done, part)
         behind.finish()
     return done
 
 
-def _part_line(number: int, sequences: int, tokens: int, seconds: float, so_far: int) -> str:
+def count(done: Counter[str], part: list[Window]) -> None:
+    """Add what one more part holds to the counts of those before."""
+    done["parts"] += 1
+    done["documents"] = part[-1].document + 1
+    done["sequences"] += len(part)
+    done["tokens"] += sum(len(w.ids) for w in part)
+    done["gold"] += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
+
+
+def part_line(number: int, sequences: int, tokens: int, seconds: float, so_far: int) -> str:
     return (
         f"part {number:<4} {counted(sequences, 'sequence')}, {counted(tokens, 'token')},"
         f" {tokens / seconds:,.0f} tokens/s; {so_far:,} tokens so far"

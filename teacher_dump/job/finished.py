@@ -17,15 +17,18 @@ EARLY = ("seed", "views", "mask_prob", "stride", "batch_tokens", "limit", "weigh
 """Arguments that can be compared before the teacher is loaded."""
 
 
-def check_begun(options: DumpOptions) -> dict[str, Any] | None:
+def check_begun(options: DumpOptions, shared: bool = False) -> dict[str, Any] | None:
     """Return the root attributes of a finished store at --out, which the same command made, as far
-    as its options tell; None where a store can be begun or continued.
+    as its options tell; None where a store can be begun or continued, `shared` with other
+    processes.
 
     Raises UserError where neither is so.
     """
-    stored = StoreWriter.finished(options.out)
+    stored = (
+        StoreWriter.peek(options.out, "sealed") if shared else StoreWriter.finished(options.out)
+    )
     if stored is None:
-        StoreWriter.check(options.out)
+        StoreWriter.check(options.out, shared)
         return None
     then = stored["identity"].get("arguments", {})
     now = {name: getattr(options, name) for name in EARLY}

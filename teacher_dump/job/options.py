@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from store import LogitsSpec
 from store.format.codecs.levels import LEVELS
@@ -50,6 +51,32 @@ def listed(words: tuple[str, ...] | str) -> tuple[str, ...]:
     """Split the words of a repeated option, each perhaps a comma list, into their parts."""
     values = (words,) if isinstance(words, str) else words
     return tuple(part for value in values for part in value.split(",") if part)
+
+
+class Shard(NamedTuple):
+    """Number `place`, from 0, of the `size` processes that make one store."""
+
+    place: int
+    size: int
+
+    @staticmethod
+    def read(spec: str) -> Shard:
+        """Read `i/n`. Raises UserError for anything else."""
+        place, _, size = spec.partition("/")
+        if place.isdecimal() and size.isdecimal() and int(place) < int(size):
+            return Shard(int(place), int(size))
+        raise UserError(
+            f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, as 0/4"
+        )
+
+
+def shard_of(spec: str | None) -> Shard | None:
+    """Return which of the processes this is: what `--shard` says, else what torchrun has told in
+    the environment; None for the only one."""
+    if spec is not None:
+        return Shard.read(spec)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
 
 
 @dataclass(frozen=True)
@@ -163,6 +190,14 @@ class DumpOptions:
     )
     part_tokens: int = PART_TOKENS
     weights: bool = option(True, "Keep the encoder's weights (fp16), from which students start.")
+    shard: str | None = option(
+        None,
+        "i/n: this is number i, from 0, of n processes that make one store, on this machine or"
+        " others that see the same folder.",
+        check=Shard.read,
+        told_default="one process; that of torchrun where it started this one",
+        scope={ALONE},
+    )
     trust_remote_code: bool = option(
         False, "Run Python code that comes with the checkpoint.", flag="--trust-remote-code"
     )

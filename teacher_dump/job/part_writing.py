@@ -13,7 +13,7 @@ import torch
 from store import Features, PartWriter, StoreWriter
 from store.extras.word_counts import WordCounts
 from support.arrays import Array, ranges, starts
-from support.background import Behind
+from support.background import Calls
 from support.errors import UserError
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.teacher.forward import Known, Logits, forward
@@ -43,7 +43,7 @@ def write_part(
     options: DumpOptions,
     tally: Counter[str],
     progress: Callable[[int], object],
-    behind: Behind,
+    behind: Calls,
     words: WordCounts | None = None,
 ) -> None:
     """Run every view of `windows` through the teacher, and write them as part `number`.
@@ -84,16 +84,21 @@ def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> 
     lengths = np.array([len(w.ids) for w in windows])
     differ = writer.differing(number, lengths, **_sequences(windows, writer.features))
     if differ:
-        versions = [
-            f"{name} {then} then and {version(name)} now"
-            for name, then in writer.software.items()
-            if name in VERSIONS and then != version(name)
-        ]
-        raise UserError(
-            f"{writer.path}: part {number}, published before, is of other sequences than the corpus"
-            f" gives now ({differ[0]} differs; {', '.join(versions) or 'with the same libraries'});"
-            " install the versions that began it, or give another name"
-        )
+        raise other_sequences(writer, number, "published before", f"{differ[0]} differs")
+
+
+def other_sequences(writer: StoreWriter, number: int, when: str, what: str) -> UserError:
+    """The error for a part that was cut before and would be cut otherwise now."""
+    versions = [
+        f"{name} {then} then and {version(name)} now"
+        for name, then in writer.software.items()
+        if name in VERSIONS and then != version(name)
+    ]
+    return UserError(
+        f"{writer.path}: part {number}, {when}, is of other sequences than the corpus gives now"
+        f" ({what}; {', '.join(versions) or 'with the same libraries'}); install the versions that"
+        " began it, or give another name"
+    )
 
 
 def _sequences(windows: list[Window], features: Features) -> dict[str, Any]:

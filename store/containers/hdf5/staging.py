@@ -72,6 +72,10 @@ class Hdf5Staging:
         if not self.parts.is_symlink():  # it may lead anywhere
             files.discard(self.parts, f"{TEMPORARY}{mark}")
 
+    def clear_part(self, number: int) -> None:
+        if not self.parts.is_symlink():
+            files.discard(self.parts, TEMPORARY, f"-{number}.h5")
+
     def _temporary(self, number: int) -> Path:
         return self.parts / f"{TEMPORARY}{self.mark}-{number}.h5"
 

@@ -80,6 +80,10 @@ class ZarrStaging:
                 with contextlib.suppress(OSError):  # the store was removed while we wrote a part
                     folder.rmdir()
 
+    def clear_part(self, number: int) -> None:
+        if not (parts := self.path / "parts").is_symlink():
+            files.discard(parts, TEMPORARY, f"-{number}")
+
     def _temporary(self, number: int) -> Path:
         return self.path / "parts" / f"{TEMPORARY}{self.mark}-{number}"
 

@@ -1,0 +1,79 @@
+"""Finish a store that several processes have written, each some of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+from store.containers.paths import staging_of
+from store.errors import MISSING, StoreError
+from store.read.unfinished import absent_outside, made_by
+from store.write.part_queue import PartQueue
+from store.write.writer import StoreWriter
+from support.console import counted
+from support.errors import UserError
+from support.lease import Lease
+
+SHOWN = 5  # numbers of parts in a line
+
+
+def seal(path: str | Path) -> bool:
+    """Write the manifest of a store whose parts are all published; returns whether it did.
+
+    A finished store stays as it is. Raises UserError if the store is no store, if another process
+    fills its queue or seals it, or if anything is lacking; StoreError if a part is damaged.
+    """
+    staging = staging_of(path)
+    if not staging.path.exists():
+        raise UserError(f"{path}: {MISSING}")
+    if StoreWriter.peek(path, "sealed"):
+        return False
+    with closing(Lease(staging.path)) as lease:
+        if StoreWriter.peek(path, "sealed"):  # another process has been faster
+            return False
+        _check_complete(path)
+        staging.mark = lease.token
+        staging.clear()  # what processes left that were killed, or too slow
+        StoreWriter(staging, StoreWriter.unfinished(staging), lease).seal()
+        PartQueue(path).remove()
+    return True
+
+
+def lacking(path: str | Path) -> set[int] | None:
+    """Return the numbers of the parts that are neither published nor in the queue; None while more
+    parts may come."""
+    queue = PartQueue(path)
+    if (counts := queue.ended()) is None:
+        return None
+    queued = queue.numbers()  # before the published ones: a part leaves it when it is published
+    return set(range(counts["parts"])) - queued - staging_of(path).published()
+
+
+def complete(path: str | Path) -> bool:
+    """Tell whether every part of an unfinished store is published."""
+    counts = PartQueue(path).ended()
+    return counts is not None and staging_of(path).published() >= set(range(counts["parts"]))
+
+
+def _check_complete(path: str | Path) -> None:
+    """Raise UserError, which tells what to do, if anything of an unfinished store is lacking."""
+    staging, counts = staging_of(path), PartQueue(path).ended()
+    attributes = StoreWriter.unfinished(staging)
+    again = f"type the command that makes it again ({made_by(attributes['identity'])})"
+    if counts is None:
+        raise UserError(f"{path}: not all of its parts are known yet; {again}, which finishes it")
+    absent = sorted(set(range(counts["parts"])) - staging.published())
+    if absent:
+        raise UserError(
+            f"{path}: {counted(len(absent), 'part')} of {counts['parts']:,} not there yet"
+            f" ({_listed(absent)}); wait for the processes that make them, or {again}"
+        )
+    with closing(staging.source()) as source:
+        if outside := absent_outside(source):
+            raise StoreError(f"{path}: lacks {', '.join(sorted(outside))}; {again} without --shard")
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    words = [str(number) for number in numbers]
+    return ", ".join(words[:SHOWN]) + (", ..." if len(words) > SHOWN else "")

@@ -1,0 +1,139 @@
+"""The queue of the parts that several processes make of one store.
+
+It is a folder `.<name>.queue` beside the unfinished store. One process at a time, which holds the
+lease of the store, fills it: the file `<n>` holds what part n is made of, in bytes that only the
+processes understand, and `end.json` tells that there are no more parts. A process takes a part by a
+lease of its file, and removes the file when the part is published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from store.containers.paths import queue_of
+from store.format.layout import part_number
+from support import files
+from support.lease import Lease, Taken, check_free
+
+END, TEMPORARY = "end.json", ".tmp-"
+
+
+class Waiting(NamedTuple):
+    """A part that was taken: its number, what it is made of, and the right to write it."""
+
+    number: int
+    data: bytes
+    lease: Lease
+
+
+class PartQueue:
+    """The queue of a store at a local path, as one of the processes sees it."""
+
+    def __init__(self, store: str | Path) -> None:
+        self.folder = queue_of(store)
+        self._taken: dict[int, Lease] = {}
+
+    def begin(self) -> None:
+        """Make the folder, unless it is there."""
+        self.folder.mkdir(exist_ok=True)
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of all parts in the queue, those that somebody makes too."""
+        return self._numbers("")
+
+    def leased(self) -> set[int]:
+        """Return the numbers of the parts that somebody has taken, who may have died since."""
+        return self._numbers(".lease")
+
+    def _numbers(self, ending: str) -> set[int]:
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        begin = "." if ending else ""
+        found = (
+            part_number(name.removeprefix(begin).removesuffix(ending))
+            for name in names
+            if name.startswith(begin) and name.endswith(ending)
+        )
+        return {number for number in found if number is not None}
+
+    def put(self, number: int, data: bytes, mark: str) -> None:
+        """Queue a part. Raises OSError if it cannot be written or the queue is gone."""
+        self._write(str(number), data, mark)
+
+    def _write(self, name: str, data: bytes, mark: str) -> None:
+        new = self.folder / f"{TEMPORARY}{mark}-{name}"  # two fillers may not share it
+        try:
+            new.write_bytes(data)
+            files.sync(new)
+            files.rename(new, self.folder / name)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
+
+    def read(self, number: int) -> bytes | None:
+        """Return what a part is made of; None if it is not in the queue."""
+        with suppress(FileNotFoundError):
+            return (self.folder / str(number)).read_bytes()
+        return None
+
+    def take(self, place: int = 0, size: int = 1) -> Waiting | None:
+        """Take a part that nobody makes; None if there is none.
+
+        Numbers k with k % `size` == `place` come first, those of processes that have died last.
+        """
+        leased = self.leased()
+        found = self.numbers() - set(tuple(self._taken))  # another thread may release one
+        numbers = sorted(found, key=lambda n: (n in leased, n % size != place, n))
+        for number in numbers:
+            try:
+                lease = Lease(self.folder / str(number))
+            except Taken:
+                continue
+            except FileNotFoundError:  # the queue is gone, for the store was finished
+                return None
+            self._taken[number] = lease
+            if (data := self.read(number)) is not None:
+                return Waiting(number, data, lease)
+            self.release(number)
+        return None
+
+    def drop(self, number: int) -> None:
+        """Remove a part from the queue; it may be gone."""
+        (self.folder / str(number)).unlink(missing_ok=True)
+
+    def release(self, number: int) -> None:
+        """Give up the right to make a part."""
+        if lease := self._taken.pop(number, None):
+            lease.close()
+
+    def close(self) -> None:
+        """Give up the right to make any part."""
+        for number in list(self._taken):
+            self.release(number)
+
+    def end(self, counts: Mapping[str, int], mark: str) -> None:
+        """Tell that all parts are, or were, in the queue: `counts` has their number as `parts`."""
+        self._write(END, json.dumps(counts).encode(), mark)
+
+    def ended(self) -> dict[str, int] | None:
+        """Return the counts that were given to `end`; None before it."""
+        with suppress(OSError, ValueError):
+            found = json.loads((self.folder / END).read_bytes())
+            if isinstance(found, dict) and isinstance(found.get("parts"), int):
+                return found
+        return None
+
+    def check_idle(self) -> None:
+        """Raise Taken if a living process makes one of the parts."""
+        for number in self.leased():
+            check_free(self.folder / str(number))
+
+    def remove(self) -> None:
+        """Remove the queue; what is left of it is no reason to fail."""
+        if not self.folder.is_symlink():
+            shutil.rmtree(self.folder, ignore_errors=True)

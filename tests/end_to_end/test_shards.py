@@ -1,0 +1,244 @@
+"""Several processes make one store: it is the one that a single process makes, whoever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import click
+import pytest
+
+from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
+from benchmarks.reliability import content_of_store
+from store.tools.seal import seal
+from store.write.part_queue import PartQueue
+from support.errors import UserError
+from support.lease import Lease
+from support.options import click_options, read_words
+from teacher_dump.cli import main as teacher_dump
+from teacher_dump.comparison.cli import main as feature_store
+from teacher_dump.job import sharing
+from teacher_dump.job.options import DumpOptions, Shard
+from tests.end_to_end.support import ok, refused, says, write_corpus
+
+DUMP = ("--logits", "sample:9", "--views", 2, "--mask-words", "rare", "--max-length", 64)
+FEW = ("--batch-tokens", 256, "--device", "cpu", "--seed", 3)
+
+
+class Job:
+    """A dump that several processes can make."""
+
+    def __init__(self, model: Path, corpus: Path, out: Path, *more: str | int | Path) -> None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        self.corpus, self.out, self.log = corpus, out, out.with_name("log")
+        self.words = ("--model", model, "--corpus", corpus, "--out", out, *DUMP, *FEW, *more)
+
+    def begin(self, shard: str | None = None) -> ForkServerProcess:
+        chosen = ("--shard", shard) if shard else ()
+        return fork(in_small_parts, "teacher_dump.cli", *self.words, *chosen, log=self.log)
+
+    def end(self, *processes: ForkServerProcess) -> None:
+        codes = [finish(process, 120) for process in processes]
+        assert codes == [0] * len(codes), self.log.read_text()[-3000:]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_teacher: Callable[[str], Path]) -> Path:
+    return tiny_teacher("bert")
+
+
+@pytest.fixture(scope="module")
+def memory() -> Iterator[Path]:
+    """In memory where the machine has a folder there: waiting for the disk is most of the time."""
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    ) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def place(memory: Path, request: pytest.FixtureRequest) -> Path:
+    """The folder of the store of one test."""
+    return memory / re.sub(r"\W", "-", request.node.name)
+
+
+@pytest.fixture(scope="module")
+def corpus(memory: Path) -> Path:
+    return write_corpus(memory / "corpus.txt", 50)
+
+
+@pytest.fixture(scope="module", params=["zarr", "h5"])
+def alone(
+    request: pytest.FixtureRequest, model: Path, corpus: Path
+) -> Iterator[tuple[str, object]]:
+    """The format, and what a single process makes."""
+    job = Job(model, corpus, corpus.parent / request.param / f"alone.{request.param}")
+    job.end(job.begin())
+    yield request.param, content_of_store(job.out)
+
+
+def options_of(job: Job, **changes: Any) -> DumpOptions:
+    command = click.Command("dump", params=click_options(DumpOptions))
+    given = command.make_context("dump", [str(word) for word in job.words]).params
+    return replace(DumpOptions(**read_words(DumpOptions, given)), **changes)
+
+
+def test_two_processes_make_the_store_of_one(
+    alone: tuple[str, object], model: Path, corpus: Path, place: Path
+) -> None:
+    ext, wanted = alone
+    job = Job(model, corpus, place / f"store.{ext}")
+    job.end(job.begin("0/2"), job.begin("1/2"))
+    assert content_of_store(job.out) == wanted
+    said = job.log.read_text()
+    assert said.count("is finished; process") == 2 and said.count("next: student-train") == 1
+    late = job.begin("1/2")
+    job.end(late)
+    assert content_of_store(job.out) == wanted
+    says(ok(feature_store, "seal", job.out), "is finished already", " sequences, ")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_while_others_go_on(
+    alone: tuple[str, object], model: Path, corpus: Path, place: Path, seed: int
+) -> None:
+    """Of two processes, whichever cuts the corpus too, one is killed and replaced, five times."""
+    ext, wanted = alone
+    chance = random.Random(f"{ext} {seed}")
+    job = Job(model, corpus, place / f"store.{ext}")
+    workers = [job.begin("0/2"), job.begin("1/2")]
+    for _ in range(5):
+        time.sleep(chance.uniform(0.05, 0.5))
+        struck = chance.randrange(2)
+        workers[struck].kill()
+        assert finish(workers[struck]) in (0, -signal.SIGKILL)
+        workers[struck] = job.begin(f"{struck}/2")
+    job.end(*workers)
+    assert content_of_store(job.out) == wanted
+
+
+def test_one_process_goes_on_where_several_were_killed(
+    alone: tuple[str, object], model: Path, corpus: Path, place: Path
+) -> None:
+    """And it refuses to, as long as one of them is alive."""
+    ext, wanted = alone
+    job = Job(model, corpus, place / f"store.{ext}")
+    queue = PartQueue(job.out)
+    left_by_one(job)
+    lease = Lease(queue.folder / "1")
+    assert finish(job.begin()) == 1
+    says(job.log.read_text(), "another process is writing it")
+    assert queue.folder.exists()
+    lease.close()
+    job.end(job.begin())
+    assert content_of_store(job.out) == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": 4}, "identity.arguments.seed is '3' in the store and '4' now"),
+        ({"stride": 8}, "identity.arguments.stride"),
+        ({"hidden": "none"}, "features.hidden"),
+    ],
+)
+def test_other_arguments_are_refused(begun: Job, change: dict[str, Any], told: str) -> None:
+    says(refused_to_share(begun, **change), "other arguments", told)
+
+
+def refused_to_share(job: Job, **changes: Any) -> str:
+    with pytest.raises(UserError) as told:
+        sharing.share(options_of(job, part_tokens=PART_TOKENS, **changes), Shard(1, 2))
+    return str(told.value)
+
+
+@pytest.fixture
+def begun(model: Path, corpus: Path, place: Path) -> Job:
+    return left_by_one(Job(model, corpus, place / "store.zarr"))
+
+
+def left_by_one(job: Job) -> Job:
+    """A store that one of several processes has begun and left."""
+    worker = job.begin("0/2")
+    while not PartQueue(job.out).leased():
+        assert worker.is_alive(), job.log.read_text()
+        time.sleep(0.001)
+    worker.kill()
+    finish(worker)
+    return job
+
+
+def test_other_text_and_other_versions_are_refused(begun: Job, tmp_path: Path) -> None:
+    text, other = begun.corpus.read_text(), tmp_path / begun.corpus.name
+    other.write_text(text + "One more.\n")
+    says(refused_to_share(begun, corpus=(str(other),)), "bytes is", "in the store and")
+    other.write_text(text.replace("a", "b", 1))  # as many bytes: who cuts it sees the difference
+    says(refused_to_share(begun, corpus=(str(other),)), "sha256 is", "in the store and")
+    root = begun.out / "zarr.json"
+    node = json.loads(root.read_text())
+    node["attributes"]["software"]["tokenizers"] = "0.1"
+    root.write_text(json.dumps(node))
+    line = refused_to_share(begun)
+    says(line, "was begun with other versions (tokenizers was 0.1 and is", "without --shard")
+
+
+def test_a_part_that_was_taken_over_is_left_to_the_other(
+    alone: tuple[str, object], model: Path, corpus: Path, place: Path
+) -> None:
+    """A process that was silent for too long does not publish, and goes on with other parts."""
+    ext, wanted = alone
+    job = Job(model, corpus, place / f"store.{ext}")
+    said: list[str] = []
+    take = PartQueue.take
+
+    def robbed(queue: PartQueue, index: int = 0, size: int = 1) -> Any:
+        part = take(queue, index, size)
+        if part and part.number == 1 and not any("left to another" in line for line in said):
+            part.lease.path.unlink()  # as another process would that then has made it
+        return part
+
+    options = options_of(job, part_tokens=PART_TOKENS)
+    with mock.patch.object(PartQueue, "take", robbed):
+        done = sharing.share(options, Shard(0, 1), said.append)
+    assert any(line.startswith("part 1 is left to another process") for line in said)
+    assert done.store and done.store.parts == done.parts - 1
+    job.log.touch()
+    assert content_of_store(job.out) == wanted
+
+
+def test_a_torn_part_in_the_queue_is_cut_again(
+    alone: tuple[str, object], model: Path, corpus: Path, place: Path
+) -> None:
+    job = left_by_one(Job(model, corpus, place / f"store.{alone[0]}"))
+    queue = PartQueue(job.out)
+    assert queue.numbers()
+    for number in queue.numbers():
+        file = queue.folder / str(number)
+        file.write_bytes(file.read_bytes()[:-100])
+    job.end(job.begin("0/1"))
+    assert content_of_store(job.out) == alone[1]
+
+
+def test_nothing_is_sealed_too_early(begun: Job) -> None:
+    with pytest.raises(UserError, match="not all of its parts are known yet"):
+        seal(begun.out)
+    queue = PartQueue(begun.out)
+    queue.end({"parts": 50}, "test")
+    says(refused(feature_store, "seal", begun.out), "parts of 50 not there yet", "0, 1, 2, 3, 4,")
+
+
+def test_shards_are_counted_from_zero(tmp_path: Path) -> None:
+    for bad in ("2/2", "1", "a/b", "-1/2"):
+        line = refused(teacher_dump, "--model", "x", "--out", tmp_path / "a.zarr", "--shard", bad)
+        says(line, "expected i/n")
