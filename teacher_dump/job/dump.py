@@ -78,6 +78,8 @@ def dump(
     changed. Raises Stopped, which says what is kept, after SIGINT or SIGTERM: between two batches
     once the teacher runs.
     """
+    if options.shard:
+        raise UserError(f"--shard {options.shard}: from Python call teacher_dump.job.sharing.share")
     with stoppable(lambda: kept(options.out)) as stop:
         there = check_begun(options)
         model = replace(resolve_model(options.model), trusted=options.trust_remote_code)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,14 @@ from support import files, lease
 from tests.store.making import begin, make_part, put_part
 from tests.store.write.test_writing import SMALL
 
+HOLD = """
+import sys
+from pathlib import Path
+from support.lease import Lease
+lease = Lease(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,6 +54,23 @@ def main(words: list[str]) -> None:
             print("done", flush=True)
     except UserError as error:
         print(error, flush=True)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has the lease of a path."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout and process.stdout.readline() == b"held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 class Writer:

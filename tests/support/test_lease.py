@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,17 +17,9 @@ from store.tools.verify import verify
 from support.lease import Lease, check_free, lease_path
 from tests.store.making import begin, make_part, make_store, put_part
 from tests.store.write.test_writing import SMALL
-from tests.support.leased import Writer
+from tests.support.leased import Writer, held
 
 EXT = ("zarr", "h5")
-HOLD = """
-import sys
-from pathlib import Path
-from support.lease import Lease
-lease = Lease(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.mark.parametrize("ext", EXT)
@@ -239,11 +229,7 @@ def test_a_refused_dump_leaves_the_lease_of_a_repair(tmp_path: Path, ext: str) -
     store = tmp_path / f"a.{ext}"
     make_store(store, SMALL, parts=1)
     parts = tmp_path / "a.h5.parts"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
-        assert holder.stdout and holder.stdout.readline() == b"held\n"
+    with held(store) as holder:
         if ext == "h5":
             parts.mkdir()
             (parts / "0.h5").write_text("a sound part")
@@ -252,9 +238,6 @@ def test_a_refused_dump_leaves_the_lease_of_a_repair(tmp_path: Path, ext: str) -
         with pytest.raises(UserError, match=f"process {holder.pid} on"):
             Lease(store)
         assert ext == "zarr" or (parts / "0.h5").exists()
-    finally:
-        holder.kill()
-        holder.communicate()
     with pytest.raises(UserError, match="exists already and is finished"):
         StoreWriter.check(store)
     assert [path.name for path in tmp_path.iterdir()] == [store.name]

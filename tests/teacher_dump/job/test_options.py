@@ -11,7 +11,7 @@ import pytest
 from support.errors import UserError
 from support.options import options_of
 from teacher_dump.cli import main
-from teacher_dump.job.options import DumpOptions
+from teacher_dump.job.options import DumpOptions, Shard, shard_of
 from teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from tests.end_to_end.support import ok, refused
 
@@ -80,3 +80,15 @@ def test_options_before_the_word_mixed_vocab_are_refused() -> None:
     line = refused(main, "--model", "m", "--out", OUT, "mixed-vocab", "--width", "8")
     assert "give the options behind the word mixed-vocab" in line
     assert "--width" in ok(main, "mixed-vocab", "--help")
+
+
+def test_which_of_several_processes_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `--shard` says, else what torchrun has told."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert shard_of(None) is None and shard_of("2/4") == Shard(2, 4)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert shard_of(None) is None
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    assert shard_of(None) == Shard(3, 8) and shard_of("0/1") == Shard(0, 1)

@@ -1,0 +1,60 @@
+"""Windows of a part go to another process as bytes, and come back as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from store.format.pairs import SEPARATOR
+from teacher_dump.corpus.documents import Document
+from teacher_dump.windows.cutting import iter_windows
+from teacher_dump.windows.packing import Unreadable, is_whole, packed, unpacked
+from teacher_dump.windows.pairs import iter_pairs
+from teacher_dump.windows.window import Window
+from tests.texts import ENGLISH, RUSSIAN
+
+MakeTokenizer = Callable[[str], Any]
+
+
+def documents(*texts: str) -> list[Document]:
+    return [Document(text, "here", number) for number, text in enumerate(texts)]
+
+
+def check(windows: list[Window]) -> None:
+    data = packed(7, windows)
+    assert data == packed(7, windows)
+    first, found = unpacked(data)
+    assert first == 7 and len(found) == len(windows)
+    for one, other in zip(windows, found, strict=True):
+        for name in ("text", "document", "document_begin", "hard_cut"):
+            assert getattr(one, name) == getattr(other, name)
+        for name in ("ids", "offsets", "special", "numbers", "types"):
+            before, after = getattr(one, name), getattr(other, name)
+            assert (before is None) == (after is None)
+            if before is not None:
+                assert before.dtype == after.dtype and np.array_equal(before, after)
+
+
+def test_windows_come_back(make_tokenizer: MakeTokenizer) -> None:
+    texts = [" ".join(ENGLISH[:20]), "a\U0001f600\u00e9 " + RUSSIAN[0], "x"]
+    check(list(iter_windows(documents(*texts), make_tokenizer("wordpiece"), 16)))
+
+
+def test_windows_of_pairs_come_back(make_tokenizer: MakeTokenizer) -> None:
+    texts = [SEPARATOR.join(ENGLISH[i : i + 2]) for i in range(3)]
+    pairs = iter_pairs(documents(*texts), make_tokenizer("wordpiece"), 32, SEPARATOR)
+    check(list(pairs))
+
+
+def test_torn_bytes_are_found(make_tokenizer: MakeTokenizer) -> None:
+    data = packed(0, list(iter_windows(documents(*ENGLISH[:5]), make_tokenizer("wordpiece"), 32)))
+    assert is_whole(data)
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 1
+    for bad in (b"", data[:100], data[:-30], bytes(flipped)):
+        assert not is_whole(bad)
+        with pytest.raises(Unreadable):
+            unpacked(bad)
