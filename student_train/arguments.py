@@ -9,6 +9,7 @@ from typing import Any
 
 from store import FeatureStore, open_store
 from student_train.data.gold_labels import has_gold
+from student_train.losses.registry import named
 from student_train.settings.loss_weights import DEFAULT_LOSS, SCORE_LOSS, VECTOR_LOSS, VECTOR_TEXTS
 from student_train.settings.options import TrainOptions, ruled_out
 from student_train.settings.recipe import find_recipe
@@ -76,7 +77,7 @@ def _as_wide_as_teacher(given: dict[str, Any]) -> str:
 def _fill_in_for_vectors(given: dict[str, Any]) -> None:
     """Set what students of vectors are best trained with and was not given: a batch of texts, each
     of which is compared with all others."""
-    if "loss" in given or given.get("stages"):
+    if given.get("stages") or not any(x.of_text for x in named(given.get("loss", VECTOR_LOSS))):
         return
     with closing(_store(given)) as store:
         if store.features.embedding and not {"batch_texts", "batch_tokens"} & given.keys():

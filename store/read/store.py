@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -273,6 +273,34 @@ class FeatureStore(Sequence[Record]):
             seed, epoch, batch_tokens, rows, pool_blocks, shuffle, skip, view, kinds, batch_texts
         )
         return self._streamer.stream(order, check and "://" not in self.path)
+
+    def gather(
+        self,
+        batches: Iterable[ArrayLike],
+        *,
+        view: int = 0,
+        features: Sequence[str] | None = None,
+    ) -> Iterator[Batch]:
+        """Batches of the sequences whose numbers are given, int64 [B] each, in that order.
+
+        `features` as for `stream`. Each sequence is read by itself: keep the arrays in memory
+        (`keep`) where all of a store is read so. Arrays of a batch are valid until the next one.
+        Raises StoreError for a number that the store does not have.
+        """
+
+        def checked() -> Iterator[Array]:
+            for batch in batches:
+                numbers = np.asarray(batch, np.int64)
+                if (
+                    numbers.ndim != 1
+                    or not len(numbers)
+                    or (numbers.min() < 0 or numbers.max() >= len(self))
+                ):
+                    raise StoreError(f"{self.path}: sequences must lie in 0..{len(self) - 1}")
+                yield numbers
+
+        kinds = KINDS if features is None else tuple(features)
+        return self._streamer.gather(checked(), view, kinds)
 
     def batch_count(
         self,

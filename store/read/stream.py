@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -175,6 +175,17 @@ class Streamer:
             checked.close()
             ahead.shutdown(wait=False, cancel_futures=True)
             self._spare.append(pool_buffers)
+
+    def gather(
+        self, batches: Iterable[Array], view: int, kinds: tuple[str, ...]
+    ) -> Iterator[Batch]:
+        """Yield batches of these sequences; see `FeatureStore.gather`."""
+        buffers, pool_buffers = Buffers(), Buffers()
+        for sequences in batches:
+            blocks = np.stack([sequences, sequences + 1], axis=1)
+            pool = Pool(self._index, blocks, view, kinds)
+            pool.read(pool_buffers)
+            yield _gather(pool, self._calibration, pool.place, buffers)
 
 
 def _gather_stored(pool: Pool, chosen: Array, rows: Array, buffers: Buffers) -> dict[str, Array]:

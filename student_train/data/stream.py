@@ -18,8 +18,9 @@ from store import Features, FeatureStore
 from student_train.data.batch import StudentBatch
 from student_train.data.collator import Collator
 from student_train.data.gold_labels import labelled
+from student_train.data.similar import similar_batches
 from student_train.settings.options import TrainOptions
-from support.arrays import Array
+from support.arrays import Array, ranges
 from support.background import prefetched
 from support.errors import UserError
 
@@ -125,29 +126,35 @@ def student_batches(
     every: int = 1,
     device: torch.device | None = CPU,
     check: bool = False,
+    sampling: str = "shuffled",
     **batching: Any,
 ) -> Iterator[StudentBatch]:
     """Yield batches of epoch 0, 1, 2 and so on without end, from batch number `first` on, one of
     `every`: a pure function of the arguments. `batching` bounds a batch: batch_tokens or
-    batch_texts, as of `FeatureStore.stream`.
+    batch_texts, as of `FeatureStore.stream`. `sampling` is that of the options.
 
     They are moved to `device`; with None they stay encoded, for another process to move. `check`
     goes to `FeatureStore.stream`.
     """
+    order = _Similar(store, blocks, seed, **batching) if sampling == "similar" else None
     epoch, skip, before = 0, first, 0  # batches of the epochs before
     while True:
         number = view_of(epoch, store.features, view)
-        count = store.batch_count(seed, epoch, **batching, blocks=blocks)
+        count = order.count if order else store.batch_count(seed, epoch, **batching, blocks=blocks)
         if skip < count:
-            batches = store.stream(
-                seed,
-                epoch,
-                **batching,
-                view=number,
-                blocks=blocks,
-                features=collator.features(),
-                skip=skip,
-                check=check,
+            batches = (
+                store.gather(order.of(epoch)[skip:], view=number, features=collator.features())
+                if order
+                else store.stream(
+                    seed,
+                    epoch,
+                    **batching,
+                    view=number,
+                    blocks=blocks,
+                    features=collator.features(),
+                    skip=skip,
+                    check=check,
+                )
             )
             for i, batch in enumerate(batches, skip):
                 if (before + i - first) % every == 0:
@@ -155,6 +162,20 @@ def student_batches(
                     yield made if device is None else made.to(device)
         skip = max(0, skip - count)
         epoch, before = epoch + 1, before + count
+
+
+class _Similar:
+    """The batches of similar texts of each epoch. What is read of the store stays in memory."""
+
+    def __init__(self, store: FeatureStore, blocks: Array, seed: int, batch_texts: int) -> None:
+        self._vectors, self._seed, self._size = store.embeddings(), seed, batch_texts
+        self._members = ranges(blocks[:, 0], blocks[:, 1] - blocks[:, 0])
+        self.count = -(-len(self._members) // batch_texts)
+        store.keep(lambda name: True)
+
+    def of(self, epoch: int) -> list[Array]:
+        """List the batches of an epoch: numbers of sequences."""
+        return similar_batches(self._vectors, self._members, self._size, self._seed, epoch)
 
 
 def loaded(

@@ -230,6 +230,13 @@ class OptionFields:
         within=at_least(1),
         scope={STAGE, BATCH, NEW},
     )
+    sampling: str = option(
+        "shuffled",
+        "similar: a batch has groups of similar texts, by the vectors of the store; with"
+        " --batch-texts.",
+        choices=("shuffled", "similar"),
+        scope={NEW},
+    )
     accumulate: int = option(1, "Batches of one optimiser step.", within=at_least(1))
     optimizer: str = option(
         "adamw",

@@ -89,6 +89,8 @@ class TrainOptions(OptionFields):
         if masked and not self.mask_prob:
             raise UserError(f"--mask-prob 0: nothing would be masked for {masked[0]} to learn")
         check_pieces(self.align, self.loss)
+        if self.sampling == "similar" and self.batch_texts is None:
+            raise UserError("--sampling similar: groups texts; give --batch-texts, such as 128")
         nested = [loss for loss in registry.named(self.losses()) if loss.nests]
         if self.matryoshka and not nested:
             raise UserError(

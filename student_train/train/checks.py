@@ -130,7 +130,14 @@ def _check_alignments(options: TrainOptions) -> None:
 
 
 def _check_vectors(options: TrainOptions, *stores: FeatureStore) -> None:
-    """Refuse stores whose vectors are of several spaces: a student has one vector of a text."""
+    """Refuse stores whose vectors are of several spaces: a student has one vector of a text; and
+    those without, where texts are sampled by them."""
+    without = [store.path for store in stores if store.features.embedding is None]
+    if options.sampling == "similar" and without:
+        raise UserError(
+            f"--sampling similar: {without[0]} holds no vectors of texts to tell by; dump them"
+            " (--head embedding), or leave it out"
+        )
     learnt = [loss for loss in losses_for(False, options.losses()) if loss.of_text]
     first = stores[0].features.embedding
     if not learnt or first is None:

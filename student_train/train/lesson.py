@@ -115,6 +115,7 @@ class Lesson:
                 share.workers,
                 seed=share.seed,
                 **share.batching,
+                sampling=share.sampling,
                 view=share.view,
                 first=first,
                 every=every,
