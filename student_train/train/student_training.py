@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from store import FeatureStore
@@ -139,6 +140,7 @@ class _StudentTraining(Training):
         self.enter(0, 0)
         if out is not None and resume:
             self.load(out)
+        self.before, self.begun_at = self.tokens, self.step  # of this process
         # A killed run's figures after its last checkpoint are written again.
         purge = self.step + 1 if resume else None
         self.events = EventFile(out / "tensorboard", purge) if out and ranks.lead else None
@@ -238,12 +240,31 @@ class _StudentTraining(Training):
 
     def after(self, losses: Losses, progress: Any) -> None:
         progress.total = self.steps  # less where a stage has ended early
-        progress.set_postfix(loss=f"{losses['loss']:.3f}", refresh=False)
+        speed = f"{self.speed():,.0f} tok/s"
+        progress.set_postfix_str(f"loss={losses['loss']:.3f}, {speed}", refresh=False)
         if self.on_step:
             self.on_step(self.step, losses)
         self.record(losses)
         if (self.step - self.first) % self.eval_every == 0 and self.step < self.last:
             self.validate()
+            if progress.disable:  # no terminal: a line now and then instead of a bar
+                self.say(self._line(losses, speed))
+
+    def speed(self) -> float:
+        """Measure the tokens a second of this process."""
+        return (self.tokens - self.before) / (time.perf_counter() - self.begun)
+
+    def _line(self, losses: Losses, speed: str) -> str:
+        """Tell where the training is: its losses, its speed and the time left."""
+        taken = time.perf_counter() - self.begun
+        left = (self.steps - self.step) * taken / max(1, self.step - self.begun_at)
+        found = f"loss {losses['loss']:.4g}"
+        if "valid_loss" in self.validation:
+            found += f", valid_loss {self.validation['valid_loss']:.4g}"
+        return (
+            f"step      {self.step:,} of {self.steps:,}: {found}; {speed.replace('tok', 'tokens')},"
+            f" {tqdm.format_interval(left)} left"
+        )
 
     def is_due(self) -> bool:
         return self.step % self.checkpoint_every == 0

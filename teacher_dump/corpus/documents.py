@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,16 @@ class Corpus:
         for source in self.sources:
             source.check()
 
+    @property
+    def characters_in_all(self) -> int | None:
+        """Characters of all texts; None where a source does not know, or `check` did not read."""
+        return _sum(source.characters for source in self.sources)
+
+    @property
+    def documents_in_all(self) -> int | None:
+        """Number of documents; None where a source does not know, or `check` did not read."""
+        return _sum(source.texts for source in self.sources)
+
     def check_unchanged(self) -> None:
         """Raise CorpusError where the documents that were read are not those of `identity`.
 
@@ -172,6 +182,11 @@ class Corpus:
         """
         for source, told in zip(self.sources, identity.get("sources", ()), strict=False):
             source.trust(told)
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    known = list(counts)
+    return None if None in known else sum(count or 0 for count in known)
 
 
 def _resolve(name: str, columns: Columns) -> list[Source]:

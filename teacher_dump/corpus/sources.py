@@ -34,9 +34,19 @@ KEPT_NAMES = 1 << 17  # more than any teacher has labels
 
 
 class Source(Protocol):
-    """Texts in a fixed order, empty ones too, which can be read again and again."""
+    """Texts in a fixed order, empty ones too, which can be read again and again.
+
+    `texts` counts those that are not empty, and `characters` those in them; None where that is not
+    known, as it is of local files before `check`.
+    """
 
     name: str
+
+    @property
+    def texts(self) -> int | None: ...
+
+    @property
+    def characters(self) -> int | None: ...
 
     @property
     def tabular(self) -> bool:
@@ -68,6 +78,8 @@ class FileSource:
     def __init__(self, path: Path, columns: Columns) -> None:
         self.name, self._path = path.name, path
         self._columns = columns
+        self.texts: int | None = None
+        self.characters: int | None = None
         self._pass = _Digest()  # what the last pass has read
         self._checked: Told | None = None
         self._told: Told | None = None
@@ -95,13 +107,17 @@ class FileSource:
 
         A second pass for the hash alone would take minutes for big files.
         """
+        texts = characters = 0
         for row in self.rows():
+            if row.text and not row.text.isspace():
+                texts, characters = texts + 1, characters + len(row.text)
             if row.gold and row.gold.label is not None:
                 _keep(self._met["classification"], row.gold.label, row.line)
             elif row.gold:
                 for (before, tag), line in zip(row.gold.steps(), row.tag_lines, strict=True):
                     _keep(self._met["tagging"], tag, line)
                     _keep(self._steps, (before, tag), line)
+        self.texts, self.characters = texts, characters
         if self._pass.size == self._path.stat().st_size:
             self._checked = self._pass.told()
 
@@ -195,6 +211,8 @@ class HubSource:
             )
         self._dataset, self._config = match["name"], match["config"]
         self._split = match["split"] or "train"
+        self.texts: int | None = None
+        self.characters: int | None = None
         self._checked: str | None = None
         self._told: str | None = None
 
@@ -299,6 +317,14 @@ class PythonDocs:
     """Paragraphs of the standard library's docstrings, each once, without importing a module."""
 
     name, tabular = PYTHON_DOCS, False
+
+    @property
+    def texts(self) -> int | None:
+        return len(self._paragraphs)
+
+    @property
+    def characters(self) -> int | None:
+        return sum(map(len, self._paragraphs))
 
     def rows(self) -> Iterator[LabelledText]:
         return (LabelledText(text, number) for number, text in enumerate(self._paragraphs, 1))

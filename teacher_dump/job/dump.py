@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from store import Features, StoreWriter, TaskSpec, open_store
 from store.extras.word_counts import WordCounts
 from support.background import Behind, prefetched
@@ -28,6 +26,7 @@ from teacher_dump.corpus.documents import Corpus, Document
 from teacher_dump.job.chosen_features import features_of, told, window_length
 from teacher_dump.job.finished import check_begun, check_finished
 from teacher_dump.job.options import DumpOptions, describe
+from teacher_dump.job.progress import Progress
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.windows.cutting import iter_windows
 from teacher_dump.windows.label_numbers import Labels
@@ -135,7 +134,7 @@ def _dump(
         with closing(begun(options, teacher, corpus, features, first, stage_one, words)) as writer:
             resumed = len(writer.published)
             every = itertools.chain([first], parts)
-            counters.update(_write(writer, every, teacher, options, say, stop, words))
+            counters.update(_write(writer, every, teacher, options, corpus, say, stop, words))
             corpus.check_unchanged()
             writer.seal()
     return summary(options.out, corpus.empty_lines, counters, resumed, teacher.task)
@@ -282,6 +281,7 @@ def _write(
     parts: Iterable[list[Window]],
     teacher: Teacher,
     options: DumpOptions,
+    corpus: Corpus,
     say: Callable[[str], object],
     stop: Stop,
     words: WordCounts | None,
@@ -293,22 +293,23 @@ def _write(
     from teacher_dump.job.part_writing import check_published, write_part
 
     done: Counter[str] = Counter()
+    features = writer.features  # where texts are cut, or overlap, characters tell no share
+    in_pieces = bool(features.task or features.embedding or options.stride)
     with (
         Behind(BATCHES_BEHIND, say) as behind,
-        tqdm(
-            unit="tok", unit_scale=True, desc="dump", disable=None, total=options.limit
-        ) as progress,
+        Progress(corpus, options.limit, in_pieces, say) as progress,
     ):
 
         def advance(tokens: int) -> None:
             stop.check()
-            progress.update(tokens)
+            progress.advance(tokens)
 
         for number, part in enumerate(parts):
             begun, size = time.perf_counter(), sum(len(w.ids) for w in part)
+            progress.begin(part)
             if number in writer.published:
                 check_published(writer, number, part)
-                progress.update(size)
+                progress.skip(part)
             else:
                 with stop.held():
                     write_part(
@@ -317,9 +318,7 @@ def _write(
                         behind,
                         words,
                     )
-                if progress.disable:  # no terminal: a line now and then instead of a bar
-                    seconds = time.perf_counter() - begun
-                    say(part_line(number, len(part), size, seconds, done["tokens"] + size))
+                progress.end(number, part, time.perf_counter() - begun)
                 stop.check()
             count(done, part)
         behind.finish()
@@ -333,13 +332,6 @@ def count(done: Counter[str], part: list[Window]) -> None:
     done["sequences"] += len(part)
     done["tokens"] += sum(len(w.ids) for w in part)
     done["gold"] += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
-
-
-def part_line(number: int, sequences: int, tokens: int, seconds: float, so_far: int) -> str:
-    return (
-        f"part {number:<4} {counted(sequences, 'sequence')}, {counted(tokens, 'token')},"
-        f" {tokens / seconds:,.0f} tokens/s; {so_far:,} tokens so far"
-    )
 
 
 def _vocab(path: Path) -> str:

@@ -26,9 +26,10 @@ from support.lease import Lease, Taken
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.chosen_features import features_of, told, window_length
-from teacher_dump.job.dump import BATCHES_BEHIND, DumpSummary, kept, part_line, summary, teacher_of
+from teacher_dump.job.dump import BATCHES_BEHIND, DumpSummary, kept, summary, teacher_of
 from teacher_dump.job.finished import check_begun, check_finished
 from teacher_dump.job.options import DumpOptions, Shard, describe
+from teacher_dump.job.progress import part_line
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.windows.packing import Unreadable, unpacked
 

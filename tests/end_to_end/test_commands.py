@@ -145,6 +145,16 @@ def test_a_dump_names_a_vocabulary_that_its_text_is_large_enough_for(
     assert len(student_tokenizer(done.vocab, open_store(out))) == int(done.vocab)
 
 
+def test_a_training_in_a_pipe_tells_how_far_it_is_at_each_validation(
+    store: Path, tmp_path: Path
+) -> None:
+    words = ("--store", store, "--vocab", "450", "--steps", 9, "--eval-every", 3, *STUDENT)
+    said = ok(student_train, *words, "--out", tmp_path / "student")
+    lines = [line for line in said.splitlines() if line.startswith("step ")]
+    form = r"step +{} of 9: loss [\d.]+, valid_loss [\d.]+; [\d,]+ tokens/s, [\d:]+ left"
+    assert all(re.fullmatch(form.format(n), x) for n, x in zip((3, 6), lines, strict=True))
+
+
 def test_student_without_out_goes_beside_the_store(store: Path) -> None:
     said = ok(student_train, "--store", store, "--vocab", "450", "--steps", "2", *STUDENT)
     (folder,) = (store.parent / "store-students").iterdir()

@@ -1,0 +1,86 @@
+"""How far a dump is: a bar at a terminal, elsewhere a line for each part, with the time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from support.console import counted
+from teacher_dump.corpus.documents import Corpus
+from teacher_dump.windows.window import Window
+
+
+class Progress:
+    """Counts tokens, and estimates how many there will be: from the share of the corpus that the
+    parts so far hold, of its characters, or where texts are cut or overlap of its documents.
+
+    Of a dataset of the hub nobody knows the size: then nothing but `limit` tells the end.
+    """
+
+    def __init__(
+        self, corpus: Corpus, limit: int | None, by_documents: bool, say: Callable[[str], object]
+    ) -> None:
+        self._whole = corpus.documents_in_all if by_documents else corpus.characters_in_all
+        self._limit, self._by_documents, self._say = limit, by_documents, say
+        self._seen = self._tokens = self._here = 0
+        self._begun = time.perf_counter()
+        self.bar: Any = tqdm(
+            unit="tok", unit_scale=True, desc="dump", disable=None, total=self._limit
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def begin(self, part: Sequence[Window]) -> None:
+        """Take a part into account that is written next, or was before."""
+        self._tokens += sum(len(window.ids) for window in part)
+        if self._by_documents:
+            self._seen = part[-1].document + 1
+        else:
+            self._seen += sum(len(window.text) for window in part)
+        self.bar.total = self.total()
+
+    def total(self) -> int | None:
+        """Estimate the tokens of the whole dump; None where nothing tells."""
+        if not self._whole or not self._seen:
+            return self._limit
+        found = round(self._tokens * max(1.0, self._whole / self._seen))
+        return found if self._limit is None else min(found, self._limit)
+
+    def skip(self, part: Sequence[Window]) -> None:
+        """Tell of a part that was published before."""
+        self.bar.update(sum(len(window.ids) for window in part))
+
+    def advance(self, tokens: int) -> None:
+        """Tell of tokens that the teacher has read just now."""
+        self._here += tokens
+        self.bar.update(tokens)
+
+    def end(self, number: int, part: Sequence[Window], seconds: float) -> None:
+        """Tell of a part that is written, where there is no terminal."""
+        if not self.bar.disable:
+            return
+        tokens = sum(len(window.ids) for window in part)
+        line = part_line(number, len(part), tokens, seconds, self._tokens)
+        self._say(line + self._left())
+
+    def _left(self) -> str:
+        total, spent = self.total(), time.perf_counter() - self._begun
+        if total is None or not self._here:
+            return ""
+        left = max(0, total - self._tokens) * spent / self._here
+        share = min(1.0, self._tokens / max(1, total))
+        return f", about {share:.0%} of all, {tqdm.format_interval(left)} left"
+
+
+def part_line(number: int, sequences: int, tokens: int, seconds: float, so_far: int) -> str:
+    return (
+        f"part {number:<4} {counted(sequences, 'sequence')}, {counted(tokens, 'token')},"
+        f" {tokens / seconds:,.0f} tokens/s; {so_far:,} tokens so far"
+    )

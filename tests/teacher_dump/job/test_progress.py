@@ -1,0 +1,39 @@
+"""What a dump tells of how far it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from teacher_dump.corpus.documents import Corpus
+from teacher_dump.job.dump import dump
+from teacher_dump.job.progress import Progress
+from tests.end_to_end.support import dump_options, write_corpus
+
+LINE = re.compile(r"part (\d+) .* tokens so far, about (\d+)% of all, [\d:]+ left")
+
+
+@pytest.mark.parametrize("changes", [{}, {"stride": 8, "max_length": 24}, {"limit": 3000}])
+def test_every_part_tells_its_share_and_the_time_left(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], changes: dict[str, int]
+) -> None:
+    corpus, said = write_corpus(tmp_path / "corpus.txt", 200), list[str]()
+    dump(dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **changes), said.append)
+    found = [LINE.fullmatch(line) for line in said if line.startswith("part ")]
+    shares = [int(match[2]) for match in found if match]
+    assert len(shares) == len(found) >= 2 and shares == sorted(shares)
+    assert shares[-1] >= 97 and abs(shares[0] - 100 / len(shares)) < 25
+
+
+def test_nobody_knows_the_end_of_what_was_not_read(tmp_path: Path) -> None:
+    corpus = Corpus.open([str(write_corpus(tmp_path / "corpus.txt", 7))])
+    for limit in (None, 50):
+        with Progress(corpus, limit, False, lambda line: None) as progress:
+            assert progress.total() == limit
+    corpus.check()
+    assert corpus.documents_in_all == 7
+    texts = [document.text for document in corpus]
+    assert corpus.characters_in_all == sum(map(len, texts))
