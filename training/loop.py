@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from support.errors import UserError
 from support.signals import Stop
+from training.memory import EVERY, few_primitives, give_back
 from training.ranks import ALONE, Ranks
 
 Losses = dict[str, float]
@@ -64,6 +65,7 @@ class Training(ABC):
         way has ended and is saved.
         """
         with (
+            few_primitives(),
             stop.held(),
             tqdm(
                 total=self.steps,
@@ -76,6 +78,8 @@ class Training(ABC):
             for losses in self.updates():
                 progress.update()
                 self.after(losses, progress)
+                if self.step % EVERY == 0:
+                    give_back()
                 asked = self.ranks.any(stop.asked)
                 if self.ranks.lead and (asked or self.is_due()):
                     self.save()

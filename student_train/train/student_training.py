@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import itertools
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from support.errors import UserError
 from support.signals import stoppable
 from training.checkpoint import fitting, load_checkpoint, save_checkpoint
 from training.loop import Losses, Training
+from training.memory import give_back
 from training.optimizer import optimizer_of
 from training.ranks import ALONE, Ranks
 from training.schedule import Schedule
@@ -97,12 +97,6 @@ def train(
     return Trained(
         *(student, training.validation, training.step, training.tokens, training.seconds()), head
     )
-
-
-def _give_back() -> None:
-    """Return freed memory to the system: glibc keeps gigabytes of blocks whose sizes vary."""
-    with suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _StudentTraining(Training):
@@ -285,7 +279,7 @@ class _StudentTraining(Training):
                 self.best = {"found": found, "weights": weights}
         self.record(found)
         self.validation, self.judged_at = found, self.step
-        _give_back()
+        give_back()
 
     def record(self, values: dict[str, float]) -> None:
         if self.out is None or self.events is None:  # the first process writes

@@ -1,0 +1,43 @@
+"""A training bounds what it holds beside model and batch, and leaves no trace of how."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from support.signals import stoppable
+from tests.training.test_loop import STEPS, Line
+from training import loop
+from training.loop import Losses
+from training.memory import EVERY, PRIMITIVES, VARIABLE, few_primitives, give_back
+
+
+class Watched(Line):
+    """Notes at each step how many primitives oneDNN may keep."""
+
+    def after(self, losses: Losses, progress: Any) -> None:
+        super().after(losses, progress)
+        self.told = os.environ.get(VARIABLE)
+
+
+def test_a_training_keeps_few_primitives_and_gives_freed_blocks_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    given: list[int] = []
+    training = Watched()
+    monkeypatch.setattr(loop, "give_back", lambda: given.append(training.step))
+    with stoppable() as stop:
+        training.run(stop, "train")
+    assert training.told == PRIMITIVES and VARIABLE not in os.environ
+    assert given == list(range(EVERY, STEPS + 1, EVERY)) != []
+    give_back()  # wherever it is, it does no harm
+
+
+def test_a_number_that_somebody_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "9")
+    with few_primitives():
+        assert os.environ[VARIABLE] == "9"
+    assert os.environ[VARIABLE] == "9"
