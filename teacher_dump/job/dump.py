@@ -305,7 +305,7 @@ def _write(
             progress.advance(tokens)
 
         for number, part in enumerate(parts):
-            begun, size = time.perf_counter(), sum(len(w.ids) for w in part)
+            begun = time.perf_counter()
             progress.begin(part)
             if number in writer.published:
                 check_published(writer, number, part)
