@@ -1,0 +1,41 @@
+"""The table of students of sentence embeddings, with a tiny teacher and tiny data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.quality import embedding_students
+from tests.end_to_end.support import Words, ok
+from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
+from tests.texts import ENGLISH, SLOVAK
+
+
+def test_students_are_trained_and_scored_beside_the_teacher(
+    tmp_path: Path, tiny_teacher: TinyTeacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    for name in ("text", "sts"):
+        (data / name).mkdir(parents=True)
+    lines = [f"{one} {two}" for one, two in zip(ENGLISH, ENGLISH[1:], strict=False)]
+    (data / "text" / "a.txt").write_text("\n".join([*lines, *SLOVAK, "Short."]), "utf-8")
+    pairs = [f"{a}\t{b}\t{n % 6}" for n, (a, b) in enumerate(zip(ENGLISH, SLOVAK, strict=False))]
+    (data / "sts" / "own.tsv").write_text("\n".join(["text_a\ttext_b\tscore", *pairs]), "utf-8")
+    monkeypatch.setattr(embedding_students, "TEXTS", {"text/a.txt": 30})
+    monkeypatch.setattr(embedding_students, "TABLES", ("own",))
+    behind = (pooling("mean"), normalize())
+    model = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m")
+    words: Words = ("--work", tmp_path / "work", "--model", model, "--data", data, "--seeds", 2)
+    words += ("--students", "static:8,16x1x2", "--epochs", 1, "--results", tmp_path / "R.md")
+    ok(embedding_students.main, *words)
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (tmp_path / "R.md").read_text().splitlines()
+        if line.startswith(("| teacher", "| static", "| 16x"))
+    ]
+    assert [row[0] for row in rows] == ["teacher", "static:8", "16x1x2"]
+    assert rows[0][-1] == "100 %" and all(row[-1].endswith("%") for row in rows)
+    assert " ± " in rows[1][3] and rows[1][3] == rows[1][4]  # one table: it is the mean
+    corpus = (tmp_path / "work" / "corpus.txt").read_text("utf-8").splitlines()
+    assert len(corpus) == len(set(corpus)) <= 30 and "Short." not in corpus
