@@ -47,12 +47,25 @@ def main(**given: Any) -> None:
             raise click.UsageError(f"give the options behind the word {context.invoked_subcommand}")
         return
     options = DumpOptions(**read_words(DumpOptions, given))
+    if options.plan:
+        _plan(options)
+        return
     if shard := shard_of(options.shard):
         _share(options, shard)
         return
     from teacher_dump.job.dump import dump  # loads torch only for work, not for --help
 
     _tell(options, dump(options, say=click.echo))
+
+
+def _plan(options: DumpOptions) -> None:
+    """Tell what a dump would take; an error where the disk is too small."""
+    from teacher_dump.job.planning import plan
+
+    found = plan(options, say=click.echo)
+    for line in found.lines():
+        click.echo(line)
+    found.check_room(options.out)
 
 
 def _share(options: DumpOptions, shard: Shard) -> None:

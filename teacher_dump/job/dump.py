@@ -81,11 +81,22 @@ def dump(
         raise UserError(f"--shard {options.shard}: from Python call teacher_dump.job.sharing.share")
     with stoppable(lambda: kept(options.out)) as stop:
         there = check_begun(options)
-        model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
-        corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
-        resolved = options.resolved()
-        say(describe(resolved, bool(options.corpus)))
+        resolved, model, corpus = opened(options, say)
         return _dump(resolved, model, corpus, say, stop, stage_one, there)
+
+
+def opened(
+    options: DumpOptions, say: Callable[[str], object]
+) -> tuple[DumpOptions, ResolvedModel, Corpus]:
+    """Find teacher and corpus, decide every `auto`, and say the settings that are known by then.
+
+    Raises UserError for what cannot be found or read.
+    """
+    model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
+    corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
+    resolved = options.resolved()
+    say(describe(resolved, bool(options.corpus)))
+    return resolved, model, corpus
 
 
 def kept(out: Path) -> str:

@@ -190,6 +190,12 @@ class DumpOptions:
     )
     part_tokens: int = PART_TOKENS
     weights: bool = option(True, "Keep the encoder's weights (fp16), from which students start.")
+    plan: bool = option(
+        False,
+        "Only tell what the dump would take, from a sample: bytes by feature, time, room.",
+        flag="--plan",
+        scope={ALONE},
+    )
     shard: str | None = option(
         None,
         "i/n: this is number i, from 0, of n processes that make one store, on this machine or"

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from store import Features, StoreWriter
@@ -26,11 +26,10 @@ from support.lease import Lease, Taken
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.chosen_features import features_of, told, window_length
-from teacher_dump.job.dump import BATCHES_BEHIND, DumpSummary, kept, summary, teacher_of
+from teacher_dump.job.dump import BATCHES_BEHIND, DumpSummary, kept, opened, summary, teacher_of
 from teacher_dump.job.finished import check_begun, check_finished
-from teacher_dump.job.options import DumpOptions, Shard, describe
+from teacher_dump.job.options import DumpOptions, Shard
 from teacher_dump.job.progress import part_line
-from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.windows.packing import Unreadable, unpacked
 
 if TYPE_CHECKING:
@@ -61,10 +60,7 @@ def share(
     """
     with stoppable(lambda: kept(options.out)) as stop:
         check_begun(options, shared=True)
-        model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
-        corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
-        resolved = options.resolved()
-        say(describe(resolved, bool(options.corpus)))
+        resolved, model, corpus = opened(options, say)
         teacher = teacher_of(resolved, model)
         features = features_of(resolved, teacher, window_length(resolved.max_length, teacher))
         say(told(resolved, features))

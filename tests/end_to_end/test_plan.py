@@ -1,0 +1,72 @@
+"""`teacher-dump --plan` tells what the dump then takes, and writes nothing that stays."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from store import open_store
+from store.tools.info import bytes_on_disk
+from teacher_dump.cli import main as teacher_dump
+from teacher_dump.job import planning
+from teacher_dump.job.planning import plan
+from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
+
+NEAR = 0.15
+
+
+@pytest.fixture(scope="module")
+def model(tiny_teacher: Callable[[str], Path]) -> Path:
+    return tiny_teacher("bert")
+
+
+@pytest.mark.parametrize(
+    ("ext", "kept", "limit"), [("zarr", 2000, None), ("h5", 60, None), ("zarr", 2000, 3000)]
+)
+def test_the_dump_takes_what_was_planned(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    ext: str, kept: int, limit: int | None,
+) -> None:  # fmt: skip
+    """From all documents, from a part of them, and from the first ones alone."""
+    monkeypatch.setattr(planning, "DOCUMENTS", kept)
+    corpus, out = write_corpus(tmp_path / "corpus.txt", 150), tmp_path / f"store.{ext}"
+    options = dump_options(model, corpus, out, views=2, part_tokens=4000, limit=limit)
+    planned = plan(options)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+    dumped(model, corpus, out, views=2, part_tokens=4000, limit=limit)
+    store, disk = open_store(out), bytes_on_disk(str(out))
+    assert disk is not None and (planned.documents == 150 or limit)
+    metadata = planned.bytes_by_feature["metadata"]
+    features = sum(planned.bytes_by_feature.values()) - (metadata if ext == "h5" else 0)
+    for told, found in (
+        (planned.tokens, store.meta["tokens"]),
+        (features, disk["features"]),
+        (planned.teacher_bytes, disk["teacher"]),
+        (planned.total_bytes, disk["total"]),
+    ):
+        assert told == pytest.approx(found, rel=NEAR)
+    assert len(store.manifest.parts) <= planned.parts
+    assert {"hidden/mean", "attention/mean", "logits", "mask"} <= planned.bytes_by_feature.keys()
+    assert planned.exact == (kept > 150)
+    assert 0 < planned.pass_seconds < planned.seconds
+
+
+class Disk(NamedTuple):
+    free: int
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_runs(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, out = write_corpus(tmp_path / "corpus.txt", 20), tmp_path / "store.zarr"
+    words = ("--model", model, "--corpus", corpus, "--out", out, "--device", "cpu", "--plan")
+    said = ok(teacher_dump, *words, "--logits", "topk:8")
+    says(said, "parts     at most 1", "hidden/mean", "a token", "time  ", "pays  ", "room  ")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(1000))
+    line = refused(teacher_dump, *words, "--logits", "topk:8")
+    says(line, "1 kB free", "make room, give another disk")
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
