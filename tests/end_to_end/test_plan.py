@@ -45,7 +45,6 @@ def test_the_dump_takes_what_was_planned(
     for told, found in (
         (planned.tokens, store.meta["tokens"]),
         (features, disk["features"]),
-        (planned.teacher_bytes, disk["teacher"]),
         (planned.total_bytes, disk["total"]),
     ):
         assert told == pytest.approx(found, rel=NEAR)
