@@ -22,6 +22,7 @@ from transformers.utils.hub import cached_file
 
 from downstream.encoders import longest_input
 from downstream.options import SpeedSettings
+from downstream.process_memory import status_bytes
 from support.console import counted
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
@@ -30,7 +31,7 @@ BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8}
 DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 SENTENCES = 20
 SENTENCE_TOKENS = 32
-STATUS, PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+PEAK_RESET = Path("/proc/self/clear_refs")
 Say = Callable[[str], object]
 
 
@@ -227,18 +228,11 @@ def peak_memory(subject: Subject, inputs: Sequence[torch.Tensor], device: str) -
     try:
         ctypes.CDLL(None).malloc_trim(0)  # else a batch fits into memory that was freed before
         PEAK_RESET.write_text("5")
-        before = _status("VmRSS")
+        before = status_bytes("VmRSS")
         subject.run(inputs, device)
-        return weights + _status("VmHWM") - before
+        return weights + status_bytes("VmHWM") - before
     except (OSError, AttributeError):
         return None
-
-
-def _status(name: str) -> int:
-    found = re.search(rf"^{name}:\s*(\d+) kB$", STATUS.read_text(), re.M)
-    if not found:
-        raise OSError(f"{STATUS} has no {name}")
-    return 1024 * int(found[1])
 
 
 def processor() -> str:

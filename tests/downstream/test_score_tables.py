@@ -13,8 +13,9 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from downstream.process_memory import STATUS
 from downstream.score_tables import save
-from downstream.speed import STATUS, Subject, peak_memory
+from downstream.speed import Subject, peak_memory
 from tests.downstream.learnable import asked, classified, paired, write_tagged
 from tests.downstream.test_cli import run
 from tests.end_to_end.support import Words

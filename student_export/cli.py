@@ -1,0 +1,53 @@
+"""The `student-export` command: a student's folder in, a folder that runs without torch out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from student_export.options import ExportOptions
+from support import files
+from support.console import CONTEXT, command_errors
+from support.errors import UserError
+from support.options import click_options, read_words
+
+HELP = """Export the student in FOLDER, of transformers or sentence-transformers, to files that run
+where the user runs them, and check that they do what the student does.
+
+\b
+onnx         onnx/model.onnx, model_quantized.onnx (int8) or model_q4.onnx (int4):
+             onnxruntime, transformers.js; `pip install 'teachonce[export]'`
+openvino     openvino/openvino_model.xml, also in int8;
+             `pip install 'teachonce[openvino]'`
+torchscript  torchscript/model.pt: libtorch
+
+The pooling and the steps behind it are in the file. The tokenizer lies beside it, and export.json
+names inputs, output, labels and prompts. An export that keeps less than --least of the student is
+refused; it then says which layers lose most when they are quantised. Size, time and memory stand in
+the model cards of both folders.
+"""
+
+
+def _parameters() -> list[click.Parameter]:
+    folder = click.Argument(["folder"], type=click.Path(path_type=Path))
+    return [folder, *click_options(ExportOptions)]
+
+
+@click.command(help=HELP, context_settings=CONTEXT, params=_parameters())
+@command_errors
+def main(**words: Any) -> None:
+    """Read what was asked, export."""
+    given = {name: value for name, value in words.items() if value not in (None, ())}
+    options = ExportOptions(**read_words(ExportOptions, given))
+    files.check_utf8(options.out)
+    if options.out.exists():
+        raise UserError(f"--out {options.out}: exists already; choose another")
+    from transformers.utils import logging
+
+    from student_export.job import export
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    export(options, click.echo)

@@ -1,0 +1,274 @@
+"""An export does what its student does, alone; what would not is refused, with nothing left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from downstream.tasks.sts import SentenceSimilarity
+from student_export.checking import check_of
+from student_export.cli import main
+from student_export.folder import Exported, write_card
+from student_export.formats import onnx
+from student_export.formats.registry import FORMATS
+from student_export.measuring import Figures
+from student_export.options import FORMATS as NAMES
+from student_export.options import QUANTISED
+from student_export.student import load_student
+from student_train.bilstm import BiLstmConfig, BiLstmForTokenClassification
+from support.arrays import Array
+from tests.downstream.learnable import classified, table, write_tagged
+from tests.downstream.tasks.test_sts import alike
+from tests.downstream.test_embedders import static
+from tests.sentence_folders import dense, modules, normalize, pooling
+
+Teacher = Callable[..., Path]
+MakeTokenizer = Callable[[str], Any]
+TEXTS = ["the lamp", "the keeper of the old tower read letters by the light of a lamp", "moss"]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "run_export.py"
+ALONE = """
+import sys
+for name in ("torch", "transformers", "sentence_transformers", "student_export"):
+    sys.modules[name] = None
+import runpy
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def refused(*words: object) -> str:
+    """The one error line of a run that must fail."""
+    result = run(*words)
+    assert result.exit_code == 1 and "Traceback" not in result.output, result.output
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
+def by_example(folder: Path, *texts: str) -> Array:
+    """What the example says of texts, in a process that can import neither torch nor ours."""
+    words = [sys.executable, "-c", ALONE, str(EXAMPLE), str(folder), *texts]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    return np.array(json.loads(found.stdout))
+
+
+def embedder(tiny_teacher: Teacher, folder: Path) -> Path:
+    parts = (pooling("mean"), dense(32, 16), normalize())
+    settings = {"prompts": {"all": "old "}, "default_prompt_name": "all"}
+    return modules(*parts, base=tiny_teacher("bert"), folder=folder, **settings)
+
+
+def bilstm(make_tokenizer: MakeTokenizer, folder: Path) -> Path:
+    tokenizer = make_tokenizer("wordpiece")
+    torch.manual_seed(0)
+    model = BiLstmForTokenClassification(
+        BiLstmConfig(
+            vocab_size=len(tokenizer),
+            embedding_size=16,
+            lstm_size=12,
+            num_hidden_layers=2,
+            id2label=dict(enumerate(("DET", "ADJ", "NOUN", "VERB"))),
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_sentence_vectors_run_alone_in_int8(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """Tokenizer, prompt, pooling and dense layer are in the folder; both cards have the figures."""
+    from sentence_transformers import SentenceTransformer
+
+    folder, out = embedder(tiny_teacher, tmp_path / "student"), tmp_path / "out"
+    model = SentenceTransformer(str(folder), device="cpu")
+    read = SentenceSimilarity().read(alike(tmp_path / "read.tsv", 24, 0))
+    sides = [model.encode([getattr(row, side) for row in read]) for side in ("text_a", "text_b")]
+    rows = zip(read, (sides[0] * sides[1]).sum(1), strict=True)
+    scored = [(row.text_a, row.text_b, cosine) for row, cosine in rows]
+    check = table(tmp_path / "pairs.tsv", "text_a text_b score", scored)
+    words = ("--to", "onnx", "--quantize", "int8", "--check", check, "--least", 0.8)
+    result = run(folder, *words, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "onnx/model_quantized.onnx: keeps " in result.stdout
+    expected = model.encode(TEXTS)
+    found = by_example(out, *TEXTS)
+    assert (found * expected).sum(1) == pytest.approx(1, abs=0.02)
+    about = json.loads((out / "export.json").read_text())
+    (made,) = about["files"]
+    assert about["kind"] == "embedding" and made["what"] == "Spearman of sts on pairs.tsv"
+    assert made["figures"]["bytes"] == (out / made["file"]).stat().st_size
+    for card in (out / "README.md", folder / "README.md"):
+        told = card.read_text()
+        assert "float32, torch" in told and "`onnx/model_quantized.onnx`" in told
+    assert [path.name for path in (out / "onnx").iterdir()] == ["model_quantized.onnx"]
+    assert "exists already" in refused(folder, "--to", "onnx", "--out", out)
+
+
+def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    folder = bilstm(make_tokenizer, tmp_path / "student")
+    (folder / "README.md").write_text("# Mine\n\nWords of mine.\n")
+    check = write_tagged(tmp_path / "tags.tsv", 12, 0)
+    first = run(folder, "--to", "onnx", "--check", check, "--out", tmp_path / "out")
+    assert first.exit_code == 0, first.output
+    made = json.loads((tmp_path / "out" / "export.json").read_text())["files"][0]
+    figures = Figures(**made["figures"])
+    second = Exported("torchscript/model.pt", "as much", 0.995, None, figures)
+    write_card((folder / "README.md").read_text(), figures, [second], folder / "README.md")
+    card = (folder / "README.md").read_text()
+    assert card.startswith("# Mine\n\nWords of mine.\n") and card.count("## Exports") == 1
+    assert card.count("float32, torch") == 1
+    assert "`onnx/model.onnx`" in card and "`torchscript/model.pt`" in card
+    model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        expected = model(inputs["input_ids"], inputs["attention_mask"]).logits.numpy()
+    found = by_example(tmp_path / "out", *TEXTS)
+    present = inputs["attention_mask"].numpy().astype(bool)
+    assert found[present] == pytest.approx(expected[present], abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mlm", "classification", "static"])
+def test_other_kinds_agree_at_any_size(
+    kind: str, tiny_teacher: Teacher, make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    """Batches and lengths that the exporter has not seen."""
+    labels = ("a", "b", "c")
+    made = {
+        "mlm": lambda: tiny_teacher("bert"),
+        "classification": lambda: tiny_teacher("distilbert", "classification", labels),
+        "static": lambda: static(make_tokenizer, tmp_path / "static"),
+    }
+    student = load_student(made[kind]())
+    path = tmp_path / "model.onnx"
+    onnx.write_float(student, path)
+    found = onnx.open_run(path, student.output)
+    for texts in (TEXTS, TEXTS[:1], [" ".join(TEXTS * 5)]):
+        inputs = student.encode(texts)
+        expected, got = student.run(inputs), found(inputs)
+        if kind == "mlm":
+            present = inputs["attention_mask"].astype(bool)
+            expected, got = expected[present], got[present]
+        assert got == pytest.approx(expected, abs=2e-4)
+    assert check_of(student, None).share(found) > 0.999
+    eighth = tmp_path / "int8.onnx"
+    parts = [part for some in onnx.layers(path).values() for part in some]
+    onnx.quantised(path, eighth, "int8", parts)
+    assert eighth.stat().st_size < 0.75 * path.stat().st_size
+
+
+def test_a_loss_is_refused_and_its_layers_are_named(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    """Nothing is left of a refused export. What is kept in float32 is told."""
+    folder, out = bilstm(make_tokenizer, tmp_path / "student"), tmp_path / "out"
+    before = sorted(path.name for path in tmp_path.iterdir())
+    words = (folder, "--to", "onnx", "--quantize", "int4", "--out", out)
+    line = refused(*words, "--least", 1)
+    assert "--quantize int4 keeps 9" in line and "less than --least 1;" in line
+    assert "layers lose most of the outputs: " in line
+    assert "network.bilstm.embeddings" in line and "--keep-float network." in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert not (folder / "README.md").exists()
+    unknown = refused(*words, "--keep-float", "network.nothing")
+    assert "no such layer" in unknown and "network.bilstm.embeddings" in unknown
+    result = run(*words, "--least", 0.5, "--keep-float", "network.bilstm.embeddings")
+    assert result.exit_code == 0, result.output
+    (made,) = json.loads((out / "export.json").read_text())["files"]
+    assert made["kept_float"] == ["network.bilstm.embeddings"]
+    assert "but for network.bilstm.embeddings" in (out / "README.md").read_text()
+
+
+def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    student, format = load_student(bilstm(make_tokenizer, tmp_path / "s")), FORMATS["torchscript"]
+    format.write(student, tmp_path / "model.pt")
+    run = format.open(tmp_path / "model.pt", student.output, 1)
+    assert check_of(student, None).share(run) == 1
+
+
+def test_an_operator_that_cannot_be_exported_is_one_line(
+    make_tokenizer: MakeTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from student_export.student import StaticVectors
+
+    folder = static(make_tokenizer, tmp_path / "student")
+
+    def odd(self: Any, ids: Any, mask: Any) -> Any:
+        return torch.linalg.eig(self.embedding(ids).mean(1, keepdim=True).expand(-1, 8, -1))[0].real
+
+    monkeypatch.setattr(StaticVectors, "forward", odd)
+    line = refused(folder, "--to", "onnx", "--out", tmp_path / "out")
+    assert "torch cannot export it to ONNX" in line and len(line) < 500
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--to gguf", "--to gguf: expected one of onnx, openvino, torchscript (llama.cpp"),
+        ("--to tflite", "--to tflite: expected one of onnx, openvino, torchscript"),
+        ("", "--to is needed"),
+        ("--to torchscript --quantize int8", "torchscript has none; give --to onnx or openvino"),
+        ("--to openvino --quantize int4", "openvino has none; give --to onnx"),
+        ("--to onnx --keep-float a", "--keep-float needs --quantize"),
+        ("--to onnx --least 0", "--least 0: expected a share above 0, at most 1"),
+        ("--to onnx", "no such folder"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(words: str, message: str, tmp_path: Path) -> None:
+    line = refused(tmp_path / "nowhere", *words.split(), "--out", tmp_path / "out")
+    assert message in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_exporter_and_a_bare_encoder_are_one_line(
+    tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = tiny_teacher("distilbert", "classification", ("a", "b"))
+    words = (teacher, "--to", "onnx", "--out", tmp_path / "out")
+    tagged = write_tagged(tmp_path / "tags.tsv", 3, 0)
+    assert "no column 'text'" in refused(*words, "--check", tagged)
+    strange = classified(tmp_path / "labels.tsv", 6, 0)
+    assert "unknown to the model" in refused(*words, "--check", strange)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert "needs onnxscript" in refused(*words)
+    assert "pip install 'teachonce[export]'" in refused(*words)
+    from transformers import AutoModel
+
+    AutoModel.from_pretrained(tiny_teacher("bert")).save_pretrained(tmp_path / "bare")
+    AutoTokenizer.from_pretrained(tiny_teacher("bert")).save_pretrained(tmp_path / "bare")
+    assert "neither a head nor a pooling" in refused(tmp_path / "bare", *words[1:])
+
+
+def test_openvino(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    student, format = load_student(embedder(tiny_teacher, tmp_path / "s")), FORMATS["openvino"]
+    path, eighth = tmp_path / "model.xml", tmp_path / "int8.xml"
+    format.write(student, path)
+    assert format.layers and format.quantise
+    parts = [part for some in format.layers(path).values() for part in some]
+    format.quantise(path, eighth, "int8", parts)
+    for file, least in ((path, 0.9999), (eighth, 0.98)):
+        assert check_of(student, None).share(format.open(file, student.output, 1)) > least
+
+
+def test_the_options_name_every_format() -> None:
+    assert tuple(FORMATS) == NAMES == tuple(QUANTISED)
+    for name, kinds in QUANTISED.items():
+        assert set(FORMATS[name].names) == {"", *kinds}
