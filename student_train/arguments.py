@@ -4,7 +4,8 @@ and the store's teacher and features decide what is left."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 from store import FeatureStore, open_store
@@ -14,20 +15,27 @@ from student_train.settings.loss_weights import DEFAULT_LOSS, SCORE_LOSS, VECTOR
 from student_train.settings.options import TrainOptions, ruled_out
 from student_train.settings.recipe import find_recipe
 from student_train.settings.shapes import DEFAULT_KIND, SHAPES
+from student_train.settings.words import AS_TEACHER
+from student_train.train.checks import check
 from support.errors import UserError
 from support.options import read_words
 
-AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 HEADS = ("num_attention_heads", "n_heads", "n_head")  # in BERT, DistilBERT, GPT-2
 MIXED_VOCAB = "mixed-vocab"  # start and vocabulary that teacher-dump mixed-vocab makes
 
 
 def options_from(arguments: Mapping[str, Any]) -> TrainOptions:
-    """Make resolved TrainOptions of what a command line gave, by the names of the options.
+    """Make resolved TrainOptions as `checked_from` does. Raises UserError where the machine lacks
+    what they ask for."""
+    return checked_from(arguments).resolved()
+
+
+def checked_from(arguments: Mapping[str, Any]) -> TrainOptions:
+    """Make TrainOptions of what a command line gave, by the names of the options.
 
     What was given wins over a recipe, in all stages of the recipe. Without `loss` the options get
-    the losses that the store can serve. Raises UserError for what cannot work whatever the store
-    holds.
+    the losses that the store can serve. Raises UserError for what cannot work, as far as the
+    options and stores on this machine tell, which takes no torch.
     """
     given = {name: value for name, value in arguments.items() if value not in (None, ())}
     given["store"], *others = given["store"]
@@ -45,7 +53,22 @@ def options_from(arguments: Mapping[str, Any]) -> TrainOptions:
         of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
         every = of_stages and len(of_stages) == len(given["stages"])
         given["loss"] = of_stages[-1] if every else _default_losses(given)
-    return TrainOptions(**given).resolved()
+    options = TrainOptions(**given)
+    _check_early(options)
+    return options
+
+
+def _check_early(options: TrainOptions) -> None:
+    """Refuse what the stores on this machine tell to be wrong, before torch is loaded."""
+    paths = (options.store, *options.others)
+    if any("://" in path for path in paths):  # asked once, when the training begins
+        return
+    with ExitStack() as opened:
+        stores = [
+            opened.enter_context(closing(open_store(path, allow_partial=options.allow_partial)))
+            for path in paths
+        ]
+        check(replace(options, cache="none"), *stores)  # the device's memory is torch's to tell
 
 
 def _over_recipe(given: dict[str, Any], name: str) -> dict[str, Any]:

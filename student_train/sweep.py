@@ -55,8 +55,7 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
     --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
     Students that are finished already are not trained again.
     """
-    from student_train.arguments import options_from
-    from student_train.output.run import open_stores
+    from student_train.arguments import checked_from  # torch loads only for work
 
     folder = out or beside(store[0], "sweep")
     command = arguments.keys() & scoped(TrainOptions, ONCE)
@@ -66,8 +65,10 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
     planned = []
     for values in itertools.product(*(arguments[name] for name in names)):
         given = dict(zip(names, values, strict=True))
-        options = options_from({**once, **given})
-        planned.append((given, replace(options, out=folder / options.name())))
+        planned.append((given, checked_from({**once, **given})))
+    planned = [(given, _in_folder(folder, options.resolved())) for given, options in planned]
+    from student_train.output.run import open_stores
+
     rows: list[Row] = []
     with open_stores(planned[0][1]) as stores:
         starts = _check([options for _, options in planned], stores)
@@ -84,6 +85,10 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
     show(table(rows, varied))
     click.echo(told_best(rows))
     click.echo(f"students and {SWEEP} in {folder}")
+
+
+def _in_folder(folder: Path, options: TrainOptions) -> TrainOptions:
+    return replace(options, out=folder / options.name())
 
 
 def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path, Prepared]:

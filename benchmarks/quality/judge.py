@@ -13,7 +13,7 @@ from downstream.tasks.fine_tune import fine_tune
 from downstream.tasks.linear_probe import linear_probe
 from downstream.tasks.tagging import PartsOfSpeech
 from store import FeatureStore
-from student_train.data.stream import split_blocks
+from student_train.data.blocks import split_blocks
 from student_train.output.run import make_collator
 from student_train.settings.options import TrainOptions
 from student_train.train.distiller import Distiller

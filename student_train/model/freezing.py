@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from student_train.settings.options import UNFREEZE, TrainOptions
 from student_train.settings.shapes import Shape
 from support.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 OF_EMBEDDINGS = ("words", "positions", "types")
 

@@ -18,6 +18,7 @@ from store.extras.mixed_vocab import MixedVocab
 from student_train.model.kinds import parts_of
 from student_train.model.model_folder import ModelFolder, Source
 from student_train.model.teacher_layers import cut_layers, layer_count, take_transform
+from student_train.settings.words import check_start
 from support.arrays import Array
 from support.errors import UserError
 
@@ -67,13 +68,9 @@ def initialise(
         how = _best_start(student, store)
     if how == "random":
         return [RANDOM]
-    kind, colon, words = how.partition(":")
+    check_start(how)
+    kind, _, words = how.partition(":")
     chosen, _, _ = words.partition("@")
-    if kind not in ("svd", "teacher", "layers") or bool(colon) != (kind == "layers"):
-        raise UserError(
-            f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,...[@DIR],"
-            " mixed-vocab, or random"
-        )
     if kind != "svd" and parts_of(student) is None:
         raise UserError(
             f"--init {how}: a {student.config.model_type} cannot be cut out of a teacher's layers;"

@@ -4,7 +4,6 @@ teacher's, whole or pruned, or that of a mixed-vocabulary training."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -13,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from store import FeatureStore
 from store.extras.mixed_vocab import MixedVocab
 from student_train.model.pruned_vocabulary import pruned_tokenizer
+from student_train.settings.words import check_vocabulary_word
 from support.errors import UserError, first_line
 from training import wordpiece
 from training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_size
@@ -40,11 +40,7 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
     if word == "mixed-vocab":
         stored = MixedVocab.of(store)
         return _from_files(stored.backend(), stored.read_settings(), word)
-    if not Path(word).is_dir():
-        raise UserError(
-            f"--vocab {word}: expected a size (5k, 8000), a folder with a tokenizer, teacher,"
-            " pruned:SIZE, words, words:SIZE or mixed-vocab"
-        )
+    check_vocabulary_word(word)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
     except Exception as error:  # many libraries read the files, and raise anything

@@ -18,6 +18,12 @@ from student_train.settings.loss_weights import (
     check_losses,
     parse_losses,
 )
+from student_train.settings.words import (
+    check_prune_to,
+    check_start,
+    check_student,
+    check_vocabulary_word,
+)
 from support.console import check_device
 from support.errors import UserError
 from support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, option
@@ -94,6 +100,7 @@ class OptionFields:
         " pruned:N (the teacher's most frequent pieces) | words, words:N (lower-cased words"
         " between blanks, all or the most frequent) | mixed-vocab (the store's).",
         scope={START},
+        check=check_vocabulary_word,
     )
     out: Path | None = option(
         None,
@@ -109,6 +116,7 @@ class OptionFields:
         " a BiLSTM is bilstm:E,H: width of the embeddings and of its LSTM in each direction;"
         " static:D: vectors of word pieces, D wide, without layers, for vectors of texts alone.",
         scope={START},
+        check=check_student,
     )
     align: str = option(
         "span",
@@ -169,6 +177,7 @@ class OptionFields:
         " (of the model in a folder) | mixed-vocab | random | auto:"
         " teacher where its layers can be cut, else svd.",
         scope={START},
+        check=check_start,
     )
     dropout: float = option(
         0.0,  # a small student underfits: dropout would only slow it down
@@ -317,6 +326,7 @@ class OptionFields:
         "Cut the finished student to the pieces that it has in common with this vocabulary, given"
         " as --vocab is.",
         scope={START, NEW},
+        check=check_prune_to,
     )
     best: bool = option(
         False, "Keep the weights with the best validation loss, not the last.", scope={STAGE}

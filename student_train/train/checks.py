@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import zip_longest
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from store import FeatureStore, TaskSpec
-from student_train.data.cache import check_cache
+from student_train.data.blocks import chosen_blocks, split_blocks, view_of
 from student_train.data.gold_labels import has_gold
-from student_train.data.stream import chosen_blocks, split_blocks, view_of
 from student_train.losses.registry import LOSSES, features_of, losses_for
 from student_train.model.freezing import check_frozen, check_unfrozen
-from student_train.model.start import other_model, other_teacher
 from student_train.settings.alignments import ALIGNMENTS
 from student_train.settings.loss_alignments import parse_alignments
 from student_train.settings.options import TrainOptions
@@ -24,15 +20,15 @@ from student_train.train.joinable import check_joined
 from support.arrays import Array
 from support.console import counted
 from support.errors import UserError
-from training.ranks import Ranks
+
+if TYPE_CHECKING:
+    from training.ranks import Ranks
 
 
 def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> None:
     """Refuse, in one line, all that can be seen to be wrong before any work is done."""
     shape = parse_student(options.student)
-    if (other := other_teacher(options.init, store)) is not None:
-        other.close()
-    other_model(options.init, store)
+    _check_start(options, store)
     _check_needs(options, store, *others)
     check_unfrozen(options, shape)
     _check_alignments(options)
@@ -52,9 +48,26 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
             f"--combine outputs: joins the teachers of several stores, and {store.path} is one;"
             " give --store twice or more"
         )
+    if options.cache == "none":
+        return
+    import torch
+
+    from student_train.data.cache import check_cache
+
     kinds = set(features_of(losses_for(store.features.task is not None, options.losses())))
     needs = [(each, kinds, _views(options, each)) for each in (store, *others)]
     check_cache(options.cache, torch.device(options.device), needs)
+
+
+def _check_start(options: TrainOptions, store: FeatureStore) -> None:
+    """Check another store, or the folder of a model, that --init names."""
+    if not options.init.startswith(("svd:", "layers:")):
+        return
+    from student_train.model.start import other_model, other_teacher  # torch loads only for work
+
+    if (other := other_teacher(options.init, store)) is not None:
+        other.close()
+    other_model(options.init, store)
 
 
 def check_ranks(options: TrainOptions, ranks: Ranks) -> None:

@@ -8,8 +8,8 @@ import torch
 
 from store import FeatureStore
 from student_train.data.batch import StudentBatch
+from student_train.data.blocks import view_of
 from student_train.data.collator import Collator
-from student_train.data.stream import view_of
 from student_train.data.targets import TaskTargets
 from student_train.losses.registry import Loss, losses_for
 from student_train.losses.task import NO_LABEL

@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from store import FeatureStore
 from student_train.data.batch import StudentBatch
+from student_train.data.blocks import chosen_blocks, split_blocks, told_of_masks
 from student_train.data.cache import source_of
 from student_train.data.collator import Collator
 from student_train.data.joined import joined
-from student_train.data.stream import chosen_blocks, loaded, split_blocks, told_of_masks
+from student_train.data.stream import loaded
 from student_train.settings.options import TrainOptions
 from student_train.settings.stages import stages_of
 from student_train.train.distiller import Distiller

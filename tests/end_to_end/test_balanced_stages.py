@@ -12,8 +12,8 @@ import torch
 
 from store import FeatureStore
 from student_train.cli import main
+from student_train.data.blocks import split_blocks
 from student_train.data.gold_labels import labelled
-from student_train.data.stream import split_blocks
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.lesson import Lesson

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.speed.online_teacher import OnlineTeacher
 from store import FeatureStore, open_store
-from student_train.data.stream import split_blocks
+from student_train.data.blocks import split_blocks
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.student_training import train

@@ -19,9 +19,9 @@ from transformers import (
 
 from store import FeatureStore, open_store
 from student_train.cli import main
+from student_train.data.blocks import split_blocks
 from student_train.data.collator import word_begins
 from student_train.data.gold_labels import has_gold
-from student_train.data.stream import split_blocks
 from student_train.output.run import prepare, run
 from student_train.settings.options import TrainOptions
 from student_train.sweep import main as sweep

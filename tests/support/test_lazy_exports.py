@@ -13,6 +13,8 @@ import student_train
 import student_train.train as rooms
 import teacher_dump
 import teachonce
+from tests.store.making import make_store
+from tests.store.write.test_writing import SMALL
 
 
 @pytest.mark.parametrize("package", [store, teachonce, student_train, teacher_dump, rooms])
@@ -57,3 +59,34 @@ def test_an_exported_class_is_the_one_of_its_room() -> None:
 
     assert store.Features is Features
     assert pickle.loads(pickle.dumps(store.Features())) == Features()
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("student_train.cli", "--vocab many"),
+        ("student_train.cli", "--student huge"),
+        ("student_train.cli", "--init magic"),
+        ("student_train.cli", "--view 7"),
+        ("student_train.cli", "--loss ce=1"),
+        ("student_train.cli", "--recipe nowhere"),
+        ("student_train.sweep", "--lr 0.1 --lr -3"),
+        ("student_train.sweep", "--loss mlm=1 --loss ce=1"),
+    ],
+)
+def test_a_mistake_is_told_before_torch_is_loaded(
+    module: str, words: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    store = tmp_path_factory.mktemp("early") / "store.zarr"
+    make_store(store, SMALL, parts=1)
+    program = f"""
+import sys
+sys.argv = ["command", "--store", {str(store)!r}, *{words.split()!r}]
+from {module} import main
+try:
+    main()
+finally:
+    assert not {{"torch", "transformers"}} & set(sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 1 and run.stderr.startswith("Error: "), run.stderr

@@ -18,9 +18,10 @@ import torch
 from align import Tokens
 from store import Features, FeatureStore, TaskSpec, open_store
 from student_train.data.batch import Inputs
+from student_train.data.blocks import split_blocks, told_of_masks, view_of
 from student_train.data.collator import Collator
 from student_train.data.masking import IGNORED, MASK, RANDOM, Masker
-from student_train.data.stream import loaded, split_blocks, student_batches, told_of_masks, view_of
+from student_train.data.stream import loaded, student_batches
 from student_train.data.token_cache import tokenize
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from store import FeatureStore, open_store
-from student_train.data.stream import chosen_blocks, split_blocks
+from student_train.data.blocks import chosen_blocks, split_blocks
 from student_train.model.freezing import OF_EMBEDDINGS, group_of
 from student_train.output.run import prepare, run
 from student_train.settings.options import TrainOptions

@@ -11,7 +11,7 @@ import torch
 
 from store import FeatureStore
 from student_train.cli import main
-from student_train.data.stream import split_blocks
+from student_train.data.blocks import split_blocks
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.student_training import METRICS, train

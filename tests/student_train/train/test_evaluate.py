@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from store import FeatureStore
-from student_train.data.stream import split_blocks
+from student_train.data.blocks import split_blocks
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.distiller import Distiller

@@ -1,0 +1,44 @@
+"""What the words of --vocab, --prune-to and --init may be, before a store is opened or torch is
+loaded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from student_train.settings.shapes import parse_student
+from support.errors import UserError
+
+AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
+VOCABULARY = r"(words:|pruned:)?\d+k?|teacher|words|mixed-vocab"
+START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"
+
+
+def check_vocabulary_word(word: str, option: str = "--vocab") -> None:
+    """Raise UserError for a word that means no vocabulary, and that is no folder."""
+    if not re.fullmatch(VOCABULARY, word.lower()) and not Path(word).is_dir():
+        raise UserError(
+            f"{option} {word}: expected a size (5k, 8000), a folder with a tokenizer, teacher,"
+            " pruned:SIZE, words, words:SIZE or mixed-vocab"
+        )
+
+
+def check_prune_to(word: str) -> None:
+    """Raise UserError as `check_vocabulary_word` does."""
+    check_vocabulary_word(word, "--prune-to")
+
+
+def check_start(how: str) -> None:
+    """Raise UserError for a word that means no start of a student."""
+    if not re.fullmatch(START, how, re.DOTALL):
+        raise UserError(
+            f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,...[@DIR],"
+            " mixed-vocab, or random"
+        )
+
+
+def check_student(student: str) -> None:
+    """Raise UserError for what is no shape of a student; `teacher:L` takes its shape from a
+    store."""
+    if not student.startswith(AS_TEACHER):
+        parse_student(student)
