@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from downstream.early import refuse_early
 from downstream.options import (
     SEARCHES,
     Asked,
@@ -73,6 +74,7 @@ def main(**words: Any) -> None:
     given = {name: value for name, value in words.items() if value not in (None, ())}
     asked = Asked(**read_words(Asked, given))
     _check_out(asked)
+    refuse_early(asked)
     others = {"mlm": _mlm, "mteb": _mteb, "speed": _speed, "table": _table}
     others |= dict.fromkeys(SEARCHES, _search)
     others.get(asked.kind, _fine_tune)(asked)
@@ -99,12 +101,9 @@ def _quiet_transformers() -> None:
 def _mlm(asked: Asked) -> None:
     _quiet_transformers()
     from downstream import score_tables
-    from downstream.mlm.from_scratch import PREFIX
     from downstream.mlm.scoring import score_as_is, train_seeds
 
     assert asked.out is not None  # the task needs it
-    if asked.vocab and not asked.model[0].startswith(PREFIX):
-        raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
     length, more = asked.max_length or MlmSettings.max_length, {}
     if asked.batch_tokens:
         more["batch_size"] = max(1, asked.batch_tokens // length)

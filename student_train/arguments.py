@@ -34,8 +34,8 @@ def checked_from(arguments: Mapping[str, Any]) -> TrainOptions:
     """Make TrainOptions of what a command line gave, by the names of the options.
 
     What was given wins over a recipe, in all stages of the recipe. Without `loss` the options get
-    the losses that the store can serve. Raises UserError for what cannot work, as far as the
-    options and stores on this machine tell, which takes no torch.
+    the losses that the store can serve. Raises UserError for what cannot work whatever the store
+    holds. This takes no torch.
     """
     given = {name: value for name, value in arguments.items() if value not in (None, ())}
     given["store"], *others = given["store"]
@@ -53,13 +53,11 @@ def checked_from(arguments: Mapping[str, Any]) -> TrainOptions:
         of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
         every = of_stages and len(of_stages) == len(given["stages"])
         given["loss"] = of_stages[-1] if every else _default_losses(given)
-    options = TrainOptions(**given)
-    _check_early(options)
-    return options
+    return TrainOptions(**given)
 
 
-def _check_early(options: TrainOptions) -> None:
-    """Refuse what the stores on this machine tell to be wrong, before torch is loaded."""
+def check_early(options: TrainOptions) -> None:
+    """Raise UserError for what the stores on this machine tell to be wrong; this takes no torch."""
     paths = (options.store, *options.others)
     if any("://" in path for path in paths):  # asked once, when the training begins
         return

@@ -11,6 +11,7 @@ import click
 from student_train.settings.option_fields import NEW
 from student_train.settings.options import TrainOptions
 from support.console import CONTEXT, command_errors
+from support.grouped_help import GroupedCommand
 from support.options import click_option, options_of, scoped
 from support.signals import stoppable
 
@@ -19,6 +20,29 @@ HELP = """Train a small student from a store alone; the teacher is not needed.
 Stopped by Ctrl-C or SIGTERM it saves itself; the same command with --resume goes on along the same
 loss curve.
 """
+
+
+GROUPS = {
+    "The ten that matter most": (
+        *("store", "vocab", "student", "loss", "align", "init", "epochs", "lr", "recipe", "out"),
+    ),
+    "What is learnt": (
+        *("temperature", "targets", "outputs", "combine", "view", "data", "min_length"),
+        *("mask_prob", "mask_words", "max_masks", "matryoshka", "held_out", "allow_partial"),
+    ),
+    "Student": (
+        *("dropout", "recurrent_dropout", "classifier_pooling", "word_vectors", "max_length"),
+        *("freeze", "prune_to"),
+    ),
+    "Alignment": ("pool", "projection"),
+    "Training": (
+        *("steps", "batch_tokens", "batch_texts", "accumulate", "optimizer", "lr_end", "warmup"),
+        *("schedule", "weight_decay", "clip", "eval_every", "patience", "best", "seed"),
+        *("device", "precision", "workers", "cache"),
+    ),
+    "Output": ("checkpoint_every", "resume"),
+}
+"""Headings of --help, and the options under each."""
 
 
 def _list_recipes(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
@@ -53,17 +77,21 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
     return [store, recipe, *others]
 
 
-@click.command(help=HELP, context_settings=CONTEXT, params=parameters())
+@click.command(
+    cls=GroupedCommand, groups=GROUPS, help=HELP, context_settings=CONTEXT, params=parameters()
+)
 @click.option("--resume", is_flag=True, help="Go on with a stopped training.")
 @click.pass_context
 @command_errors
 def main(context: click.Context, /, resume: bool, **arguments: Any) -> None:
-    from student_train.arguments import options_from  # torch loads only for work
+    from student_train.arguments import check_early, checked_from  # torch loads only for work
 
     default = click.core.ParameterSource.DEFAULT
-    options = options_from(
+    options = checked_from(
         {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
     )
+    check_early(options)
+    options = options.resolved()
     from training.ranks import leads
 
     if leads():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from student_train.cli import parameters, told
+from student_train.cli import GROUPS, parameters, told
 from student_train.output.ranking import LOSS, SWEEP, Row, compares_losses, ranked, told_best
 from student_train.settings.naming import beside
 from student_train.settings.option_fields import ONCE, START
@@ -19,6 +19,7 @@ from student_train.settings.options import TrainOptions
 from support import files
 from support.console import CONTEXT, command_errors, wide_console
 from support.errors import UserError
+from support.grouped_help import GroupedCommand
 from support.options import click_option, options_of, scoped
 from support.signals import stoppable
 
@@ -55,7 +56,7 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
     --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
     Students that are finished already are not trained again.
     """
-    from student_train.arguments import checked_from  # torch loads only for work
+    from student_train.arguments import check_early, checked_from  # torch loads only for work
 
     folder = out or beside(store[0], "sweep")
     command = arguments.keys() & scoped(TrainOptions, ONCE)
@@ -66,6 +67,8 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
     for values in itertools.product(*(arguments[name] for name in names)):
         given = dict(zip(names, values, strict=True))
         planned.append((given, checked_from({**once, **given})))
+    for _, options in planned:
+        check_early(options)
     planned = [(given, _in_folder(folder, options.resolved())) for given, options in planned]
     from student_train.output.run import open_stores
 
@@ -184,8 +187,9 @@ def _command() -> click.Command:
     del found["allow_partial"]  # all students of a table learn from one text
     found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
     found["loss"].help = f"{LOSS_HELP} {found['loss'].help}"
-    return click.Command(
+    return GroupedCommand(
         "student-sweep",
+        groups=GROUPS,
         params=list(found.values()),
         callback=sweep,
         help=sweep.__doc__,

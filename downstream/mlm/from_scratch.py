@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from downstream.early import KIND, OPTION
 from student_train.model.kinds import make_student
 from student_train.model.student_tokenizer import train_wordpiece
 from support.arrays import Array
 from support.errors import UserError
 from training.wordpiece import vocabulary_size
-
-PREFIX = "scratch:"
-OPTION = f"--model {PREFIX}"
-KIND = "modernbert"
 
 
 def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:

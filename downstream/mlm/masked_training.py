@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForMaskedLM, TrainingArguments, set_seed
 
+from downstream.early import KIND, OPTION, PREFIX
 from downstream.encoders import longest_input
 from downstream.mlm.from_scratch import (
-    KIND,
-    OPTION,
-    PREFIX,
     random_encoder,
     start_from_frequencies,
     train_tokenizer,

@@ -24,6 +24,7 @@ from support.lease import Lease
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus, Document
 from teacher_dump.job.chosen_features import features_of, told, window_length
+from teacher_dump.job.early import check_config
 from teacher_dump.job.finished import check_begun, check_finished
 from teacher_dump.job.options import DumpOptions, describe
 from teacher_dump.job.progress import Progress
@@ -93,6 +94,7 @@ def opened(
     Raises UserError for what cannot be found or read.
     """
     model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
+    check_config(options, model)
     corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
     resolved = options.resolved()
     say(describe(resolved, bool(options.corpus)))

@@ -91,6 +91,13 @@ RECIPES: dict[str, dict[str, Any]] = {
 """Published settings of stage I, by the name of the recipe of `student-train` that goes on."""
 
 
+def _check_vocabulary(word: str) -> None:
+    from training.wordpiece import vocabulary_size
+
+    if vocabulary_size(word) is None and not Path(word).is_dir():
+        raise UserError(f"--vocab {word}: expected a size (5k, 8000) or a folder with a tokenizer")
+
+
 @dataclass(frozen=True)
 class MixedVocabOptions:
     """Options of the training of the student's embeddings.
@@ -101,7 +108,9 @@ class MixedVocabOptions:
 
     dump: StageOneDump
     vocab: str = option(
-        "5k", "The student's vocabulary: 5k | N (WordPiece of the corpus) | a tokenizer folder."
+        "5k",
+        "The student's vocabulary: 5k | N (WordPiece of the corpus) | a tokenizer folder.",
+        check=_check_vocabulary,
     )
     width: int = option(
         0, "Width of the student and its word embeddings.", required=True, within=at_least(1)

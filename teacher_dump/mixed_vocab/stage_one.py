@@ -12,7 +12,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -211,8 +210,6 @@ def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
     if size is not None:
         backend = train_wordpiece(texts, size, teacher.tokenizer.backend_tokenizer.normalizer)
         return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=512, **SPECIALS)
-    if not Path(word).is_dir():
-        raise UserError(f"--vocab {word}: expected a size (5k, 8000) or a folder with a tokenizer")
     tokenizer = load_tokenizer(ResolvedModel(word, f"--vocab {word}"))
     check_student_tokenizer(tokenizer, word)
     return tokenizer

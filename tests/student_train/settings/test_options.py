@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from student_train.cli import describe
+from student_train.cli import GROUPS, describe
+from student_train.cli import main as student_train
 from student_train.output.report import changed_settings
 from student_train.settings.option_fields import NEW
 from student_train.settings.options import TrainOptions
+from student_train.sweep import main as student_sweep
 from support.errors import UserError
 from support.options import default_of, options_of, scoped
 
@@ -139,3 +142,16 @@ def test_a_stage_counts_its_batches_in_its_own_way() -> None:
 def test_adadelta_has_a_rate_of_one() -> None:
     plain = TrainOptions(store="a.zarr", optimizer="adadelta")
     assert plain.resolved_lr == 1.0 and replace(plain, lr=0.5).resolved_lr == 0.5
+
+
+def test_help_shows_every_option_once_and_the_ten_that_matter_first() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert len(grouped) == len(set(grouped)) and len(next(iter(GROUPS.values()))) == 10
+    every = set(options_of(TrainOptions)) | {"recipe", "resume"}
+    assert set(grouped) == every
+    for command in (student_train, student_sweep):
+        told = CliRunner().invoke(command, ["--help"]).output
+        headings = [line[:-1] for line in told.splitlines() if line in {f"{h}:" for h in GROUPS}]
+        assert headings == list(GROUPS)
+        spelt = {option.opts[0] for option in command.params}
+        assert all(f"\n  {flag}" in told for flag in spelt)

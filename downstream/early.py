@@ -1,0 +1,42 @@
+"""What a command line gets wrong, told before torch and transformers are loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from downstream.options import Asked
+from student_train.settings.shapes import parse_student
+from support.errors import UserError
+from teacher_dump.teacher.checkpoint_names import resolve_model
+
+PREFIX = "scratch:"
+OPTION = f"--model {PREFIX}"
+KIND = "modernbert"  # of a model from scratch that names none
+
+
+def refuse_early(asked: Asked) -> None:
+    """Raise UserError for files and folders that are not there, and for a model from scratch that
+    has no such size or vocabulary."""
+    for path in (*asked.train, asked.dev, *asked.test):
+        if path is not None and not path.exists():
+            raise UserError(f"{path}: cannot be read: No such file or directory; check the path")
+    for name in (*asked.model, *([asked.teacher] if asked.teacher else [])):
+        if asked.task == "mlm" and name.startswith(PREFIX):
+            parse_student(name.removeprefix(PREFIX), OPTION, KIND)
+            _check_vocabulary(asked.vocab)
+        elif asked.task == "mlm" and asked.vocab:
+            raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
+        elif _is_path(name):
+            resolve_model(name)
+
+
+def _check_vocabulary(word: str | None) -> None:
+    from training.wordpiece import vocabulary_size
+
+    if word is not None and vocabulary_size(word) is None:
+        raise UserError(f"--vocab {word}: expected a number of pieces, e.g. 30k or 512")
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or Path(os.path.expanduser(name)).exists()

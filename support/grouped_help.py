@@ -1,0 +1,36 @@
+"""Commands of many options, whose --help shows them in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+REST = "Other options"
+
+
+class GroupedCommand(click.Command):
+    """A command whose --help shows its options under headings.
+
+    `groups` has the names of options, in their order, by heading. What no group names comes last.
+    """
+
+    def __init__(self, *args: Any, groups: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups = groups
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for each group that has options."""
+        every = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        found = {name: record for name, record in every.items() if record is not None}
+        for heading, names in self.groups.items():
+            self._section(formatter, heading, [found.pop(n) for n in names if n in found])
+        self._section(formatter, REST, list(found.values()))
+
+    def _section(
+        self, formatter: click.HelpFormatter, heading: str, rows: list[tuple[str, str]]
+    ) -> None:
+        if rows:
+            with formatter.section(heading):
+                formatter.write_dl(rows)
