@@ -16,14 +16,8 @@ from store import FeatureStore
 from student_train.data.batch import StudentBatch
 from student_train.data.blocks import view_of
 from student_train.data.collator import Collator
-<<<<<<< HEAD
-from student_train.data.gold_labels import labelled
 from student_train.data.similar import similar_batches
-from student_train.settings.options import TrainOptions
 from support.arrays import Array, ranges
-=======
-from support.arrays import Array
->>>>>>> 69c6d9e (student-train and student-sweep tell a mistake before torch is loaded: words are checked with the options, the stores on this machine are opened and compared first)
 from support.background import prefetched
 
 READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool
