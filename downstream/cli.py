@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,21 @@ def _check_out(asked: Asked) -> None:
         raise UserError(f"--out {out}: exists already; choose another")
 
 
+def _say(asked: Asked) -> Callable[[str], None]:
+    """Return what prints a line for a person: to stderr where stdout is for another program."""
+    return partial(click.echo, err=asked.json)
+
+
+def _show(asked: Asked, table: Callable[[dict[str, Any]], Any], result: dict[str, Any]) -> None:
+    """Print a result as a table, or as JSON for another program."""
+    if asked.json:
+        click.echo(json.dumps(result, indent=1, ensure_ascii=False))
+        return
+    from downstream import score_tables
+
+    score_tables.show(table(result))
+
+
 def _quiet_transformers() -> None:
     """Silence warnings of heads that are new on purpose, and bars of reading weights."""
     from transformers.utils import logging
@@ -109,13 +126,13 @@ def _mlm(asked: Asked) -> None:
         more["batch_size"] = max(1, asked.batch_tokens // length)
     tests = score_tables.splits_to_test(asked.test)
     if asked.as_is:
-        each = [score_as_is(model, tests, length, click.echo) for model in asked.model]
+        each = [score_as_is(model, tests, length, _say(asked)) for model in asked.model]
         result = score_tables.of_models(each)
     else:
         settings = asked.settings(MlmSettings, model=asked.model[0], **more)
-        result = train_seeds(settings, asked.seeds or 1, tests, click.echo)
+        result = train_seeds(settings, asked.seeds or 1, tests, _say(asked))
     score_tables.save(result, asked.out)
-    score_tables.show(score_tables.seed_table(result))
+    _show(asked, score_tables.seed_table, result)
 
 
 def _fine_tune(asked: Asked) -> None:
@@ -134,13 +151,13 @@ def _fine_tune(asked: Asked) -> None:
     with _made(out):
         if asked.as_is:
             length = asked.max_length
-            each = [score_as_is(task, model, files, length, click.echo) for model in asked.model]
+            each = [score_as_is(task, model, files, length, _say(asked)) for model in asked.model]
             result = score_tables.of_models(each)
         else:
             settings, keep = asked.settings(FineTuneSettings), out / "model" if asked.save else None
-            result = fine_tune(task, asked.model[0], files, settings, click.echo, keep)
+            result = fine_tune(task, asked.model[0], files, settings, _say(asked), keep)
         score_tables.save(result, out)
-    score_tables.show(score_tables.seed_table(result))
+    _show(asked, score_tables.seed_table, result)
 
 
 @contextmanager
@@ -163,10 +180,10 @@ def _search(asked: Asked) -> None:
     assert asked.out is not None  # the task needs it
     files, settings = score_tables.splits_to_test(asked.test), asked.settings(SearchSettings)
     with _made(asked.out):
-        each = score_search(asked.task, asked.model, files, settings, click.echo)
+        each = score_search(asked.task, asked.model, files, settings, _say(asked))
         result = score_tables.of_models(each)
         score_tables.save(result, asked.out)
-    score_tables.show(score_tables.seed_table(result))
+    _show(asked, score_tables.seed_table, result)
 
 
 def _mteb(asked: Asked) -> None:
@@ -179,7 +196,7 @@ def _mteb(asked: Asked) -> None:
         each = [score_benchmark(asked.task, model, asked.max_length) for model in asked.model]
         result = score_tables.of_models(each)
         score_tables.save(result, asked.out)
-    score_tables.show(score_tables.seed_table(result))
+    _show(asked, score_tables.seed_table, result)
 
 
 def _task(asked: Asked) -> Any:
@@ -207,10 +224,10 @@ def _speed(asked: Asked) -> None:
 
     texts = _texts(asked.test[0], asked.columns()) if asked.test else []
     settings = asked.settings(SpeedSettings, texts=texts)
-    result = measure_speed(asked.model, asked.teacher, settings, say=click.echo)
+    result = measure_speed(asked.model, asked.teacher, settings, say=_say(asked))
     if asked.out:
         score_tables.save(result, asked.out)
-    score_tables.show(score_tables.speed_table(result))
+    _show(asked, score_tables.speed_table, result)
 
 
 def _texts(path: Path, columns: dict[str, str]) -> list[str]:
@@ -228,4 +245,4 @@ def _table(asked: Asked) -> None:
     result = score_tables.joined(asked.runs)
     if asked.out:
         score_tables.save(result, asked.out)
-    score_tables.show(score_tables.joined_table(result))
+    _show(asked, score_tables.joined_table, result)

@@ -271,6 +271,12 @@ class Asked:
     depth: int | None = _asked("Candidates of a query.", ["rerank"], within=at_least(1))
     repeat: int | None = _asked("Runs to take medians of.", ["speed"], within=at_least(1))
 
+    json: bool = _flag(
+        "Print what scores.json holds in place of the table, and all else to stderr.",
+        [*TASKS, AS_IS],
+        "--json",
+    )
+
     def __post_init__(self) -> None:
         check_values(self)
         self._check_scope()

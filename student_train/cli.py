@@ -40,7 +40,7 @@ GROUPS = {
         *("schedule", "weight_decay", "clip", "eval_every", "patience", "best", "seed"),
         *("device", "precision", "workers", "cache"),
     ),
-    "Output": ("checkpoint_every", "resume"),
+    "Output": ("checkpoint_every", "resume", "as_json"),
 }
 """Headings of --help, and the options under each."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ COLUMNS = (
 
 
 @command_errors
-def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
+def sweep(out: Path | None, store: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
     """Train a student for every combination of the repeated options and compare them in one table,
     the best first.
 
@@ -58,6 +59,7 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
     """
     from student_train.arguments import check_early, checked_from  # torch loads only for work
 
+    say = partial(click.echo, err=as_json)
     folder = out or beside(store[0], "sweep")
     command = arguments.keys() & scoped(TrainOptions, ONCE)
     once = {"store": store, **{name: arguments.pop(name) for name in command}}
@@ -81,13 +83,16 @@ def sweep(out: Path | None, store: tuple[str, ...], **arguments: Any) -> None:
             name = options.out_folder().name
             prepared = starts.pop(options.out_folder(), None)
             heading = f"[{number}/{len(planned)}] {told or name}"
-            report = _student(heading, options, stores, prepared)
+            report = _student(heading, options, stores, prepared, say)
             rows.append({**settings, "folder": name, **report["result"]})
     files.write(folder / SWEEP, json.dumps(rows, indent=1).encode())
     rows = ranked(rows)
-    show(table(rows, varied))
-    click.echo(told_best(rows))
-    click.echo(f"students and {SWEEP} in {folder}")
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        show(table(rows, varied))
+    say(told_best(rows))
+    say(f"students and {SWEEP} in {folder}")
 
 
 def _in_folder(folder: Path, options: TrainOptions) -> TrainOptions:
@@ -117,7 +122,11 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
 
 
 def _student(
-    told: str, options: TrainOptions, stores: list[FeatureStore], prepared: Prepared | None
+    told: str,
+    options: TrainOptions,
+    stores: list[FeatureStore],
+    prepared: Prepared | None,
+    say: Callable[[str], object],
 ) -> dict[str, Any]:
     """Train a student, or go on with it, where it is not finished; return its training.json."""
     from student_train.output.report import read_report
@@ -131,13 +140,11 @@ def _student(
 
     report = read_report(out)
     if report and "result" in report:
-        click.echo(f"{told} (finished before)")
+        say(f"{told} (finished before)")
         return report
-    click.echo(told)
+    say(told)
     with stoppable(kept):
-        return train_student(
-            options, stores, resume=report is not None, say=click.echo, prepared=prepared
-        )
+        return train_student(options, stores, resume=report is not None, say=say, prepared=prepared)
 
 
 def table(rows: Sequence[Row], varied: list[str]) -> list[list[str]]:
@@ -187,10 +194,15 @@ def _command() -> click.Command:
     del found["allow_partial"]  # all students of a table learn from one text
     found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
     found["loss"].help = f"{LOSS_HELP} {found['loss'].help}"
+    as_json = click.Option(
+        ["--json", "as_json"],
+        is_flag=True,
+        help="Print the students as JSON in place of the table, and all else to stderr.",
+    )
     return GroupedCommand(
         "student-sweep",
         groups=GROUPS,
-        params=list(found.values()),
+        params=[*found.values(), as_json],
         callback=sweep,
         help=sweep.__doc__,
         context_settings=CONTEXT,

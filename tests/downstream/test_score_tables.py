@@ -171,6 +171,9 @@ def test_sizes_of_other_dtypes_are_compared_as_in_one(
     in_float32 = 2 * other["disk_bytes"] / student["disk_bytes"]
     assert student["ratio"]["disk_bytes"] == pytest.approx(in_float32)
     assert " fp32 (1/" in result.output and " bf16" in result.output
+    again = run(*("--task", "speed", *words, "--json"))
+    assert json.loads(again.stdout)["models"][0]["model"] == str(tiny_teacher("bert"))
+    assert "run 1 of 1" in again.stderr
 
 
 def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:

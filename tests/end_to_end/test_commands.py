@@ -35,6 +35,7 @@ from tests.end_to_end.support import (
     Words,
     dump_options,
     dumped,
+    invoke,
     ok,
     refused,
     write_corpus,
@@ -220,6 +221,7 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joined = json.loads(table_of(out, out.parent / "joined"))["rows"]
     assert [row["model"] for row in joined] == [str(out / row["folder"]) for row in by_nats]
     assert joined[0]["mean"]["held-out"] == {"nats/character": by_nats[0][NATS]}
+    assert json.loads(invoke(student_sweep, *words, "--json").stdout) == by_nats
     (out / "sweep.json").write_text("[3]")
     line = refused(downstream, "--task", "table", out)
     assert "sweep.json was not written by student-sweep" in line
