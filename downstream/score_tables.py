@@ -25,6 +25,7 @@ OF_STUDENTS = {
     NATS: "valid_mlm_per_character",
     "accuracy": "valid_accuracy",
     "agreement": "valid_agreement",
+    "Spearman with the teacher": "valid_spearman",
 }
 """Figures of a sweep's validations that compare its students, by their headings."""
 Told = Callable[[float], str]

@@ -46,6 +46,7 @@ COLUMNS = (
     "valid_hidden",
     "valid_accuracy",
     "valid_agreement",
+    "valid_spearman",
 )
 
 

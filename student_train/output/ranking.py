@@ -33,6 +33,7 @@ class Measure:
 MEASURES = (
     Measure("valid_accuracy", "the share of gold labels that a student gives", largest=True),
     Measure("valid_agreement", "the share of the teacher's best labels that a student gives", True),
+    Measure("valid_spearman", "rank correlation with the teacher's similarities of texts", True),
     Measure(
         "valid_mlm_per_character",
         "nats a character, which compare students of any vocabulary and losses",
@@ -51,6 +52,7 @@ OF_LOSS = frozenset(
         "loss",
         "mask_prob",
         "mask_words",
+        "matryoshka",
         "max_length",
         "max_masks",
         "others",

@@ -36,6 +36,12 @@ def test_accuracy_comes_first_and_the_largest_is_best() -> None:
     assert "b: valid_agreement 0.7" in told_best(ranked(agreed))
 
 
+def test_students_of_embeddings_rank_by_their_correlation_with_the_teacher() -> None:
+    rows = [row("a", valid_spearman=0.7, valid_loss=0.1), row("b", valid_spearman=0.9)]
+    assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
+    assert "b: valid_spearman 0.9 (rank correlation with" in told_best(ranked(rows))
+
+
 def test_the_loss_ranks_students_that_learnt_by_the_same_one() -> None:
     same = [row("a", seed="0", valid_loss=2.0), row("b", seed="1", valid_loss=1.0)]
     assert [each["folder"] for each in ranked(same)] == ["b", "a"]
