@@ -76,6 +76,10 @@ def main(**words: Any) -> None:
     given = {name: value for name, value in words.items() if value not in (None, ())}
     asked = Asked(**read_words(Asked, given))
     _check_out(asked)
+    if len(asked.test) > 1:
+        from downstream import score_tables
+
+        score_tables.splits_to_test(asked.test)  # refuses a file that is given twice
     refuse_early(asked)
     others = {"mlm": _mlm, "mteb": _mteb, "speed": _speed, "table": _table}
     others |= dict.fromkeys(SEARCHES, _search)
@@ -136,8 +140,6 @@ def _mlm(asked: Asked) -> None:
 
 
 def _fine_tune(asked: Asked) -> None:
-    if not asked.as_is and asked.dev is None:
-        raise UserError(f"--task {asked.task} needs --dev: the best epoch is chosen on it")
     _quiet_transformers()
     from downstream import score_tables
     from downstream.tasks.fine_tune import fine_tune, score_as_is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from downstream.options import Asked
+from downstream.options import FINE_TUNED, Asked
 from student_train.settings.shapes import parse_student
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import resolve_model
@@ -16,8 +16,10 @@ KIND = "modernbert"  # of a model from scratch that names none
 
 
 def refuse_early(asked: Asked) -> None:
-    """Raise UserError for files and folders that are not there, and for a model from scratch that
-    has no such size or vocabulary."""
+    """Raise UserError for a task without the files that it needs, for files and folders that are
+    not there, and for a model from scratch that has no such size or vocabulary."""
+    if asked.task in FINE_TUNED and not asked.as_is and asked.dev is None:
+        raise UserError(f"--task {asked.task} needs --dev: the best epoch is chosen on it")
     for path in (*asked.train, asked.dev, *asked.test):
         if path is not None and not path.exists():
             raise UserError(f"{path}: cannot be read: No such file or directory; check the path")

@@ -28,7 +28,15 @@ GROUPS = {
     ),
     "What is learnt": (
         *("temperature", "targets", "outputs", "combine", "view", "data", "min_length"),
-        *("mask_prob", "mask_words", "max_masks", "matryoshka", "held_out", "allow_partial"),
+        *(
+            "mask_prob",
+            "mask_words",
+            "max_masks",
+            "matryoshka",
+            "sampling",
+            "held_out",
+            "allow_partial",
+        ),
     ),
     "Student": (
         *("dropout", "recurrent_dropout", "classifier_pooling", "word_vectors", "max_length"),
