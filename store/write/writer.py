@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from store.containers.hdf5.staging import Hdf5Staging
-from store.containers.interface import Source, Staging
+from store.containers.interface import Staging
 from store.containers.paths import staging_of
 from store.containers.zarr.staging import ZarrStaging
 from store.errors import StoreError, without_remedy
@@ -35,25 +34,21 @@ from store.format.layout import (
     teacher_array,
 )
 from store.format.manifest import (
-    MAX_BYTES,
     Entry,
     Part,
     check_root,
     digest,
-    length_dtype,
     read_entries,
-    seal_checksum,
 )
-from store.read.part import PartReader
 from store.read.unfinished import (
     published_part,
     read_calibration,
-    unreadable_part,
     unsealed_manifest,
 )
 from store.write.outside_parts import Outside, Weights, begin, complete, outside_arrays
 from store.write.part import PartWriter
 from store.write.part_queue import PartQueue
+from store.write.sealing import sealed_root
 from support import files
 from support.arrays import Array
 from support.differences import changed, check_same, differences
@@ -419,7 +414,7 @@ class StoreWriter:
         if not self.published:
             raise StoreError(f"{self.path}: no part was published; there is nothing to seal")
         source = self._staging.source()
-        attributes, data = _sealed(source, self._attributes, self.features)
+        attributes, data = sealed_root(source, self._attributes, self.features)
         source.close()
         values = np.frombuffer(data, np.uint8)
         with _writing(self.path):
@@ -442,23 +437,6 @@ class StoreWriter:
         self._lease.close()
 
 
-def _sealed(
-    source: Source, attributes: Mapping[str, Any], features: Features
-) -> tuple[dict[str, Any], bytes]:
-    """Make the root attributes and the manifest that finish a store as it is.
-
-    Raises StoreError if a part does not say what it holds.
-    """
-    manifest = unsealed_manifest(source, attributes, features)
-    lengths = [_lengths(source, part, features) for part in manifest.parts]
-    data = replace(manifest, lengths=np.concatenate(lengths)).to_bytes()
-    if len(data) > MAX_BYTES:  # readers do without the lengths, not without the rest
-        data = manifest.to_bytes()
-    entries = {name: manifest.arrays[name].to_json() for name in sorted(manifest.arrays)}
-    found = {**attributes, "state": "sealed", "arrays": entries}
-    return found | {"checksum": seal_checksum(data, found["created"])}, data
-
-
 def sealed_as(
     staging: Staging,
     attributes: dict[str, Any],
@@ -469,21 +447,12 @@ def sealed_as(
     """Seal an unfinished store again, if that gives the manifest, or the checksum of it, that it
     had: then nothing of it is lacking. Returns whether it did."""
     source = staging.source()
-    made, data = _sealed(source, attributes, check_root(attributes, str(staging.path)))
+    made, data = sealed_root(source, attributes, check_root(attributes, str(staging.path)))
     source.close()
     if data != manifest and made["checksum"] != checksum:
         return False
     StoreWriter(staging, attributes, lease).seal()
     return True
-
-
-def _lengths(source: Source, part: Part, features: Features) -> Array:
-    try:
-        return np.diff(PartReader(source, part, features).token_start).astype(
-            length_dtype(features)
-        )
-    except StoreError as error:
-        raise unreadable_part(source, part.number, error) from error
 
 
 def _of_spec(values: Array, spec: ArraySpec, where: str) -> Array:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import tempfile
 import time
@@ -22,6 +23,8 @@ import pytest
 
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.reliability import content_of_store
+from store import open_store
+from store.errors import StoreError
 from store.tools.seal import seal
 from store.write.part_queue import END, PartQueue
 from support.errors import UserError
@@ -230,6 +233,32 @@ def test_a_torn_part_in_the_queue_is_cut_again(
         file.write_bytes(file.read_bytes()[:-100])
     job.end(job.begin("0/1"))
     assert content_of_store(job.out) == single("zarr")
+
+
+def test_sealed_by_hand_where_the_last_process_was_killed(
+    single: Callable[[str], object], model: Path, corpus: Path, place: Path
+) -> None:
+    job = Job(model, corpus, place / "store.zarr")
+    with (
+        mock.patch.object(sharing, "seal", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        sharing.share(options_of(job, part_tokens=PART_TOKENS), Shard(0, 1))
+    with pytest.raises(StoreError, match="is not finished"):
+        open_store(job.out)
+    said = ok(feature_store, "seal", job.out)
+    assert "finished already" not in said
+    job.log.touch()
+    assert content_of_store(job.out) == single("zarr")
+
+
+def test_parts_that_are_not_made_yet_are_not_called_lost(begun: Job) -> None:
+    assert PartQueue(begun.out).folder.exists()
+    for part in list((begun.out / "parts").glob("[0-9]*")):
+        shutil.rmtree(part)
+    (begun.out / "parts" / "3").mkdir()
+    with pytest.raises(StoreError, match=r"is not finished \(1 part\)"):
+        open_store(begun.out)
 
 
 def test_nothing_is_sealed_too_early(begun: Job) -> None:
