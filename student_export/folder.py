@@ -127,7 +127,8 @@ def _costs(figures: Figures) -> list[str]:
 def _rows(section: str) -> dict[str, list[str]]:
     """Read the rows of a table that `write_card` wrote."""
     found = {}
-    for line in section.splitlines()[4:]:
+    _, _, below = section.partition("\n|---")  # the headings' line
+    for line in below.splitlines()[1:]:
         cells = [cell.strip() for cell in line.strip("| ").split("|")] if line[:1] == "|" else []
         if len(cells) == len(HEADINGS):
             name, size, keeps, score, *others = cells

@@ -133,6 +133,13 @@ def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
     card = (folder / "README.md").read_text()
     assert card.startswith("# Mine\n\nWords of mine.\n") and card.count("## Exports") == 1
     assert card.count("float32, torch") == 1
+    assert [line[:9] for line in card.splitlines() if line[:1] == "|"] == [
+        "| file | ",
+        "|---|---|",
+        "| float32",
+        "| `onnx/m",
+        "| `torchs",
+    ]
     assert "`onnx/model.onnx`" in card and "`torchscript/model.pt`" in card
     model = AutoModelForTokenClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
