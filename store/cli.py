@@ -105,7 +105,7 @@ def repair(path: str) -> None:
 @click.argument("path")
 @command_errors
 def seal(path: str) -> None:
-    """Finish a store whose parts several processes have made (teacher-dump --shard).
+    """Finish a store that several processes (--shard) have made.
 
     The process that makes the last part does this, too; a finished store stays as it is.
     """
