@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from student_train.output.run import Prepared
 
 OUT_HELP = (
-    "Folder of the students, each named after its settings, and of their table, which is sweep.json."
-    "  [default: beside the store, STORE-sweep for STORE.zarr]"
+    "Folder of the students, each named after its settings, and of their table, which is"
+    " sweep.json.  [default: beside the store, STORE-sweep for STORE.zarr]"
 )
 LOSS_HELP = "A comma list; repeated, it is another setting of the sweep, not one more loss."
 COLUMNS = (
