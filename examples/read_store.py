@@ -183,6 +183,8 @@ class Store:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python read_store.py STORE")
     for record, _ in zip(Store(sys.argv[1]), range(3), strict=False):
         masked = [record["text"][b:e] for view in record["views"] for b, e, _ in view["spans"]]
         print(f"{record['text']!r}: {len(record['id'])} tokens, masked {masked}")

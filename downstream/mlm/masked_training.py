@@ -277,4 +277,7 @@ def _check_begun(settings: MlmSettings) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"--resume: {out} holds no training to continue; drop --resume") from None
     if changes:
-        raise UserError(f"{out}: cannot resume with other settings: {changes}")
+        raise UserError(
+            f"{out}: cannot resume with other settings: {changes}; give those of then, or another"
+            " --out"
+        )

@@ -67,9 +67,10 @@ def chosen_blocks(store: FeatureStore, blocks: Array, options: TrainOptions) -> 
     if not len(found):
         told = {"labelled": " with a gold label", "unlabelled": " without a gold label"}
         which = told.get(options.data, "")
+        long = f" of at least {options.min_length} tokens" if options.min_length else ""
         raise UserError(
-            f"{store.path}: no sequence{which} of at least {options.min_length} tokens to"
-            " train on; choose --data and --min-length accordingly, or dump such text"
+            f"{store.path}: has no sequence{which}{long} to train on; dump a corpus with such text"
+            " as well, or choose --data and --min-length accordingly"
         )
     return found
 

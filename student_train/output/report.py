@@ -68,7 +68,10 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
             raise UserError(f"{out}: cannot resume: {told} is not the store it was begun with")
     del now["store"], now["others"]  # a store that was moved is the same store
     if told := changed_settings(before["settings"], now):
-        raise UserError(f"{out}: cannot resume with other settings: {told}")
+        raise UserError(
+            f"{out}: cannot resume with other settings: {told}; give those of then, or another"
+            " --out"
+        )
     return before
 
 

@@ -80,9 +80,9 @@ def _transformer(kind: str, size: str, inner: int) -> Shape:
     found = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?", size)
     if not found:
         raise ValueError(
-            "expected tiny or HxLxA (width x layers x heads, such as 264x3x12; HxLxAxF: units of"
-            " the feed-forward parts as well), static:D (vectors of word"
-            " pieces), or bilstm:E,H (embeddings, LSTM)"
+            "expected tiny, HxLxA or modernbert:HxLxA (width x layers x heads, such as 264x3x12;"
+            " HxLxAxF: units of the feed-forward parts as well), teacher:L (L of its layers),"
+            " bilstm:E,H (embeddings, LSTM) or static:D (vectors of word pieces)"
         )
     width, layers, heads = map(int, found.groups()[:3])
     feed_forward = inner * width if found[4] is None else int(found[4])

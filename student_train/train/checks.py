@@ -116,10 +116,10 @@ def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
             sort, _, number = wanted.partition(":")
             first = {"groups": f"groups{number}.", "mean": f"mean{number}"}.get(sort, sort)
             if wanted and kind in read and not any(name.startswith(first) for name in there):
+                which = " of one layer, I its number" if wanted == "layer:I" else ""
                 raise UserError(
-                    f"--recipe {needs['recipe']} needs {kind} {wanted}, and {store.path} has"
-                    f" {', '.join(there) or 'none'}; dump with --{kind} {wanted}, or give another"
-                    " --loss"
+                    f"--recipe {needs['recipe']} needs {kind} {wanted}{which}, and {store.path} has"
+                    f" {', '.join(there) or 'none'}; dump with --{kind} {wanted}"
                 )
 
 

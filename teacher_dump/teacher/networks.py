@@ -39,10 +39,10 @@ EMBEDDING = "embedding"
 so no entry of HEADS."""
 SCORE = "score"
 """What `--head` calls a head of classification with one output: rerankers, cross-encoders."""
-WITHOUT = "use --head none for hidden states and attention maps only"
+WITHOUT = "keep hidden states and attention maps alone (`teacher-dump --head none`)"
 HEADS = {
     "mlm": Head(
-        AutoModelForMaskedLM, "masked-LM", f"{WITHOUT}, or train one with `downstream --task mlm`"
+        AutoModelForMaskedLM, "masked-LM", f"train one with `downstream --task mlm`, or {WITHOUT}"
     ),
     "causal": Head(AutoModelForCausalLM, "causal-LM", WITHOUT),
     "classification": Head(
