@@ -29,8 +29,8 @@ def refuse_early(asked: Asked) -> None:
             _check_vocabulary(asked.vocab)
         elif asked.task == "mlm" and asked.vocab:
             raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
-        elif _is_path(name):
-            resolve_model(name)
+        elif _is_lost(name):
+            resolve_model(name)  # says which
 
 
 def _check_vocabulary(word: str | None) -> None:
@@ -40,5 +40,6 @@ def _check_vocabulary(word: str | None) -> None:
         raise UserError(f"--vocab {word}: expected a number of pieces, e.g. 30k or 512")
 
 
-def _is_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or Path(os.path.expanduser(name)).exists()
+def _is_lost(name: str) -> bool:
+    """Tell whether a name can only be that of a folder, and there is none."""
+    return name.startswith((".", "/", "~")) and not Path(os.path.expanduser(name)).exists()

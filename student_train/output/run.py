@@ -129,6 +129,7 @@ def train_student(
                 others=others,
                 resume=resume,
                 say=say,
+                say_progress=True,
                 ranks=ranks,
             )
             report: dict[str, Any] = ranks.agreed(

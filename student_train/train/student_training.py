@@ -65,6 +65,7 @@ def train(
     resume: bool = False,
     on_step: Callable[[int, dict[str, float]], object] | None = None,
     say: Callable[[str], object] = lambda line: None,
+    say_progress: bool = False,
     ranks: Ranks = ALONE,
 ) -> Trained:
     """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`,
@@ -77,7 +78,8 @@ def train(
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
     step). Each of several `ranks` computes its share of a step's batches, and the first of them
     writes; the curve is that of one process, but for the last bits. Calls `on_step` with each step
-    and its losses, `say` with a line for the user. Raises Stopped after SIGINT or SIGTERM, saved at
+    and its losses, `say` with a line for the user, with
+    `say_progress` one at each validation, too. Raises Stopped after SIGINT or SIGTERM, saved at
     the step that was under way; UserError where the loss or its gradient is no longer finite.
     """
     if student.config.model_type in FLOAT32_ALONE and options.precision == "bf16":
@@ -92,6 +94,7 @@ def train(
             _StudentTraining(stores, student, options, out, resume, on_step, say, ranks)
         ) as training,
     ):
+        training.say_progress = say_progress
         training.run(stop, "train")
     head = training.lessons[0].distiller.vector_head
     return Trained(
@@ -101,6 +104,8 @@ def train(
 
 class _StudentTraining(Training):
     """Trains a student stage after stage, over one or more stores."""
+
+    say_progress = False  # a line at each validation, where there is no terminal
 
     def __init__(
         self,
@@ -241,7 +246,9 @@ class _StudentTraining(Training):
         self.record(losses)
         if (self.step - self.first) % self.eval_every == 0 and self.step < self.last:
             self.validate()
-            if progress.disable:  # no terminal: a line now and then instead of a bar
+            if (
+                self.say_progress and progress.disable
+            ):  # no terminal: a line now and then instead of a bar
                 self.say(self._line(losses, speed))
 
     def speed(self) -> float:
