@@ -196,8 +196,8 @@ def test_lengths_are_scaled_whoever_gives_them() -> None:
 
 def test_a_command_that_fails_ends_all() -> None:
     processes.in_own_process("downstream.cli", "--help")
-    with pytest.raises(UserError, match="downstream.cli --task nonsense: ended with exit code 2"):
-        processes.in_own_process("downstream.cli", "--task", "nonsense")
+    with pytest.raises(UserError, match="downstream.cli --nonsense: ended with exit code 2"):
+        processes.in_own_process("downstream.cli", "--nonsense")
 
 
 def test_a_claim_is_decided_by_more_than_the_deviation() -> None:
