@@ -13,15 +13,9 @@ from typing import Any
 import click
 
 from downstream.early import refuse_early
-from downstream.options import (
-    SEARCHES,
-    Asked,
-    FineTuneSettings,
-    MlmSettings,
-    SearchSettings,
-    SpeedSettings,
-    parameters,
-)
+from downstream.options import SEARCHES, Asked
+from downstream.parameters import parameters
+from downstream.settings import FineTuneSettings, MlmSettings, SearchSettings, SpeedSettings
 from support import files
 from support.console import CONTEXT, command_errors
 from support.errors import UserError

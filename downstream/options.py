@@ -1,8 +1,8 @@
 """The options of `downstream`: what each may be, which tasks take it and need it, its default.
 
-`Asked` has every option of the command line. The settings of a kind of work (`MlmSettings`,
-`FineTuneSettings`, `SpeedSettings`) take theirs from it and add a default. The command, its --help
-and the refusals follow from these fields, so that Python refuses what the command line refuses.
+`Asked` has every option of the command line. The settings of a kind of work (`settings.py`) take
+theirs from it and add a default. The command, its --help (`parameters.py`) and the refusals follow
+from these fields, so that Python refuses what the command line refuses.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
-
-import click
 
 from support.errors import UserError
 from support.options import (
@@ -26,12 +24,10 @@ from support.options import (
     at_least,
     check_value,
     check_values,
-    click_option,
-    default_of,
     flag_of,
     options_of,
 )
-from training.optimizer import OPTIMIZERS, check_optimizer
+from training.optimizer import OPTIMIZERS
 
 Settings = TypeVar("Settings")
 
@@ -102,7 +98,7 @@ def _column(role: str, *tasks: str) -> Any:
     return _asked(f"Name of the column, where it is not {role}.", (*tasks, AS_IS))
 
 
-def _paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
+def as_paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
     return tuple(map(Path, words))
 
 
@@ -136,7 +132,7 @@ class Asked:
         default=(),
         needed=TRAINED,
         several=["mlm"],
-        read=_paths,
+        read=as_paths,
     )
     dev: Path | None = _asked(
         "Held-out examples.", TRAINED, told_default="mlm: a hundredth of the lines of --train"
@@ -149,7 +145,7 @@ class Asked:
         default=(),
         needed=[*SEARCHES, AS_IS],
         several=[*TRAINED, *SEARCHES, AS_IS],
-        read=_paths,
+        read=as_paths,
         told_default="speed: random tokens",
     )
     out: Path | None = _asked(
@@ -344,178 +340,9 @@ class Asked:
 OPTIONS = cast(Mapping[str, TaskOption], options_of(Asked))
 
 
-def _taken(name: str, default: Any = None) -> Any:
-    """A field of settings: an option of `Asked` with a default."""
-    return dataclasses.field(default=default, metadata={KEY: OPTIONS[name]})
-
-
-@dataclass(frozen=True)
-class MlmSettings:
-    """Everything that decides a masked-LM run. `steps` wins over `epochs`.
-
-    Raises UserError for a value that the command line refuses.
-    """
-
-    model: str
-    train: Sequence[Path]
-    out: Path
-    dev: Path | None = None
-    steps: int | None = _taken("steps")
-    epochs: float = _taken("epochs", 1.0)
-    batch_size: int = _taken("batch_size", 32)
-    lr: float | None = _taken("lr")
-    seed: int = _taken("seed", 0)
-    max_length: int = _taken("max_length", 128)
-    vocab: str = _taken("vocab", "30k")
-    mask_prob: float = _taken("mask_prob", 0.15)
-    evaluate_every: int = _taken("evaluate_every", 500)
-    precision: str = _taken("precision", "fp32")
-    resume: bool = _taken("resume", False)
-
-    def __post_init__(self) -> None:
-        check_values(self)
-
-
-@dataclass(frozen=True)
-class FineTuneSettings:
-    """How a checkpoint is fine-tuned. The best epoch is chosen on dev.
-
-    steps: optimiser steps instead of `epochs`; the last epoch may be shorter than the others.
-    accumulate: batches of one step, whose gradient is the mean over them.
-    lr: None for that of `encoders.default_lr`, with adadelta 1.
-    warmup: share of the steps in which the rate rises; after them it falls linearly to 0.
-    max_length: None for that of the task; it is cut to what the model takes.
-    limit: number of training examples, the first ones; None for all.
-
-    Raises UserError for a value that the command line refuses.
-    """
-
-    epochs: int = _taken("epochs", 3)
-    steps: int | None = _taken("steps")
-    batch_size: int = _taken("batch_size", 16)
-    accumulate: int = _taken("accumulate", 1)
-    optimizer: str = _taken("optimizer", "adamw")
-    lr: float | None = _taken("lr")
-    warmup: float = _taken("warmup", 0.1)
-    max_length: int | None = _taken("max_length")
-    seeds: int = _taken("seeds", 3)
-    seed: int = _taken("seed", 0)
-    limit: int | None = _taken("limit")
-    precision: str = _taken("precision", "fp32")
-    group_by_length: bool = _taken("group_by_length", False)
-
-    def __post_init__(self) -> None:
-        check_values(self)
-        check_optimizer(self.optimizer)
-
-
-@dataclass(frozen=True)
-class SpeedSettings:
-    """What is measured. `texts` are single sentences, the first 20; without them 32 random tokens.
-
-    Raises UserError for a value that the command line refuses.
-    """
-
-    batch_size: int = _taken("batch_size", 16)
-    max_length: int = _taken("max_length", 512)
-    repeat: int = _taken("repeat", 5)
-    seed: int = _taken("seed", 0)
-    texts: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        check_values(self)
-
-
-@dataclass(frozen=True)
-class SearchSettings:
-    """How models rank documents.
-
-    documents_by: the model of the documents, None for that of the queries.
-    teacher: the model whose own ranking is compared with.
-    candidates, candidates_by: of rerank, who names the documents to rank; one of both.
-    depth: candidates of a query.
-    max_length: tokens at which texts are cut, None for what each model's folder says.
-
-    Raises UserError for a value that the command line refuses.
-    """
-
-    documents_by: str | None = _taken("documents_by")
-    teacher: str | None = _taken("teacher")
-    candidates: Path | None = _taken("candidates")
-    candidates_by: str | None = _taken("candidates_by")
-    depth: int = _taken("depth", 100)
-    max_length: int | None = _taken("max_length")
-
-    def __post_init__(self) -> None:
-        check_values(self)
-
-    def told(self) -> str:
-        """Say what else but the model decides a ranking, for tables; "" for nothing."""
-        if self.documents_by:
-            return f"documents by {self.documents_by}"
-        first = self.candidates_by or self.candidates
-        return f"of the {self.depth} best by {first}" if first else ""
-
-    def as_words(self) -> dict[str, Any]:
-        """Return the settings for scores.json."""
-        found = dataclasses.asdict(self)
-        return {**found, "candidates": str(self.candidates) if self.candidates else None}
-
-
-KINDS = {
-    "mlm": MlmSettings,
-    "fine-tuning": FineTuneSettings,
-    "speed": SpeedSettings,
-    "rerank": SearchSettings,
-}
-"""The settings of each kind of work, by its name in --help."""
-
-
 def check(name: str, value: Any) -> None:
     """UserError for a value that an option of the command line does not take."""
     check_value(Asked, name, OPTIONS[name], value)
-
-
-def parameters() -> list[click.Parameter]:
-    """Every option of `Asked` for the command, and RUN."""
-    found: list[click.Parameter] = []
-    for name in OPTIONS:
-        if name != "runs":
-            plural: dict[str, Any] = {"metavar": "PATH"} if OPTIONS[name].read is _paths else {}
-            if name == "task":
-                plural = {"metavar": "[" + "|".join(TASKS).replace(MTEB, f"{MTEB}:NAME") + "]"}
-            found.append(click_option(Asked, name, help=_help(name), **plural))
-    runs = click.Argument(["runs"], nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
-    return [*found, runs]
-
-
-def _help(name: str) -> str:
-    """Which tasks take it (unless every training does), what it is, default and range."""
-    about = OPTIONS[name]
-    tasks = [task for task in TASKS if task in about.scope]
-    if set(FINE_TUNED) <= set(tasks):
-        tasks = ["fine-tuning", *(task for task in tasks if task not in FINE_TUNED)]
-    told = "" if set(TRAINED) <= about.scope else f"{', '.join(tasks)}: "
-    default = about.told_default or _default(name)
-    extra = [f"default: {default}"] if default else []
-    extra += [about.within.expected] if about.within else []
-    return f"{told}{about.help}" + (f"  [{'; '.join(extra)}]" if extra else "")
-
-
-def _default(name: str) -> str:
-    """What the kinds of work take where nothing is given."""
-    kinds: dict[Any, list[str]] = {}
-    for kind, settings in KINDS.items():
-        default = default_of(settings, name) if name in options_of(settings) else None
-        if default is not None and default is not False:
-            kinds.setdefault(default, []).append(kind)
-    if len(kinds) == 1:
-        return "".join(map(_number, kinds))
-    return ", ".join(f"{' and '.join(some)} {_number(value)}" for value, some in kinds.items())
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _spelt(name: str) -> str:

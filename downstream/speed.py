@@ -21,8 +21,8 @@ from transformers import AutoModel
 from transformers.utils.hub import cached_file
 
 from downstream.encoders import longest_input
-from downstream.options import SpeedSettings
 from downstream.process_memory import status_bytes
+from downstream.settings import SpeedSettings
 from support.console import counted
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer

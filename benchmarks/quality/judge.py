@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from downstream.options import FineTuneSettings
+from downstream.settings import FineTuneSettings
 from downstream.tasks.fine_tune import fine_tune
 from downstream.tasks.linear_probe import linear_probe
 from downstream.tasks.tagging import PartsOfSpeech

@@ -30,7 +30,7 @@ def fine_tuned(
     data: Data, grouped: bool, model: str, work: Path, epochs: int, seed: int
 ) -> Figures:
     """Seconds, and the best score on dev."""
-    from downstream.options import FineTuneSettings
+    from downstream.settings import FineTuneSettings
     from downstream.tasks.classify import Classify
     from downstream.tasks.fine_tune import fine_tune
     from downstream.tasks.tagging import Entities

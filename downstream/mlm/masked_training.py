@@ -21,8 +21,8 @@ from downstream.mlm.from_scratch import (
 )
 from downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, Minutes, MlmTrainer, Rows
 from downstream.mlm.text_blocks import blocks, hold_out, read_lines
-from downstream.options import MlmSettings
 from downstream.progress import Progress
+from downstream.settings import MlmSettings
 from student_train.settings.shapes import parse_student
 from support import files
 from support.console import counted

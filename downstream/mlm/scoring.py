@@ -25,9 +25,10 @@ from downstream.mlm.masked_training import (
     train_mlm,
 )
 from downstream.mlm.text_blocks import blocks, read_lines
-from downstream.options import MlmSettings, check
+from downstream.options import check
 from downstream.progress import Scoring
 from downstream.score_tables import FILE, result_of
+from downstream.settings import MlmSettings
 from support.console import counted
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import resolve_model

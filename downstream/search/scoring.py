@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from downstream.embedders import Embedder
-from downstream.options import SearchSettings
 from downstream.score_tables import SHARES, result_of
 from downstream.search import measures
 from downstream.search.beir import Collection, read_collection
 from downstream.search.candidates import read_run
 from downstream.search.rankings import reranked, retrieved
+from downstream.settings import SearchSettings
 from support.errors import UserError
 
 Say = Callable[[str], object]

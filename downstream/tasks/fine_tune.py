@@ -14,9 +14,9 @@ from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
 from downstream.card import write_card
 from downstream.encoders import default_lr, longest_input
-from downstream.options import FineTuneSettings
 from downstream.progress import Progress
 from downstream.score_tables import SHARES, result_of
+from downstream.settings import FineTuneSettings
 from downstream.tasks.length_grouped import LengthGroupedTrainer
 from downstream.tasks.task_interface import Task
 from support.console import counted

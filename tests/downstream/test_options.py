@@ -12,14 +12,8 @@ from click.testing import CliRunner
 
 from downstream.cli import _task, main
 from downstream.mlm.scoring import train_seeds
-from downstream.options import (
-    OPTIONS,
-    TASKS,
-    Asked,
-    FineTuneSettings,
-    MlmSettings,
-    SpeedSettings,
-)
+from downstream.options import OPTIONS, TASKS, Asked
+from downstream.settings import FineTuneSettings, MlmSettings, SpeedSettings
 from downstream.tasks.classify import Classify
 from downstream.tasks.qa import QA
 from downstream.tasks.tagging import Entities, PartsOfSpeech

@@ -213,7 +213,7 @@ def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the peak of memory is told by Linux alone")
 def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teacher) -> None:
-    from downstream.options import SpeedSettings
+    from downstream.settings import SpeedSettings
 
     subject = Subject(str(tiny_teacher("bert")))
     assert all("pooler" not in name for name, _ in subject.encoder.named_parameters())

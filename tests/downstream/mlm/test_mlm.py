@@ -17,7 +17,7 @@ from downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, MlmTraine
 from downstream.mlm.masked_training import load_with_head, train_mlm
 from downstream.mlm.scoring import score_as_is
 from downstream.mlm.text_blocks import blocks, hold_out, read_lines
-from downstream.options import MlmSettings
+from downstream.settings import MlmSettings
 from support.errors import UserError
 from support.signals import Stopped
 from teacher_dump.teacher.checkpoint_names import resolve_model

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from downstream.options import FineTuneSettings
+from downstream.settings import FineTuneSettings
 from downstream.tasks.classify import Classify
 from downstream.tasks.fine_tune import fine_tune
 from downstream.tasks.pair import PairScore

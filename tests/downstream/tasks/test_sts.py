@@ -14,7 +14,7 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 from transformers import AutoModel, AutoTokenizer
 
-from downstream.options import FineTuneSettings
+from downstream.settings import FineTuneSettings
 from downstream.tasks.fine_tune import fine_tune, score_as_is
 from downstream.tasks.pair import Pair
 from downstream.tasks.sts import BiEncoder, SentenceSimilarity

@@ -11,7 +11,7 @@ import pytest
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
 from downstream.encoders import default_lr
-from downstream.options import FineTuneSettings
+from downstream.settings import FineTuneSettings
 from downstream.tasks.fine_tune import fine_tune
 from downstream.tasks.linear_probe import linear_probe
 from downstream.tasks.tagged_sentences import Sentence, first_pieces, read_tagged

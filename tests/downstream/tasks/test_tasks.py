@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from downstream.options import FineTuneSettings
+from downstream.settings import FineTuneSettings
 from downstream.tasks.classify import Classify, Labelled
 from downstream.tasks.fine_tune import fine_tune
 from downstream.tasks.pair import Pair, PairScore

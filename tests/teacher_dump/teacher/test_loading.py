@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from downstream.mlm.masked_training import train_mlm
-from downstream.options import MlmSettings
+from downstream.settings import MlmSettings
 from downstream.tasks.linear_probe import linear_probe
 from store import open_store
 from support.errors import UserError
