@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from store import FeatureStore
 from store.extras.mixed_vocab import MixedVocab
 from student_train.model.pruned_vocabulary import pruned_tokenizer
-from student_train.settings.words import check_vocabulary_word
+from student_train.settings.words import check_vocabulary
 from support.errors import UserError, first_line
 from training import wordpiece
 from training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_size
@@ -40,7 +40,7 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
     if word == "mixed-vocab":
         stored = MixedVocab.of(store)
         return _from_files(stored.backend(), stored.read_settings(), word)
-    check_vocabulary_word(word)
+    check_vocabulary(word)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
     except Exception as error:  # many libraries read the files, and raise anything

@@ -3,6 +3,7 @@ loaded."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -15,6 +16,13 @@ START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"
 
 
 def check_vocabulary_word(word: str, option: str = "--vocab") -> None:
+    """Raise UserError for a word that means no vocabulary, and that is no folder or path of one: a
+    training before this one may make it."""
+    if os.sep not in word:
+        check_vocabulary(word, option)
+
+
+def check_vocabulary(word: str, option: str = "--vocab") -> None:
     """Raise UserError for a word that means no vocabulary, and that is no folder."""
     if not re.fullmatch(VOCABULARY, word.lower()) and not Path(word).is_dir():
         raise UserError(

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import store.write.writer
+import store.write.sealing
 from benchmarks.integrity.damage import flip
 from store import StoreError, open_store
 from store.containers.untrusted import Folder
@@ -78,7 +78,7 @@ def test_a_store_without_lengths_reads_the_same(copy: Copy, made: Made) -> None:
 def test_a_manifest_that_would_be_too_large_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store.write.writer, "MAX_BYTES", 1000)
+    monkeypatch.setattr(store.write.sealing, "MAX_BYTES", 1000)
     make_store(tmp_path / "a.zarr", features_of(), parts=1)
     fs = open_store(tmp_path / "a.zarr")
     assert fs.manifest.lengths is None and len(fs.blocks(50)) > 1
