@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from support.environment import variable
+
 VARIABLE, SLEEPING = "OMP_WAIT_POLICY", "PASSIVE"
 
 
@@ -19,11 +21,8 @@ def sleeping_waits() -> Iterator[None]:
     neither the environment of this process nor that of others is changed afterwards. A torch that
     is there already, and a setting that is, stay as they are.
     """
-    if "torch" in sys.modules or VARIABLE in os.environ:
+    if "torch" in sys.modules:
         yield
         return
-    os.environ[VARIABLE] = SLEEPING
-    try:
+    with variable(VARIABLE, os.environ.get(VARIABLE, SLEEPING)):
         yield
-    finally:
-        os.environ.pop(VARIABLE, None)

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from support.environment import variable
+
 VARIABLE, PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"
 EVERY = 5  # steps between two times that freed blocks are given back
 
@@ -19,14 +21,8 @@ def few_primitives() -> Iterator[None]:
     reads the setting when it compiles the first. One that is there already stays as it is, and
     afterwards the environment is as it was.
     """
-    if VARIABLE in os.environ:
+    with variable(VARIABLE, os.environ.get(VARIABLE, PRIMITIVES)):
         yield
-        return
-    os.environ[VARIABLE] = PRIMITIVES
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE, None)
 
 
 def give_back() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from multiprocessing import forkserver
 from typing import Any
 
@@ -19,6 +17,7 @@ from student_train.data.collator import Collator
 from student_train.data.similar import similar_batches
 from support.arrays import Array, ranges
 from support.background import prefetched
+from support.environment import variable
 
 READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool
 CPU = torch.device("cpu")
@@ -101,27 +100,12 @@ def loaded(
     shares = _Shares(store, collator, blocks, order)
     context = multiprocessing.get_context("forkserver")  # a fork of this process has dead threads
     context.set_forkserver_preload([__name__])
-    with _safe_path():
+    with variable("PYTHONSAFEPATH", "1"):  # the current folder may be a stranger's
         forkserver.ensure_running()
     loader = DataLoader(
         shares, batch_size=None, num_workers=workers, multiprocessing_context=context
     )
     return (batch for batch in loader)
-
-
-@contextmanager
-def _safe_path() -> Generator[None]:
-    """Have processes that begin here look for no module in the current folder, which may be a
-    stranger's."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
 
 
 class _Shares(IterableDataset[StudentBatch]):

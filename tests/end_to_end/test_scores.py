@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
 
 from store import open_store
 from student_train.cli import main as student_train
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.comparison.cli import main as feature_store
 from tests.end_to_end.support import Words, ok, refused, says
-from tests.end_to_end.test_students_of_pairs import answers, rows
+from tests.end_to_end.test_students_of_pairs import answers, reader_of_pairs, rows
 
 IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
 ONE: dict[str, Any] = {"num_labels": 1, "sentence_transformers": IDENTITY}
@@ -28,17 +26,7 @@ ASKED: Words = ("--head", "score", "--text-column", "one,two", "--device", "cpu"
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[..., Any]) -> Path:
     """A BERT with one output, high where the middle words of both texts are the same."""
-    torch.manual_seed(0)
-    tokenizer = copy.deepcopy(make_tokenizer("wordpiece"))
-    names = ["input_ids", "token_type_ids", "attention_mask"]
-    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
-    network = BertForSequenceClassification(
-        BertConfig(
-            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-            intermediate_size=64, max_position_embeddings=128, hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0, pad_token_id=tokenizer.pad_token_id, **ONE,
-        )
-    )  # fmt: skip
+    network, tokenizer = reader_of_pairs(make_tokenizer, **ONE)
     optimizer, chance = torch.optim.AdamW(network.parameters(), lr=3e-3), random.Random(1)
     for _ in range(130):
         some = rows(chance.randrange(1000), 64)

@@ -55,9 +55,8 @@ def accuracy(model: Any, tokenizer: Any, some: list[Row]) -> float:
     return float((best == torch.tensor([label for _, _, label in some])).float().mean())
 
 
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[..., Any]) -> Path:
-    """A BERT that was fine-tuned as anybody would."""
+def reader_of_pairs(make_tokenizer: Callable[..., Any], **head: Any) -> tuple[Any, Any]:
+    """An untrained BERT with such a head, and a tokenizer that types the texts of a pair."""
     torch.manual_seed(0)
     tokenizer = copy.deepcopy(make_tokenizer("wordpiece"))
     names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -66,10 +65,16 @@ def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[.
         BertConfig(
             vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
             intermediate_size=64, max_position_embeddings=128, hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0, id2label=dict(enumerate(LABELS)),
-            pad_token_id=tokenizer.pad_token_id,
+            attention_probs_dropout_prob=0.0, pad_token_id=tokenizer.pad_token_id, **head,
         )
     )  # fmt: skip
+    return network, tokenizer
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[..., Any]) -> Path:
+    """A BERT that was fine-tuned as anybody would."""
+    network, tokenizer = reader_of_pairs(make_tokenizer, id2label=dict(enumerate(LABELS)))
     optimizer, chance = torch.optim.AdamW(network.parameters(), lr=3e-3), random.Random(1)
     for _ in range(130):
         some = [row(chance) for _ in range(64)]
