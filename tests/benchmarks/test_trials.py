@@ -23,15 +23,6 @@ from support.errors import UserError
 from teacher_dump.job.dump import dump
 from teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import Word, ok
-from tests.texts import ENGLISH, FRENCH, GERMAN
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("trials") / "lines.txt"
-    lines = [f"{a} {b}" for a in ENGLISH + GERMAN for b in FRENCH + GERMAN[:2]]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")
