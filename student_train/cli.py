@@ -11,6 +11,7 @@ import click
 from student_train.settings.option_fields import NEW
 from student_train.settings.options import TrainOptions
 from support.console import CONTEXT, command_errors
+from support.environment import leads
 from support.grouped_help import GroupedCommand
 from support.options import click_option, options_of, scoped
 from support.signals import stoppable
@@ -93,15 +94,16 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
 @command_errors
 def main(context: click.Context, /, resume: bool, **arguments: Any) -> None:
     from student_train.arguments import check_early, checked_from  # torch loads only for work
+    from student_train.output.report import check_way
 
     default = click.core.ParameterSource.DEFAULT
     options = checked_from(
         {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
     )
     check_early(options)
+    if leads() and options.out is not None:
+        check_way(options.out, resume)
     options = options.resolved()
-    from training.ranks import leads
-
     if leads():
         click.echo(describe(options))
     with stoppable(lambda: kept(options.out_folder())):

@@ -1,4 +1,4 @@
-"""A variable of the environment that is set for a while, and leaves nothing behind."""
+"""Variables of the environment: one that is set for a while, and those that torchrun sets."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def variable(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = before
+
+
+def leads() -> bool:
+    """Tell whether this process is the one that speaks and writes: the first of those that
+    `torchrun` started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from support.console import CONTEXT, command_errors, counted
+from support.environment import leads
 from support.options import click_options, read_words
 from teacher_dump.job.options import DumpOptions, Shard, shard_of
 from teacher_dump.mixed_vocab.cli import mixed_vocab
@@ -71,7 +72,6 @@ def _plan(options: DumpOptions) -> None:
 def _share(options: DumpOptions, shard: Shard) -> None:
     """Make parts of a store together with other processes, and tell which."""
     from teacher_dump.job.sharing import share
-    from training.ranks import leads
 
     done = share(options, shard, say=click.echo if leads() else lambda line: None)
     click.echo(

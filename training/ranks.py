@@ -15,11 +15,6 @@ from torch import distributed, nn
 from support.errors import UserError
 
 
-def leads() -> bool:
-    """Tell whether this process is the one that speaks and writes: the first, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 @dataclass(frozen=True)
 class Ranks:
     """This process, number `rank` of `size`. Each method must be called by all of them, in the same

@@ -42,9 +42,9 @@ def learnt_from(report: dict[str, Any]) -> list[Any]:
     return [store["content"] for store in (report["store"], *report.get("others", ()))]
 
 
-def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-    """Refuse an output that is in the way, or a `--resume` with other settings. Return the report
-    to resume, or None."""
+def check_way(out: Path, resume: bool) -> dict[str, Any] | None:
+    """Refuse an output that is in the way, or a `--resume` of no training. Return the report to
+    resume, or None."""
     left = f"{files.UNFINISHED}{SETTINGS}"  # a training killed as it began leaves it
     if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {left}):
         if resume:
@@ -57,9 +57,15 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
         raise UserError(
             f"{out}: no training.json there, so it is no training that could be resumed"
         )
-    if "result" in before:
-        remove_checkpoints(out / "checkpoints")
-        raise UserError(f"{out}: this student is finished; nothing to resume")
+    return before
+
+
+def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+    """Refuse as `check_way` does, and a `--resume` with other settings. Return the report to
+    resume, with `result` where the student is finished, or None."""
+    before = check_way(out, resume)
+    if before is None:
+        return None
     begun = json.loads(json.dumps(begun))
     now = begun["settings"]
     for which, paths in (("store", [now["store"]]), ("others", now["others"])):
@@ -72,6 +78,8 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
             f"{out}: cannot resume with other settings: {told}; give those of then, or another"
             " --out"
         )
+    if "result" in before:
+        remove_checkpoints(out / "checkpoints")
     return before
 
 

@@ -52,8 +52,8 @@ def run(
     """Train the student that `options` ask for and write it to its folder; return its
     training.json.
 
-    `say` is told, in a line each, what a user should know. Raises UserError for bad input, before
-    anything is written.
+    A student that is finished is left as it is with `resume`. `say` is told, in a line each, what
+    a user should know. Raises UserError for bad input, before anything is written.
     """
     options = options.resolved()
     with joined(options.device) as ranks, open_stores(options) as stores:
@@ -109,7 +109,12 @@ def train_student(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with closing(Lease(out)) if ranks.lead else nullcontext():  # two would mix checkpoints
-            before = ranks.agreed(check_out(out, begun, resume) if ranks.lead else None)
+            before: dict[str, Any] | None = ranks.agreed(
+                check_out(out, begun, resume) if ranks.lead else None
+            )
+            if before is not None and "result" in before:
+                say(f"finished  {out} was trained to its end; there is nothing to do")
+                return before
             student, collator, begun["start"] = prepared or prepare(options, *stores)
             begun["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
             kept = _kept_of(options, store, collator, say)

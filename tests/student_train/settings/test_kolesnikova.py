@@ -145,5 +145,7 @@ def test_the_arm_without_pre_training_is_saved_as_it_starts(
     other = AutoModelForMaskedLM.from_pretrained(tmp_path / "b").state_dict()
     name = "bert.encoder.layer.0.output.dense.weight"
     assert one[name].std() > 0.01 and not torch.equal(one[name], other[name])
-    says(refused(main, *given, "--resume", "--out", tmp_path / "a"), "this student is finished")
+    says(ok(main, *given, "--resume", "--out", tmp_path / "a"), "trained to its end", "0 steps")
+    changed = refused(main, *given, "--seed", 1, "--resume", "--out", tmp_path / "a")
+    says(changed, "other settings", "seed was 0 and is 1")
     assert options_from({"store": ("a.zarr",), "recipe": words[1], "epochs": 2.0}).steps is None
