@@ -19,6 +19,7 @@ import stat
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,7 @@ class Lease:
         return file
 
     def _sign(self, file: int) -> None:
-        writer = {"token": self.token, **_process(os.getpid())}
-        os.pwrite(file, json.dumps(writer).ljust(SIZE).encode(), 0)
+        os.pwrite(file, signed(self.token), 0)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT):
@@ -114,17 +114,7 @@ class Lease:
 
     def check(self) -> None:
         """Raise UserError if another process has taken the lease over, or the file was removed."""
-        writer = _read(self.path)
-        if not writer:
-            raise UserError(
-                f"{self.store}: {self.path.name} beside it was removed, so this process may not"
-                " write it any more; start again with the same arguments"
-            )
-        if writer.get("token") != self.token:
-            raise UserError(
-                f"{self.store}: {_named(writer)} has taken over the right to write it, as this"
-                " process was silent for too long; published parts are kept"
-            )
+        check_signed(self.store, self.path.name, _read(self.path), self.token)
 
     def close(self) -> None:
         """Let other processes write; a second call does nothing."""
@@ -173,7 +163,7 @@ def _open(path: Path, flags: int = os.O_RDWR) -> int:
 
 def _dead(store: Path, file: int) -> bool:
     """Raise Taken if the writer of a lease lives; returns whether its death is certain."""
-    locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
+    locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), process_of(0)
     with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
         silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime
     if silent < -BEAT:  # a clock was set back: silence is measured from now on
@@ -183,19 +173,51 @@ def _dead(store: Path, file: int) -> bool:
         if locked:
             return True
         alive = heard or locked is False
-        if writer.get("namespace") == here["namespace"]:
-            running = writer.get("begun") == _process(writer.get("pid"))["begun"]
-            alive = running or (heard and locked is False)
+        if (runs := running(writer)) is not None:
+            alive = runs or (heard and locked is False)
     if alive:
-        raise Taken(
-            f"{store}: another process is writing it: {_named(writer)}, last heard of"
-            f" {max(0, silent):.0f} s ago; wait for it or stop it. Dead on another machine, it is"
-            f" replaced after {BEAT * MISSED:.0f} s"
-        )
+        raise taken(store, writer, silent)
     return False
 
 
-def _process(pid: object) -> dict[str, Any]:
+def signed(token: str) -> bytes:
+    """What a lease of this process says, SIZE bytes."""
+    return json.dumps({"token": token, **process_of(os.getpid())}).ljust(SIZE).encode()
+
+
+def check_signed(store: object, name: str, writer: Mapping[str, Any], token: str) -> None:
+    """Raise UserError unless the lease `name` beside a store says that it has this token; a lease
+    that is gone says nothing."""
+    if not writer:
+        raise UserError(
+            f"{store}: {name} beside it was removed, so this process may not"
+            " write it any more; start again with the same arguments"
+        )
+    if writer.get("token") != token:
+        raise UserError(
+            f"{store}: {_described(writer)} has taken over the right to write it, as this"
+            " process was silent for too long; published parts are kept"
+        )
+
+
+def taken(store: object, writer: Mapping[str, Any], silent: float) -> Taken:
+    """The error for a store whose writer lives, heard of so many seconds ago."""
+    return Taken(
+        f"{store}: another process is writing it: {_described(writer)}, last heard of"
+        f" {max(0, silent):.0f} s ago; wait for it or stop it. Dead on another machine, it is"
+        f" replaced after {BEAT * MISSED:.0f} s"
+    )
+
+
+def running(writer: Mapping[str, Any]) -> bool | None:
+    """Whether the process that has signed a lease runs; None where only its machine can tell."""
+    here = process_of(0)
+    if any(writer.get(key) != here[key] for key in ("boot", "namespace")):
+        return None
+    return bool(writer.get("begun") == process_of(writer.get("pid"))["begun"])
+
+
+def process_of(pid: object) -> dict[str, Any]:
     """Describe a process of this machine; `begun` tells processes with one number apart, None if it
     is gone."""
     host, namespace, begun = socket.gethostname(), None, None
@@ -210,13 +232,20 @@ def _process(pid: object) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read what a lease says; empty if it cannot be read."""
-    with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
+    with contextlib.suppress(FileNotFoundError):
         with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
-            writer = json.loads(file.read(SIZE))
+            return said(file.read(SIZE))
+    return {}
+
+
+def said(data: bytes) -> dict[str, Any]:
+    """What the bytes of a lease say; empty if they cannot be read."""
+    with contextlib.suppress(ValueError, RecursionError):
+        writer = json.loads(data)
         return writer if isinstance(writer, dict) else {}
     return {}
 
 
-def _named(writer: dict[str, Any]) -> str:
+def _described(writer: Mapping[str, Any]) -> str:
     pid, host, since = (writer.get(key, "?") for key in ("pid", "host", "since"))
     return f"process {pid} on {host} since {since}"

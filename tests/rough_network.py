@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 BUCKET = "bucket"
@@ -32,6 +33,8 @@ ANSWERS = {
     "redirect": (301, "PermanentRedirect", "The bucket must be addressed by another endpoint."),
     "region": (400, "AuthorizationHeaderMalformed", "the region is wrong; expecting 'eu-west-1'"),
     "404": (404, "NoSuchKey", "The specified key does not exist."),
+    "full": (400, "QuotaExceeded", "The quota of the bucket has been exceeded."),
+    "conditional": (501, "NotImplemented", "A header implies what is not implemented."),
 }
 XML = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}</Message></Error>'
 Answer = tuple[int, list[tuple[str, str]], bytes, str | None]  # the last: a length without a body
@@ -53,6 +56,7 @@ class Weather:
     seed: int = 0
     drop: float = 0.01  # seconds between the drops of a slow body
     stall: float = 1.0
+    conditions: str = ""  # of a write: "ignored", or "refused" as a server does that knows none
     met: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -81,6 +85,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _all(self) -> None:
         body = self._body()
         fault, chance = self.server.weather.fault(self.command, self.path)
+        conditions = self.server.weather.conditions
+        if conditions and self.command == "PUT":
+            asked = [name for name in self.headers if name.lower() in ("if-match", "if-none-match")]
+            for name in asked:
+                del self.headers[name]
+            fault = "conditional" if asked and conditions == "refused" else fault
         if fault == "reset":
             self._reset()
         elif fault == "stalled":
@@ -197,14 +207,42 @@ class _Proxy(ThreadingHTTPServer):
 class S3:
     """A running server with one bucket; `weather` may be set at any time."""
 
-    def __init__(self, proxy: _Proxy) -> None:
-        self._proxy = proxy
+    def __init__(self, proxy: _Proxy, client: Any) -> None:
+        self._proxy, self._client = proxy, client
         self.url = f"http://127.0.0.1:{proxy.server_address[1]}"
-        # No instance is shared: each client of another server must be a new one.
         self.options: dict[str, Any] = {
             "endpoint_url": self.url,
             "client_kwargs": {"region_name": REGION},
         }
+
+    def put(self, folder: Path, name: str) -> None:
+        """Put the files of a folder into the bucket."""
+        for file in folder.rglob("*"):
+            if file.is_file():
+                self.write(f"{name}/{file.relative_to(folder).as_posix()}", file.read_bytes())
+
+    def write(self, key: str, data: bytes) -> None:
+        self._client.put_object(Bucket=BUCKET, Key=key, Body=data)
+        self._proxy.kept.clear()
+
+    def read(self, key: str) -> bytes:
+        data: bytes = self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        return data
+
+    def remove(self, key: str) -> None:
+        self._client.delete_object(Bucket=BUCKET, Key=key)
+        self._proxy.kept.clear()
+
+    def held(self) -> set[str]:
+        """Keys of all objects."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+        return {found["Key"] for page in pages for found in page.get("Contents", ())}
+
+    def clear(self) -> None:
+        """Remove all objects."""
+        if keys := [{"Key": key} for key in self.held()]:
+            self._client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys})
+            self._proxy.kept.clear()
 
     @property
     def weather(self) -> Weather:
@@ -219,10 +257,7 @@ class S3:
 def running_s3() -> Iterator[S3]:
     """Run both on free ports of loopback. The environment needs KEYS, and no PROXIES."""
     import boto3  # type: ignore[import-untyped]
-    import s3fs  # type: ignore[import-untyped]
     from moto.server import ThreadedMotoServer
-
-    s3fs.S3FileSystem.clear_instance_cache()  # of a server before, found by the environment
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
 
@@ -240,7 +275,7 @@ def running_s3() -> Iterator[S3]:
     proxy = _Proxy((host, port))
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     try:
-        yield S3(proxy)
+        yield S3(proxy, client)
     finally:
         proxy.shutdown()
         proxy.server_close()

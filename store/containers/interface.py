@@ -83,11 +83,38 @@ class Sink(Protocol):
         """Finish: everything is on the disk when this returns."""
 
 
+class Right(Protocol):
+    """The right of this process to write a store, until `close` or its death."""
+
+    token: str
+
+    def check(self) -> None:
+        """Raise UserError if another process has taken the right over."""
+
+    def close(self) -> None:
+        """Let other processes write; a second call does nothing."""
+
+
 class Staging(Protocol):
     """Begin a store of one format, publish its parts and seal it, in atomic steps."""
 
-    path: Path
+    @property
+    def path(self) -> Path | str:
+        """Where the store lies: a path, or the address of a bucket."""
+
     mark: str  # in temporary names: those of a writer that has lost its lease are not ours
+
+    def exists(self) -> bool:
+        """Whether there is anything of this name."""
+
+    def check_place(self) -> None:
+        """Raise UserError unless a store can be made there."""
+
+    def check_free(self) -> None:
+        """Raise Taken if a living process other than this one writes the store."""
+
+    def lease(self) -> Right:
+        """Take the right to write the store. Raises Taken if a living process has it."""
 
     def clear(self, mark: str = "") -> None:
         """Remove everything under the temporary names of one writer, or of all."""

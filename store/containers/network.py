@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from store.errors import VERIFY, StoreError, Unreachable
+from store.errors import StoreError, Unreachable
 from support.console import counted
 from support.errors import first_line
 
@@ -33,18 +34,14 @@ PASSING_CODES = {  # of S3, with a status that would say otherwise
 # are not imported here. OSError is such a kind as well.
 PASSING_KINDS = {
     "aiohttp.client_exceptions.ClientError",
-    "botocore.exceptions.ConnectionError",
-    "botocore.exceptions.HTTPClientError",
-    "botocore.parsers.ResponseParserError",
     "fsspec.exceptions.FSTimeoutError",
     "http.client.HTTPException",
+    "obstore.exceptions.GenericError",
     "requests.exceptions.ConnectionError",
     "requests.exceptions.Timeout",
     "requests.exceptions.ChunkedEncodingError",
     "urllib3.exceptions.HTTPError",
 }
-# What arrived is not what a checksum beside it says.
-WRONG_BYTES = {"botocore.exceptions.FlexibleChecksumError"}
 FETCHES = 4  # of wrong bytes, before they are taken for what the store holds
 CREDENTIALS = "the credentials (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
 REMEDIES = {
@@ -62,6 +59,12 @@ REMEDIES = {
         "the bucket lies in another region: set AWS_REGION, or AWS_ENDPOINT_URL, to its own",
     ),
     "RequestTimeTooSkewed": "the clock of this machine is wrong: set it",
+    "NoSuchBucket": "there is no such bucket: check its name, or make it",
+    **dict.fromkeys(
+        ("QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded",
+         "InsufficientCapacity"),
+        "the bucket is full: make room, and type the same command again",
+    ),
 }  # fmt: skip
 OF_STATUS = {
     301: REMEDIES["PermanentRedirect"],
@@ -69,7 +72,10 @@ OF_STATUS = {
     400: f"check {CREDENTIALS}, whether they have expired, and the region of the bucket",
     401: f"check {CREDENTIALS}",
     403: REMEDIES["AccessDenied"],
+    405: REMEDIES["AccessDenied"],
+    507: REMEDIES["QuotaExceeded"],
 }
+BARE_REDIRECT = "redirect without LOCATION"  # obstore's words where S3 names no other address
 
 
 class Answer(NamedTuple):
@@ -81,28 +87,33 @@ class Answer(NamedTuple):
     message: str
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it came from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def answer_of(error: BaseException) -> Answer | None:
     """The answer that an error of a client stands for; None if none came."""
-    for each in _chain(error):
-        response = getattr(each, "response", None)
-        if isinstance(response, dict):  # botocore
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            told = response.get("Error", {})
-            if isinstance(status, int):
-                return Answer(status, str(told.get("Code", "")), str(told.get("Message", "")))
-    # aiohttp, gcsfs, azure. What an error comes from may have a status that nobody answered.
+    if _module(error) == "obstore" or isinstance(error, FileNotFoundError):
+        return _of_obstore(str(error))
+    # aiohttp. What an error comes from may have a status that nobody answered.
     for key in ("status", "status_code", "code"):
         status = getattr(error, key, None)
         if isinstance(status, int) and 300 <= status < 600:
             return Answer(status, "", first_line(error))
     return None
+
+
+def _module(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
+
+
+def _of_obstore(text: str) -> Answer | None:
+    """The answer that is quoted in an error of obstore."""
+    if BARE_REDIRECT in text:
+        return Answer(301, "PermanentRedirect", "no address was given")
+    status = re.search(r"status code: (\d{3})", text)
+    if status is None:
+        return None
+    code, message = (
+        re.search(f"<{key}>(.*?)</{key}>", text, re.DOTALL) for key in ("Code", "Message")
+    )
+    return Answer(int(status[1]), code[1] if code else "", message[1] if message else "")
 
 
 def _is_of(error: BaseException, kinds: set[str]) -> bool:
@@ -115,7 +126,7 @@ def passing(error: BaseException) -> bool:
         return answer.status in PASSING_STATUS or answer.code in PASSING_CODES
     if isinstance(error, OSError):  # ConnectionError and TimeoutError among them
         return not isinstance(error, PermissionError)
-    return _is_of(error, PASSING_KINDS | WRONG_BYTES)
+    return _is_of(error, PASSING_KINDS)
 
 
 def _told(error: BaseException) -> str:
@@ -159,8 +170,7 @@ class Line:
 
         An answer of `size` bytes may take its time; None is any time. Raises Unreachable where no
         answer came in time, or one that asking again will not change; what is not there is an
-        answer, too (FileNotFoundError). Raises StoreError where bytes came again and again that
-        do not match a checksum of the server's.
+        answer, too (FileNotFoundError).
         """
         begun, tries = time.monotonic(), 0
         limit = None if size is None else ANSWER_SECONDS + size / SLOWEST
@@ -171,12 +181,12 @@ class Line:
                     result = await request()
                 self.answered = True
                 return result
-            except ABSENT:
+            except ABSENT as error:
                 self.answered = True
+                if (answer := answer_of(error)) and answer.code == "NoSuchBucket":
+                    raise self._refused(what, error) from error
                 raise
             except Exception as error:  # every client raises its own
-                if _is_of(error, WRONG_BYTES) and tries == FETCHES:
-                    raise self._wrong(what, error, tries) from error
                 if not passing(error):
                     raise self._refused(what, error) from error
                 spent = time.monotonic() - begun
@@ -198,12 +208,6 @@ class Line:
             f"{self.url}: cannot be reached: {what}: asked {counted(tries, 'time')} in"
             f" {spent:.0f} s, the last answer was {_told(error)}; this says nothing about the"
             " store itself: check the network, and type the same command again later"
-        )
-
-    def _wrong(self, what: str, error: Exception, tries: int) -> StoreError:
-        return StoreError(
-            f"{self.url}: {what}: came {counted(tries, 'time')} with another checksum than the"
-            f" server has for it ({first_line(error)}); {VERIFY}"
         )
 
     def _log(self, what: str, error: Exception, tries: int, spent: float) -> None:
@@ -231,15 +235,3 @@ def surely(remote: bool, work: Callable[[], Result]) -> Result:
 def fetches(remote: bool) -> range:
     """As often is something fetched that looks damaged."""
     return range(FETCHES if remote else 1)
-
-
-def options_of(url: str, options: dict[str, Any] | None, writing: bool = False) -> dict[str, Any]:
-    """Options for a client, by which a reader asks once: asking again is our business.
-
-    A writer's client sends the pieces of large files again by itself.
-    """
-    given = dict(options or {})
-    if url.startswith(("s3://", "s3a://")):
-        tries = {"total_max_attempts": 3 if writing else 1, "mode": "standard"}
-        given["config_kwargs"] = {"retries": tries} | given.get("config_kwargs", {})
-    return given

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from store.containers.bucket import is_bucket
+from store.containers.bucket_staging import BucketStaging
 from store.containers.hdf5.staging import Hdf5Staging
 from store.containers.hdf5.tree import Hdf5Source
 from store.containers.interface import Source, Staging
@@ -12,6 +14,13 @@ from store.containers.zarr.staging import ZarrStaging
 from store.containers.zarr.tree import ZarrSource
 from store.errors import MISSING, NO_STORE, StoreError
 from support.errors import UserError, of_path
+
+LocalStaging = ZarrStaging | Hdf5Staging
+NO_QUEUE = (
+    "processes that make one store together find its parts in a folder beside it, which a bucket"
+    " does not have: make the store on a disk that all of them see and copy it with `feature-store"
+    " convert`, or make it by one process, without --shard"
+)
 
 
 def open_source(path: str | Path, storage_options: dict[str, Any] | None = None) -> Source:
@@ -48,14 +57,29 @@ def _local(path: Path) -> Source:
 
 
 def staging_of(path: str | Path) -> Staging:
-    """Choose the format to write by the name of a store.
+    """Choose the format to write by the name of a store, on a disk or in a bucket.
+
+    Raises UserError as `local_staging_of` does, and for an address that is not that of a bucket.
+    """
+    if not is_bucket(path):
+        return local_staging_of(path)
+    if not str(path).rstrip("/").endswith(".zarr"):
+        raise UserError(f"{path}: in a bucket the name of a store must end in .zarr (Zarr v3)")
+    return BucketStaging(str(path))
+
+
+def local_staging_of(path: str | Path) -> LocalStaging:
+    """Choose the format to write by the name of a store on a disk.
 
     Raises UserError unless the name ends in .zarr or .h5, and if it belongs to anything but a
     folder or file: opening a pipe would wait for its other end.
     """
     target = Path(path)
     if "://" in str(path):
-        raise UserError(f"{path}: stores are written to a local path; upload the finished folder")
+        raise UserError(
+            f"{path}: this is done to a store at a local path, and stores are written there or to"
+            " a bucket (s3://, gs://, az://); give such a name"
+        )
     if target.exists() and not (target.is_dir() or target.is_file()):
         raise UserError(f"{path}: is not a folder or an ordinary file; give another name")
     if target.suffix == ".zarr":
@@ -67,6 +91,8 @@ def staging_of(path: str | Path) -> Staging:
 
 def queue_of(path: str | Path) -> Path:
     """Return the folder where processes that write one store together find its parts (FORMAT.md,
-    section 9)."""
+    section 9). Raises UserError for a bucket, where there are no such folders."""
+    if "://" in str(path):
+        raise UserError(f"{path}: {NO_QUEUE}")
     whole = Path(path).resolve()
     return whole.parent / f".{whole.name}.queue"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from store.containers.zarr.files import RemoteFiles
+from store.containers.zarr.files import remote_files
 from store.containers.zarr.tree import ZarrSource
 from store.errors import StoreError
 from store.extras.mixed_vocab import MixedVocab
@@ -177,7 +177,7 @@ def upload(
         known, _ = store.source.files([*(name for name, _ in entries(store)), "manifest"])
     folder, target = Path(source), target.rstrip("/")
     try:
-        remote = RemoteFiles(target, storage_options, writing=True)
+        remote = remote_files(target, storage_options, writing=True)
     except (ImportError, ValueError) as error:
         raise StoreError(f"{target}: cannot be written ({error})") from error
     if remote.has(ROOT):

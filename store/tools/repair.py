@@ -8,7 +8,7 @@ from typing import Any
 
 from store.containers.hdf5.staging import Hdf5Staging
 from store.containers.interface import Staging
-from store.containers.paths import staging_of
+from store.containers.paths import local_staging_of
 from store.errors import MISSING, StoreError, without_remedy
 from store.read.unfinished import made_by
 from store.tools.aside import Aside
@@ -40,7 +40,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
             f"{path}: only a store at a local path can be repaired; repair the one that was copied"
             " there, remove this copy, and copy it again with `feature-store convert`"
         )
-    staging = staging_of(path)
+    staging = local_staging_of(path)
     if not staging.path.exists():
         raise UserError(f"{path}: {MISSING}")
     lease = Lease(staging.path)

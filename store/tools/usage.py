@@ -9,7 +9,7 @@ from pathlib import Path
 from store.containers.hdf5 import file as hdf5
 from store.containers.hdf5.staging import Hdf5Staging
 from store.containers.hdf5.tree import Hdf5Source
-from store.containers.paths import staging_of
+from store.containers.paths import local_staging_of
 from store.containers.zarr import tree as zarr
 from store.format.layout import ArraySpec
 
@@ -22,7 +22,7 @@ def stored_sizes(path: Path, part: int | None = None) -> dict[str, int]:
 
     Where `part` is None they are of what lies outside the parts.
     """
-    staging = staging_of(path)
+    staging = local_staging_of(path)
     if isinstance(staging, Hdf5Staging):
         file = path if part is None else staging.parts / f"{part}.h5"
         sizes = dict(_datasets(file, "" if part is None else f"parts/{part}/"))

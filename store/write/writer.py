@@ -6,7 +6,6 @@ One process writes a store; or several do, each a part by its own lease (see `pa
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -19,10 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from store.containers.hdf5.staging import Hdf5Staging
-from store.containers.interface import Staging
+from store.containers.interface import Right, Staging
 from store.containers.paths import staging_of
 from store.containers.zarr.staging import ZarrStaging
-from store.errors import StoreError, without_remedy
+from store.errors import StoreError, Unreachable, without_remedy
 from store.format.features import Calibration, Features
 from store.format.layout import (
     FORMAT,
@@ -53,7 +52,7 @@ from support import files
 from support.arrays import Array
 from support.differences import changed, check_same, differences
 from support.errors import ANOTHER, UserError
-from support.lease import Lease, check_free, lease_path
+from support.lease import Lease, lease_path
 
 
 def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -65,12 +64,12 @@ def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing(path: Path, what: str = "") -> Iterator[None]:
+def _writing(path: Path | str, what: str = "") -> Iterator[None]:
     """Turn an error of the disk into a StoreError that tells the cause and what is kept."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # h5py tells a full disk as RuntimeError
-        kept = " (published parts are kept)" if path.exists() else ""
+        kept = "" if isinstance(path, Path) and not path.exists() else " (published parts are kept)"
         raise StoreError(
             f"cannot write {what}{path}: {files.reason(error)} and start again with the same"
             f" arguments{kept}"
@@ -80,7 +79,7 @@ def _writing(path: Path, what: str = "") -> Iterator[None]:
 class StoreWriter:
     """A store being written; made by `create_or_resume`, or of one part by `join`."""
 
-    def __init__(self, staging: Staging, attributes: dict[str, Any], lease: Lease) -> None:
+    def __init__(self, staging: Staging, attributes: dict[str, Any], lease: Right) -> None:
         self._staging, self._attributes, self._lease = staging, attributes, lease
         self.path = staging.path
         self.features = check_root(attributes, str(self.path))
@@ -116,12 +115,13 @@ class StoreWriter:
         attributes = StoreWriter._begun_as(identity, features, software)
         StoreWriter._check_same(staging, attributes, shared)
         with _writing(staging.path):
-            lease = lease or Lease(staging.path)
+            right: Right = lease or staging.lease()
             try:
-                staging.mark = lease.token
+                staging.mark = right.token
                 StoreWriter.check(path, shared)  # another process may have sealed it meanwhile
                 if not shared:
-                    PartQueue(path).remove()
+                    if isinstance(staging.path, Path):
+                        PartQueue(staging.path).remove()
                     staging.clear()
                 arrays = partial(
                     outside_arrays,
@@ -132,11 +132,12 @@ class StoreWriter:
                     complete(staging, StoreWriter._stored(staging) or {}, arrays)
                 else:
                     begin(staging, attributes, arrays())
-                return StoreWriter(staging, StoreWriter._stored(staging) or attributes, lease)
+                return StoreWriter(staging, StoreWriter._stored(staging) or attributes, right)
             except BaseException:
-                with suppress(OSError):
-                    staging.clear(lease.token)
-                lease.close()
+                with suppress(OSError, UserError):
+                    staging.clear(right.token)
+                with suppress(Unreachable):  # the error before it is the one to report
+                    right.close()
                 raise
 
     @staticmethod
@@ -253,20 +254,17 @@ class StoreWriter:
                 " is damaged aside with `feature-store repair` and type this again"
             )
         staging = staging_of(path)
-        if not staging.path.exists() and isinstance(staging, Hdf5Staging) and staging.published():
+        if isinstance(staging, Hdf5Staging) and not staging.exists() and staging.published():
             raise UserError(
                 f"{staging.parts}: holds parts of an unfinished store whose file {path} is gone:"
                 f" put that back and type this again; or remove {staging.parts} to begin anew"
             )
-        folder = staging.path.parent
-        if not folder.is_dir():
-            raise UserError(f"{path}: folder {folder} does not exist; make it")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise UserError(f"{path}: folder {folder} cannot be written to; {files.WRITABLE}")
+        staging.check_place()
         if not shared:
             with _writing(staging.path):
-                check_free(staging.path)
-                PartQueue(path).check_idle()
+                staging.check_free()
+                if isinstance(staging.path, Path):
+                    PartQueue(staging.path).check_idle()
 
     @staticmethod
     def _tidy(staging: Staging) -> None:
@@ -274,6 +272,8 @@ class StoreWriter:
 
         Raises UserError if a writer or a repair is alive: then the parts belong to it.
         """
+        if not isinstance(staging.path, Path):
+            return  # a writer of a bucket leaves a lease and folders of its machine, no more
         parts = staging.parts if isinstance(staging, Hdf5Staging) else None
         queue = PartQueue(staging.path)
         left = (lease_path(staging.path), queue.folder, *([parts] if parts else []))
@@ -292,10 +292,10 @@ class StoreWriter:
         """Root attributes of the store at a path, None if nothing is there. Raises UserError if it
         is no store."""
         path = staging.path
-        if not path.exists():
+        if not staging.exists():
             return None
         try:
-            if path.is_dir() != isinstance(staging, ZarrStaging):
+            if isinstance(path, Path) and path.is_dir() != isinstance(staging, ZarrStaging):
                 raise StoreError(f"{path}: not a store of this format")
             source = staging.source()
             attributes = source.attributes()
@@ -322,6 +322,8 @@ class StoreWriter:
         """Root attributes of a store in this state; None if there is none that can be read."""
         try:
             attributes = StoreWriter._stored(staging_of(path))
+        except Unreachable:  # nothing is known
+            raise
         except UserError:
             return None
         return attributes if attributes and attributes["state"] == state else None
@@ -429,7 +431,7 @@ class StoreWriter:
     def _clear(self) -> None:
         """Remove what was begun. An error here is dropped, as the error before it is the one to
         report."""
-        with suppress(OSError):
+        with suppress(OSError, UserError):
             self._staging.clear(self._staging.mark)
 
     def close(self) -> None:
@@ -440,7 +442,7 @@ class StoreWriter:
 def sealed_as(
     staging: Staging,
     attributes: dict[str, Any],
-    lease: Lease,
+    lease: Right,
     manifest: bytes | None,
     checksum: str | None,
 ) -> bool:

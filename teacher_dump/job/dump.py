@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store import Features, StoreWriter, TaskSpec, open_store
+from store.containers.paths import staging_of
 from store.extras.word_counts import WordCounts
 from support.background import Behind, prefetched
 from support.console import counted
@@ -101,11 +102,11 @@ def opened(
     return resolved, model, corpus
 
 
-def kept(out: Path) -> str:
+def kept(out: Path | str) -> str:
     """Tell in a line what a stopped dump has written, and how to go on."""
     if StoreWriter.peek(out) is None:
         state = "is finished"
-        if not out.exists():
+        if not staging_of(out).exists():
             state = "nothing is written yet; the same command begins anew"
         return f"{out}: {state}"
     parts, tokens = StoreWriter.kept(out)
@@ -250,7 +251,7 @@ def begun(
 
 
 def summary(
-    out: Path, empty_lines: int, counters: Counter[str], resumed: int, task: TaskSpec | None
+    out: Path | str, empty_lines: int, counters: Counter[str], resumed: int, task: TaskSpec | None
 ) -> DumpSummary:
     """Return what a finished dump reports of itself."""
     return DumpSummary(
@@ -347,7 +348,7 @@ def count(done: Counter[str], part: list[Window]) -> None:
     done["gold"] += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
 
 
-def _vocab(path: Path) -> str:
+def _vocab(path: Path | str) -> str:
     with closing(open_store(path)) as store:
         size = suggested_size(store.single_texts(), store.tokenizer().normalizer)
     return f"{size // 1000}k" if size % 1000 == 0 else str(size)

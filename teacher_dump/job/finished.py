@@ -37,7 +37,7 @@ def check_begun(options: DumpOptions, shared: bool = False) -> dict[str, Any] | 
 
 
 def check_finished(
-    out: Path, stored: Mapping[str, Any], identity: Mapping[str, Any], features: Features
+    out: Path | str, stored: Mapping[str, Any], identity: Mapping[str, Any], features: Features
 ) -> tuple[int, int, int, int]:
     """Count documents, sequences, tokens and parts of a finished store.
 
@@ -58,7 +58,7 @@ def check_finished(
         ) from error
 
 
-def _refuse(out: Path, found: Iterable[tuple[str, str, str]]) -> None:
+def _refuse(out: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
     differ = [f"{key} is {old} there and {new} now" for key, old, new in found]
     if differ:
         raise UserError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from store import LogitsSpec
+from store.containers.paths import NO_QUEUE
 from store.format.codecs.levels import LEVELS
 from store.format.features import TASKS
 from support.console import check_device
@@ -45,6 +46,11 @@ def _tier_and_size(spec: str) -> tuple[str, int]:
             raise UserError(f"--logits {spec}: at most {MAX_DRAWS} draws of a token; ask for fewer")
         return tier, int(size)
     raise UserError(f"--logits {spec}: expected topk:K, sample:DRAWS, head or none")
+
+
+def place_of(word: str) -> Path | str:
+    """Read `--out`: a path, or an address, whose two slashes a path would lose."""
+    return word if "://" in word else Path(word)
 
 
 def listed(words: tuple[str, ...] | str) -> tuple[str, ...]:
@@ -91,7 +97,11 @@ class DumpOptions:
     model: str = option(
         help="Teacher: model id, folder, or an alias (rubert-base, minilm).", required=True
     )
-    out: Path = option(help="The store: NAME.zarr or NAME.h5.", required=True)
+    out: Path | str = option(
+        help="The store: NAME.zarr or NAME.h5, or in a bucket s3://BUCKET/NAME.zarr (gs://, az://).",
+        required=True,
+        read=place_of,
+    )
     corpus: tuple[str, ...] = option(
         (),
         "Text: .txt (a document a line), .jsonl/.csv/.tsv/.parquet, token/tag .tsv, a folder,"
@@ -263,6 +273,8 @@ def describe(options: DumpOptions, corpus_was_given: bool) -> str:
 
 def _check_together(options: DumpOptions) -> None:
     """Raise UserError for options that contradict each other, whatever the teacher is."""
+    if "://" in str(options.out) and shard_of(options.shard):
+        raise UserError(f"{options.out}: {NO_QUEUE}")
     if options.mask_words == "rare" and options.views == 1:
         raise UserError(
             "--mask-words rare: in view 0, the only one, no word is masked; ask for masked views"

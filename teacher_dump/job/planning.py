@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from store import Features, StoreWriter
@@ -67,7 +67,7 @@ class Plan:
     teacher_bytes: float
     seconds: float
     pass_seconds: float
-    free: int
+    free: int | None  # None in a bucket
     copies: int  # of the parts that the disk holds while the store is sealed
 
     @property
@@ -95,16 +95,17 @@ class Plan:
             " every student"
         )
         twice = ", twice the parts while it is sealed" if self.copies > 1 else ""
-        yield f"room      {readable(self.free)} free, {readable(self.needed)} needed{twice}"
+        free = "nobody tells how much is" if self.free is None else readable(self.free)
+        yield f"room      {free} free, {readable(self.needed)} needed{twice}"
 
     @property
     def needed(self) -> float:
         """Bytes of the disk that the dump takes at most."""
         return self.total_bytes + (self.copies - 1) * sum(self.bytes_by_feature.values())
 
-    def check_room(self, out: Path) -> None:
+    def check_room(self, out: Path | str) -> None:
         """Raise UserError where the disk is too small."""
-        if self.needed > KEPT_FREE * self.free:
+        if self.free is not None and self.needed > KEPT_FREE * self.free:
             raise UserError(
                 f"{out}: the disk has {readable(self.free)} free, and the store needs"
                 f" {readable(self.needed)}; make room, give another disk as --out, or keep less"
@@ -192,7 +193,7 @@ def _measured(
     size = _tokens(windows)
     parts = ceil(tokens / options.part_tokens)
     with tempfile.TemporaryDirectory(prefix="teacher-dump-plan-") as folder:
-        out = Path(folder) / f"sample{options.out.suffix}"
+        out = Path(folder) / f"sample{PurePath(options.out).suffix}"
         one_part = replace(one_part, out=out)
         alone = _pass_seconds(one_part, teacher, windows)
         taken = _dump_seconds(one_part, teacher, features, windows, sample, stop)
@@ -217,9 +218,14 @@ def _measured(
         teacher_bytes=_teacher_bytes(options, teacher, outside),
         seconds=taken / size * tokens,
         pass_seconds=alone / size * tokens,
-        free=shutil.disk_usage(options.out.resolve().parent).free,
-        copies=2 if options.out.suffix == ".h5" else 1,
+        free=_free(options.out),
+        copies=2 if PurePath(options.out).suffix == ".h5" else 1,
     )
+
+
+def _free(out: Path | str) -> int | None:
+    """Return the bytes that are free where a store will lie; None in a bucket."""
+    return shutil.disk_usage(out.resolve().parent).free if isinstance(out, Path) else None
 
 
 def _counts(features: Features, windows: list[Window]) -> Counts:

@@ -60,6 +60,11 @@ class StageOneDump(DumpOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.out, Path):
+            raise UserError(
+                f"{self.out}: mixed-vocab keeps its training in a folder beside the store; give"
+                " --out a local path, and copy the store with `feature-store convert`"
+            )
         check_head(self, "mlm")
         for name in sorted(scoped(DumpOptions, ALONE)):
             if getattr(self, name) != default_of(DumpOptions, name):

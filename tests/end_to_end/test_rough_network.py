@@ -18,7 +18,7 @@ SHORT = (*STUDENT, "--vocab", 300, "--steps", 4, "--loss", "mlm=1,hidden=1,kl=1"
 def test_a_training_gives_the_same_student(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    s3fs = pytest.importorskip("s3fs")
+    pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
     monkeypatch.setattr(network, "FIRST_PAUSE", 0.01)
     with running_s3() as s3:
@@ -26,8 +26,7 @@ def test_a_training_gives_the_same_student(
             monkeypatch.setenv(key, value)
         for proxy in PROXIES:
             monkeypatch.delenv(proxy, raising=False)
-        client = s3fs.S3FileSystem(endpoint_url=s3.url, skip_instance_cache=True)
-        client.put(str(store), f"{BUCKET}/store.zarr", recursive=True)
+        s3.put(store, "store.zarr")
         s3.weather = Weather({"reset": 0.3})
         ok(student_train, "--store", URL, "--out", tmp_path / "far", *SHORT)
         assert s3.weather.met["reset"] > 20

@@ -182,7 +182,7 @@ def calibration_of(features: Features) -> dict[str, tuple[Array, Array]]:
             for name in features.hidden}  # fmt: skip
 
 
-def begin(path: Path, features: Features, **changes: Any) -> StoreWriter:
+def begin(path: Path | str, features: Features, **changes: Any) -> StoreWriter:
     head = None
     if features.logits and features.logits.tier == "head":
         rng = np.random.default_rng(9)
@@ -232,12 +232,13 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
 
 
 def make_store(
-    path: Path, features: Features, parts: int = 3, sequences: int = 12, **changes: Any
+    path: Path | str, features: Features, parts: int = 3, sequences: int = 12, **changes: Any
 ) -> list[Part]:
-    """A sealed store; returns what went in."""
+    """A sealed store, of parts that may be there in part; returns what went in."""
     writer = begin(path, features, **changes)
     made = [make_part(features, seed, sequences) for seed in range(parts)]
     for number, part in enumerate(made):
-        put_part(writer, number, part)
+        if number not in writer.published:
+            put_part(writer, number, part)
     writer.seal()
     return made

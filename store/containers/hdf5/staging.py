@@ -12,6 +12,7 @@ import h5py
 from store.containers.hdf5.file import Hdf5Sink, append_digest, create_group
 from store.containers.hdf5.tree import Hdf5Source
 from store.containers.interface import Sink, Source
+from store.containers.on_disk import OnDisk
 from store.errors import StoreError
 from store.format.layout import ArraySpec, part_number, teacher_array
 from support import files
@@ -29,7 +30,7 @@ def _check(path: Path) -> None:
         source.stored_bytes(name)
 
 
-class Hdf5Staging:
+class Hdf5Staging(OnDisk):
     """An HDF5 store under construction. See `store.containers.interface.Staging`."""
 
     def __init__(self, path: Path) -> None:

@@ -11,9 +11,10 @@ from typing import Any, Protocol, TypeVar
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore
+from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
-from store.containers.network import ABSENT, Line, options_of
+from store.containers.bucket import Bucket, is_bucket
+from store.containers.network import ABSENT, Line
 from store.containers.untrusted import MAX_JSON, Folder, files_under
 from store.errors import StoreError
 
@@ -62,21 +63,10 @@ class LocalFiles:
         return set(files_under(str(self._root)))
 
 
-class RemoteStore(FsspecStore):
-    """zarr-python's store behind a URL, which asks again where a network fails."""
+class _Asking(Store):
+    """A store of zarr-python that asks again where a network fails."""
 
     line: Line
-
-    @classmethod
-    def at(cls, url: str, options: dict[str, Any] | None, writing: bool = False) -> RemoteStore:
-        """Choose the client by the URL, and ask nothing yet. Raises ImportError, ValueError."""
-        chosen = options_of(url, options, writing)
-        store: Any = cls.from_url(url, storage_options=chosen, read_only=not writing)
-        if hasattr(store.fs, "retries") and "://" in url:
-            store.fs.retries = 1
-        store.line = Line(url)
-        found: RemoteStore = store
-        return found
 
     async def get(
         self,
@@ -96,12 +86,80 @@ class RemoteStore(FsspecStore):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None, size: int | None
     ) -> Buffer | None:
         """`get`, where some `size` bytes are expected; None where nobody knows."""
-        request = super().get
+        request: Any = super().get  # type: ignore[safe-super]  # the next class has one
         return await self.line.ask(key, lambda: request(key, prototype, byte_range), size)
 
 
+class RemoteStore(_Asking, FsspecStore):
+    """zarr-python's store behind a URL."""
+
+    @classmethod
+    def at(cls, url: str, options: dict[str, Any] | None, writing: bool = False) -> RemoteStore:
+        """Choose the client by the URL, and ask nothing yet. Raises ImportError, ValueError."""
+        store: Any = cls.from_url(url, storage_options=dict(options or {}), read_only=not writing)
+        if hasattr(store.fs, "retries") and "://" in url:
+            store.fs.retries = 1
+        store.line = Line(url)
+        found: RemoteStore = store
+        return found
+
+
+class BucketStore(_Asking, ObjectStore[Any]):
+    """zarr-python's store of a bucket."""
+
+
+class Remote(Files, Protocol):
+    """Files over a network, which can be written."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file."""
+
+
+def remote_files(url: str, options: dict[str, Any] | None = None, writing: bool = False) -> Remote:
+    """The files behind a URL: of a bucket by obstore, else by fsspec."""
+    return BucketFiles(url, options) if is_bucket(url) else RemoteFiles(url, options, writing)
+
+
+class BucketFiles:
+    """The objects of a store in a bucket."""
+
+    def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
+        self.bucket = Bucket(url, options)
+        store = BucketStore(self.bucket.store, read_only=True)
+        store.line = self.bucket.line
+        self.store: Store = store
+
+    def read(self, name: str) -> bytes:
+        return self.bucket.read(name, MAX_JSON)
+
+    def size(self, name: str) -> int:
+        return self.bucket.size(name)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such an object; it is read, as an answer without a body tells no
+        cause."""
+        return self.bucket.tagged(name) is not None
+
+    def members(self, group: str) -> list[str]:
+        """Names directly under a group; of the parts those that were published whole."""
+        found = self.bucket.folders(group)
+        if group != "parts":
+            return found
+        there = self.bucket.has_all(f"{group}/{name}/zarr.json" for name in found)
+        return [name for name, whole in zip(found, there, strict=True) if whole]
+
+    def all(self) -> set[str]:
+        return self.bucket.names()
+
+    def write(self, name: str, data: bytes) -> None:
+        self.bucket.put(name, data)
+
+
 class RemoteFiles:
-    """The files behind a URL."""
+    """The files behind a URL that fsspec knows."""
 
     def __init__(
         self, url: str, options: dict[str, Any] | None = None, writing: bool = False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from store.containers.interface import Sink, Source
+from store.containers.on_disk import OnDisk
 from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
 from store.format.layout import ArraySpec, groups_above, part_number, teacher_array
 from store.format.manifest import Entry
@@ -19,7 +20,7 @@ from support.arrays import Array
 TEMPORARY = ".tmp-"
 
 
-class ZarrStaging:
+class ZarrStaging(OnDisk):
     """A Zarr store under construction. See `store.containers.interface.Staging`."""
 
     def __init__(self, path: Path) -> None:

@@ -19,7 +19,7 @@ from zarr.storage import LocalStore, StorePath
 from store.containers.interface import Flaw, Slices
 from store.containers.network import ABSENT, fetches, surely
 from store.containers.untrusted import MAX_TOLD, check_size
-from store.containers.zarr.files import Files, LocalFiles, RemoteFiles
+from store.containers.zarr.files import Files, LocalFiles, remote_files
 from store.containers.zarr.metadata import unlawful
 from store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
 from store.containers.zarr.zarr_python import check_codecs, open_slices
@@ -134,7 +134,7 @@ class ZarrSource:
         self._digests: dict[str, str] = {}
         try:
             self._files: Files = (
-                RemoteFiles(path, storage_options) if self.remote else LocalFiles(path)
+                remote_files(path, storage_options) if self.remote else LocalFiles(path)
             )
         except (ImportError, ValueError) as error:
             raise StoreError(f"{path}: cannot be opened ({error})") from error

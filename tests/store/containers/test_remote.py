@@ -22,7 +22,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGIO
 @pytest.fixture
 def server() -> Iterator[str]:
     """An S3-speaking server on loopback."""
-    pytest.importorskip("s3fs")
+    pytest.importorskip("obstore")
     moto = pytest.importorskip("moto.server")
     running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
@@ -67,7 +67,7 @@ def test_reading_over_s3(made: Made, server: str, monkeypatch: pytest.MonkeyPatc
 def test_without_credentials_the_remedy_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("s3fs")
+    pytest.importorskip("obstore")
     for key in (*KEYS, "AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(key, raising=False)
     for key in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):

@@ -12,7 +12,7 @@ from tests.store.write.test_writing import SMALL
 PARTS = 4
 
 
-def main(path: Path) -> None:
+def main(path: Path | str) -> None:
     try:
         writer = begin(path, SMALL)
     except UserError as error:
@@ -27,4 +27,4 @@ def main(path: Path) -> None:
 
 if __name__ == "__main__":
     print("started", flush=True)
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

@@ -1,0 +1,247 @@
+"""The objects of a bucket, by obstore: S3, Google Cloud Storage and Azure by the same few requests.
+
+A request asks once; `Line` asks again. A conditional write takes effect only while the object is
+what it was, or is not there; where a server does not know conditions, `put_if` tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from zarr.core.sync import sync
+
+from store.containers.network import ABSENT, CREDENTIALS, Line, answer_of
+from store.errors import StoreError, Unreachable
+from support.errors import first_line
+from support.extras import library
+
+Result = TypeVar("Result")
+SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
+EXTRA = "s3"
+AT_ONCE = 16  # uploads, and questions about many objects
+MULTIPART = 2**32  # bytes; S3 takes no larger object in one request, and one request is not torn
+OF_S3FS = {  # options as s3fs has them, which stores were opened with before
+    "endpoint_url": "endpoint",
+    "region_name": "region",
+    "key": "access_key_id",
+    "secret": "secret_access_key",
+    "token": "token",
+    "anon": "skip_signature",
+}
+HELD = {"AlreadyExistsError", "PreconditionError"}
+UNCONDITIONAL = {"NotSupportedError", "NotImplementedError"}
+
+
+def is_bucket(path: object) -> bool:
+    """Whether a path is the address of a store in a bucket."""
+    scheme, found, _ = str(path).partition("://")
+    return bool(found) and scheme in SCHEMES
+
+
+class Tagged(NamedTuple):
+    """An object as it was: its bytes, the server's tag of them, and when it was written by the
+    server's clock."""
+
+    data: bytes
+    tag: str
+    modified: datetime
+
+
+class Bucket:
+    """Objects below an address, `s3://bucket/a/b`; names are relative to it.
+
+    Raises Unreachable where no answer comes or a request is refused, FileNotFoundError for what is
+    not there, UserError where obstore is not installed.
+    """
+
+    def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
+        self.url, self.line = url, Line(url)
+        self._obstore = library("obstore", EXTRA, f"{url.partition('://')[0]}://")
+        self.store = _client(url, options)
+
+    def ask(
+        self, what: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
+    ) -> Result:
+        """Send a request until it is answered."""
+        return sync(self.line.ask(what or "its objects", request, size))
+
+    def read(self, name: str, most: int | None = None) -> bytes:
+        """Read an object. Raises StoreError if it has more than `most` bytes."""
+        return self._read(name, most).data
+
+    def _read(self, name: str, most: int | None = None) -> Tagged:
+        async def request() -> Tagged:
+            found = await self._obstore.get_async(self.store, name)
+            meta = found.meta
+            if most is not None and meta["size"] > most:
+                raise StoreError(f"{self.url}: {name} is larger than {most:,} bytes")
+            data = bytes(await found.bytes_async())
+            return Tagged(data, str(meta["e_tag"]), meta["last_modified"])
+
+        return self.ask(name, request, 2**20)
+
+    def tagged(self, name: str) -> Tagged | None:
+        """Read an object with its tag; None if there is none."""
+        try:
+            return self._read(name)
+        except ABSENT:
+            return None
+
+    def size(self, name: str) -> int:
+        """The bytes of an object."""
+
+        async def request() -> int:
+            return int((await self._obstore.head_async(self.store, name))["size"])
+
+        return self.ask(name, request)
+
+    def has_all(self, names: Iterable[str]) -> list[bool]:
+        """Whether there are objects of these names, asked for at once."""
+
+        async def one(name: str) -> bool:
+            try:
+                await self.line.ask(name, lambda: self._obstore.head_async(self.store, name))
+            except ABSENT:
+                return False
+            return True
+
+        return self._many(one, names)
+
+    def _many(self, one: Callable[[Any], Awaitable[Result]], items: Iterable[Any]) -> list[Result]:
+        """Do something with every item, AT_ONCE at a time."""
+
+        async def every() -> list[Result]:
+            places = asyncio.Semaphore(AT_ONCE)
+
+            async def placed(item: Any) -> Result:
+                async with places:
+                    return await one(item)
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(placed(item)) for item in items]
+            return [task.result() for task in tasks]
+
+        try:
+            return sync(every())
+        except BaseExceptionGroup as found:
+            raise found.exceptions[0] from None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a whole object."""
+        self.ask(name, lambda: self._put(name, data), len(data))
+
+    async def _put(self, name: str, data: bytes, **conditions: Any) -> Any:
+        multipart = len(data) > MULTIPART
+        return await self._obstore.put_async(
+            self.store, name, data, use_multipart=multipart, **conditions
+        )
+
+    def put_files(self, files: Mapping[str, Path]) -> None:
+        """Write objects from files, some at once; in no order."""
+
+        async def one(item: tuple[str, Path]) -> None:
+            name, file = item
+            data = file.read_bytes()
+            await self.line.ask(name, lambda: self._put(name, data), len(data))
+
+        self._many(one, files.items())
+
+    def put_if(self, name: str, data: bytes, tag: str | None) -> str | None:
+        """Write an object that is not there yet, or that has this tag; returns its new tag, or None
+        where that is not so. `data` must differ from what anybody else writes.
+
+        Raises NotImplementedError where the server says that it knows no conditions.
+        """
+        mode = "create" if tag is None else {"e_tag": tag}
+        try:
+            found = self.ask(name, lambda: self._put(name, data, mode=mode), len(data))
+            return str(found["e_tag"])
+        except (Unreachable, *ABSENT) as error:
+            if isinstance(error, ABSENT):  # it had this tag, and was removed
+                return None
+            kind = type(error.__cause__).__name__
+            answer = answer_of(error.__cause__) if error.__cause__ else None
+            if kind in UNCONDITIONAL or (answer and answer.status == 501):
+                raise NotImplementedError from error
+            if kind not in HELD and not (answer and answer.status in (409, 412)):
+                raise
+        # An answer that was lost on the way: the request before this one may have done it.
+        there = self.tagged(name)
+        return there.tag if there and there.data == data else None
+
+    def folders(self, prefix: str = "") -> list[str]:
+        """Names directly under a prefix, of objects and of what holds objects."""
+
+        async def request() -> Any:
+            return await self._obstore.list_with_delimiter_async(self.store, prefix or None)
+
+        found = self.ask(prefix, request, None)
+        paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
+
+    def names(self, prefix: str = "") -> set[str]:
+        """Names of all objects under a prefix."""
+
+        async def request() -> Any:
+            return await self._obstore.list(self.store, prefix or None).collect_async()
+
+        return {str(each["path"]) for each in self.ask(prefix, request, None)}
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects; they may be gone."""
+
+        async def one(name: str) -> None:
+            try:
+                await self.line.ask(name, lambda: self._obstore.delete_async(self.store, name))
+            except ABSENT:
+                return
+
+        self._many(one, names)
+
+
+def _client(url: str, options: dict[str, Any] | None) -> Any:
+    """Make obstore's client of an address, and ask nothing yet. Raises StoreError for options that
+    it does not know, Unreachable where there are no credentials."""
+    from obstore.store import from_url
+
+    given = dict(options or {})
+    given.update(given.pop("client_kwargs", None) or {})
+    config = {OF_S3FS.get(key, key): value for key, value in given.items()}
+    more = {}
+    if url.startswith(("s3://", "s3a://")):
+        more = _provided(url, config)
+    try:
+        return from_url(
+            url,
+            config=config or None,  # type: ignore[call-overload]
+            client_options={"allow_http": True, "timeout": "6h", "connect_timeout": "20s"},
+            retry_config={"max_retries": 0},
+            **more,
+        )
+    except Exception as error:  # obstore raises a kind of its own for each
+        raise StoreError(f"{url}: cannot be opened ({first_line(error)})") from error
+
+
+def _provided(url: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Credentials as boto3 finds them, in profiles and at sign-on services too, where the
+    environment does not give them. Raises Unreachable where there are none."""
+    environment = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE")
+    keys = ("access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature")
+    if any(os.environ.get(name) for name in environment) or any(config.get(key) for key in keys):
+        return {}
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:  # obstore itself looks at the machine's own
+        return {}
+    try:
+        return {"credential_provider": Boto3CredentialProvider()}
+    except Exception as error:  # of a profile that cannot be read, of a sign-on that is over
+        cause = "" if isinstance(error, ValueError) else f" ({first_line(error)})"
+        raise Unreachable(
+            f"{url}: cannot be reached: no credentials{cause}; check {CREDENTIALS}"
+        ) from error

@@ -1,0 +1,144 @@
+"""The lease of a store in a bucket: an object beside it that its writer writes again and again.
+
+It says what the lease of a store on a disk says (`support/lease.py`). Each writing is conditional:
+it takes effect only while the object is the one that this process has seen. Time is that of the
+server's clock, which dates every object. Where a server knows no conditions, the last of two
+processes that take a lease at once has it, and the other one sees that before it writes a part.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from store.containers.bucket import Bucket, Tagged
+from support.errors import UserError
+from support.lease import BEAT, MISSED, SETTLE, TRIES, check_signed, running, said, signed, taken
+
+NONCE = 16  # bytes behind what a lease says
+_own: dict[str, BucketLease] = {}  # of this process, which may begin a store anew
+
+
+class BucketLease:
+    """The right of this process to write one store of a bucket, until `close` or its death.
+
+    Raises Taken if a living process has the right, Unreachable if nothing can be written.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url, self.token = url, secrets.token_hex(8)
+        self._bucket, self._name = _beside(url)
+        if (before := _own.get(url)) is not None:
+            before.close()
+        self._tag: str | None = None
+        self._conditional = True
+        self._take()
+        self.check()
+        self._ended = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._beating.start()
+        _own[url] = self
+
+    def _sign(self) -> bytes:
+        """What the lease says now; never twice the same, so that its tag tells two apart."""
+        return signed(self.token) + secrets.token_hex(NONCE // 2).encode()
+
+    def _take(self) -> None:
+        for _ in range(TRIES):
+            found = self._bucket.tagged(self._name)
+            if found is not None:
+                _check_dead(self.url, self._bucket, found)
+            try:
+                self._tag = self._bucket.put_if(
+                    self._name, self._sign(), found.tag if found else None
+                )
+                if self._tag is not None and self._ignored():
+                    raise NotImplementedError
+            except NotImplementedError:
+                self._conditional = False
+                self._bucket.put(self._name, self._sign())
+                time.sleep(SETTLE)
+                return
+            if self._tag is not None:
+                return
+        raise UserError(f"{self.url}: {self._name} beside it comes and goes; start again")
+
+    def _ignored(self) -> bool:
+        """Whether the server takes conditional writes for plain ones: it makes the lease anew."""
+        again = self._bucket.put_if(self._name, self._sign(), None)
+        return again is not None
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT):
+            with suppress(Exception):  # `check` tells what became of the lease
+                self._renew()
+
+    def _renew(self) -> None:
+        if not self._conditional:
+            self.check()
+            self._bucket.put(self._name, self._sign())
+        elif self._tag is not None:
+            self._tag = self._bucket.put_if(self._name, self._sign(), self._tag)
+
+    def check(self) -> None:
+        """Raise UserError if another process has taken the lease over, or it was removed."""
+        check_signed(self.url, self._name, self._said(), self.token)
+
+    def _said(self) -> dict[str, Any]:
+        found = self._bucket.tagged(self._name)
+        return said(found.data[:-NONCE]) if found else {}
+
+    def close(self) -> None:
+        """Let other processes write; a second call does nothing."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._beating.join()
+        _own.pop(self.url, None)
+        if self._said().get("token") == self.token:
+            self._bucket.delete([self._name])
+
+
+def _beside(url: str) -> tuple[Bucket, str]:
+    """The place where the lease of a store lies, and its name."""
+    place, _, name = url.rpartition("/")
+    return Bucket(place), f".{name}.lease"
+
+
+def check_free(url: str) -> None:
+    """Raise Taken if a living process other than this one writes the store, Unreachable if nothing
+    can be written beside it."""
+    bucket, name = _beside(url)
+    found = None if url in _own else bucket.tagged(name)
+    if found is None:
+        _now(bucket, name)  # whether one may write is told before the work
+    else:
+        _check_dead(url, bucket, found)
+
+
+def _now(bucket: Bucket, name: str) -> float:
+    """The time by the server's clock, in seconds: that of an object that is written now."""
+    probe = f"{name}-probe"
+    bucket.put(probe, b"")
+    try:
+        found = bucket.tagged(probe)
+    finally:
+        bucket.delete([probe])
+    # Another process that looked at the clock just now has removed it.
+    return found.modified.timestamp() if found else _now(bucket, name)
+
+
+def _check_dead(url: str, bucket: Bucket, lease: Tagged) -> None:
+    """Raise Taken if the writer of a lease lives."""
+    writer = said(lease.data[:-NONCE])
+    silent = _now(bucket, f".{url.rpartition('/')[2]}.lease") - lease.modified.timestamp()
+    alive = silent < BEAT * MISSED
+    if (runs := running(writer)) is not None:
+        own = writer.get("pid") == os.getpid()  # one of this process that was not closed is dropped
+        alive = runs and not (own and url not in _own)
+    if alive:
+        raise taken(url, writer, silent)

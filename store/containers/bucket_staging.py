@@ -1,0 +1,189 @@
+"""Write a store into a bucket, where nothing can be renamed.
+
+What is written is made in a folder of this machine, as for a store on a disk, and then uploaded. A
+thing is there when its own zarr.json is, which comes last: that of a part publishes the part, that
+of the root begins the store, and the root with the manifest's checksum seals it. An upload that was
+torn is nothing, and who next has the lease of the store removes its objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from store.containers.bucket import Bucket
+from store.containers.bucket_lease import BucketLease, check_free
+from store.containers.interface import Sink, Source
+from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
+from store.errors import StoreError
+from store.format.layout import ArraySpec, groups_above, part_number, teacher_array
+from store.format.manifest import Entry
+from support import files
+from support.arrays import Array
+from support.errors import ANOTHER, UserError
+
+ROOT, BEGUN = "zarr.json", ".tmp-begun"
+
+
+class BucketStaging:
+    """A Zarr store under construction in a bucket. See `store.containers.interface.Staging`."""
+
+    def __init__(self, url: str) -> None:
+        self.path, self.mark = url.rstrip("/"), ""
+        self._bucket = Bucket(self.path)
+        # Another process that was killed at the same store left its folder under such a name.
+        self._folders = f"teachonce-{hashlib.sha256(self.path.encode()).hexdigest()[:16]}-"
+
+    def exists(self) -> bool:
+        (there,) = self._bucket.has_all([ROOT])
+        return there
+
+    def check_place(self) -> None:
+        """Raise UserError unless a store can be begun here."""
+        found = self._bucket.folders()
+        if found and not {ROOT, BEGUN} & set(found):
+            raise UserError(
+                f"{self.path}: holds objects that are no store ({', '.join(sorted(found)[:3])});"
+                f" {ANOTHER}"
+            )
+
+    def check_free(self) -> None:
+        check_free(self.path)
+
+    def lease(self) -> BucketLease:
+        return BucketLease(self.path)
+
+    def _work(self, what: str) -> Path:
+        """The folder of this machine where something is made that is uploaded then."""
+        return Path(tempfile.gettempdir()) / f"{self._folders}{self.mark}-{what}"
+
+    def clear(self, mark: str = "") -> None:
+        with suppress(OSError):  # a folder of another user
+            files.discard(Path(tempfile.gettempdir()), f"{self._folders}{mark}")
+        if not mark:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove the objects of torn uploads; of a store that was never begun all objects."""
+        if not self.exists():
+            if BEGUN in self._bucket.folders():
+                left = self._bucket.names()
+                self._bucket.delete(left - {BEGUN})
+                self._bucket.delete([BEGUN])
+            return
+        self._bucket.delete([BEGUN])
+        for number in self._uploaded() - self.published():
+            self.clear_part(number)
+
+    def clear_part(self, number: int) -> None:
+        if number not in self.published():
+            self._bucket.delete(self._bucket.names(f"parts/{number}"))
+
+    def create(self) -> Sink:
+        self.clear()
+        sink = ZarrSink(self._work("new"))
+        sink.attributes("parts", {})
+        return sink
+
+    def begin(self) -> None:
+        self._bucket.put(BEGUN, self.mark.encode())
+        folder = self._work("new")
+        self._upload(folder)
+        self._write_root((folder / ROOT).read_bytes(), None)
+        self._bucket.delete([BEGUN])
+        files.discard(folder.parent, folder.name)
+
+    def _taken(self) -> UserError:
+        return UserError(
+            f"{self.path}: another process has begun or sealed it meanwhile; let that one end, and"
+            " type the same command again"
+        )
+
+    def _upload(self, folder: Path, to: str = "") -> None:
+        """Upload all files of a folder but its own zarr.json."""
+        found = (file for file in sorted(folder.rglob("*")) if file.is_file())
+        named = {file.relative_to(folder).as_posix(): file for file in found}
+        named.pop(ROOT)
+        self._bucket.put_files({f"{to}{name}": file for name, file in named.items()})
+
+    def complete(
+        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], lacking: set[str]
+    ) -> None:
+        work, entries = self._work("outside"), dict(attributes["arrays"])
+        sink = ZarrSink(work)
+        for name, values in arrays:
+            if name in lacking:
+                fingerprint = sink.array(name, teacher_array(values), values)
+                entries[name] = Entry.of(values, fingerprint).to_json()
+        sink.close()
+        self._upload(work)
+        above = {"parts", *(above for name in entries for above in groups_above(name))}
+        groups = [f"{group}/{ROOT}" for group in sorted(above)]
+        for name, there in zip(groups, self._bucket.has_all(groups), strict=True):
+            if not there:
+                self._bucket.put(name, _json(GROUP))
+        if entries != attributes["arrays"]:  # another release wrote other metadata
+            self._replace_root(attributes | {"arrays": entries})
+        files.discard(work.parent, work.name)
+
+    def _replace_root(self, attributes: dict[str, Any]) -> None:
+        """Write the root anew, if it is what it was since it was read."""
+        now = self._bucket.tagged(ROOT)
+        if now is None:
+            raise self._gone()
+        self._write_root(_json(GROUP | {"attributes": attributes}), now.tag)
+
+    def _write_root(self, data: bytes, tag: str | None) -> None:
+        try:
+            if self._bucket.put_if(ROOT, data, tag) is None:
+                raise self._taken()
+        except NotImplementedError:  # the lease alone keeps others out
+            self._bucket.put(ROOT, data)
+
+    def _gone(self) -> StoreError:
+        return StoreError(f"{self.path}: was removed while it was written; start again")
+
+    def source(self) -> Source:
+        return ZarrSource(self.path)
+
+    def part(self, number: int) -> Sink:
+        return ZarrSink(self._work(f"part-{number}"))
+
+    def publish(self, number: int) -> None:
+        if not self.exists():
+            raise self._gone()
+        folder = self._work(f"part-{number}")
+        self._upload(folder, f"parts/{number}/")
+        self._bucket.put(f"parts/{number}/{ROOT}", (folder / ROOT).read_bytes())
+        files.discard(folder.parent, folder.name)
+
+    def _uploaded(self) -> set[int]:
+        """Numbers of the parts of which there are objects."""
+        with suppress(FileNotFoundError):
+            found = map(part_number, self._bucket.folders("parts"))
+            return {number for number in found if number is not None}
+        return set()
+
+    def published(self) -> set[int]:
+        found = sorted(self._uploaded())
+        there = self._bucket.has_all(f"parts/{number}/{ROOT}" for number in found)
+        return {number for number, whole in zip(found, there, strict=True) if whole}
+
+    def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
+        work = self._work("manifest")
+        sink = ZarrSink(work)
+        sink.array("manifest", manifest, values)
+        sink.close()
+        self._bucket.delete(self._bucket.names("manifest"))  # of one who was killed as he sealed
+        self._upload(work)
+        files.discard(work.parent, work.name)
+        self._replace_root(attributes)
+
+
+def _json(node: dict[str, Any]) -> bytes:
+    return json.dumps(node, indent=1).encode()

@@ -1,0 +1,285 @@
+"""Stores are written into a bucket, part by part, and are what they would be on a disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import StoreError, StoreWriter, Unreachable, UserError, open_store
+from store.containers import bucket_lease, network
+from store.containers.bucket import Bucket
+from store.containers.bucket_lease import BucketLease
+from store.format.features import Features
+from store.tools.repair import repair
+from store.tools.verify import verify
+from support.lease import Taken
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.mixed_vocab.options import StageOneDump
+from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
+from tests.store.making import features_of, make_store
+from tests.store.write import killed
+
+URL = f"s3://{BUCKET}/dumps/a.zarr"
+ROOT = Path(__file__).parents[3]
+LEASE = "dumps/.a.zarr.lease"
+
+
+@pytest.fixture(scope="module")
+def features() -> Features:
+    return dataclasses.replace(features_of("default", None, 1), hidden=("mean",), attention=())
+
+
+@pytest.fixture(scope="module")
+def local(features: Features, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("local") / "a.zarr"
+    make_store(path, features, parts=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3]:
+    pytest.importorskip("obstore")
+    pytest.importorskip("moto.server")
+    with pytest.MonkeyPatch.context() as patch, running_s3() as s3:
+        for key, value in (KEYS | {"AWS_ENDPOINT_URL": s3.url}).items():
+            patch.setenv(key, value)
+        for proxy in PROXIES:
+            patch.delenv(proxy, raising=False)
+        yield s3
+
+
+@pytest.fixture
+def s3(server: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
+    """The server in fair weather, without objects, and writers in a hurry."""
+    server.weather = Weather()
+    server.clear()
+    monkeypatch.setattr(network, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return server
+
+
+def keys_of(store: Path) -> set[str]:
+    files = (file for file in store.rglob("*") if file.is_file())
+    return {f"dumps/a.zarr/{file.relative_to(store).as_posix()}" for file in files}
+
+
+def assert_same(s3: S3, local: Path, tmp_path: Path) -> None:
+    """The bucket holds the objects of the store and no other, and nothing is left here."""
+    assert open_store(URL).manifest.content() == open_store(local).manifest.content()
+    assert s3.held() == keys_of(local)
+    assert not list(tmp_path.glob("teachonce-*"))
+
+
+def test_a_store_in_a_bucket_is_that_on_a_disk(
+    s3: S3, local: Path, features: Features, tmp_path: Path
+) -> None:
+    s3.weather = Weather(dict.fromkeys(("500", "503", "reset", "torn"), 0.03))
+    make_store(URL, features, parts=2)
+    assert all(s3.weather.met[fault] for fault in ("reset", "503"))
+    s3.weather = Weather()
+    assert_same(s3, local, tmp_path)
+    assert verify(URL).problems == []
+    with pytest.raises(UserError, match="exists already and is finished"):
+        make_store(URL, features, parts=2)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    "fatal",
+    [
+        pytest.param("teacher/files", marks=pytest.mark.apart),
+        pytest.param("parts/0/", marks=pytest.mark.apart),
+        "parts/1/zarr.json",
+        pytest.param("manifest", marks=pytest.mark.apart),
+    ],
+)
+def test_a_torn_upload_is_nothing_and_is_removed(
+    s3: S3, local: Path, features: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    fatal: str,
+) -> None:  # fmt: skip
+    """Killed before the first object of such a name, the writer leaves all that it had sent."""
+    real = Bucket._put
+
+    async def put(self: Bucket, name: str, data: bytes, **conditions: Any) -> Any:
+        if name.startswith(fatal):
+            raise Killed
+        return await real(self, name, data, **conditions)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Bucket, "_put", put)
+        patch.setattr("store.write.writer.StoreWriter._clear", lambda self: None)
+        make_store(URL, features, parts=2)
+    there = {"teacher/files": 0, "parts/0/": 0, "parts/1/zarr.json": 1, "manifest": 2}[fatal]
+    if fatal == "teacher/files":
+        with pytest.raises(StoreError, match="no Zarr store"):
+            open_store(URL)
+    elif there:
+        with pytest.raises(StoreError, match=f"is not finished \\({there} part"):
+            open_store(URL)
+        assert len(open_store(URL, allow_partial=True).manifest.parts) == there
+    stray = "dumps/a.zarr/parts/1/token/stray"  # of other arguments, or of another release
+    if fatal != "manifest":
+        s3.write(stray, b"torn")
+    make_store(URL, features, parts=2)
+    assert_same(s3, local, tmp_path)
+
+
+def test_one_writer_at_a_time(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = BucketLease(URL)
+    with pytest.raises(Taken, match=f"another process is writing it: process {os.getpid()}"):
+        monkeypatch.setattr(bucket_lease, "_own", {URL: lease})
+        raise_if_taken(s3, "elsewhere")
+    s3.write(LEASE, s3.read(LEASE).replace(lease.token.encode(), b"0" * 16))
+    with pytest.raises(UserError, match="has taken over the right to write it"):
+        lease.check()
+    lease.close()
+    assert s3.held() == {LEASE}, "a lease that another process has taken over is not ours"
+    s3.remove(LEASE)
+    with pytest.raises(UserError, match="was removed, so this process may not"):
+        lease.check()
+
+
+def raise_if_taken(s3: S3, boot: str) -> None:
+    """Look at a lease as a process on another machine does, or on this one."""
+    data = s3.read(LEASE)
+    here = bucket_lease.said(data[: -bucket_lease.NONCE])["boot"]
+    s3.write(LEASE, data.replace(here.encode(), boot.encode().ljust(len(here), b"-")))
+    bucket_lease._own.clear()
+    bucket_lease.check_free(URL)
+
+
+def test_the_dead_are_replaced(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    first = BucketLease(URL)
+    first._ended.set()
+    bucket_lease._own.clear()
+    pid, gone = (f'"pid": {number},'.encode() for number in (os.getpid(), child.pid))
+    s3.write(LEASE, s3.read(LEASE).replace(pid, gone))
+    second = BucketLease(URL)  # at once: the process is not there
+    second._ended.set()
+    with pytest.raises(Taken):
+        raise_if_taken(s3, "elsewhere")
+    monkeypatch.setattr(bucket_lease, "MISSED", -1)
+    bucket_lease.check_free(URL)  # silent for too long
+    third = BucketLease(URL)
+    third._renew()
+    third.check()
+    third.close()
+    assert s3.held() == set()
+
+
+@pytest.mark.apart
+@pytest.mark.parametrize("conditions", ["ignored", "refused"])
+def test_a_whole_store_on_a_server_without_conditions(
+    s3: S3, local: Path, features: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    conditions: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(bucket_lease, "SETTLE", 0.01)
+    s3.weather = Weather(conditions=conditions)
+    make_store(URL, features, parts=2)
+    assert_same(s3, local, tmp_path)
+
+
+@pytest.mark.parametrize("conditions", ["ignored", "refused"])
+def test_a_lease_on_a_server_without_conditions(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, conditions: str
+) -> None:
+    monkeypatch.setattr(bucket_lease, "SETTLE", 0.01)
+    s3.weather = Weather(conditions=conditions)
+    lease = BucketLease(URL)
+    lease._renew()
+    lease.check()
+    with pytest.raises(Taken):
+        raise_if_taken(s3, "elsewhere")
+    lease._ended.set()
+    s3.write(LEASE, s3.read(LEASE).replace(lease.token.encode(), b"0" * 16))
+    with pytest.raises(UserError, match="has taken over"):
+        lease._renew()
+
+
+def writes(path_part: str = "") -> Callable[[str, str], bool]:
+    return lambda method, path: method == "PUT" and path_part in path
+
+
+REFUSED = {
+    "403": "may not do this: .*rights on the bucket",
+    "expired": "ExpiredToken.*have expired: renew them, and type the same command again",
+    "full": "QuotaExceeded.*the bucket is full: make room",
+    "redirect": "another region: set AWS_REGION",
+    "skewed": "the clock of this machine is wrong",
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_a_bucket_refuses_is_told_before_the_work(s3: S3, fault: str) -> None:
+    s3.weather = Weather({fault: 1.0}, writes())
+    with pytest.raises(Unreachable, match=REFUSED[fault]) as caught:
+        StoreWriter.check(URL)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("s3://")
+
+
+@pytest.mark.apart
+def test_killed_writers_lose_nothing(s3: S3, local: Path, tmp_path: Path) -> None:
+    """Real kills, at random moments; each writer after them goes on at once."""
+    whole = tmp_path / "whole" / "a.zarr"
+    whole.parent.mkdir()
+    killed.main(whole)
+    chance, kills = random.Random(5), 0
+    for _ in range(8):
+        command = [sys.executable, "-m", "tests.store.write.killed", URL]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(chance.uniform(0, 2.5))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        process.stdout.close()
+    killed.main(URL)
+    assert kills > 3
+    assert open_store(URL).manifest.content() == open_store(whole).manifest.content()
+    assert s3.held() == keys_of(whole)
+
+
+@pytest.mark.apart
+def test_credentials_that_expire_in_the_middle(
+    s3: S3, local: Path, features: Features, tmp_path: Path
+) -> None:
+    s3.weather = Weather({"expired": 1.0}, writes("parts/1/"))
+    with pytest.raises(Unreachable, match="parts/1/.*ExpiredToken.*renew them"):
+        make_store(URL, features, parts=2)
+    s3.weather = Weather()
+    assert StoreWriter.kept(URL)[0] == 1
+    make_store(URL, features, parts=2)
+    assert_same(s3, local, tmp_path)
+
+
+def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
+    s3.write("dumps/a.zarr/notes.txt", b"mine")
+    refusals: dict[str, Callable[[], object]] = {
+        "holds objects that are no store .notes.txt": lambda: StoreWriter.check(URL),
+        "no such bucket: check its name": lambda: StoreWriter.check("s3://absent/a.zarr"),
+        "must end in .zarr": lambda: StoreWriter.check(f"s3://{BUCKET}/a.h5"),
+        "stores are written there or to a bucket": lambda: StoreWriter.check("ftp://a/b.zarr"),
+        "which a bucket does not have": lambda: DumpOptions(model="minilm", out=URL, shard="0/2"),
+        "a folder beside the store": lambda: StageOneDump(model="rubert-base", out=URL),
+        "only a store at a local path can be repaired": lambda: repair(URL),
+    }
+    for said, ask in refusals.items():
+        with pytest.raises(UserError, match=said) as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+    assert s3.held() == {"dumps/a.zarr/notes.txt"}
