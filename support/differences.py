@@ -37,7 +37,7 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in keys)
 
 
-def check_same(path: Path, found: Iterable[tuple[str, str, str]]) -> None:
+def check_same(path: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
     """Raise UserError, naming the arguments, if the unfinished store at a path was begun with
     others."""
     differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]

@@ -163,7 +163,7 @@ def _open(path: Path, flags: int = os.O_RDWR) -> int:
 
 def _dead(store: Path, file: int) -> bool:
     """Raise Taken if the writer of a lease lives; returns whether its death is certain."""
-    locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), process_of(0)
+    locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
     with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
         silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime
     if silent < -BEAT:  # a clock was set back: silence is measured from now on
@@ -182,7 +182,7 @@ def _dead(store: Path, file: int) -> bool:
 
 def signed(token: str) -> bytes:
     """What a lease of this process says, SIZE bytes."""
-    return json.dumps({"token": token, **process_of(os.getpid())}).ljust(SIZE).encode()
+    return json.dumps({"token": token, **_process(os.getpid())}).ljust(SIZE).encode()
 
 
 def check_signed(store: object, name: str, writer: Mapping[str, Any], token: str) -> None:
@@ -195,7 +195,7 @@ def check_signed(store: object, name: str, writer: Mapping[str, Any], token: str
         )
     if writer.get("token") != token:
         raise UserError(
-            f"{store}: {_described(writer)} has taken over the right to write it, as this"
+            f"{store}: {_named(writer)} has taken over the right to write it, as this"
             " process was silent for too long; published parts are kept"
         )
 
@@ -203,7 +203,7 @@ def check_signed(store: object, name: str, writer: Mapping[str, Any], token: str
 def taken(store: object, writer: Mapping[str, Any], silent: float) -> Taken:
     """The error for a store whose writer lives, heard of so many seconds ago."""
     return Taken(
-        f"{store}: another process is writing it: {_described(writer)}, last heard of"
+        f"{store}: another process is writing it: {_named(writer)}, last heard of"
         f" {max(0, silent):.0f} s ago; wait for it or stop it. Dead on another machine, it is"
         f" replaced after {BEAT * MISSED:.0f} s"
     )
@@ -211,13 +211,13 @@ def taken(store: object, writer: Mapping[str, Any], silent: float) -> Taken:
 
 def running(writer: Mapping[str, Any]) -> bool | None:
     """Whether the process that has signed a lease runs; None where only its machine can tell."""
-    here = process_of(0)
+    here = _process(0)
     if any(writer.get(key) != here[key] for key in ("boot", "namespace")):
         return None
-    return bool(writer.get("begun") == process_of(writer.get("pid"))["begun"])
+    return bool(writer.get("begun") == _process(writer.get("pid"))["begun"])
 
 
-def process_of(pid: object) -> dict[str, Any]:
+def _process(pid: object) -> dict[str, Any]:
     """Describe a process of this machine; `begun` tells processes with one number apart, None if it
     is gone."""
     host, namespace, begun = socket.gethostname(), None, None
@@ -232,10 +232,11 @@ def process_of(pid: object) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read what a lease says; empty if it cannot be read."""
-    with contextlib.suppress(FileNotFoundError):
+    try:
         with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
             return said(file.read(SIZE))
-    return {}
+    except FileNotFoundError:
+        return {}
 
 
 def said(data: bytes) -> dict[str, Any]:
@@ -246,6 +247,6 @@ def said(data: bytes) -> dict[str, Any]:
     return {}
 
 
-def _described(writer: Mapping[str, Any]) -> str:
+def _named(writer: Mapping[str, Any]) -> str:
     pid, host, since = (writer.get(key, "?") for key in ("pid", "host", "since"))
     return f"process {pid} on {host} since {since}"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from store.containers.hdf5.staging import Hdf5Staging
-from store.containers.interface import Staging
-from store.containers.paths import local_staging_of
+from store.containers.paths import LocalStaging, local_staging_of
 from store.errors import MISSING, StoreError, without_remedy
 from store.read.unfinished import made_by
 from store.tools.aside import Aside
@@ -65,7 +64,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         lease.close()
 
 
-def _opened(staging: Staging) -> Opened:
+def _opened(staging: LocalStaging) -> Opened:
     try:
         return open_damaged(staging.path)
     except StoreError as error:
@@ -78,7 +77,7 @@ def _lost(opened: Opened, report: Report) -> set[int]:
     return report.damaged_parts() & {part.number for part in opened.store.manifest.parts}
 
 
-def _check_hope(staging: Staging, opened: Opened, report: Report) -> None:
+def _check_hope(staging: LocalStaging, opened: Opened, report: Report) -> None:
     """Raise UserError for a problem that to make something again would not mend: the bytes are
     those that were written."""
     for problem in report.found:
@@ -86,9 +85,10 @@ def _check_hope(staging: Staging, opened: Opened, report: Report) -> None:
             raise _hopeless(staging, problem.line, opened.store.identity)
 
 
-def _hopeless(staging: Staging, why: str, identity: Mapping[str, Any]) -> UserError:
-    both = f" and {staging.parts}" if isinstance(staging, Hdf5Staging) else ""
-    both = both if both and staging.parts.exists() else ""  # type: ignore[attr-defined]
+def _hopeless(staging: LocalStaging, why: str, identity: Mapping[str, Any]) -> UserError:
+    both = ""
+    if isinstance(staging, Hdf5Staging) and staging.parts.exists():
+        both = f" and {staging.parts}"
     return UserError(
         f"{staging.path}: {why.removeprefix(f'{staging.path}: ')}; nothing that is left of it can"
         f" mend this: restore it from a copy, or remove it{both} and type the command that made it"
@@ -96,7 +96,7 @@ def _hopeless(staging: Staging, why: str, identity: Mapping[str, Any]) -> UserEr
     )
 
 
-def _mend(staging: Staging, opened: Opened, report: Report, lease: Lease) -> bool:
+def _mend(staging: LocalStaging, opened: Opened, report: Report, lease: Lease) -> bool:
     """Take what is damaged out of the store; finish it if nothing is lacking then. Returns whether
     it is finished."""
     entries = {name: entry.to_json() for name, entry in opened.store.manifest.arrays.items()}
@@ -115,7 +115,7 @@ def _mend(staging: Staging, opened: Opened, report: Report, lease: Lease) -> boo
     return sealed_as(staging, attributes, lease, opened.manifest, opened.checksum)
 
 
-def _advice(staging: Staging, opened: Opened, report: Report, left: int, whole: bool) -> str:
+def _advice(staging: LocalStaging, opened: Opened, report: Report, left: int, whole: bool) -> str:
     """What became of the store, and what to do next, as a line; "" if it was sound and is."""
     lines, what = [], made_by(opened.store.identity)
     if whole and report.found:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-from store.containers.paths import staging_of
+from store.containers.paths import local_staging_of
 from store.errors import MISSING, StoreError
 from store.read.unfinished import absent_outside, made_by
 from store.write.part_queue import PartQueue
@@ -24,7 +24,7 @@ def seal(path: str | Path) -> bool:
     A finished store stays as it is. Raises UserError if the store is no store, if another process
     fills its queue or seals it, or if anything is lacking; StoreError if a part is damaged.
     """
-    staging = staging_of(path)
+    staging = local_staging_of(path)
     if not staging.path.exists():
         raise UserError(f"{path}: {MISSING}")
     if StoreWriter.peek(path, "sealed"):
@@ -47,18 +47,18 @@ def lacking(path: str | Path) -> set[int] | None:
     if (counts := queue.ended()) is None:
         return None
     queued = queue.numbers()  # before the published ones: a part leaves it when it is published
-    return set(range(counts["parts"])) - queued - staging_of(path).published()
+    return set(range(counts["parts"])) - queued - local_staging_of(path).published()
 
 
 def complete(path: str | Path) -> bool:
     """Tell whether every part of an unfinished store is published."""
     counts = PartQueue(path).ended()
-    return counts is not None and staging_of(path).published() >= set(range(counts["parts"]))
+    return counts is not None and local_staging_of(path).published() >= set(range(counts["parts"]))
 
 
 def _check_complete(path: str | Path) -> None:
     """Raise UserError, which tells what to do, if anything of an unfinished store is lacking."""
-    staging, counts = staging_of(path), PartQueue(path).ended()
+    staging, counts = local_staging_of(path), PartQueue(path).ended()
     attributes = StoreWriter.unfinished(staging)
     again = f"type the command that makes it again ({made_by(attributes['identity'])})"
     if counts is None:

@@ -10,7 +10,7 @@ from typing import Any
 from store.containers.hdf5.file import Hdf5Sink
 from store.containers.hdf5.staging import OUTSIDE, Hdf5Staging
 from store.containers.hdf5.tree import Hdf5Source
-from store.containers.interface import Staging
+from store.containers.paths import LocalStaging
 from store.containers.zarr.tree import GROUP
 from store.errors import StoreError
 from store.format.layout import groups_above, part_arrays, part_number, teacher_array
@@ -38,7 +38,7 @@ class Unsealing:
         self.parts = [part for part in store.manifest.parts if part.number not in lost]
         self.outside = [n for n in store.manifest.arrays if n not in report.lost_outside()]
 
-    def run(self, staging: Staging, sealed: bool, aside: Aside) -> None:
+    def run(self, staging: LocalStaging, sealed: bool, aside: Aside) -> None:
         """Move what is lost aside, then write root and groups anew. Killed in between, the store is
         never sealed with what is damaged, and another repair goes on."""
         if not isinstance(staging, Hdf5Staging):

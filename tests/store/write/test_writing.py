@@ -124,7 +124,7 @@ def test_taken_names_are_refused_untouched(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"must end in .zarr .* or .h5"):
         begin(tmp_path / "a.npz", SMALL)
     with pytest.raises(UserError, match="local path"):
-        begin("s3://bucket/a.zarr", SMALL)  # type: ignore[arg-type]
+        begin("http://127.0.0.1:9/a.zarr", SMALL)
     with pytest.raises(UserError, match="does not exist; make it"):
         begin(tmp_path / "no" / "a.zarr", SMALL)
     assert len(list(tmp_path.iterdir())) == 4
