@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,14 @@ def train_student(
     resume: bool,
     say: Any,
     prepared: Prepared | None = None,
+    on_validation: Callable[[int, dict[str, float]], object] | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Train a student on open stores, with options that are resolved and checked; see `run`.
 
-    `prepared` is what `prepare` gave for these options, if that was done already. Of several
-    `ranks` the first writes.
+    `on_validation` is told the step and figures of each validation, and may raise to end the
+    training. `prepared` is what `prepare` gave for these options, if that was done already. Of
+    several `ranks` the first writes.
     """
     store = stores[0]
     out = options.out_folder()
@@ -133,6 +135,7 @@ def train_student(
                 *(store, student, collator, options, out),
                 others=others,
                 resume=resume,
+                on_validation=on_validation,
                 say=say,
                 say_progress=True,
                 ranks=ranks,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,9 +12,9 @@ from student_train.settings.option_fields import COMMAND
 from student_train.settings.options import TrainOptions, check_stage, ruled_out
 from support.errors import UserError
 from support.options import options_of, read_values, scoped
+from support.toml_file import read_toml
 
 FOLDER = Path(__file__).with_name("recipes")
-MAX_BYTES = 2**20
 KEYS = {"source", "needs", "options", "recipes"}
 OF_RECIPE = {"about", "needs", "options", "stages"}
 NEEDS = {
@@ -92,16 +91,7 @@ def listed() -> str:
 
 def read_recipes(path: Path) -> dict[str, Recipe]:
     """Read the recipes of a file. Raise UserError with file and key for what is no recipe."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise UserError(f"{path}: more than {MAX_BYTES} bytes; that is no recipe")
-        content = tomllib.loads(data.decode())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check --recipe") from None
-    except (ValueError, RecursionError) as error:  # what TOML and UTF-8 raise
-        raise UserError(f"{path}: not TOML ({error}); mend it") from None
+    content = read_toml(path, "--recipe", "recipe")
     _check_keys(content, KEYS, str(path))
     found = {}
     shared, recipes = content.get("options", {}), content.get("recipes")

@@ -64,6 +64,7 @@ def train(
     others: Sequence[tuple[FeatureStore, Collator]] = (),
     resume: bool = False,
     on_step: Callable[[int, dict[str, float]], object] | None = None,
+    on_validation: Callable[[int, dict[str, float]], object] | None = None,
     say: Callable[[str], object] = lambda line: None,
     say_progress: bool = False,
     ranks: Ranks = ALONE,
@@ -78,8 +79,9 @@ def train(
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
     step). Each of several `ranks` computes its share of a step's batches, and the first of them
     writes; the curve is that of one process, but for the last bits. Calls `on_step` with each step
-    and its losses, `say` with a line for the user, with
-    `say_progress` one at each validation, too. Raises Stopped after SIGINT or SIGTERM, saved at
+    and its losses, `on_validation` with each validation's step and figures, `say` with a line for
+    the user, with `say_progress` one at each validation, too. Whatever they raise ends the
+    training, which is not saved then. Raises Stopped after SIGINT or SIGTERM, saved at
     the step that was under way; UserError where the loss or its gradient is no longer finite.
     """
     if student.config.model_type in FLOAT32_ALONE and options.precision == "bf16":
@@ -95,6 +97,7 @@ def train(
         ) as training,
     ):
         training.say_progress = say_progress
+        training.on_validation = on_validation
         training.run(stop, "train")
     head = training.lessons[0].distiller.vector_head
     return Trained(
@@ -106,6 +109,7 @@ class _StudentTraining(Training):
     """Trains a student stage after stage, over one or more stores."""
 
     say_progress = False  # a line at each validation, where there is no terminal
+    on_validation: Callable[[int, dict[str, float]], object] | None = None
 
     def __init__(
         self,
@@ -287,6 +291,8 @@ class _StudentTraining(Training):
         self.record(found)
         self.validation, self.judged_at = found, self.step
         give_back()
+        if self.on_validation:
+            self.on_validation(self.step, found)
 
     def record(self, values: dict[str, float]) -> None:
         if self.out is None or self.events is None:  # the first process writes

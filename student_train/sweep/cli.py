@@ -1,0 +1,222 @@
+"""`student-sweep`: many students from one store, one after the other, and one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from student_train.cli import GROUPS, parameters
+from student_train.output.ranking import SWEEP, ranked, told_best
+from student_train.settings.naming import beside
+from student_train.settings.option_fields import ONCE, START
+from student_train.settings.options import TrainOptions
+from student_train.sweep.execution import Execution, Listed, Source
+from student_train.sweep.runs import Run, Runs
+from student_train.sweep.scores import Task, read_tasks
+from student_train.sweep.space import Point, arguments_of, corners, over, points, read_space, varied
+from student_train.sweep.table import CSV, show, table
+from student_train.sweep.trials import Trials
+from support.console import CONTEXT, command_errors, counted
+from support.errors import UserError
+from support.grouped_help import GroupedCommand
+from support.options import click_option, options_of, scoped
+
+if TYPE_CHECKING:
+    from store import FeatureStore
+    from student_train.output.run import Prepared
+
+OUT_HELP = (
+    "Folder of the students, each named after its settings, and of their table, which is"
+    " sweep.json.  [default: beside the store, STORE-sweep for STORE.zarr]"
+)
+FILE = click.Path(path_type=Path)
+OF_SWEEP = (
+    click.Option(
+        ["--grid"],
+        type=FILE,
+        help="FILE.toml with a list of settings for each option; options given beside it win.",
+    ),
+    click.Option(
+        ["--trials"],
+        type=click.IntRange(min=1),
+        help="Try so many of the settings, as a search suggests (Optuna); those worse than the"
+        " median at a validation are ended. Numbers of --grid may be ranges:"
+        " lr = {low = 1e-4, high = 1e-2, log = true}.",
+    ),
+    click.Option(
+        ["--jobs"],
+        type=click.IntRange(min=1),
+        help="Train so many at once, each in a process of its own; of several GPUs each has one."
+        "  [default: one after the other, in this process]",
+    ),
+    click.Option(
+        ["--downstream"],
+        type=FILE,
+        help="FILE.toml with tables [tasks.NAME] of downstream's options: each student is scored"
+        " on them.",
+    ),
+    click.Option(
+        ["--json", "as_json"],
+        is_flag=True,
+        help="Print the students as JSON in place of the table, and all else to stderr.",
+    ),
+)
+LOSS_HELP = "A comma list; repeated, it is another setting of the sweep, not one more loss."
+
+
+@command_errors
+def sweep(
+    out: Path | None,
+    store: tuple[str, ...],
+    as_json: bool,
+    grid: Path | None,
+    trials: int | None,
+    jobs: int | None,
+    downstream: Path | None,
+    **arguments: Any,
+) -> None:
+    """Train a student for every combination of the repeated options and compare them in one table,
+    the best first.
+
+    --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
+    --grid FILE.toml holds such lists, and with --trials N ranges that are searched. Students that
+    are finished already are not trained again; one that fails does not stop the others.
+    """
+    say = partial(click.echo, err=as_json)
+    folder = out or beside(store[0], "sweep")
+    command = arguments.keys() & scoped(TrainOptions, ONCE)
+    once = {"store": store, **{name: arguments.pop(name) for name in command}}
+    space = over(read_space(grid, list(arguments)) if grid else {}, arguments)
+    planned = [(point, _options(once, point)) for point in (corners if trials else points)(space)]
+    tasks = read_tasks(downstream) if downstream else ()
+    runs = Runs(folder, space, varied(space), trials is not None)
+    for _, options in planned:
+        _check_early(options)
+
+    def make(point: Point, options: TrainOptions | None = None) -> Run:
+        given = arguments_of(point)
+        settings = {name: str(given[name]) for name in runs.varied}
+        resolved = (options or _options(once, point)).resolved()
+        made = _in_folder(folder, resolved)
+        return runs.add(Run(len(runs.runs) + 1, settings, made))
+
+    if trials:
+        seed = planned[0][1].seed
+        source: Source = Trials(space, trials, seed, runs, make)
+    else:
+        source = Listed([make(point, options) for point, options in planned])
+    _execute(source, runs, [_in_folder(folder, o.resolved()) for _, o in planned], tasks, say, jobs)
+    _tell(runs, as_json, say)
+
+
+def _options(once: Mapping[str, Any], point: Point) -> TrainOptions:
+    from student_train.arguments import checked_from
+
+    return checked_from({**once, **arguments_of(point)})
+
+
+def _check_early(options: TrainOptions) -> None:
+    from student_train.arguments import check_early
+
+    check_early(options)
+
+
+def _execute(
+    source: Source,
+    runs: Runs,
+    planned: list[TrainOptions],
+    tasks: tuple[Task, ...],
+    say: Callable[[str], object],
+    jobs: int | None,
+) -> None:
+    """Check what is planned, then do all runs."""
+    from student_train.output.run import open_stores
+
+    total = "" if isinstance(source, Trials) else f"/{len(planned)}"
+
+    def heading(run: Run) -> str:
+        return f"[{run.number}{total}] {run.told}"
+
+    execution = Execution(source, runs, tasks, heading, say)
+    with open_stores(planned[0]) as stores:
+        starts = _check(planned, stores)
+        if jobs is None:
+            execution.here(stores, starts)
+    if jobs is not None:
+        import torch
+
+        starts.clear()
+        on_gpu = planned[0].device == "cuda"
+        execution.at_once(jobs, torch.cuda.device_count() if on_gpu else 0)
+
+
+def _tell(runs: Runs, as_json: bool, say: Callable[[str], object]) -> None:
+    """Print the table, and which is best. Raises UserError where runs have failed."""
+    rows = ranked(runs.finished())
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    elif rows:
+        show(table(rows, runs.varied))
+    if rows:
+        say(told_best(rows))
+    if ended := sum(run.state == "pruned" for run in runs.runs):
+        say(f"pruned    {counted(ended, 'trial')} of {len(runs.runs)}")
+    say(f"students, {SWEEP} and {CSV} in {runs.folder}")
+    if failed := runs.failed():
+        raise UserError(
+            f"{len(failed)} of {counted(len(runs.runs), 'student')} failed, the first of them"
+            f" {failed[0].folder.name}: {failed[0].problem}; the same command tries them again"
+        )
+
+
+def _in_folder(folder: Path, options: TrainOptions) -> TrainOptions:
+    return replace(options, out=folder / options.name())
+
+
+def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path, Prepared]:
+    """Refuse, before the first student is trained, whatever any of them could be refused for.
+
+    A student of each distinct start is prepared for it; gives these, by their folders.
+    """
+    from student_train.output.report import learnt_from, read_report
+    from student_train.output.run import prepare
+    from student_train.train.checks import check
+
+    starts = dict[tuple[Any, ...], TrainOptions]()
+    contents = [store.manifest.content() for store in stores]
+    for options in planned:
+        check(options, *stores)
+        before = read_report(options.out_folder())
+        if before and learnt_from(before) != contents:
+            raise UserError(f"{options.out} learnt from another store; give another --out")
+        if not before or "result" not in before:
+            start = sorted(scoped(TrainOptions, START))
+            starts[tuple(getattr(options, name) for name in start)] = options
+    return {each.out_folder(): prepare(each, *stores) for each in starts.values()}
+
+
+def _command() -> click.Command:
+    """Make the command of student-train's options. Each may be given several times, but for those
+    that a sweep takes once."""
+    varied = options_of(TrainOptions).keys() - scoped(TrainOptions, ONCE)
+    found = {str(option.name): option for option in parameters(varied)}
+    del found["allow_partial"]  # all students of a table learn from one text
+    found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
+    found["loss"].help = f"{LOSS_HELP} {found['loss'].help}"
+    return GroupedCommand(
+        "student-sweep",
+        groups={"The sweep": ("grid", "trials", "jobs", "downstream"), **GROUPS},
+        params=[*found.values(), *OF_SWEEP],
+        callback=sweep,
+        help=sweep.__doc__,
+        context_settings=CONTEXT,
+    )
+
+
+main = _command()

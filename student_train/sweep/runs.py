@@ -1,0 +1,107 @@
+"""The runs of a sweep: what each is, how it stands, and runs.json, which tells of all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from student_train.output.ranking import SWEEP, Row, ranked
+from student_train.sweep.space import Space, described
+from student_train.sweep.table import CSV, write_csv
+from support import files
+from support.errors import UserError
+
+if TYPE_CHECKING:
+    from student_train.settings.options import TrainOptions
+
+RUNS = "runs.json"
+State = Literal["waiting", "running", "finished", "pruned", "failed"]
+
+
+class Pruned(Exception):
+    """A trial was ended at a validation that others have done better at."""
+
+
+@dataclass
+class Run:
+    """A student of a sweep. `settings` are those that vary, as they are told."""
+
+    number: int
+    settings: Mapping[str, str]
+    options: TrainOptions
+    state: State = "waiting"
+    problem: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)  # what a search drew
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.options.out_folder()
+
+    @property
+    def told(self) -> str:
+        return ", ".join(f"{n} {v}" for n, v in self.settings.items()) or self.folder.name
+
+    def row(self) -> Row:
+        return {**self.settings, "folder": self.folder.name, **self.result}
+
+
+class Runs:
+    """Keeps the runs of a sweep and writes runs.json, sweep.json and sweep.csv as they change."""
+
+    def __init__(self, folder: Path, space: Space, varied: Sequence[str], searched: bool) -> None:
+        """Read what an earlier command left. Raises UserError where it searched other ranges."""
+        self.folder, self.varied, self.runs = folder, varied, list[Run]()
+        self.space = described(space) if searched else None
+        self.before = read_runs(folder)
+        if self.before and self.before["space"] != json.loads(json.dumps(self.space)):
+            raise UserError(
+                f"{folder}: holds a sweep of other ranges; give those of then, or another --out"
+            )
+
+    def add(self, run: Run) -> Run:
+        self.runs.append(run)
+        return run
+
+    def finished(self) -> list[Row]:
+        return [run.row() for run in self.runs if run.state == "finished"]
+
+    def failed(self) -> list[Run]:
+        return [run for run in self.runs if run.problem and run.state != "pruned"]
+
+    def write(self) -> None:
+        """Write how all runs stand. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        told = [
+            {
+                "folder": run.folder.name,
+                "settings": dict(run.settings),
+                "params": dict(run.params),
+                "state": run.state,
+                "problem": run.problem,
+            }
+            for run in self.runs
+        ]
+        content = {"varied": list(self.varied), "space": self.space, "runs": told}
+        files.write(self.folder / RUNS, json.dumps(content, indent=1).encode())
+        rows = self.finished()
+        files.write(self.folder / SWEEP, json.dumps(rows, indent=1).encode())
+        write_csv(ranked(rows), self.folder / CSV)
+
+
+def read_runs(folder: Path) -> dict[str, Any] | None:
+    """Read runs.json; None where there is none. Raises UserError for one that is damaged."""
+    path = folder / RUNS
+    if not path.exists():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        for run in content["runs"]:
+            assert run.keys() >= {"folder", "settings", "params", "state", "problem"}
+        assert content.keys() >= {"varied", "space"}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError):
+        raise UserError(f"{path} is damaged; remove it: the students beside it are kept") from None
+    return content

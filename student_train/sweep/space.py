@@ -1,0 +1,150 @@
+"""What varies in a sweep: choices and ranges, of the command line and of a TOML file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from student_train.settings.options import TrainOptions
+from support.errors import UserError
+from support.options import options_of, read_values
+from support.toml_file import read_toml
+
+RANGE = {"low", "high", "log"}
+WEIGHT = "loss."
+"""Begins the name of a dimension that is the weight of one loss."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers from `low` to `high`, both included; drawn on a logarithmic scale if `log`."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+
+Choices = tuple[Any, ...]
+Space = Mapping[str, Choices | Interval]
+"""What an option, or the weight of a loss, may be, by its name. A value is as click reads it."""
+Point = Mapping[str, Any]
+"""One value of each dimension of a Space."""
+
+
+def read_space(path: Path, known: Sequence[str]) -> Space:
+    """Read a file of `--grid`: a list of settings for each option, or a range of numbers.
+
+    Raises UserError, naming file and key, for what is neither, and for a value that the option does
+    not take.
+    """
+    space = dict[str, Choices | Interval]()
+    for name, value in read_toml(path, "--grid", "grid of settings").items():
+        if name not in known:
+            raise UserError(
+                f"{path}: unknown key {name!r}; options that a sweep can vary are"
+                f" {', '.join(sorted(known))}"
+            )
+        if name == "loss" and isinstance(value, dict):
+            for loss, weight in value.items():
+                space[f"{WEIGHT}{loss}"] = _dimension(name, weight, str(path), loss)
+        else:
+            space[name] = _dimension(name, value, str(path))
+    if not space:
+        raise UserError(f"{path}: no settings there; give lists, such as lr = [0.001, 0.003]")
+    return space
+
+
+def _dimension(name: str, value: Any, where: str, loss: str = "") -> Choices | Interval:
+    if isinstance(value, dict):
+        return _range(name, value, where, loss)
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise UserError(f"{where}: {name}: an empty list; give at least one setting")
+    return tuple(_setting(name, each, where, loss) for each in values)
+
+
+def _range(name: str, table: Mapping[str, Any], where: str, loss: str) -> Interval:
+    low, high, log = table.get("low"), table.get("high"), table.get("log", False)
+    numbers = all(type(end) in (int, float) for end in (low, high))
+    if not numbers or not table.keys() <= RANGE or type(log) is not bool:
+        raise UserError(
+            f"{where}: {name}: expected a list, or a range {{low = 1, high = 9, log = true}}"
+        )
+    if not low < high or (log and low <= 0):
+        least = " above 0" if log else ""
+        raise UserError(
+            f"{where}: {name}: low {low}, high {high}: expected low{least} less than high"
+        )
+    read = [_setting(name, end, where, loss) for end in (low, high)]
+    whole = type(low) is type(high) is int and not loss and not isinstance(read[0], float)
+    return Interval(low, high, log, whole)
+
+
+def _setting(name: str, value: Any, where: str, loss: str) -> Any:
+    """Check a value, and give it as click would from the command line."""
+    if loss:
+        read_values(TrainOptions, {name: f"{loss}={value}"}, where, [name])
+        return value
+    if name == "recipe":
+        return str(value)
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    read = read_values(TrainOptions, {name: value}, where, [name])[name]
+    return text if options_of(TrainOptions)[name].read else read
+
+
+def over(space: Space, given: Mapping[str, Sequence[Any]]) -> Space:
+    """Put the settings of the command line over those of the file."""
+    named = {name for name, values in given.items() if values}
+    kept = {name: each for name, each in space.items() if option_of(name) not in named}
+    return {name: tuple(given[name]) for name in given if name in named} | kept
+
+
+def option_of(dimension: str) -> str:
+    """Name the option that a dimension belongs to."""
+    return dimension.partition(".")[0]
+
+
+def varied(space: Space) -> list[str]:
+    """Name the options that have more than one setting."""
+    more = (n for n, each in space.items() if isinstance(each, Interval) or len(each) > 1)
+    return list(dict.fromkeys(map(option_of, more)))
+
+
+def arguments_of(point: Point) -> dict[str, Any]:
+    """Make arguments of the command line of a point: weights of losses become one --loss."""
+    found = {name: value for name, value in point.items() if not name.startswith(WEIGHT)}
+    weights = {n.removeprefix(WEIGHT): v for n, v in point.items() if n.startswith(WEIGHT)}
+    if weights:
+        found["loss"] = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
+    return found
+
+
+def points(space: Space) -> Iterator[Point]:
+    """Yield every combination of the settings. Raises UserError where a range has no end of
+    them."""
+    choices = list[Choices]()
+    for name, each in space.items():
+        if isinstance(each, Interval):
+            raise UserError(f"{name}: a range is searched with --trials N; or give a list")
+        choices.append(each)
+    for values in itertools.product(*choices):
+        yield dict(zip(space, values, strict=True))
+
+
+def corners(space: Space) -> Iterator[Point]:
+    """Yield points that have, between them, every choice and both ends of every range."""
+    ends = {n: (e.low, e.high) if isinstance(e, Interval) else e for n, e in space.items()}
+    first = {name: values[0] for name, values in ends.items()}
+    yield first
+    for name, values in ends.items():
+        for value in values[1:]:
+            yield {**first, name: value}
+
+
+def described(space: Space) -> dict[str, Any]:
+    """Describe a space as JSON has it, to compare it with that of an earlier command."""
+    return {n: vars(e) if isinstance(e, Interval) else list(e) for n, e in space.items()}

@@ -1,0 +1,99 @@
+"""The table of a sweep: at a terminal, in Markdown, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from student_train.cli import told
+from student_train.output.ranking import LOSS, Row, compares_losses
+from support import files
+from support.console import wide_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+CSV = "sweep.csv"
+SCORES = "scores"
+COLUMNS = (
+    "parameters",
+    "steps",
+    "seconds",
+    "valid_loss",
+    "valid_mlm",
+    "valid_mlm_per_character",
+    "valid_kl",
+    "valid_hidden",
+    "valid_accuracy",
+    "valid_agreement",
+    "valid_spearman",
+)
+
+
+def flat(row: Row) -> Row:
+    """Put the scores of a row, by task, beside its other figures."""
+    found = {name: value for name, value in row.items() if name != SCORES}
+    for task, scores in row.get(SCORES, {}).items():
+        for name, value in scores.items():
+            found[f"{task} {name}"] = value
+    return found
+
+
+def scored(rows: Sequence[Row]) -> list[str]:
+    """Name the columns of scores that any row has."""
+    return list(dict.fromkeys(name for row in rows for name in flat(row) if name not in row))
+
+
+def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
+    """Return the headings, then a line for each student: what varied, then its results. The loss of
+    the validation is one of them where it compares the students."""
+    found = (name for name in COLUMNS if any(name in row for row in rows))
+    apart = () if compares_losses(varied) else (LOSS.name,)  # side by side they would mislead
+    columns = [*(varied or ["folder"]), *(name for name in found if name not in apart)]
+    columns += [name for name in scored(rows) if not name.endswith("deviation")]
+    lines = [columns]
+    for row in map(flat, rows):
+        cells = (row.get(column, "") for column in columns)
+        lines.append([told(c) if isinstance(c, (int, float)) else str(c) for c in cells])
+    return lines
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """Write every figure of every student, whole."""
+    rows = [flat(row) for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    files.write(path, text.getvalue().encode())
+
+
+def show(lines: list[list[str]]) -> None:
+    """Print a table: aligned at a terminal, in Markdown into a file or pipe."""
+    console = wide_console()
+    if console.is_terminal:
+        console.print(aligned(lines))
+        return
+    for line in (lines[0], ["---"] * len(lines[0]), *lines[1:]):
+        click.echo(f"| {' | '.join(line)} |")
+
+
+def aligned(lines: list[list[str]]) -> Table:
+    """Make a table for a terminal of 80 columns: a word of a heading a line, and numbers
+    unbroken."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, collapse_padding=True)
+    for heading in lines[0]:
+        if heading in COLUMNS:
+            made.add_column(heading.replace("_", "\n"), justify="right", no_wrap=True)
+        else:
+            made.add_column(heading, overflow="fold")
+    for line in lines[1:]:
+        made.add_row(*line)
+    return made

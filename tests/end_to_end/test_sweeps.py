@@ -1,0 +1,147 @@
+"""`student-sweep`: lists of a file, runs that fail, a search, several processes, scores."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from student_train.sweep import main as student_sweep
+from tests.end_to_end.support import STUDENT, invoke, ok, refused, says, start
+from tests.end_to_end.test_stopping import wait_for
+
+SMALL = (*STUDENT, "--vocab", "450", "--steps", "2")
+DIVERGING = "lr = [0.001, 1e30]\nloss = {mlm = 1}\nvocab = 450"
+
+
+def read(out: Path, name: str) -> Any:
+    return json.loads((out / name).read_text("utf-8"))
+
+
+def states(out: Path) -> list[str]:
+    return [run["state"] for run in read(out, "runs.json")["runs"]]
+
+
+def test_a_student_that_fails_does_not_stop_the_others(tmp_path: Path, store: Path) -> None:
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(DIVERGING.replace("[0.001, 1e30]", "[1e30, 0.001]"))
+    words = ("--store", store, *SMALL, "--grid", grid, "--out", out)
+    for _ in range(2):  # the same command tries it again
+        done = invoke(student_sweep, *words)
+        assert done.exit_code == 1, done.output
+        says(done.stderr, "1 of 2 students failed", "training has diverged", "the same command")
+        assert "[1] failed: step" in done.stdout
+        assert states(out) == ["failed", "finished"]
+    (row,) = read(out, "sweep.json")
+    assert row["lr"] == "0.001"
+    with (out / "sweep.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert float(line["valid_mlm"]) == row["valid_mlm"] and line["folder"] == row["folder"]
+
+
+def test_a_search(tmp_path: Path, store: Path) -> None:
+    pytest.importorskip("optuna")
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(
+        'lr = {low = 1e-4, high = 1e-2, log = true}\nloss = [["mlm"], ["mlm", "kl=0.5"]]'
+    )
+    words = ("--store", store, *SMALL, "--grid", grid, "--out", out)
+    says(refused(student_sweep, *words), "lr: a range is searched with --trials N")
+    assert not out.exists()
+    first = ok(student_sweep, *words, "--trials", 2)
+    assert "[2] lr" in first and states(out) == ["finished"] * 2
+    said = ok(student_sweep, *words, "--trials", 3)
+    assert said.count("finished before") == 2 and states(out) == ["finished"] * 3
+    rates = {float(row["lr"]) for row in read(out, "sweep.json")}
+    assert len(rates) == 3 and all(1e-4 <= rate <= 1e-2 for rate in rates)
+    best = min(read(out, "sweep.json"), key=lambda row: row["valid_mlm_per_character"])
+    assert f"best      {best['folder']}" in said
+    grid.write_text("lr = {low = 0.1, high = 1}")
+    says(refused(student_sweep, *words, "--trials", 2), "other ranges", "another --out")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "expected tables [tasks.NAME]"),
+        ("[tasks.mood]\nkind = 1", 'expected task = "classify"'),
+        ("[tasks.mood]\ntask = 'classify'\nwarmth = 1", "warmth is no option"),
+        ("[tasks.mood]\ntask = 'classify'\nmodel = 'x'", "model is no option"),
+        ("[tasks.mood]\ntask = 'classify'\ntrain = 'gone.tsv'", "gone.tsv: there is no such file"),
+    ],
+)
+def test_tasks_that_are_none(tmp_path: Path, store: Path, text: str, told: str) -> None:
+    file = tmp_path / "tasks.toml"
+    file.write_text(text)
+    words = ("--store", store, *SMALL, "--out", tmp_path / "out", "--downstream", file)
+    says(refused(student_sweep, *words), str(file), told)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.apart
+def test_several_at_once_that_are_scored(tmp_path: Path, store: Path) -> None:
+    rows = [f"{mood} {n} day\t{mood}" for n in range(20) for mood in ("good", "bad")]
+    (tmp_path / "moods.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    tasks, grid, out = tmp_path / "tasks.toml", tmp_path / "grid.toml", tmp_path / "out"
+    file = json.dumps(str(tmp_path / "moods.tsv"))
+    tasks.write_text(
+        f'[tasks.mood]\ntask = "classify"\ntrain = {file}\ndev = {file}\nseeds = 2\nepochs = 1\n'
+        '[tasks.speed]\ntask = "speed"\nruns = 1\n'
+    )
+    grid.write_text(DIVERGING.replace("1e30", "0.002, 1e30"))
+    words = ("--store", store, *SMALL, "--grid", grid, "--out", out, "--downstream", tasks)
+    done = invoke(student_sweep, *words, "--jobs", 2)
+    says(done.stderr, "1 of 3 students failed", "training has diverged")
+    assert states(out) == ["finished", "finished", "failed"]
+    for row in read(out, "sweep.json"):
+        mood, speed = row["scores"]["mood"], row["scores"]["speed"]
+        assert 0 <= mood["accuracy"] <= 100 and "accuracy deviation" in mood
+        assert speed["disk_bytes"] > 0 and speed["cpu sentence_ms"] > 0
+    again = invoke(student_sweep, *words)  # what is scored is not scored again
+    assert again.output.count("finished before") == 2 and "scores  " not in again.output
+    assert len(read(out, "sweep.json")) == 2 and "mood accuracy" in again.stdout
+
+
+def children(of: int) -> list[int]:
+    listed = Path(f"/proc/{of}/task/{of}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+@pytest.mark.apart
+def test_processes_that_are_stopped(tmp_path: Path, store: Path) -> None:
+    out = tmp_path / "out"
+    words = ("--store", store, *STUDENT, "--vocab", "450", "--steps", 400, "--eval-every", 10)
+    words += ("--loss", "mlm", "--lr", "0.001", "--lr", "0.002", "--out", out, "--jobs", 2)
+    sweep = start("student_train.sweep", *words)
+    wait_for(lambda: len(list(out.glob("*/metrics.jsonl"))) == 2)
+    sweep.send_signal(signal.SIGINT)
+    assert sweep.wait(120) == 130
+    assert not children_of(out)
+    assert len({path.parents[1] for path in out.glob("*/checkpoints/step-*.pt")}) == 2
+
+    sweep = start("student_train.sweep", *words)
+    wait_for(lambda: len(children_of(out)) == 2)
+    sweep.kill()
+    wait_for(lambda: not children_of(out))  # they notice that it has gone, and save themselves
+    said = invoke(student_sweep, *words[:-2])
+    assert said.exit_code == 0, said.output
+    assert len(re.findall(r"resume    after step \d+", said.output)) == 2
+    assert states(out) == ["finished"] * 2
+
+
+def children_of(out: Path) -> list[str]:
+    """Processes that write a student of `out`: those that hold its metrics open, or a lease."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            held = [os.readlink(each) for each in (process / "fd").iterdir()]
+            if any(path.startswith(str(out)) for path in held):
+                found.append(process.name)
+    return found

@@ -1,0 +1,79 @@
+"""What varies in a sweep: lists and ranges of a TOML file, and of the command line over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from student_train.sweep.space import (
+    Interval,
+    arguments_of,
+    corners,
+    over,
+    points,
+    read_space,
+    varied,
+)
+from support.errors import UserError
+
+KNOWN = ["lr", "loss", "vocab", "steps", "best", "recipe", "student"]
+
+
+def test_a_grid(tmp_path: Path) -> None:
+    space = read_space(
+        _written(tmp_path, 'lr = [0.1, "3e-4"]\nloss = ["mlm", ["mlm=1", "kl=2"]]\nbest = true'),
+        KNOWN,
+    )
+    assert space == {"lr": (0.1, 3e-4), "loss": ("mlm", "mlm=1,kl=2"), "best": (True,)}
+    assert varied(space) == ["lr", "loss"]
+    assert len(list(points(space))) == 4
+    given = over(space, {"lr": (0.5,), "vocab": ("5k", "10k"), "steps": ()})
+    assert given == {"lr": (0.5,), "vocab": ("5k", "10k"), "loss": space["loss"], "best": (True,)}
+
+
+def test_ranges(tmp_path: Path) -> None:
+    text = """
+lr = {low = 1e-4, high = 1, log = true}
+vocab = {low = 500, high = 5000}
+loss = {mlm = 1, kl = {low = 0.5, high = 2}}
+"""
+    space = read_space(_written(tmp_path, text), KNOWN)
+    assert space["lr"] == Interval(1e-4, 1, True, False)
+    assert space["vocab"] == Interval(500, 5000, False, True)
+    assert varied(space) == ["lr", "vocab", "loss"]
+    ends = list(corners(space))
+    assert len(ends) == 4 and ends[0]["lr"] == 1e-4
+    assert arguments_of(ends[-1]) == {"lr": 1e-4, "vocab": 500, "loss": "mlm=1,kl=2"}
+    with pytest.raises(UserError, match="lr: a range is searched with --trials N"):
+        list(points(space))
+    assert over(space, {"loss": ("mlm",)}).keys() == {"loss", "lr", "vocab"}  # without weights
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lr = [0.1", "not TOML"),
+        ("", "no settings there"),
+        ("rate = [0.1]", "unknown key 'rate'"),
+        ("lr = []", "lr: an empty list"),
+        ('lr = ["quick"]', "lr: Invalid value: 'quick' is not a valid float"),
+        ("lr = [-1.0]", "--lr -1: expected"),
+        ("lr = {low = 1, high = 0}", "low less than high"),
+        ("lr = {low = 0, high = 1, log = true}", "low above 0"),
+        ("lr = {from = 1, to = 2}", "expected a list, or a range"),
+        ('student = {low = 1, high = "9"}', "expected a list, or a range"),
+        ("loss = {mlm = 1, wishful = 1}", "wishful"),
+    ],
+)
+def test_what_is_no_space(tmp_path: Path, text: str, told: str) -> None:
+    path = _written(tmp_path, text)
+    with pytest.raises(UserError) as error:
+        read_space(path, KNOWN)
+    assert str(path) in str(error.value) and told in str(error.value)
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "grid.toml"
+    path.write_text(text)
+    return path
