@@ -26,6 +26,7 @@ from support.console import CONTEXT, command_errors, counted
 from support.errors import UserError
 from support.grouped_help import GroupedCommand
 from support.options import click_option, options_of, scoped
+from support.signals import stoppable
 
 if TYPE_CHECKING:
     from store import FeatureStore
@@ -153,7 +154,8 @@ def _execute(
 
         starts.clear()
         on_gpu = planned[0].device == "cuda"
-        execution.at_once(jobs, torch.cuda.device_count() if on_gpu else 0)
+        with stoppable(lambda: f"{runs.folder}: all students are saved; the same command goes on"):
+            execution.at_once(jobs, torch.cuda.device_count() if on_gpu else 0)
 
 
 def _tell(runs: Runs, as_json: bool, say: Callable[[str], object]) -> None:

@@ -96,8 +96,7 @@ class Execution:
                         running[pipe] = slot, run, child
                     if not running:
                         return
-                    for pipe in connection.wait(list(running)):
-                        assert isinstance(pipe, connection.Connection)
+                    for pipe in _told(running):
                         if self._hear(pipe, *running[pipe][1:]):
                             del running[pipe]
         finally:
@@ -108,8 +107,7 @@ class Execution:
         for _, _, child in running.values():
             child.terminate()
         while running:
-            for pipe in connection.wait(list(running)):
-                assert isinstance(pipe, connection.Connection)
+            for pipe in _told(running):
                 try:
                     if pipe.recv()[0] == "validated":
                         pipe.send("")
@@ -159,6 +157,12 @@ class Execution:
             self.say(f"[{run.number}] {state}: {problem}")
         self.source.ended(run)
         self.runs.write()
+
+
+def _told(running: Running) -> list[connection.Connection]:
+    """Wait until a child tells something, or ends; return the pipes of those that do."""
+    ready = connection.wait(list(running))
+    return [pipe for pipe in running if pipe in ready]
 
 
 def _threads(jobs: int) -> str:

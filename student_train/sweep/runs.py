@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from student_train.output.ranking import SWEEP, Row, ranked
 from student_train.sweep.space import Space, described
-from student_train.sweep.table import CSV, write_csv
+from student_train.sweep.table import CSV, SCORES, write_csv
 from support import files
 from support.errors import UserError
 
@@ -82,6 +82,7 @@ class Runs:
                 "params": dict(run.params),
                 "state": run.state,
                 "problem": run.problem,
+                SCORES: run.result.get(SCORES, {}),
             }
             for run in self.runs
         ]

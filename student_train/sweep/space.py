@@ -13,7 +13,7 @@ from support.errors import UserError
 from support.options import options_of, read_values
 from support.toml_file import read_toml
 
-RANGE = {"low", "high", "log"}
+RANGE: dict[str, Any] = {"low": None, "high": None, "log": False}
 WEIGHT = "loss."
 """Begins the name of a dimension that is the weight of one loss."""
 
@@ -68,9 +68,9 @@ def _dimension(name: str, value: Any, where: str, loss: str = "") -> Choices | I
 
 
 def _range(name: str, table: Mapping[str, Any], where: str, loss: str) -> Interval:
-    low, high, log = table.get("low"), table.get("high"), table.get("log", False)
+    low, high, log = (table.get(name, default) for name, default in RANGE.items())
     numbers = all(type(end) in (int, float) for end in (low, high))
-    if not numbers or not table.keys() <= RANGE or type(log) is not bool:
+    if not numbers or not table.keys() <= RANGE.keys() or type(log) is not bool:
         raise UserError(
             f"{where}: {name}: expected a list, or a range {{low = 1, high = 9, log = true}}"
         )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from student_train.output.ranking import LOSS, MEASURES, compares_losses
 from student_train.sweep.runs import Run, Runs
 from student_train.sweep.space import Interval, Point, Space
+from student_train.sweep.validations import validations
 from support.extras import library
 
-METRICS = "metrics.jsonl"
 DIGITS = 4
 """Significant digits of a number that is drawn, so that the table tells the whole of it."""
 
@@ -91,7 +89,7 @@ class Trials:
 
     def _has_ended(self, run: Run, before: Mapping[str, Any]) -> bool:
         """Take up a trial as an earlier command left it; tell whether it had ended for good."""
-        for step, figures in _validations(run.folder):
+        for step, figures in validations(run.folder):
             self._report(run, step, figures)
         if before["state"] != "pruned":
             return False  # a finished one is read again, a failed one tried again
@@ -130,16 +128,3 @@ class Trials:
             if state == "finished":
                 run.problem = run.problem or "no figure compares it with others; add mlm to --loss"
             self.study.tell(self.asked[run.number], state=states.FAIL)
-
-
-def _validations(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """Read the validations of a training that was begun."""
-    path, found = folder / METRICS, []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            figures = json.loads(line)
-        except ValueError:  # torn by a kill
-            continue
-        if any(name.startswith("valid_") for name in figures):
-            found.append((figures.pop("step"), figures))
-    return found

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from student_train.sweep import main as student_sweep
-from tests.end_to_end.support import STUDENT, invoke, ok, refused, says, start
+from tests.end_to_end.support import STUDENT, Words, invoke, ok, refused, says, start
 from tests.end_to_end.test_stopping import wait_for
 
 SMALL = (*STUDENT, "--vocab", "450", "--steps", "2")
@@ -93,7 +93,7 @@ def test_several_at_once_that_are_scored(tmp_path: Path, store: Path) -> None:
     file = json.dumps(str(tmp_path / "moods.tsv"))
     tasks.write_text(
         f'[tasks.mood]\ntask = "classify"\ntrain = {file}\ndev = {file}\nseeds = 2\nepochs = 1\n'
-        '[tasks.speed]\ntask = "speed"\nruns = 1\n'
+        '[tasks.speed]\ntask = "speed"\n'
     )
     grid.write_text(DIVERGING.replace("1e30", "0.002, 1e30"))
     words = ("--store", store, *SMALL, "--grid", grid, "--out", out, "--downstream", tasks)
@@ -117,19 +117,19 @@ def children(of: int) -> list[int]:
 @pytest.mark.apart
 def test_processes_that_are_stopped(tmp_path: Path, store: Path) -> None:
     out = tmp_path / "out"
-    words = ("--store", store, *STUDENT, "--vocab", "450", "--steps", 400, "--eval-every", 10)
-    words += ("--loss", "mlm", "--lr", "0.001", "--lr", "0.002", "--out", out, "--jobs", 2)
+    words: Words = ("--store", store, *STUDENT, "--vocab", "450", "--loss", "mlm", "--out", out)
+    words += ("--steps", 60, "--eval-every", 5, "--lr", "0.001", "--lr", "0.002", "--jobs", 2)
     sweep = start("student_train.sweep", *words)
-    wait_for(lambda: len(list(out.glob("*/metrics.jsonl"))) == 2)
+    wait_for(lambda: len(list(out.glob("*/metrics.jsonl"))) == 2, 600)
     sweep.send_signal(signal.SIGINT)
-    assert sweep.wait(120) == 130
+    assert sweep.wait(600) == 130
     assert not children_of(out)
     assert len({path.parents[1] for path in out.glob("*/checkpoints/step-*.pt")}) == 2
 
     sweep = start("student_train.sweep", *words)
-    wait_for(lambda: len(children_of(out)) == 2)
+    wait_for(lambda: len(children_of(out)) == 2, 600)
     sweep.kill()
-    wait_for(lambda: not children_of(out))  # they notice that it has gone, and save themselves
+    wait_for(lambda: not children_of(out), 600)  # they notice that it has gone, and save themselves
     said = invoke(student_sweep, *words[:-2])
     assert said.exit_code == 0, said.output
     assert len(re.findall(r"resume    after step \d+", said.output)) == 2
