@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,11 @@ OF_SWEEP = (
         " on them.",
     ),
     click.Option(
+        ["--page"],
+        type=FILE,
+        help="Write index.html of a sweep's folder anew, also while it runs, and do nothing else.",
+    ),
+    click.Option(
         ["--json", "as_json"],
         is_flag=True,
         help="Print the students as JSON in place of the table, and all else to stderr.",
@@ -80,6 +86,7 @@ def sweep(
     trials: int | None,
     jobs: int | None,
     downstream: Path | None,
+    page: Path | None,
     **arguments: Any,
 ) -> None:
     """Train a student for every combination of the repeated options and compare them in one table,
@@ -90,6 +97,11 @@ def sweep(
     are finished already are not trained again; one that fails does not stop the others.
     """
     say = partial(click.echo, err=as_json)
+    if page:
+        say(f"page in {_page(page)}")
+        return
+    if not store:
+        raise UserError("--store: give the store that the students learn from")
     folder = out or beside(store[0], "sweep")
     command = arguments.keys() & scoped(TrainOptions, ONCE)
     once = {"store": store, **{name: arguments.pop(name) for name in command}}
@@ -114,6 +126,12 @@ def sweep(
         source = Listed([make(point, options) for point, options in planned])
     _execute(source, runs, [_in_folder(folder, o.resolved()) for _, o in planned], tasks, say, jobs)
     _tell(runs, as_json, say)
+
+
+def _page(folder: Path) -> Path:
+    from student_train.sweep.page.report import write_report
+
+    return write_report(folder)
 
 
 def _options(once: Mapping[str, Any], point: Point) -> TrainOptions:
@@ -170,6 +188,8 @@ def _tell(runs: Runs, as_json: bool, say: Callable[[str], object]) -> None:
     if ended := sum(run.state == "pruned" for run in runs.runs):
         say(f"pruned    {counted(ended, 'trial')} of {len(runs.runs)}")
     say(f"students, {SWEEP} and {CSV} in {runs.folder}")
+    with suppress(UserError):  # a page needs an extra
+        say(f"page      {_page(runs.folder)}")
     if failed := runs.failed():
         raise UserError(
             f"{len(failed)} of {counted(len(runs.runs), 'student')} failed, the first of them"
@@ -210,10 +230,11 @@ def _command() -> click.Command:
     found = {str(option.name): option for option in parameters(varied)}
     del found["allow_partial"]  # all students of a table learn from one text
     found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
+    found["store"].required = False  # a page is made of the folder alone
     found["loss"].help = f"{LOSS_HELP} {found['loss'].help}"
     return GroupedCommand(
         "student-sweep",
-        groups={"The sweep": ("grid", "trials", "jobs", "downstream"), **GROUPS},
+        groups={"The sweep": ("grid", "trials", "jobs", "downstream", "page"), **GROUPS},
         params=[*found.values(), *OF_SWEEP],
         callback=sweep,
         help=sweep.__doc__,

@@ -1,0 +1,194 @@
+"""The charts of a sweep's page (Altair), and the rows of the table under each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from student_train.output.ranking import Measure
+from support.extras import library
+from support.pages import finite
+
+if TYPE_CHECKING:
+    from student_train.sweep.page.report import Student
+
+FEWEST = 4
+"""Students that tell anything of which setting matters."""
+HEIGHT = 300
+Chart = dict[str, Any]
+"""Title, Vega-Lite `spec`, and `headings` and `rows` of the same figures."""
+
+
+def bundle() -> str:
+    """Return the JavaScript that draws the charts, whole."""
+    script = library("vl_convert", "report", "--page").javascript_bundle()
+    return str(script).replace("</script", "<\\/script")
+
+
+def front(points: Sequence[tuple[Student, float]], measure: Measure) -> list[tuple[Student, float]]:
+    """Return the Pareto front: students than which none is both better and cheaper, the cheapest
+    first."""
+    best, kept = math.inf, []
+    for student, cost in sorted(points, key=lambda p: (p[1], measure.of(p[0].figures))):
+        if measure.of(student.figures) < best:
+            best = measure.of(student.figures)
+            kept.append((student, cost))
+    return kept
+
+
+def trade_off(
+    points: Sequence[tuple[Student, float]],
+    measure: Measure,
+    cost: str,
+    lines: Mapping[str, float],
+) -> Chart | None:
+    """Draw quality against a cost, the Pareto front through it; None without points."""
+    if not points:
+        return None
+    alt = library("altair", "report", "--page")
+    on_front = front(points, measure)
+    best = {student.number for student, _ in on_front}
+    rows = [
+        {
+            "student": student.number,
+            "cost": value,
+            "quality": student.figures[measure.name],
+            "front": "on the front" if student.number in best else "behind it",
+            "settings": ", ".join(f"{n} {v}" for n, v in student.settings.items()),
+            "url": f"#card-{student.number}",
+        }
+        for student, value in points
+    ]
+    x = alt.X("cost:Q", title=cost, scale=alt.Scale(zero=False, nice=True))
+    y = alt.Y("quality:Q", title=_axis(measure), scale=alt.Scale(zero=False, nice=True))
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
+    marks = base.mark_point(size=110, filled=True, opacity=1).encode(
+        color=alt.Color("front:N", title=None, scale=alt.Scale(domain=list(FRONT))),
+        shape=alt.Shape("front:N", title=None, scale=alt.Scale(domain=list(FRONT))),
+        href="url:N",
+        tooltip=["student:O", "settings:N", "quality:Q", "cost:Q"],
+    )
+    names = base.mark_text(dy=-13, fontSize=12).encode(text="student:O")
+    path = [row for row in rows if row["front"] == FRONT[0]]
+    step = alt.Chart(alt.Data(values=path)).mark_line(strokeWidth=2, opacity=0.6)
+    chart = alt.layer(*_rules(alt, lines), step.encode(x=x, y=y), marks, names)
+    table = [(r["student"], r["settings"], r["quality"], r["cost"], r["front"]) for r in rows]
+    return {
+        "title": f"{measure.name} against {cost}",
+        "about": f"{_axis(measure)}. The line joins the Pareto front: no student is both better"
+        " and cheaper than one on it. A point leads to the student's card.",
+        "spec": _spec(chart),
+        "headings": ("student", "settings", measure.name, cost, "Pareto front"),
+        "rows": [*table, *((name, "", value, "", "") for name, value in lines.items())],
+    }
+
+
+FRONT = ("on the front", "behind it")
+
+
+def _axis(measure: Measure) -> str:
+    return f"{measure.name} ({'more' if measure.largest else 'less'} is better)"
+
+
+def _rules(alt: Any, lines: Mapping[str, float]) -> list[Any]:
+    if not lines:
+        return []
+    data = alt.Data(values=[{"name": name, "quality": value} for name, value in lines.items()])
+    rule = alt.Chart(data).mark_rule(strokeDash=[6, 4], strokeWidth=1.5).encode(y="quality:Q")
+    name = alt.Chart(data).mark_text(align="right", dx=-4, dy=-6, fontSize=12)
+    return [rule, name.encode(y="quality:Q", x=alt.value("width"), text="name:N")]
+
+
+def importances(
+    students: Sequence[Student], measure: Measure, varied: Sequence[str]
+) -> dict[str, float]:
+    """Estimate how much each setting that varies matters for a measure: the rise of a random
+    forest's error when that setting is shuffled (Breiman 2001), as shares that add up to 1.
+
+    Empty where the students are too few or all alike.
+    """
+    names = [n for n in varied if len({s.settings.get(n) for s in students}) > 1]
+    quality = np.array([s.figures[measure.name] for s in students])
+    if len(students) < FEWEST or not names or not np.ptp(quality):
+        return {}
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.inspection import permutation_importance
+
+    table = np.array([_codes([s.settings.get(n, "") for s in students]) for n in names]).T
+    forest = RandomForestRegressor(100, random_state=0, bootstrap=len(students) > 9)
+    forest.fit(table, quality)
+    found = permutation_importance(forest, table, quality, n_repeats=20, random_state=0)
+    rises = np.maximum(found.importances_mean, 0)
+    return {n: float(r / (rises.sum() or 1)) for n, r in zip(names, rises, strict=True)}
+
+
+def _codes(words: Sequence[str]) -> list[float]:
+    """Numbers as they are, other settings numbered."""
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        known = sorted(set(words))
+        return [float(known.index(word)) for word in words]
+
+
+def importance_bars(shares: Mapping[str, float], measure: Measure) -> Chart | None:
+    """Draw how much each setting matters; None where nothing is known of it."""
+    if not shares:
+        return None
+    alt = library("altair", "report", "--page")
+    rows = [{"setting": name, "share": share} for name, share in shares.items()]
+    chart = alt.Chart(alt.Data(values=rows)).mark_bar()
+    chart = chart.encode(
+        x=alt.X("share:Q", title="share of what settings explain", axis=alt.Axis(format="%")),
+        y=alt.Y("setting:N", title=None, sort="-x"),
+        tooltip=["setting:N", alt.Tooltip("share:Q", format=".0%")],
+    )
+    spec = _spec(chart, 40 * len(rows))
+    return {
+        "title": f"Settings that mattered most for {measure.name}",
+        "about": "How much worse a random forest tells a student's figure when that setting is"
+        " shuffled. Of few students this is a hint, no more.",
+        "spec": spec,
+        "headings": ("setting", "share"),
+        "rows": sorted(((n, s) for n, s in shares.items()), key=lambda row: -row[1]),
+    }
+
+
+def curves(
+    students: Sequence[Student], measure: Measure, lines: Mapping[str, float]
+) -> Chart | None:
+    """Draw a validation's figure over the steps, of those that have it; None without any."""
+    name = measure.name if measure.name.startswith("valid_") else "valid_loss"
+    rows = [
+        {"student": str(s.number), "step": step, "figure": finite(figures)[name]}
+        for s in students
+        for step, figures in s.curve
+        if name in finite(figures)
+    ]
+    if not rows:
+        return None
+    alt = library("altair", "report", "--page")
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        x=alt.X("step:Q", title="step"),
+        y=alt.Y("figure:Q", title=name, scale=alt.Scale(zero=False)),
+        color=alt.Color("student:N", sort=None, title="student", legend=alt.Legend(columns=2)),
+        tooltip=["student:N", "step:Q", "figure:Q"],
+    )
+    kept = lines if name == measure.name else {}
+    rules = [each.encode(y=alt.Y("quality:Q", title=name)) for each in _rules(alt, kept)]
+    drawn = alt.layer(*rules, base.mark_line(), base.mark_point(size=25, filled=True))
+    return {
+        "title": f"Curves of {name}",
+        "about": "Each validation of each student, those that still learn included.",
+        "spec": _spec(drawn),
+        "headings": ("student", "step", name),
+        "rows": [tuple(row.values()) for row in rows],
+    }
+
+
+def _spec(chart: Any, height: int = HEIGHT) -> dict[str, Any]:
+    sized = chart.properties(width="container", height=height)
+    return dict(sized.to_dict())

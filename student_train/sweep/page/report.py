@@ -1,0 +1,165 @@
+"""`index.html` of a sweep: which student to ship. It is made of files alone, at any time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from student_train.cli import told
+from student_train.output.ranking import LOSS, MEASURES, Measure, compares_losses
+from student_train.output.report import read_report
+from student_train.sweep.page.charts import bundle, curves, importance_bars, importances, trade_off
+from student_train.sweep.runs import RUNS, read_runs
+from student_train.sweep.table import SCORES, flat
+from student_train.sweep.validations import validations
+from support.console import counted, readable
+from support.errors import UserError
+from support.pages import write_page
+
+TEMPLATES = Path(__file__).parent
+PAGE = "index.html"
+WEIGHTS = "model.safetensors"
+MLM_ONLY = "MLM only"
+WHAT = "--page"
+SMALLEST_BEST = ("ms", "bytes", "loss", "nats", "perplexity")
+KNOWN_OF_TEACHER = {"valid_agreement": 1.0, "valid_spearman": 1.0}
+"""Figures that compare with the teacher, which agrees with itself."""
+
+
+@dataclass
+class Student:
+    """What the files of a student tell."""
+
+    number: int
+    folder: str
+    settings: Mapping[str, str]
+    state: str
+    problem: str
+    figures: dict[str, float] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
+    bytes: int | None = None
+    curve: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    card: str = ""
+
+    @property
+    def latency(self) -> float | None:
+        found = [v for name, v in self.figures.items() if name.endswith("cpu sentence_ms")]
+        return found[0] if found else None
+
+
+def write_report(folder: Path) -> Path:
+    """Write the page of the sweep in `folder`, whatever its runs have come to; return its path.
+
+    Raises UserError where there is no sweep, or Altair is missing.
+    """
+    runs = read_runs(folder)
+    if runs is None:
+        raise UserError(f"{folder}: no {RUNS} there; give the folder of a student-sweep")
+    students = [_read(folder, number, run) for number, run in enumerate(runs["runs"], 1)]
+    measures = _measures(students, runs["varied"])
+    views = [_view(students, measure, runs["varied"]) for measure in measures]
+    page = folder / PAGE
+    write_page(
+        page,
+        TEMPLATES,
+        "sweep.html.jinja",
+        WHAT,
+        title=f"Sweep {folder.resolve().name}",
+        lead=_lead(students, measures),
+        students=students,
+        columns=runs["varied"],
+        figures=measures,
+        cell=_cell,
+        readable=readable,
+        views=views,
+        specs=[[chart["spec"] for chart in view["charts"]] for view in views],
+        bundle=bundle() if views else "",
+    )
+    return page
+
+
+def _read(folder: Path, number: int, run: Mapping[str, Any]) -> Student:
+    path = folder / run["folder"]
+    student = Student(number, run["folder"], run["settings"], run["state"], run["problem"])
+    try:
+        report = read_report(path) or {}
+    except UserError as error:  # of one student: the others are shown
+        student.problem = str(error)
+        return student
+    student.losses = report.get("settings", {}).get("loss", {})
+    row = {**report.get("result", {}), SCORES: run.get(SCORES, {})}
+    student.figures = {n: v for n, v in flat(row).items() if isinstance(v, int | float)}
+    student.curve = validations(path)
+    if (path / WEIGHTS).exists():
+        student.bytes = (path / WEIGHTS).stat().st_size
+        student.card = (path / "README.md").read_text("utf-8", "replace")
+    return student
+
+
+def _measures(students: Sequence[Student], varied: Sequence[str]) -> list[Measure]:
+    """List the figures that say how good a student is, the first that compares them best."""
+    met = list(dict.fromkeys(name for s in students for name in s.figures))
+    found = [m for m in (*MEASURES, *([LOSS] if compares_losses(varied) else [])) if m.name in met]
+    for name in met:
+        heading = name.rpartition(" ")[2]
+        other = any(word in heading for word in (*SMALLEST_BEST, "deviation"))
+        if " " in name and not other:
+            found.append(Measure(name, "a score of a task, in percent", largest=True))
+    return found
+
+
+def _view(students: Sequence[Student], measure: Measure, varied: Sequence[str]) -> dict[str, Any]:
+    """Make the charts of one measure, each with the table under it."""
+    lines = _lines(students, measure)
+    done = [s for s in students if measure.of(s.figures) < math.inf]
+    sizes = [(s, s.bytes / 1e6) for s in done if s.bytes]
+    times = [(s, s.latency) for s in done if s.latency]
+    charts = [
+        trade_off(sizes, measure, "megabytes of weights", lines),
+        trade_off(times, measure, "milliseconds a sentence, CPU", lines),
+        importance_bars(importances(done, measure, varied), measure),
+        curves(students, measure, lines),
+    ]
+    return {"measure": measure, "charts": [chart for chart in charts if chart]}
+
+
+def _lines(students: Sequence[Student], measure: Measure) -> dict[str, float]:
+    """Return what the students are held against."""
+    found = {}
+    if measure.name in KNOWN_OF_TEACHER:
+        found["teacher"] = KNOWN_OF_TEACHER[measure.name]
+    alone = [s.figures for s in students if set(s.losses) == {"mlm"}]
+    alone = [figures for figures in alone if measure.of(figures) < math.inf]
+    if alone and len(alone) < len(students):
+        found[MLM_ONLY] = min(alone, key=measure.of)[measure.name]
+    return found
+
+
+def _lead(students: Sequence[Student], measures: Sequence[Measure]) -> list[str]:
+    """Tell in a few sentences which student to take."""
+    states = [s.state for s in students]
+    counts = [f"{states.count(each)} {each}" for each in dict.fromkeys(states)]
+    lines = [f"{counted(len(students), 'student')}: {', '.join(counts)}."]
+    if not measures:
+        return [*lines, "No student has a figure that compares it with the others yet."]
+    first = measures[0]
+    done = sorted((s for s in students if s.figures), key=lambda s: first.of(s.figures))
+    best = done[0]
+    lines.append(
+        f"The best is number {best.number}: {first.name} {told(best.figures[first.name])}"
+        f" ({first.why}), {readable(best.bytes or 0)}."
+    )
+    small = [s for s in done if s.bytes and best.bytes and s.bytes < 0.75 * best.bytes]
+    if small and first.of(small[0].figures) < math.inf:
+        lines.append(
+            f"The best that is a quarter smaller or more is number {small[0].number}:"
+            f" {told(small[0].figures[first.name])}, {readable(small[0].bytes or 0)}."
+        )
+    return lines
+
+
+def _cell(value: Any) -> str:
+    return told(value) if isinstance(value, int | float) else str(value or "")

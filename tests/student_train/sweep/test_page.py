@@ -1,0 +1,108 @@
+"""The page of a sweep: made at any time, of files alone; read in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from student_train.output.ranking import MEASURES
+from student_train.sweep import main as student_sweep
+from student_train.sweep.page.charts import front, importances
+from student_train.sweep.page.report import Student, write_report
+from tests.browser import PHONE, WIDE, check_accessible, opened
+
+pytest.importorskip("altair")
+NATS = MEASURES[-1]
+EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+def student(number: int, **figures: float) -> Student:
+    settings = {"lr": str(number / 1000), "loss": "mlm=1" if number % 2 else "mlm=1,kl=1"}
+    return Student(number, f"s{number}", settings, "finished", "", figures)
+
+
+def write_sweep(folder: Path) -> Path:
+    """Write what a sweep leaves: six that are finished, one pruned, one failed, one that learns."""
+    states = ["finished"] * 6 + ["pruned", "failed", "running"]
+    runs = []
+    for number, state in enumerate(states, 1):
+        loss = {"mlm": 1.0} if number % 3 == 0 else {"mlm": 1.0, "kl": 1.0}
+        told = "mlm=1" if len(loss) == 1 else "mlm=1,kl=1"
+        size, out = (64, 128, 256)[number % 3], folder / f"student{number}"
+        settings = {"student": f"{size}x2x2", "loss": told, "lr": f"{number / 1000:g}"}
+        out.mkdir(parents=True)
+        quality = 2.5 - size / 400 - 0.1 * len(loss) + 0.01 * number
+        report: dict[str, Any] = {"settings": {"loss": loss}, "store": {"content": 1}}
+        report |= {"environments": [], "tokenizer": "x"}
+        if state == "finished":
+            report["result"] = {NATS.name: quality, "parameters": size * 9, "steps": 40}
+            (out / "model.safetensors").write_bytes(bytes(size * 900))
+            (out / "README.md").write_text(f"# Student {number}\n\nIt says {EVIL}.\n")
+        (out / "training.json").write_text(json.dumps(report))
+        lines = [
+            {"step": n, NATS.name: quality + 4 / n} for n in range(4, 41, 4 * (1 + number % 2))
+        ]
+        (out / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 4')
+        speed = {"speed": {"cpu sentence_ms": size / 50 + number / 10, "disk_bytes": size * 900}}
+        problem = f"step 3: diverged {EVIL}" if state == "failed" else ""
+        done = state == "finished"
+        runs.append(
+            {"folder": out.name, "settings": settings, "params": {}, "state": state}
+            | {"problem": problem, "scores": speed if done else {}}
+        )
+    content = {"varied": ["student", "loss", "lr"], "space": None, "runs": runs}
+    (folder / "runs.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_the_front_has_those_that_none_beats() -> None:
+    points = [(5, 2.0), (1, 3.0), (3, 1.0), (4, 1.5), (2, 2.5)]  # cost, nats
+    made = [(student(n, **{NATS.name: nats}), float(cost)) for n, (cost, nats) in enumerate(points)]
+    assert [cost for _, cost in front(made, NATS)] == [1, 2, 3]
+
+
+def test_the_setting_that_decides_matters_most() -> None:
+    made = [student(n, **{NATS.name: 2.0 - (n % 2) + n / 1e4}) for n in range(12)]
+    shares = importances(made, NATS, ["lr", "loss"])
+    assert shares["loss"] > 0.9 and sum(shares.values()) == pytest.approx(1)
+    assert importances(made[:3], NATS, ["lr", "loss"]) == {}
+
+
+def test_a_page_needs_a_sweep(tmp_path: Path) -> None:
+    done = CliRunner().invoke(student_sweep, ["--page", str(tmp_path)])
+    assert done.exit_code == 1 and "no runs.json there; give the folder" in done.stderr
+    (tmp_path / "runs.json").write_text("{}")
+    done = CliRunner().invoke(student_sweep, ["--page", str(tmp_path)])
+    assert done.exit_code == 1 and "runs.json is damaged" in done.stderr
+    done = CliRunner().invoke(student_sweep, ["--vocab", "5k"])
+    assert done.exit_code == 1 and "--store" in done.stderr
+
+
+def test_a_page_escapes_what_it_shows(tmp_path: Path) -> None:
+    page = write_report(write_sweep(tmp_path / "sweep")).read_text()
+    assert EVIL not in page and "It says &lt;/script&gt;" in page
+    assert "6 finished, 1 pruned, 1 failed, 1 running" in page
+    assert "The best is number 2:" in page
+
+
+@pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (PHONE, True)])
+def test_a_page_in_a_browser(tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
+    with opened(write_report(write_sweep(tmp_path / "sweep")), size, dark) as page:
+        page.wait_for_selector("body[data-drawn]")
+        assert page.locator(".chart svg:visible").count() == 4
+        check_accessible(page)
+        heading = page.get_by_role("button", name=NATS.name)
+        heading.press("Enter")
+        first = page.locator("#table tbody tr").first
+        assert first.locator("td").first.inner_text() == "2"
+        page.get_by_label("Filter by any words").fill("failed")
+        assert page.locator("#table tbody tr:visible").count() == 1
+        assert page.locator("#shown").inner_text() == "1 of 9 shown"
+        page.get_by_label("Filter by any words").fill("")
+        page.locator("#table a", has_text="2").first.click()
+        assert "Student 2" in page.locator("#card-2 pre").inner_text()
+        check_accessible(page)
