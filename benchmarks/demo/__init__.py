@@ -1,1 +1,1 @@
-"""The demonstration: one dump and two students, compared in a table and a picture."""
+"""The demonstration: a search over Python's documentation, by a teacher and by a small student."""

@@ -1,10 +1,6 @@
-"""A student trained with a teacher's dump beside an equal one without, in a few minutes.
+"""Search over Python's documentation by the embedded teacher and by a small student of it.
 
-`make demo` runs it.
-
-The two students are equal in all but the loss: size, vocabulary, start, text, masks, seed, steps.
-They are compared with the teacher, and with the start that both have, on paragraphs of the corpus
-that come after the dumped ones.
+`make demo` runs it; `--ask` asks further questions of what it made.
 """
 
 from __future__ import annotations
@@ -13,12 +9,13 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
-from benchmarks.demo.compare import Settings, demo
+from benchmarks.demo.searching import Settings, demo, load
 from support.console import command_errors
+
+SHOWN = 3  # questions whose passages are printed
 
 
 def _offline_without_hub() -> None:
@@ -37,20 +34,28 @@ def _offline_without_hub() -> None:
     default=Settings.out,
     help="The folder.",
 )
-@click.option("--tokens", default=Settings.tokens, help="Tokens that the teacher reads.")
-@click.option("--steps", default=Settings.steps, help="Training steps of each student.")
+@click.option("--model", default=Settings.model, help="The teacher; with --ask the same again.")
+@click.option("--student", default=Settings.student, help="The kind and size of the student.")
+@click.option("--epochs", default=Settings.epochs, help="Passes of the training over the passages.")
+@click.option("--ask", multiple=True, help="Ask this of a finished demo. Repeatable.")
 @command_errors
-def main(**arguments: Any) -> None:
-    """Dump the embedded teacher, train two students, print and draw the comparison."""
+def main(out: Path, model: str, student: str, epochs: float, ask: tuple[str, ...]) -> None:
+    """Dump the embedded teacher, train a student of its vectors, search Python's documentation by
+    both."""
     begun = time.perf_counter()
     _offline_without_hub()
-    from benchmarks.demo.table import show
+    from benchmarks.demo.passages import QUESTIONS
+    from benchmarks.demo.report import show_answers, show_models
 
-    settings = Settings(**arguments)
-    comparison = demo(settings)
-    show(comparison)
-    picture = f"; the picture: {settings.picture}" if settings.picture.exists() else ""
-    click.echo(f"{time.perf_counter() - begun:.0f} s{picture}")
+    settings = Settings(out=out, model=model, student=student, epochs=epochs)
+    search = load(settings) if ask else demo(settings)
+    show_answers(search, ask or QUESTIONS[:SHOWN])
+    if not ask:
+        show_models(search.compared(), len(search.passages))
+        click.echo(
+            f"{time.perf_counter() - begun:.0f} s; ask more:"
+            ' .venv/bin/python -m benchmarks.demo --ask "a question"'
+        )
 
 
 if __name__ == "__main__":

@@ -346,7 +346,7 @@ class PythonDocs:
 
     @cached_property
     def _paragraphs(self) -> list[str]:
-        docstrings = (text for path in _library_sources() for text in _docstrings(path))
+        docstrings = (text for _, path in library_sources() for text in _docstrings(path))
         split = (re.split(r"\n\s*\n", docstring) for docstring in docstrings)
         folded = (" ".join(paragraph.split()) for paragraphs in split for paragraph in paragraphs)
         return [text for text in dict.fromkeys(folded) if text]
@@ -362,11 +362,12 @@ class PythonDocs:
         }
 
 
-def _library_sources() -> Iterator[Path]:
+def library_sources() -> Iterator[tuple[Path, Path]]:
+    """Yield the folder of the standard library, and each source file in it but for tests."""
     root = Path(sysconfig.get_path("stdlib"))
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(set(subfolders) - SKIPPED_FOLDERS)
-        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+        yield from ((root, Path(folder, name)) for name in sorted(files) if name.endswith(".py"))
 
 
 def _docstrings(path: Path) -> Iterator[str]:

@@ -1,0 +1,214 @@
+"""Dump the teacher's vectors of the passages, train a student on them, and search by both."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks.common.results import whole_size
+from benchmarks.demo.passages import QUESTIONS, write_passages
+from support.arrays import Floats
+from support.errors import UserError
+
+TOP = 10  # passages that a ranking is compared by
+TIMED = 400  # passages that a model embeds for its speed
+PASSES = 2  # the faster one counts: the first also pays for warming up
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes of the demo: everything that it runs depends on these alone."""
+
+    out: Path = Path("demo-output")
+    model: str = "minilm"
+    max_length: int = 96
+    vocab: str = "4k"
+    student: str = "static:256"
+    epochs: float = 20.0
+    every: int = 1  # of so many passages one
+    seed: int = 0
+
+    @property
+    def corpus(self) -> Path:
+        return self.out / "passages.txt"
+
+    @property
+    def store(self) -> Path:
+        return self.out / "store.zarr"
+
+    @property
+    def folder(self) -> Path:
+        """Where the student goes."""
+        return self.out / "student"
+
+
+@dataclass(frozen=True)
+class Searcher:
+    """A model and its vectors of all passages [N,W]."""
+
+    name: str
+    embedder: Any
+    index: Floats
+
+    def best(self, questions: Sequence[str], index: Floats | None = None) -> list[list[int]]:
+        """Rank the TOP passages of each question, in `index` where one is given."""
+        from downstream.search.nearest import nearest
+
+        asked = self.embedder.vectors(questions, "query")
+        places: list[list[int]] = nearest(
+            asked, [self.index if index is None else index], TOP
+        ).places.tolist()
+        return places
+
+
+@dataclass(frozen=True)
+class Model:
+    """One row of the comparison. `agreement` is nDCG@10 against the teacher's ranking."""
+
+    name: str
+    parameters: int
+    passages_per_second: float
+    agreement: float
+
+    @property
+    def megabytes(self) -> float:
+        """The weights in float32."""
+        return self.parameters * 4 / 1e6
+
+
+@dataclass(frozen=True)
+class Search:
+    """The passages, and who finds them; `student` lives in the teacher's space."""
+
+    passages: list[str]
+    teacher: Searcher
+    student: Searcher
+
+    def compared(self) -> list[Model]:
+        """The teacher, the student, and the student's questions to the teacher's own index."""
+        of_teacher = self.teacher.best(QUESTIONS)
+        rankings = {
+            "teacher": (self.teacher, of_teacher),
+            "student": (self.student, self.student.best(QUESTIONS)),
+            "student in the teacher's index": (
+                self.student,
+                self.student.best(QUESTIONS, self.teacher.index),
+            ),
+        }
+        speeds = {who.name: self._speed(who) for who in (self.teacher, self.student)}
+        return [
+            Model(
+                name,
+                parameters=who.embedder.parameters(),
+                passages_per_second=speeds[who.name],
+                agreement=agreement(of_teacher, found),
+            )
+            for name, (who, found) in rankings.items()
+        ]
+
+    def _speed(self, who: Searcher) -> float:
+        chosen = np.linspace(0, len(self.passages) - 1, min(TIMED, len(self.passages)))
+        texts, seconds = [self.passages[int(place)] for place in chosen], []
+        for _ in range(PASSES):
+            begun = time.perf_counter()
+            who.embedder.vectors(texts, "document")
+            seconds.append(time.perf_counter() - begun)
+        return len(texts) / min(seconds)
+
+
+def agreement(teacher: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> float:
+    """nDCG@10 of rankings where the teacher's ten have the grades 10 to 1, the mean over all."""
+    from downstream.search import measures
+
+    by_teacher, by_other = (
+        {str(place): [str(number) for number in row] for place, row in enumerate(rows)}
+        for rows in (teacher, found)
+    )
+    return measures.agreement(by_teacher, by_other)["teacher_ndcg_10"]
+
+
+def demo(settings: Settings) -> Search:
+    """Dump and train, after removing what an earlier demo left in the folder."""
+    _clear(settings)
+    _dump(settings)
+    _train(settings)
+    return load(settings)
+
+
+def load(settings: Settings) -> Search:
+    """Load what a finished demo left. The teacher's vectors of the passages come from the store.
+
+    Raises UserError where there is no finished demo.
+    """
+    from downstream.embedders import Embedder
+    from store import open_store
+
+    if not (settings.folder / "modules.json").is_file():
+        raise UserError(f"{settings.out}: has no finished demo to ask; run `make demo` first")
+    store = open_store(settings.store)
+    texts, vectors = list(store.texts()), store.embeddings()
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    student = Embedder(str(settings.folder))
+    return Search(
+        texts,
+        Searcher("teacher", Embedder(settings.model), vectors),
+        Searcher("student", student, student.vectors(texts, "document")),
+    )
+
+
+def _clear(settings: Settings) -> None:
+    settings.out.mkdir(parents=True, exist_ok=True)
+    for folder in (settings.store, settings.folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _dump(settings: Settings) -> None:
+    from teacher_dump.job.dump import dump
+    from teacher_dump.job.options import DumpOptions
+
+    count = write_passages(settings.corpus, settings.every)
+    _say(f"1. the teacher {settings.model} reads {count:,} passages of Python's documentation")
+    done = dump(
+        DumpOptions(
+            settings.model,
+            settings.store,
+            (str(settings.corpus),),
+            head="embedding",
+            max_length=settings.max_length,
+            seed=settings.seed,
+            device="cpu",
+        )
+    )
+    size = whole_size(settings.store)
+    _say(
+        f"   {settings.store}: {done.tokens:,} tokens, a vector a passage,"
+        f" {size / 1e6:.0f} MB with the teacher's weights"
+    )
+
+
+def _train(settings: Settings) -> None:
+    from student_train.arguments import options_from
+    from student_train.output.run import run
+
+    _say(f"2. a student {settings.student}, vocabulary {settings.vocab}, learns these vectors")
+    options = {
+        "store": (str(settings.store),),
+        "out": settings.folder,
+        "vocab": settings.vocab,
+        "student": settings.student,
+        "epochs": settings.epochs,
+        "seed": settings.seed,
+        "device": "cpu",
+    }
+    run(options_from(options))
+
+
+def _say(line: str) -> None:
+    click.secho(line, bold=not line.startswith(" "))
