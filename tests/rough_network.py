@@ -57,10 +57,26 @@ class Weather:
     drop: float = 0.01  # seconds between the drops of a slow body
     stall: float = 1.0
     conditions: str = ""  # of a write: "ignored", or "refused" as a server does that knows none
+    delay: float = 0.0  # seconds that every answer takes on its way
+    most: int = 0  # requests that were under way at once
     met: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._chance, self._lock = random.Random(self.seed), threading.Lock()
+        self._under_way = 0
+
+    @contextmanager
+    def way(self) -> Iterator[None]:
+        """The way of a request and its answer."""
+        with self._lock:
+            self._under_way += 1
+            self.most = max(self.most, self._under_way)
+        try:
+            time.sleep(self.delay)
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
 
     def fault(self, method: str, path: str) -> tuple[str, random.Random]:
         """What happens to a request ("" for nothing), and the chance that says where."""
@@ -84,6 +100,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _all(self) -> None:
         body = self._body()
+        with self.server.weather.way():
+            self._answered(body)
+
+    def _answered(self, body: bytes) -> None:
         fault, chance = self.server.weather.fault(self.command, self.path)
         conditions = self.server.weather.conditions
         if conditions and self.command == "PUT":

@@ -29,7 +29,7 @@ class PartIndex:
     """
 
     def __init__(self, source: Source, features: Features, manifest: Manifest) -> None:
-        self.path, self.features = source.path, features
+        self.path, self.features, self.remote = source.path, features, source.remote
         self._source, self._entries = source, manifest.parts
         self.first = starts(np.array([part.counts.sequences for part in manifest.parts], int))
         self._known, self._lengths = manifest.lengths, dict[int, Array]()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from store.read.reading_check import ReadingCheck
 from support.arrays import Array, begins, ranges, starts
 
 FEW_TOKENS = 65_536
+AT_ONCE = 32  # reads over a network
 
 
 class Buffers:
@@ -50,6 +52,15 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
     place = np.empty(len(blocks), np.int64)
     place[order] = begins(sizes[order])
     return runs, ranges(begin, end - begin), ranges(place, sizes)
+
+
+class _Ragged(NamedTuple):
+    """Of the sequences of a run: documents, masked spans, and how many and which ids were drawn."""
+
+    document: Array
+    span_sizes: Array
+    spans: Array
+    draws: tuple[Array, Array, Array] | None
 
 
 class Pool:
@@ -126,8 +137,16 @@ class Pool:
             check.begin(part, sorted(names))
 
     def read(self, buffers: Buffers) -> None:
-        """Read all arrays into the buffers."""
+        """Read all arrays into the buffers, over a network some at once."""
+        if not self._index.remote:
+            self._read(buffers, map)
+            return
+        with ThreadPoolExecutor(AT_ONCE, "read-at-once") as readers:
+            # What tells where things lie in a part comes first, of all parts at once.
+            list(readers.map(lambda run: run[0].token_start, self._parts))
+            self._read(buffers, readers.map)
 
+    def _read(self, buffers: Buffers, each: Callable[..., Iterable[Any]]) -> None:
         def take(names: list[str], start: Array) -> dict[str, Array]:
             shapes = {name: (int(start[-1]), *self._specs[name].shape[1:]) for name in names}
             return {
@@ -139,21 +158,28 @@ class Pool:
         self.maps = take(self._map_names, self.square_start)
         self.sequence = take(self._sequence_names, self._sequence_start)
         arrays = self.token | self.maps | self.sequence
-        for part, name, rows, place in pieces:
-            part.array(name).read_into(rows.start, rows.stop, arrays[name][place])
-        self._read_ragged()
 
-    def _read_ragged(self) -> None:
-        documents, span_sizes, spans = [], [], []
-        draws: list[tuple[Array, Array, Array]] = []
-        for part, first, last in self._parts:
-            documents.append(part.document[first:last])
-            edges, masked = part.spans(self.view, first, last)
-            span_sizes.append(np.diff(edges))
-            spans.append(masked)
-            if self.logits and self.logits.tier == "sample":
-                tokens = int(part.token_start[first]), int(part.token_start[last])
-                draws.append(part.draws(self.view, *tokens))
+        def read(piece: tuple[PartReader, str, slice, slice]) -> None:
+            part, name, rows, place = piece
+            part.array(name).read_into(rows.start, rows.stop, arrays[name][place])
+
+        for _ in each(read, pieces):
+            pass
+        self._gather_ragged(list(each(self._ragged, self._parts)))
+
+    def _ragged(self, run: tuple[PartReader, int, int]) -> _Ragged:
+        """Read what is not flat of a run."""
+        part, first, last = run
+        edges, masked = part.spans(self.view, first, last)
+        draws = None
+        if self.logits and self.logits.tier == "sample":
+            tokens = int(part.token_start[first]), int(part.token_start[last])
+            draws = part.draws(self.view, *tokens)
+        return _Ragged(part.document[first:last], np.diff(edges), masked, draws)
+
+    def _gather_ragged(self, runs: list[_Ragged]) -> None:
+        documents, span_sizes, spans = zip(*(run[:3] for run in runs), strict=True)
+        draws = [run.draws for run in runs if run.draws is not None]
         self.document, self.spans = np.concatenate(documents), np.concatenate(spans)
         self.span_start = starts(np.concatenate(span_sizes))
         self.draws: dict[str, Array] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -143,27 +143,32 @@ class Streamer:
         """Yield the batches of an order; see `FeatureStore.stream`."""
         buffers = Buffers()
         checked = ReadingCheck(self._sound)
-        try:  # no batch shows the buffers of a pool: another stream may have them after this one
-            pool_buffers = self._spare.pop()
-        except IndexError:
-            pool_buffers = Buffers()
+        taken = [self._taken() for _ in range(2 if self._index.remote else 1)]
         pools = (
-            (Pool(self._index, taken, order.view, order.features), batches)
-            for taken, batches in order.unskipped(self._index)
+            (Pool(self._index, blocks, order.view, order.features), batches)
+            for blocks, batches in order.unskipped(self._index)
         )
         ahead = ThreadPoolExecutor(1, "read-ahead")  # to ask the disk takes time, too
 
-        def announced() -> tuple[Pool, list[Array]] | None:
+        def announced() -> tuple[Pool, list[Array], Future[None] | None] | None:
             found = next(pools, None)
-            if found:
-                ahead.submit(found[0].prefetch)
-            return found
+            if not found:
+                return None
+            pool, batches = found
+            if not self._index.remote:
+                ahead.submit(pool.prefetch)
+                return pool, batches, None
+            taken.append(taken.pop(0))  # the batches of the pool before come from the other ones
+            return pool, batches, ahead.submit(pool.read, taken[-1])
 
         try:
             following = announced()
             while following:
-                pool, batches = following
-                pool.read(pool_buffers)
+                pool, batches, reading = following
+                if reading is None:
+                    pool.read(taken[0])
+                else:
+                    reading.result()
                 if check:
                     pool.check(checked)
                 following = announced()  # the disk works while these batches are used
@@ -174,7 +179,15 @@ class Streamer:
         finally:
             checked.close()
             ahead.shutdown(wait=False, cancel_futures=True)
-            self._spare.append(pool_buffers)
+            if not self._index.remote:  # there a thread may be reading into them
+                self._spare.extend(taken)
+
+    def _taken(self) -> Buffers:
+        """Buffers for a pool. No batch shows them: another stream may have them after this one."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return Buffers()
 
     def gather(
         self, batches: Iterable[Array], view: int, kinds: tuple[str, ...]

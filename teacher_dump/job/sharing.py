@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store import Features, StoreWriter
@@ -168,7 +169,7 @@ class _Worker:
         if lacking(self.out) == set():
             return
         try:
-            lease = Lease(self.out)
+            lease = Lease(Path(self.out))
         except Taken:
             return
         if StoreWriter.peek(self.out, "sealed") or lacking(self.out) == set():

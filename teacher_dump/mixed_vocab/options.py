@@ -162,4 +162,5 @@ class MixedVocabOptions:
 
     def checkpoint(self) -> Path:
         """Return the path, beside the store, of the checkpoint of a stopped training."""
-        return self.dump.out.with_name(f"{self.dump.out.name}.mixed-vocab")
+        out = Path(self.dump.out)
+        return out.with_name(f"{out.name}.mixed-vocab")

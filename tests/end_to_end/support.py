@@ -35,7 +35,7 @@ def write_corpus(
     return path
 
 
-def dump_options(model: Path, corpus: Path, out: Path, **changes: Any) -> DumpOptions:
+def dump_options(model: Path, corpus: Path, out: Path | str, **changes: Any) -> DumpOptions:
     small: dict[str, Any] = {
         "logits": "topk:8",
         "part_tokens": 2000,

@@ -170,9 +170,9 @@ def test_copies_and_a_dump_that_goes_on(
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="killed"):
         patch.setattr(StoreWriter, "seal", killed)
-        dumped(model, corpus, half.out, **options)
+        dumped(model, corpus, Path(half.out), **options)
     assert list(open_store(half.out, allow_partial=True).texts()) == list(pairs.texts())
-    dumped(model, corpus, half.out, **options)
+    dumped(model, corpus, Path(half.out), **options)
     convert(half.out, tmp_path / "b.zarr", "small")
     merge([half.out, pairs.path], tmp_path / "c.zarr", recode=True)
     for path, times in ((half.out, 1), (tmp_path / "b.zarr", 1), (tmp_path / "c.zarr", 2)):

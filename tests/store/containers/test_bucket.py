@@ -22,7 +22,7 @@ from store.containers.bucket_lease import BucketLease
 from store.format.features import Features
 from store.tools.repair import repair
 from store.tools.verify import verify
-from support.lease import Taken
+from support.lease import Taken, said
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.mixed_vocab.options import StageOneDump
 from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
@@ -155,7 +155,7 @@ def test_one_writer_at_a_time(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
 def raise_if_taken(s3: S3, boot: str) -> None:
     """Look at a lease as a process on another machine does, or on this one."""
     data = s3.read(LEASE)
-    here = bucket_lease.said(data[: -bucket_lease.NONCE])["boot"]
+    here = said(data[: -bucket_lease.NONCE])["boot"]
     s3.write(LEASE, data.replace(here.encode(), boot.encode().ljust(len(here), b"-")))
     bucket_lease._own.clear()
     bucket_lease.check_free(URL)
@@ -278,8 +278,8 @@ def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
         "a folder beside the store": lambda: StageOneDump(model="rubert-base", out=URL),
         "only a store at a local path can be repaired": lambda: repair(URL),
     }
-    for said, ask in refusals.items():
-        with pytest.raises(UserError, match=said) as caught:
+    for told, ask in refusals.items():
+        with pytest.raises(UserError, match=told) as caught:
             ask()
         assert "\n" not in str(caught.value)
     assert s3.held() == {"dumps/a.zarr/notes.txt"}
