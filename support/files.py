@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -47,6 +48,20 @@ def sync_tree(folder: Path) -> None:
     paths = [folder, *folder.rglob("*")]
     with ThreadPoolExecutor(16) as workers:
         list(workers.map(sync, paths))
+
+
+def open_weights(folder: Path) -> None:
+    """Give weights in a folder and below the mode that a new file there gets.
+
+    safetensors writes its files for their owner alone, whatever the umask says, so that nobody else
+    could load what they belong to.
+    """
+    probe = folder / f"{UNFINISHED}mode"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(mode)
 
 
 def discard(folder: Path, prefix: str, suffix: str = "") -> None:

@@ -112,6 +112,7 @@ def _run(
     steps = counted(trainer.state.global_step, "step")
     say(f"held-out loss after:  {after:.4f} ({steps}, {minutes:.1f} min)")
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
+    files.open_weights(settings.out)
     figures = {
         "blocks": {"train": len(rows), "dev": len(dev_rows)},
         "learning_rate": _lr(settings),

@@ -19,6 +19,7 @@ from downstream.score_tables import SHARES, result_of
 from downstream.settings import FineTuneSettings
 from downstream.tasks.length_grouped import LengthGroupedTrainer
 from downstream.tasks.task_interface import Task
+from support import files
 from support.console import counted
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
@@ -172,6 +173,7 @@ def _one_seed(
             result[split] = score(split, _predict(trainer, rows[split]))
         if keep is not None:
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(keep)
+            files.open_weights(keep)
             save_tokenizer(tokenizer, keep)
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
     return result

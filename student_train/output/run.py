@@ -304,6 +304,7 @@ def _finish(
     report = {**begun, "result": result}
     card = model_card(report, hub_id(stores[0]), student, head is not None)
     (out / "README.md").write_text(card)
+    files.open_weights(out)
     files.sync_tree(out)
     files.write(out / SETTINGS, json.dumps(report, indent=1).encode())
     remove_checkpoints(out / "checkpoints")

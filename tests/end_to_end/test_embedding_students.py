@@ -142,6 +142,8 @@ def test_vectors_of_word_pieces(stores: Callable[..., Path], tmp_path: Path) -> 
     assert (vectors * fs.embeddings()).sum(axis=1).mean() > 0.9
     pieces = AutoModel.from_pretrained(tmp_path / "s").embedding.weight
     assert torch.equal(pieces, _weights(tmp_path / "s")["embedding.weight"])
+    modes = {path.stat().st_mode for path in (tmp_path / "s").rglob("*") if path.is_file()}
+    assert len(modes) == 1, "safetensors writes weights for their owner alone"
     line = refused(student_train, *words[:2], *words[4:], "--student", "static:24",
                    "--out", tmp_path / "t", "--loss", "mlm=1,embedding=1")  # fmt: skip
     says(line, "--loss mlm: --student static:24 has neither layers nor heads")

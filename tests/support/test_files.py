@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,24 @@ def test_two_files_of_a_folder_are_written_at_once(
         "a": b"one",
         "b": b"other",
     }
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_weights_get_the_mode_of_a_new_file(tmp_path: Path, umask: int, mode: int) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    weights = [tmp_path / "model.safetensors", tmp_path / "1_Dense" / "model.safetensors"]
+    weights[1].parent.mkdir()
+    other = tmp_path / "secret.json"
+    other.touch(0o400)
+    before = os.umask(umask)
+    try:
+        for path in weights:
+            save_file({"a": np.zeros(2, np.float32)}, path)
+        files.open_weights(tmp_path)
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in weights] == [mode, mode]
+    assert other.stat().st_mode & 0o777 == 0o400
+    assert {path.name for path in tmp_path.iterdir()} == {weights[0].name, "1_Dense", other.name}
