@@ -97,7 +97,7 @@ class DumpOptions:
     model: str = option(
         help="Teacher: model id, folder, or an alias (rubert-base, minilm).", required=True
     )
-    out: Path | str = option(
+    out: str | Path = option(  # the first kind is how click reads it, before `place_of`
         help="The store: NAME.zarr or NAME.h5, or in a bucket s3://BUCKET/NAME.zarr (gs://, az://).",
         required=True,
         read=place_of,

@@ -1,0 +1,48 @@
+"""The command writes a store into a bucket: the one that it makes on a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store import open_store
+from teacher_dump.cli import main as teacher_dump
+from tests.end_to_end.support import ok, refused
+from tests.rough_network import BUCKET, KEYS, PROXIES, running_s3
+
+URL = f"s3://{BUCKET}/store.zarr"
+
+
+def test_a_dump_into_a_bucket(
+    tmp_path: Path,
+    tiny_teacher: Callable[..., Path],
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("obstore")
+    pytest.importorskip("moto.server")
+    words: list[str | Path | int] = [
+        "--model",
+        tiny_teacher("bert"),
+        "--corpus",
+        corpus,
+        "--limit",
+        600,
+    ]
+    words += ["--logits", "topk:4", "--device", "cpu"]
+    with running_s3() as s3:
+        for key, value in (KEYS | {"AWS_ENDPOINT_URL": s3.url}).items():
+            monkeypatch.setenv(key, value)
+        for proxy in PROXIES:
+            monkeypatch.delenv(proxy, raising=False)
+        said = ok(teacher_dump, *words, "--out", URL)
+        assert f"student-train --store {URL}" in said
+        assert "was finished before" in ok(teacher_dump, *words, "--out", URL)
+        assert "disk that all of them see" in refused(
+            teacher_dump, *words, "--out", URL, "--shard", "0/2"
+        )
+        far = open_store(URL).manifest.content()
+    ok(teacher_dump, *words, "--out", tmp_path / "near.zarr")
+    assert open_store(tmp_path / "near.zarr").manifest.content() == far
