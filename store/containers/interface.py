@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +10,10 @@ import numpy as np
 
 from store.format.layout import ArraySpec
 from support.arrays import Array
+
+Make = Callable[[Callable[[str, Array], None]], tuple[dict[str, Any], bytes]]
+"""Makes the root attributes and the manifest of a finished store; the function that it is given
+writes an array of the index, by its path."""
 
 
 class Slices(Protocol):
@@ -147,5 +151,6 @@ class Staging(Protocol):
     def published(self) -> set[int]:
         """Numbers of the published parts."""
 
-    def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
-        """Write manifest and root attributes; the store is finished after one last rename."""
+    def seal(self, make: Make) -> None:
+        """Write index, manifest and root attributes; the store is finished after one last
+        rename."""

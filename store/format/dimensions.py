@@ -26,6 +26,10 @@ _PART = {
 }
 _OUTSIDE = {
     r"manifest": ("byte",),
+    r"index/first": ("part_edge",),
+    r"index/\d+/counts": ("part", "count"),
+    r"index/\d+/lengths": ("sequence",),
+    r"index/\d+/(sha256|zarr_json)": ("part", "digest_byte"),
     r"calibration/hidden/[^/]+/\w+": ("channel",),
     r"calibration/words/text": ("byte",),
     r"calibration/words/count": ("word",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ from store.format.features import Features, TaskSpec
 from support.arrays import Array
 
 FORMAT = "teachonce"
-VERSION = 1
+VERSIONS = (1, 2)
+"""Of stores of few parts, whose manifest tells of each, and of stores of many, which have an
+index."""
 MAX_COUNT = 2**40
 MAX_PART = 10**9
 EMBEDDING = "sequence/embedding"
@@ -74,14 +76,25 @@ class Counts:
             "draws": list(self.draws),
         }
 
+    def flat(self) -> list[int]:
+        """All of them, [4 + 2 * views], in the order of the fields."""
+        sizes = [self.sequences, self.tokens, self.squares, self.text_bytes]
+        return [*sizes, *self.spans, *self.draws]
+
     @staticmethod
-    def from_json(value: object, features: Features, where: str) -> Counts:
+    def of_flat(sizes: Sequence[int]) -> Counts:
+        """The counts that `flat` tells."""
+        middle = (4 + len(sizes)) // 2
+        return Counts(*sizes[:4], tuple(sizes[4:middle]), tuple(sizes[middle:]))
+
+    @staticmethod
+    def from_json(value: object, features: Features, where: str, most: int = MAX_COUNT) -> Counts:
         """Check and read the counts of a part. Raises StoreError naming `where`."""
         if not isinstance(value, Mapping):
             raise StoreError(f"{where}: counts must be a JSON object; the store is damaged")
 
         def count(number: object, key: str, least: int = 0) -> int:
-            if type(number) is not int or not least <= number <= MAX_COUNT:
+            if type(number) is not int or not least <= number <= most:
                 raise StoreError(f"{where}: {key} is {number!r}; the store is damaged")
             return number
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import base64
-import gc
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from store.errors import NO_STORE, REPAIR, StoreError, without_remedy
 from store.format.features import Features, check_name
-from store.format.layout import FORMAT, MAX_PART, VERSION, Counts, PartShapes
-from support.arrays import Array
+from store.format.layout import FORMAT, MAX_PART, VERSIONS, Counts, PartShapes
+from support.arrays import Array, starts
 
 MAX_BYTES = 2**29  # 10^5 parts of a view with one hidden state have some 2^28
 CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
@@ -34,21 +35,6 @@ def opening() -> Iterator[None]:
         if isinstance(error.__cause__, PermissionError):
             raise
         raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Stop the garbage collector meanwhile.
-
-    Thousands of parts are a million objects, none of them garbage. To look through them again and
-    again takes the collector longer than it takes to make them."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 class Entry(NamedTuple):
@@ -119,6 +105,12 @@ class Part:
         return Part(number, counts, arrays)
 
 
+class Lengths(Protocol):
+    """Tokens of sequences in order, such as an array of them."""
+
+    def __getitem__(self, rows: slice, /) -> Array: ...
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The manifest of a store, whose `arrays` are those outside the parts.
@@ -129,27 +121,70 @@ class Manifest:
 
     attributes: dict[str, Any]
     arrays: dict[str, Entry]
-    parts: list[Part]
-    lengths: Array | None = field(default=None, compare=False)
+    parts: Sequence[Part]
+    lengths: Lengths | None = field(default=None, compare=False)
+
+    @cached_property
+    def first(self) -> Array:
+        """int64 [parts + 1]: the first sequence of each part, and the number of all."""
+        return starts(np.array([part.counts.sequences for part in self.parts], int))
+
+    @cached_property
+    def totals(self) -> Counts:
+        """Counts of the whole store."""
+        views = max(1, self.attributes["features"]["views"])
+        none = np.zeros(4 + 2 * views, np.int64)
+        return Counts.of_flat(sum((np.array(p.counts.flat()) for p in self.parts), none).tolist())
+
+    @cached_property
+    def numbers(self) -> Array:
+        """int64 [parts]: their numbers."""
+        return np.array([part.number for part in self.parts], np.int64)
 
     def content(self) -> str:
         """SHA-256 over the checksums of all arrays. Stores of equal values have it in common, be
-        they Zarr or HDF5."""
-        digests = {name: entry.sha256 for name, entry in self.arrays.items()}
-        for part in self.parts:
-            for name, entry in part.arrays.items():
-                digests[f"parts/{part.number}/{name}"] = entry.sha256
-        return hashlib.sha256(json.dumps(digests, sort_keys=True).encode("ascii")).hexdigest()
+        they Zarr or HDF5, of few parts or of many."""
+        return self._content
 
-    def to_bytes(self) -> bytes:
+    @cached_property
+    def _content(self) -> str:
+        """The digest of a JSON object of them, sorted by path, which is never held as a whole."""
+        found, separator = hashlib.sha256(b"{"), ""
+        for lines in self._checksums():
+            found.update(f"{separator}{', '.join(lines)}".encode("ascii"))
+            separator = ", "
+        found.update(b"}")
+        return found.hexdigest()
+
+    def _checksums(self) -> Iterator[list[str]]:
+        """JSON of path and checksum of all arrays, sorted by path, in lists that are not empty."""
+        names = sorted(self.arrays)
+        middle = bisect(names, "parts/")
+        before, after = names[:middle], names[middle:]
+        if before:
+            yield [_line(name, self.arrays[name]) for name in before]
+        for place in np.argsort(self.numbers.astype("S"), kind="stable").tolist():
+            part = self.parts[place]
+            here = f"parts/{part.number}/"
+            yield [_line(here + name, part.arrays[name]) for name in sorted(part.arrays)]
+        if after:
+            yield [_line(name, self.arrays[name]) for name in after]
+
+    def to_bytes(self, index: dict[str, Any] | None = None) -> bytes:
+        """The stored form. `index` stands in place of the parts, where a store has one."""
+        in_order = sorted(self.parts, key=lambda p: p.number)
         value = {
             "attributes": {key: self.attributes[key] for key in ATTRIBUTES},
             "arrays": {name: self.arrays[name].to_json() for name in sorted(self.arrays)},
-            "parts": [part.to_json() for part in sorted(self.parts, key=lambda p: p.number)],
+            "parts": [part.to_json() for part in in_order] if index is None else index,
         }
         if self.lengths is not None:
-            value["lengths"] = base64.b64encode(self.lengths.tobytes()).decode("ascii")
+            value["lengths"] = base64.b64encode(self.lengths[:].tobytes()).decode("ascii")
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def _line(path: str, entry: Entry) -> str:
+    return f'"{path}": "{entry.sha256}"'
 
 
 def digest(values: Array) -> str:
@@ -169,22 +204,6 @@ def length_dtype(features: Features) -> np.dtype[Any]:
     return np.min_scalar_type(features.max_length).newbyteorder("<")
 
 
-def _read_lengths(value: object, features: Features, sequences: int, where: str) -> Array | None:
-    if value is None:
-        return None
-    dtype = length_dtype(features)
-    try:
-        data = base64.b64decode(value, validate=True)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"{where}: the manifest's lengths are not base64; {DAMAGED}") from error
-    if len(data) != sequences * dtype.itemsize:
-        raise StoreError(
-            f"{where}: the manifest's lengths are {len(data):,} bytes, expected {sequences:,} x"
-            f" {dtype.itemsize}; {DAMAGED}"
-        )
-    return np.frombuffer(data, dtype)
-
-
 def check_root(attributes: Mapping[str, Any], where: str) -> Features:
     """Check the root attributes of a store of any state. Raises StoreError."""
     if attributes.get("format") != FORMAT:
@@ -192,9 +211,10 @@ def check_root(attributes: Mapping[str, Any], where: str) -> Features:
             f"{where}: not a feature store (no attribute format={FORMAT!r}); {NO_STORE}"
         )
     version = attributes.get("version")
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or version not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
         raise StoreError(
-            f"{where}: format version {version!r}; this software reads version {VERSION}: "
+            f"{where}: format version {version!r}; this software reads versions {known}: "
             "use the version that wrote it, or dump again"
         )
     for key in ("identity", "software"):
@@ -221,37 +241,3 @@ def read_entries(value: object, where: str) -> dict[str, Entry]:
         for segment in segments:
             check_name(segment, f"{where}: array {name!r}: segment")
     return {name: Entry.from_json(entry, where, name) for name, entry in value.items()}
-
-
-def read_manifest(
-    data: bytes, attributes: Mapping[str, Any], features: Features, where: str
-) -> Manifest:
-    """Check and read the manifest of a sealed store. Raises StoreError if it does not match."""
-    if seal_checksum(data, attributes["created"]) != attributes.get("checksum"):
-        raise StoreError(f"{where}: the manifest does not match its checksum; {DAMAGED}")
-    with uncollected():
-        return _parsed(data, attributes, features, where)
-
-
-def _parsed(data: bytes, attributes: Mapping[str, Any], features: Features, where: str) -> Manifest:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{where}: the manifest is not JSON ({error}); {DAMAGED}") from error
-    if not isinstance(value, dict):
-        raise StoreError(f"{where}: the manifest is not a JSON object; {DAMAGED}")
-    known = attributes.get("arrays", value.get("arrays"))  # not in every store
-    if {key: attributes[key] for key in ATTRIBUTES} != value.get(
-        "attributes"
-    ) or known != value.get("arrays"):
-        raise StoreError(f"{where}: the root attributes were altered; {DAMAGED}")
-    if not isinstance(value.get("parts"), list):
-        raise StoreError(f"{where}: the manifest has no list of parts; {DAMAGED}")
-    shapes = PartShapes(features)
-    parts = [Part.from_json(part, shapes, where) for part in value["parts"]]
-    numbers = [part.number for part in parts]
-    if numbers != sorted(set(numbers)):
-        raise StoreError(f"{where}: the manifest's parts are not in order; {DAMAGED}")
-    sequences = sum(part.counts.sequences for part in parts)
-    lengths = _read_lengths(value.get("lengths"), features, sequences, where)
-    return Manifest(value["attributes"], read_entries(value.get("arrays"), where), parts, lengths)

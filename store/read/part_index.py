@@ -16,9 +16,10 @@ from store.format.features import Features
 from store.format.layout import ArraySpec, part_arrays
 from store.format.manifest import Manifest
 from store.read.part import PartReader
-from support.arrays import Array, begins, starts
+from support.arrays import Array, begins
 
 OPEN_PARTS = 16
+PARTS_AT_ONCE = 1024
 
 
 class PartIndex:
@@ -31,7 +32,7 @@ class PartIndex:
     def __init__(self, source: Source, features: Features, manifest: Manifest) -> None:
         self.path, self.features, self.remote = source.path, features, source.remote
         self._source, self._entries = source, manifest.parts
-        self.first = starts(np.array([part.counts.sequences for part in manifest.parts], int))
+        self.first = manifest.first
         self._known, self._lengths = manifest.lengths, dict[int, Array]()
         self._parts: OrderedDict[int, PartReader] = OrderedDict()
         self._opening = Lock()  # training reads ahead in a thread while it validates in another
@@ -92,9 +93,14 @@ class PartIndex:
 
     def all_lengths(self) -> Array:
         """int64 [n]: tokens of all sequences."""
+        return self._lengths_of_parts(0, len(self._entries))
+
+    def _lengths_of_parts(self, low: int, high: int) -> Array:
+        """int64: tokens of the sequences of parts low..high."""
+        edges = self.first[low : high + 1].tolist()
         if self._known is not None:
-            return self._known.astype(np.int64)
-        of_parts = [self.lengths(*edges) for edges in pairwise(self.first.tolist())]
+            return self._known[edges[0] : edges[-1]].astype(np.int64)
+        of_parts = [self.lengths(begin, end) for begin, end in pairwise(edges)]
         return np.concatenate([np.empty(0, np.int64), *of_parts])
 
     def blocks(self, block_tokens: int) -> Array:
@@ -102,7 +108,12 @@ class PartIndex:
         block never crosses a part. Raises StoreError for a number below 1."""
         if block_tokens < 1:
             raise StoreError("blocks: block_tokens must be over 0")
-        rows = block_starts(self.all_lengths(), self.first[:-1], block_tokens)
+        found = [np.empty(0, np.int64)]
+        for low in range(0, len(self._entries), PARTS_AT_ONCE):  # lengths of all would be large
+            high = min(low + PARTS_AT_ONCE, len(self._entries))
+            lengths, base = self._lengths_of_parts(low, high), self.first[low]
+            found.append(base + block_starts(lengths, self.first[low:high] - base, block_tokens))
+        rows = np.concatenate(found)
         return np.stack([rows, np.append(rows[1:], len(self))], axis=1)
 
     def check_blocks(self, blocks: ArrayLike) -> Array:

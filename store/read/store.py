@@ -17,21 +17,13 @@ from store.containers.paths import open_source
 from store.errors import StoreError
 from store.format.features import Calibration, Features
 from store.format.layout import EMBEDDING
-from store.format.manifest import (
-    DAMAGED,
-    MAX_BYTES,
-    Entry,
-    Manifest,
-    check_root,
-    digest,
-    opening,
-    read_manifest,
-)
+from store.format.manifest import DAMAGED, Manifest, check_root, opening
 from store.format.pairs import divided
 from store.read.order import KINDS, StreamOrder
 from store.read.part import PartReader
 from store.read.part_index import PartIndex
 from store.read.record import LazyMap, Record
+from store.read.sealed_manifest import checked_array, sealed_manifest
 from store.read.stored_tokenizer import json_object, load_tokenizer
 from store.read.stream import Batch, Streamer
 from store.read.unfinished import unfinished, unsealed_manifest
@@ -70,17 +62,8 @@ def _open(source: Source, allow_partial: bool) -> FeatureStore:
         with opening():
             return FeatureStore(source, attributes, features, manifest)
     with opening():
-        data = manifest_bytes(source)
-        manifest = read_manifest(data, attributes, features, source.path)
+        manifest, _ = sealed_manifest(source, attributes, features)
         return FeatureStore(source, attributes, features, manifest)
-
-
-def manifest_bytes(source: Source) -> bytes:
-    """Read the manifest of a sealed store. Raises StoreError."""
-    stored = source.array("manifest")
-    if stored.dtype != np.uint8 or len(stored.shape) != 1 or stored.shape[0] > MAX_BYTES:
-        raise StoreError(f"{source.path}: manifest is not a byte array; {DAMAGED}")
-    return stored.read(0, stored.shape[0]).tobytes()
 
 
 class FeatureStore(Sequence[Record]):
@@ -100,7 +83,7 @@ class FeatureStore(Sequence[Record]):
         self.source, self.path = source, source.path
         self.features, self.manifest = features, manifest
         self.identity: dict[str, Any] = dict(attributes["identity"])
-        counts = [part.counts for part in manifest.parts]
+        totals = manifest.totals
         self._index = PartIndex(source, features, manifest)
         self.meta: dict[str, Any] = {
             "identity": self.identity,
@@ -109,11 +92,11 @@ class FeatureStore(Sequence[Record]):
             "state": attributes["state"],
             "version": attributes["version"],
             "created": attributes["created"],
-            "parts": len(counts),
-            "sequences": len(self._index),
-            "tokens": sum(c.tokens for c in counts),
-            "squares": sum(c.squares for c in counts),
-            "text_bytes": sum(c.text_bytes for c in counts),
+            "parts": len(manifest.parts),
+            "sequences": totals.sequences,
+            "tokens": totals.tokens,
+            "squares": totals.squares,
+            "text_bytes": totals.text_bytes,
         }
         names = features.hidden if calibrated else ()
         self.calibration: Calibration = {name: self.read_calibration(name) for name in names}
@@ -143,20 +126,7 @@ class FeatureStore(Sequence[Record]):
         entry = self.manifest.arrays.get(name)
         if entry is None:
             raise StoreError(f"{self.path}: has no {name}")
-        return surely(self.source.remote, lambda: self._outside(name, entry))
-
-    def _outside(self, name: str, entry: Entry) -> Array:
-        with opening():
-            array = self.source.array(name)
-        if array.shape != entry.shape or array.dtype.name != entry.dtype:
-            raise StoreError(f"{self.path}: {name} is not what the manifest says; {DAMAGED}")
-        if entry.fingerprint and self.source.fingerprint(name) != entry.fingerprint:
-            raise StoreError(f"{self.path}: {name} has an altered zarr.json; {DAMAGED}")
-        with opening():
-            values = array.read(0, array.shape[0])
-        if digest(values) != entry.sha256:
-            raise StoreError(f"{self.path}: {name} does not match its checksum; {DAMAGED}")
-        return values
+        return checked_array(self.source, name, entry)
 
     def _names(self, group: str) -> tuple[str, ...]:
         return tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from store.containers.interface import Source
@@ -68,10 +68,23 @@ def _own_entry(source: Source, number: int, shapes: PartShapes) -> Part:
 
 def published_part(source: Source, number: int, features: Features) -> Part:
     """The entry of a part of an unfinished store. Raises StoreError if it cannot be read."""
-    try:
-        return _own_entry(source, number, PartShapes(features))
-    except StoreError as error:
-        raise unreadable_part(source, number, error) from error
+    return next(_entries_of(source, [number], features))
+
+
+def published_parts(source: Source, features: Features) -> Iterator[Part]:
+    """The entries of all parts of an unfinished store, one after another, ascending. Raises
+    StoreError if one cannot be read."""
+    return _entries_of(source, part_numbers(source), features)
+
+
+def _entries_of(source: Source, numbers: Iterable[int], features: Features) -> Iterator[Part]:
+    shapes = PartShapes(features)
+    for number in numbers:
+        try:
+            part = _own_entry(source, number, shapes)
+        except StoreError as error:
+            raise unreadable_part(source, number, error) from error
+        yield part
 
 
 def part_numbers(source: Source) -> list[int]:

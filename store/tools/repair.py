@@ -9,6 +9,7 @@ from typing import Any
 from store.containers.hdf5.staging import Hdf5Staging
 from store.containers.paths import LocalStaging, local_staging_of
 from store.errors import MISSING, StoreError, without_remedy
+from store.format.layout import VERSIONS
 from store.read.unfinished import made_by
 from store.tools.aside import Aside
 from store.tools.report import Report
@@ -101,7 +102,7 @@ def _mend(staging: LocalStaging, opened: Opened, report: Report, lease: Lease) -
     it is finished."""
     entries = {name: entry.to_json() for name, entry in opened.store.manifest.arrays.items()}
     attributes = {key: v for key, v in opened.attributes.items() if key != "checksum"}
-    attributes |= {"state": "writing", "arrays": entries}
+    attributes |= {"state": "writing", "version": VERSIONS[0], "arrays": entries}
     aside = Aside(staging.path)
     Unsealing(opened.store, attributes, report, lease).run(staging, opened.sealed, aside)
     opened.store.close()

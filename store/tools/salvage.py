@@ -13,15 +13,16 @@ from store.containers.network import surely
 from store.containers.paths import open_source
 from store.containers.zarr.tree import ZarrSource
 from store.errors import StoreError
+from store.format.index import IndexedParts
 from store.format.manifest import (
     CREATED,
     Manifest,
     check_root,
     opening,
-    read_manifest,
     seal_checksum,
 )
-from store.read.store import FeatureStore, manifest_bytes
+from store.read.sealed_manifest import sealed_manifest
+from store.read.store import FeatureStore
 from store.read.unfinished import readable_manifest, unfinished
 from store.tools.report import Problem
 
@@ -78,8 +79,9 @@ def _opened(source: Source, allow_partial: bool) -> Opened:
         features = check_root(attributes, source.path)
         if attributes["state"] == "sealed":
             with opening():
-                data = manifest_bytes(source)
-                manifest = read_manifest(data, attributes, features, source.path)
+                manifest, data = sealed_manifest(source, attributes, features)
+                if isinstance(manifest.parts, IndexedParts):
+                    manifest.parts.check()
     except StoreError as error:
         if isinstance(error.__cause__, PermissionError) or "://" in source.path:
             raise

@@ -17,6 +17,8 @@ from store.extras.mixed_vocab import GROUP as MIXED_VOCAB
 from store.extras.mixed_vocab import MixedVocab
 from store.extras.word_counts import GROUP as WORD_COUNTS
 from store.extras.word_counts import WordCounts
+from store.format.index import GROUP as INDEX
+from store.format.index import IndexedParts
 from store.format.layout import PartShapes, groups_above, part_number
 from store.format.manifest import Entry, Part
 from store.read.part import checksum
@@ -37,9 +39,17 @@ Progress = Callable[[list[Any], str], Iterable[Any]]
 def entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
     """Every array of a store with its path and manifest entry, the manifest itself left out."""
     yield from store.manifest.arrays.items()
+    yield from index_entries(store)
     for part in store.manifest.parts:
         for name, entry in part.arrays.items():
             yield f"parts/{part.number}/{name}", entry
+
+
+def index_entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
+    """Every array of the index of parts, if the store has one."""
+    if isinstance(store.manifest.parts, IndexedParts):
+        for name, entry in store.manifest.parts.entries.items():
+            yield f"{INDEX}/{name}", entry
 
 
 def verify(
@@ -65,6 +75,8 @@ def verify_opened(opened: Opened, progress: Progress = lambda items, unit: items
     if opened.found:  # which tell of its root and manifest already
         rest = [problem for problem in report.found if problem.group not in ("", "manifest")]
         report.found = opened.found + rest
+        if opened.attributes["version"] > 1:  # its index is as lost as its manifest
+            report.odd = [flaw for flaw in report.odd if flaw.path.split("/")[0] != INDEX]
     return report
 
 
@@ -83,7 +95,7 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
                 report.arrays, report.bytes = report.arrays + 1, report.bytes + size
                 if problem:
                     line = f"{_place(name)} {problem}"
-                    report.found.append(Problem(line, part_of(name), array=name))
+                    report.found.append(_problem(line, name, is_array=True))
             report.found += _check_groups(store, [name for name, _ in listed])
             _add(report, flaws.result(), set(names), absent)
             damaged = report.damaged_parts()
@@ -227,10 +239,15 @@ def _add(report: Report, flaws: list[Flaw], arrays: set[str], absent: set[int]) 
             report.odd.append(flaw)
         elif part in absent or path in told:
             continue
-        elif path in arrays:
-            report.found.append(Problem(line, part, array=path))
         else:
-            report.found.append(Problem(line, part, group=path))
+            report.found.append(_problem(line, path, path in arrays))
+
+
+def _problem(line: str, path: str, is_array: bool) -> Problem:
+    """What is wrong with an array or a group. What the index says is known otherwise, too."""
+    if is_array and not path.startswith(f"{INDEX}/"):
+        return Problem(line, part_of(path), array=path)
+    return Problem(line, part_of(path), group=path)
 
 
 def _broken_files(store: FeatureStore, report: Report) -> Iterator[Problem]:

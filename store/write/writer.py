@@ -14,7 +14,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from store.containers.hdf5.staging import Hdf5Staging
@@ -26,11 +25,10 @@ from store.format.features import Calibration, Features
 from store.format.layout import (
     FORMAT,
     MAX_PART,
-    VERSION,
+    VERSIONS,
     ArraySpec,
     Counts,
     part_arrays,
-    teacher_array,
 )
 from store.format.manifest import (
     Entry,
@@ -41,8 +39,8 @@ from store.format.manifest import (
 )
 from store.read.unfinished import (
     published_part,
+    published_parts,
     read_calibration,
-    unsealed_manifest,
 )
 from store.write.outside_parts import Outside, Weights, begin, complete, outside_arrays
 from store.write.part import PartWriter
@@ -189,7 +187,7 @@ class StoreWriter:
         """Return the root attributes of a store that is begun now."""
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSIONS[0],  # what it is in the end is known when it is sealed
             "state": "writing",
             "identity": _json(identity, "identity"),
             "features": features.to_json(),
@@ -315,7 +313,8 @@ class StoreWriter:
         hours later it could not be sealed."""
         with closing(staging.source()) as source:
             attributes = source.attributes()
-            unsealed_manifest(source, attributes, check_root(attributes, str(staging.path)))
+            for _ in published_parts(source, check_root(attributes, str(staging.path))):
+                pass
 
     @staticmethod
     def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
@@ -334,9 +333,9 @@ class StoreWriter:
         source = staging_of(path).source()
         attributes = source.attributes()
         features = check_root(attributes, str(path))
-        parts = unsealed_manifest(source, attributes, features).parts
+        tokens = [part.counts.tokens for part in published_parts(source, features)]
         source.close()
-        return len(parts), sum(part.counts.tokens for part in parts)
+        return len(tokens), sum(tokens)
 
     @staticmethod
     def calibration(path: str | Path) -> Calibration | None:
@@ -415,14 +414,12 @@ class StoreWriter:
         self.published = self._staging.published()  # other processes may have written some
         if not self.published:
             raise StoreError(f"{self.path}: no part was published; there is nothing to seal")
-        source = self._staging.source()
-        attributes, data = sealed_root(source, self._attributes, self.features)
-        source.close()
-        values = np.frombuffer(data, np.uint8)
         with _writing(self.path):
             try:
                 self._lease.check()
-                self._staging.seal(attributes, teacher_array(values), values)
+                with closing(self._staging.source()) as source:
+                    make = partial(sealed_root, source, self._attributes, self.features)
+                    self._staging.seal(make)
             except BaseException:
                 self._clear()
                 raise

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 
 from store.containers.hdf5.file import Hdf5Sink, append_digest, create_group
 from store.containers.hdf5.tree import Hdf5Source
-from store.containers.interface import Sink, Source
+from store.containers.interface import Make, Sink, Source
 from store.containers.on_disk import OnDisk
 from store.errors import StoreError
-from store.format.layout import ArraySpec, part_number, teacher_array
+from store.format.layout import part_number, teacher_array
 from support import files
 from support.arrays import Array
 
@@ -95,10 +96,15 @@ class Hdf5Staging(OnDisk):
         numbers = (part_number(file.stem) for file in self.parts.glob("*.h5"))
         return {number for number in numbers if number is not None}
 
-    def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
+    def seal(self, make: Make) -> None:
         sink = Hdf5Sink(self._new)
+
+        def write(name: str, values: Array) -> None:
+            sink.array(name, teacher_array(values), values)
+
+        attributes, manifest = make(write)
         sink.attributes("", attributes)
-        sink.array("manifest", manifest, values)
+        write("manifest", np.frombuffer(manifest, np.uint8))
         _check(self.path)
         with h5py.File(self.path, "r") as begun:
             for name in sorted(OUTSIDE & set(begun)):  # strangers stay where they are

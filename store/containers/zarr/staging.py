@@ -9,15 +9,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from store.containers.interface import Sink, Source
+import numpy as np
+
+from store.containers.interface import Make, Sink, Source
 from store.containers.on_disk import OnDisk
 from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
-from store.format.layout import ArraySpec, groups_above, part_number, teacher_array
+from store.format.layout import groups_above, part_number, teacher_array
 from store.format.manifest import Entry
 from support import files
 from support.arrays import Array
 
 TEMPORARY = ".tmp-"
+LAST = ("index", "manifest")  # written when a store is sealed
 
 
 class ZarrStaging(OnDisk):
@@ -99,12 +102,19 @@ class ZarrStaging(OnDisk):
         numbers = (part_number(entry.name) for entry in (self.path / "parts").glob("*"))
         return {number for number in numbers if number is not None}
 
-    def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
-        shutil.rmtree(self.path / "manifest", ignore_errors=True)
+    def seal(self, make: Make) -> None:
         work = self.path / f"{TEMPORARY}{self.mark}-manifest"
         sink = ZarrSink(work)
-        sink.array("manifest", manifest, values)
+
+        def write(name: str, values: Array) -> None:
+            sink.array(name, teacher_array(values), values)
+
+        attributes, manifest = make(write)
+        write("manifest", np.frombuffer(manifest, np.uint8))
         sink.close()
-        files.rename(work / "manifest", self.path / "manifest")
+        for name in LAST:
+            if (work / name).exists():
+                shutil.rmtree(self.path / name, ignore_errors=True)
+                files.rename(work / name, self.path / name)
         shutil.rmtree(work)
         self._write_json(GROUP | {"attributes": attributes}, self.path / "zarr.json")

@@ -48,7 +48,7 @@ def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     ("changes", "message"),
     [
         ({"format": "other"}, "not a feature store"),
-        ({"version": 2}, "format version 2; this software reads version 1"),
+        ({"version": 3}, "format version 3; this software reads versions 1 and 2"),
         ({"version": "1"}, "format version '1'"),
         ({"version": True}, "format version True"),
         ({"state": "open"}, "state is 'open'"),

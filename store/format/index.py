@@ -1,0 +1,262 @@
+"""The index of a store of many parts: what its manifest says of them, as arrays that are read page
+by page (FORMAT.md, section 8)."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, repeat
+from threading import Lock
+from typing import Any, overload
+
+import numpy as np
+
+from store.errors import StoreError
+from store.format.features import Features
+from store.format.layout import MAX_COUNT, MAX_PART, Counts, PartShapes, part_arrays
+from store.format.manifest import DAMAGED, Entry, Part, length_dtype
+from support.arrays import Array, starts
+
+GROUP = "index"
+FEW_PARTS = 4096  # of so many, or fewer, the manifest itself tells
+PAGE = 512  # parts
+KEPT_PAGES = 8  # `Manifest.content` goes through parts of 1, 2, ..., 7 digits at once
+DIGEST = 32  # bytes of a SHA-256
+MAX_TOTAL = 2**62
+Write = Callable[[str, Array], None]
+Read = Callable[[str, Entry], Array]
+
+
+def columns_of(features: Features) -> list[str]:
+    """Names of the arrays of any part, in the order of the index."""
+    empty = (0,) * features.views
+    return sorted(part_arrays(features, Counts(1, 0, 0, 0, empty, empty)))
+
+
+def _digests(parts: Sequence[Part], columns: Sequence[str], key: str) -> Array:
+    """uint8 [parts, 32 * columns]: a checksum of every array; zeros where there is none."""
+    none = bytes(DIGEST).hex()
+    rows = "".join(getattr(part.arrays[name], key) or none for part in parts for name in columns)
+    return np.frombuffer(bytes.fromhex(rows), np.uint8).reshape(len(parts), -1)
+
+
+def _page(parts: Sequence[Part], lengths: Sequence[Array], columns: list[str]) -> dict[str, Array]:
+    made = {
+        "counts": np.array([[part.number, *part.counts.flat()] for part in parts], np.int64),
+        "lengths": np.concatenate(lengths),
+        "sha256": _digests(parts, columns, "sha256"),
+    }
+    if any(entry.fingerprint for part in parts for entry in part.arrays.values()):
+        made["zarr_json"] = _digests(parts, columns, "fingerprint")
+    return made
+
+
+def write_index(
+    parts: Iterable[tuple[Part, Array]], features: Features, write: Write
+) -> dict[str, Any]:
+    """Write the index of parts, which ascend by number, with the lengths of their sequences, of
+    `length_dtype`; returns what the manifest says of it.
+
+    A page of parts is held at a time.
+    """
+    columns, entries = columns_of(features), dict[str, Entry]()
+    sequences, totals = array("q"), np.zeros(4 + 2 * features.views, np.int64)
+
+    def put(name: str, values: Array) -> None:
+        write(f"{GROUP}/{name}", values)
+        entries[name] = Entry.of(values, None)
+
+    following = iter(parts)
+    for number in range(MAX_PART):
+        taken = list(islice(following, PAGE))
+        if not taken:
+            break
+        page, lengths = [part for part, _ in taken], [length for _, length in taken]
+        made = _page(page, lengths, columns)
+        for name, values in made.items():
+            put(f"{number}/{name}", values)
+        sequences.extend(made["counts"][:, 1].tolist())
+        totals += made["counts"][:, 1:].sum(axis=0)
+    put("first", starts(np.frombuffer(sequences, np.int64)))
+    return {
+        "number": len(sequences),
+        "page": PAGE,
+        "counts": Counts.of_flat(totals.tolist()).to_json(),
+        "columns": columns,
+        "arrays": {name: entries[name].to_json() for name in sorted(entries)},
+    }
+
+
+class IndexedLengths:
+    """The tokens of every sequence; a page of the index is read on first use, and stays."""
+
+    def __init__(self, parts: IndexedParts) -> None:
+        self._parts, self._pages = parts, dict[int, Array]()
+        self._first = parts.first[:: parts.page]  # of each page
+
+    def __getitem__(self, rows: slice) -> Array:
+        """Lengths of sequences begin..end, of `length_dtype`."""
+        begin, end, _ = rows.indices(len(self))
+        if begin >= end:
+            return np.empty(0, length_dtype(self._parts.features))
+        low, high = (np.searchsorted(self._first, [begin, end - 1], "right") - 1).tolist()
+        base = int(self._first[low])
+        pages = [self._of(page) for page in range(low, high + 1)]
+        joined = pages[0] if low == high else np.concatenate(pages)
+        return joined[begin - base : end - base]
+
+    def __len__(self) -> int:
+        return int(self._parts.first[-1])
+
+    def _of(self, page: int) -> Array:
+        if page not in self._pages:
+            self._pages[page] = self._parts.page_lengths(page)
+        return self._pages[page]
+
+
+class IndexedParts(Sequence[Part]):
+    """The parts of a store by its index; the pages that were read last stay in memory.
+
+    `first` int64 [parts + 1] are the first sequences of the parts, and `totals` the counts of all.
+    """
+
+    def __init__(self, listed: object, features: Features, where: str, read: Read) -> None:
+        """Read `first` alone. `read` gives the values of an array that agree with an entry. Raises
+        StoreError."""
+        self.features, self._where, self._read = features, where, read
+        self._columns, self._shapes = columns_of(features), PartShapes(features)
+        value = listed if isinstance(listed, Mapping) else {}
+        self._count, self.page = value.get("number"), value.get("page")
+        sizes = (self._count, self.page)
+        if any(type(size) is not int or not 0 < size <= MAX_PART for size in sizes):
+            raise self._damage("number and page are no numbers of parts")
+        if value.get("columns") != self._columns:
+            raise self._damage("its columns are not the arrays of the store's features")
+        entries = value.get("arrays")
+        if not isinstance(entries, Mapping):
+            raise self._damage("it lists no arrays")
+        self.entries = {name: Entry.from_json(e, where, name) for name, e in entries.items()}
+        self.totals = Counts.from_json(value.get("counts"), features, where, MAX_TOTAL)
+        self._check_names()
+        self.first = self._values("first", np.dtype(np.int64), (self._count + 1,))
+        if self.first[0] != 0 or (np.diff(self.first) < 1).any():
+            raise self._damage("first does not ascend from 0")
+        if self.first[-1] != self.totals.sequences:
+            raise self._damage("first does not end at the number of sequences")
+        self._pages: OrderedDict[int, tuple[Array, Array, Array | None]] = OrderedDict()
+        self._reading = Lock()
+        self.lengths = IndexedLengths(self)
+
+    def _damage(self, what: str) -> StoreError:
+        return StoreError(f"{self._where}: the index of parts: {what}; {DAMAGED}")
+
+    def _check_names(self) -> None:
+        names = {"first"}
+        for page in range(self.pages):
+            here = {f"{page}/{key}" for key in ("counts", "lengths", "sha256")}
+            names |= here | {f"{page}/zarr_json"} & self.entries.keys()
+        if names != self.entries.keys():
+            raise self._damage("its arrays are not those of its pages")
+
+    @property
+    def pages(self) -> int:
+        return -(-len(self) // self.page)
+
+    def names(self) -> list[str]:
+        """Paths of the arrays of the index."""
+        return [f"{GROUP}/{name}" for name in self.entries]
+
+    def _values(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        entry = self.entries[name]
+        if entry.shape != shape or entry.dtype != dtype.name:
+            expected = f"{dtype.name}{list(shape)}"
+            raise self._damage(f"{name} is {entry.dtype}{list(entry.shape)}, expected {expected}")
+        return self._read(f"{GROUP}/{name}", entry)
+
+    def _rows(self, page: int) -> tuple[int, int]:
+        return page * self.page, min((page + 1) * self.page, len(self))
+
+    def page_lengths(self, page: int) -> Array:
+        """Tokens of the sequences of a page, of `length_dtype`. Raises StoreError."""
+        low, high = self._rows(page)
+        count = int(self.first[high] - self.first[low])
+        return self._values(f"{page}/lengths", length_dtype(self.features), (count,))
+
+    def page_counts(self, page: int) -> Array:
+        """int64 [parts, 5 + 2 * views]: numbers and counts of the parts of a page. Raises
+        StoreError."""
+        low, high = self._rows(page)
+        width = 1 + len(self.totals.flat())
+        counts = self._values(f"{page}/counts", np.dtype(np.int64), (high - low, width))
+        numbers, sizes = counts[:, 0], counts[:, 1:]
+        if numbers[0] < 0 or numbers[-1] >= MAX_PART or (np.diff(numbers) < 1).any():
+            raise self._damage(f"part numbers of page {page} do not ascend")
+        if sizes.min() < 0 or sizes.max() > MAX_COUNT:
+            raise self._damage(f"counts of page {page} are out of range")
+        if not np.array_equal(sizes[:, 0], np.diff(self.first[low : high + 1])):
+            raise self._damage(f"counts of page {page} do not agree with first")
+        return counts
+
+    def _held(self, page: int) -> tuple[Array, Array, Array | None]:
+        """Counts, checksums and fingerprints of a page."""
+        with self._reading:
+            found = self._pages.pop(page, None)
+            if found is None:
+                counts = self.page_counts(page)
+                shape, kind = (len(counts), DIGEST * len(self._columns)), np.dtype(np.uint8)
+                sha256 = self._values(f"{page}/sha256", kind, shape)
+                name = f"{page}/zarr_json"
+                prints = self._values(name, kind, shape) if name in self.entries else None
+                found = counts, sha256, prints
+            self._pages[page] = found
+            if len(self._pages) > KEPT_PAGES:
+                self._pages.popitem(last=False)
+            return found
+
+    def __len__(self) -> int:
+        return int(self._count)  # type: ignore[arg-type]
+
+    @overload
+    def __getitem__(self, place: int) -> Part: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Part]: ...
+    def __getitem__(self, place: int | slice) -> Part | list[Part]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"{self._where}: no part at place {place}; it has {len(self)}")
+        page, row = divmod(place % len(self), self.page)
+        counts, sha256, prints = self._held(page)
+        number, *sizes = counts[row].tolist()
+        sizes_of_part = Counts.of_flat(sizes)
+        shapes = self._shapes.of(sizes_of_part)
+        sums, found = _hexed(sha256[row]), repeat(None) if prints is None else _hexed(prints[row])
+        both = dict(zip(self._columns, zip(sums, found, strict=False), strict=True))
+        arrays = {name: Entry(*shape, *both[name]) for name, shape in shapes.items()}
+        return Part(number, sizes_of_part, arrays)
+
+    def numbers(self) -> Array:
+        """int64 [parts]: the numbers of all parts. Raises StoreError if they do not ascend."""
+        found = np.concatenate([self.page_counts(page)[:, 0] for page in range(self.pages)])
+        if (np.diff(found) < 1).any():
+            raise self._damage("part numbers do not ascend")
+        return found
+
+    def check(self) -> None:
+        """Raise StoreError unless all of the index is there, and agrees with itself."""
+        total = np.zeros(len(self.totals.flat()), np.int64)
+        self.numbers()
+        for page in range(self.pages):
+            counts, _, _ = self._held(page)
+            total += counts[:, 1:].sum(axis=0)
+            self.page_lengths(page)
+        if total.tolist() != self.totals.flat():
+            raise self._damage("counts of the parts do not sum to those of the store")
+
+
+def _hexed(row: Array) -> list[str | None]:
+    """Hexadecimal checksums of a row of them; None where all bytes are 0."""
+    text, size = row.tobytes().hex(), 2 * DIGEST
+    found = [text[place : place + size] for place in range(0, len(text), size)]
+    return [one if one.strip("0") else None for one in found]
