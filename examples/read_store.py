@@ -64,8 +64,8 @@ class Store:
 
     def __init__(self, path: str) -> None:
         self.root, attributes = open_tree(path)
-        if (attributes["format"], attributes["version"]) != ("teachonce", 1):
-            raise ValueError(f"{path}: not a feature store of version 1")
+        if attributes["format"] != "teachonce" or attributes["version"] not in (1, 2):
+            raise ValueError(f"{path}: not a feature store of version 1 or 2")
         if attributes["state"] != "sealed":
             raise ValueError(f"{path}: not finished")
         manifest = self.root["manifest"][:].tobytes()
@@ -77,20 +77,40 @@ class Store:
         self.encodings = self.features["encodings"]
         self.array = cache(lambda name: self.root[name])  # opened once, read by slices
 
+    def parts(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """Number of each part, and the SHA-256 of its arrays (section 8)."""
+        listed = self.manifest["parts"]
+        if isinstance(listed, list):  # version 1
+            for part in listed:
+                yield part["part"], {k: entry["sha256"] for k, entry in part["arrays"].items()}
+            return
+        for page in range(-(-listed["number"] // listed["page"])):
+            columns = listed["columns"]
+            counts, sums = (self.page(f"{page}/{key}") for key in ("counts", "sha256"))
+            for number, row in zip(counts[:, 0].tolist(), sums, strict=True):
+                hexed = (digest.tobytes().hex() for digest in row.reshape(-1, 32))
+                yield number, dict(zip(columns, hexed, strict=True))
+
+    def page(self, name: str) -> Array:
+        """An array of the index of version 2."""
+        array: Array = self.array(f"index/{name}")[:]
+        entry = self.manifest["parts"]["arrays"][name]
+        if hashlib.sha256(array.tobytes()).hexdigest() != entry["sha256"]:
+            raise ValueError(f"index/{name} is not what the manifest says")
+        return array
+
     def check(self) -> None:
         """Compare every array with the manifest. Raises ValueError."""
-        for part in [None, *self.manifest["parts"]]:
-            where = f"parts/{part['part']}/" if part else ""
-            for name, entry in (part or self.manifest)["arrays"].items():
+        sums = {name: entry["sha256"] for name, entry in self.manifest["arrays"].items()}
+        for where, arrays in [("", sums), *((f"parts/{n}/", a) for n, a in self.parts())]:
+            for name, sha256 in arrays.items():
                 array = self.array(where + name)[:]
-                sha256 = hashlib.sha256(array.tobytes()).hexdigest()
-                found = {"shape": [*array.shape], "dtype": array.dtype.name, "sha256": sha256}
-                if any(found[key] != entry[key] for key in found):
+                if hashlib.sha256(array.tobytes()).hexdigest() != sha256:
                     raise ValueError(f"{where}{name} is not what the manifest says")
 
     def __iter__(self) -> Iterator[Json]:
-        for part in self.manifest["parts"]:
-            here = f"parts/{part['part']}"
+        for number, _ in self.parts():
+            here = f"parts/{number}"
             start = self.array(f"{here}/sequence/token_start")[:].tolist()
             pair = 0  # entries of attention maps before this sequence
             for s, (a, b) in enumerate(zip(start, start[1:], strict=False)):

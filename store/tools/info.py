@@ -11,8 +11,8 @@ import numpy as np
 
 from store.containers.hdf5.tree import Hdf5Source
 from store.format.features import EmbeddingSpec, Features, TaskSpec
+from store.format.layout import Counts, part_arrays
 from store.read.store import FeatureStore
-from store.tools.verify import entries
 from support.console import counted, readable
 
 SOURCES = 8  # shown of a corpus
@@ -52,12 +52,13 @@ def _datasets(path: Path) -> Counter[str]:
 
 def _encoded(store: FeatureStore) -> Counter[str]:
     """Bytes of each kind of feature, encoded but not compressed."""
-    kinds = Counter[str]()
-    for name, entry in entries(store):
-        group, _, *kind, _ = name.split("/")
-        if group == "parts":
-            size = int(np.prod(entry.shape, dtype=np.int64)) * np.dtype(entry.dtype).itemsize
-            kinds["/".join(kind)] += size
+    kinds, totals = Counter[str](), store.manifest.totals
+    more = len(store.manifest.parts) - 1  # of a part's arrays some have a row more than it counts
+    none = part_arrays(store.features, Counts.of_flat([0] * len(totals.flat())))
+    for name, spec in part_arrays(store.features, totals).items():
+        size = int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+        over = int(np.prod(none[name].shape, dtype=np.int64)) * spec.dtype.itemsize
+        kinds[name.rpartition("/")[0]] += size + more * over
     return kinds
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +23,7 @@ from store.format.manifest import (
     seal_checksum,
 )
 from store.read.part import PartReader
-from store.read.unfinished import (
-    part_numbers,
-    published_parts,
-    unreadable_part,
-    unsealed_manifest,
-)
+from store.read.unfinished import part_numbers, published_parts, unreadable_part
 from support.arrays import Array
 
 
@@ -43,36 +38,32 @@ def sealed_root(
     The arrays of the index, if it has so many parts, are given to `write`, some at a time. Raises
     StoreError if a part does not say what it holds.
     """
-    many = len(part_numbers(source)) > FEW_PARTS
+    parts = published_parts(source, features)
+    pairs = ((part, _lengths(source, part, features)) for part in parts)
+    return root_of(attributes, features, pairs, len(part_numbers(source)), write)
+
+
+def root_of(
+    attributes: Mapping[str, Any],
+    features: Features,
+    parts: Iterable[tuple[Part, Array]],
+    count: int,
+    write: Write,
+) -> tuple[dict[str, Any], bytes]:
+    """Do as `sealed_root`, of so many parts with the lengths of their sequences."""
+    many = count > FEW_PARTS
     found = {**attributes, "state": "sealed", "version": VERSIONS[many]}
-    data = (_with_index if many else _with_parts)(source, found, features, write)
-    entries = read_entries(attributes.get("arrays"), source.path)
+    entries = read_entries(attributes.get("arrays"), "")
+    manifest = Manifest({key: found[key] for key in ATTRIBUTES}, entries, [])
+    if many:
+        data = manifest.to_bytes(write_index(parts, features, write))
+    else:
+        listed, lengths = zip(*parts, strict=True)
+        data = replace(manifest, parts=listed, lengths=np.concatenate(lengths)).to_bytes()
+        if len(data) > MAX_BYTES:  # readers do without the lengths, not without the rest
+            data = replace(manifest, parts=listed).to_bytes()
     found["arrays"] = {name: entries[name].to_json() for name in sorted(entries)}
     return found | {"checksum": seal_checksum(data, found["created"])}, data
-
-
-def _with_parts(
-    source: Source, attributes: Mapping[str, Any], features: Features, write: Write
-) -> bytes:
-    manifest = unsealed_manifest(source, attributes, features)
-    lengths = [_lengths(source, part, features) for part in manifest.parts]
-    data = replace(manifest, lengths=np.concatenate(lengths)).to_bytes()
-    if len(data) > MAX_BYTES:  # readers do without the lengths, not without the rest
-        data = manifest.to_bytes()
-    return data
-
-
-def _with_index(
-    source: Source, attributes: Mapping[str, Any], features: Features, write: Write
-) -> bytes:
-    parts = published_parts(source, features)
-    with_lengths = ((part, _lengths(source, part, features)) for part in parts)
-    index = write_index(with_lengths, features, write)
-    return Manifest(
-        {key: attributes[key] for key in ATTRIBUTES},
-        read_entries(attributes.get("arrays"), source.path),
-        [],
-    ).to_bytes(index)
 
 
 def _lengths(source: Source, part: Part, features: Features) -> Array:

@@ -1,0 +1,137 @@
+"""Time and memory to open stores of up to a million parts, and to their first batch.
+
+    python -m benchmarks.speed.many_parts [--most N]
+
+What is opened is real: manifest, index, entries and lengths of every part. The parts are one part
+of a few sequences: a link to it stands for each of the others, as a million folders of some 60
+files would take hours to make and measure the file system. Each figure is of a process of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import click
+
+import store.write.sealing
+from benchmarks.common import synthetic
+from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memory
+from benchmarks.common.results import RESULTS, publish, table
+from store import open_store
+from store.containers.paths import staging_of
+from store.format.manifest import Part, length_dtype
+from store.tools.copy import begin_copy, copy_part
+from store.write.sealing import root_of
+from support.arrays import Array
+from support.console import command_errors
+
+WORKS = ("opened", "to the first batch", "an epoch planned", "content hash")
+HEAD = ("parts", "version", *(f"{work}, {unit}" for work in WORKS for unit in ("s", "CPU s", "MB")))
+TOLD = (
+    "`python -m benchmarks.speed.many_parts`; MB: the most that the process held, libraries"
+    " included (some 80 MB when they are loaded). Manifest, index, entries and lengths are those of"
+    " so many parts of a few sequences each. Of the parts' arrays there is one part, and a link to"
+    " it for each other one: what is measured is the store's bookkeeping, not a million folders and"
+    " not the reading of features. Version 1 with 10,000 parts is what was written before there was"
+    " an index. *To the first batch* and all else include the opening; the files were in the"
+    " system's cache."
+)
+
+
+def many_parts(path: Path, parts: int, few: int = store.write.sealing.FEW_PARTS) -> Figures:
+    """Make a store that says it has so many parts, all of them links to the first; more than `few`
+    of them are told by an index."""
+    one = path.with_name("one-part.zarr")
+    if not one.exists():
+        synthetic.make_store(one, 200, synthetic.features_of(8, 2))
+    with closing(open_store(one)) as source:
+        copied = begin_copy(path, source, source.features, source.identity, range(parts))
+        with closing(copied) as writer:
+            copy_part(writer, 0, source, 0, source, 0)
+            known = writer.published_part(0)
+    for number in range(1, parts):
+        (path / f"parts/{number}").symlink_to("0")
+    staging = staging_of(path)
+    with closing(staging.source()) as begun:
+        attributes = begun.attributes()
+    pairs = _repeated(known, source, parts)
+    with mock.patch.object(store.write.sealing, "FEW_PARTS", few):
+        staging.seal(partial(root_of, attributes, source.features, pairs, parts))
+    return {}
+
+
+def _repeated(part: Part, source: Any, parts: int) -> Iterator[tuple[Part, Array]]:
+    lengths = source.all_lengths().astype(length_dtype(source.features))
+    for number in range(parts):
+        yield replace(part, number=number), lengths
+
+
+def timed(path: Path, work: Callable[[Any], object]) -> Figures:
+    """Open a store and do something with it."""
+    begun, used = time.perf_counter(), time.process_time()
+    work(open_store(path))
+    return {
+        "seconds": time.perf_counter() - begun,
+        "cpu": time.process_time() - used,
+        "memory": peak_memory(),
+    }
+
+
+def nothing(fs: Any) -> None:
+    """Only open it."""
+
+
+def first_batch(fs: Any) -> None:
+    """Read a batch of an epoch in random order."""
+    next(iter(fs.stream(0, 0, 16_384)))
+
+
+def planned(fs: Any) -> None:
+    """Plan all batches of an epoch."""
+    fs.batch_count(0, 0, 16_384)
+
+
+def content(fs: Any) -> None:
+    """Tell which values the store holds."""
+    fs.manifest.content()
+
+
+def row(path: Path, repeats: int = 3) -> list[object]:
+    """The figures of a store."""
+    meta = open_store(path).meta
+    quick = {work: partial(timed, path, work) for work in (nothing, first_batch)}
+    found = interleaved({work.__name__: run for work, run in quick.items()}, repeats)
+    found |= {work.__name__: alone(partial(timed, path, work)) for work in (planned, content)}
+    cells: list[object] = [f"{meta['parts']:,}", meta["version"]]
+    for figures in found.values():
+        cells += [f"{figures['seconds']:.3f}", f"{figures['cpu']:.3f}"]
+        cells.append(f"{figures['memory']:,.0f}")
+    return cells
+
+
+@click.command()
+@click.option("--most", default=1_000_000, help="Parts of the largest store.")
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@command_errors
+def main(most: int, results: Path) -> None:
+    """Print the table and put it into RESULTS.md."""
+    with tempfile.TemporaryDirectory() as name:
+        rows, sizes = [], itertools.takewhile(lambda n: n <= most, (100, 10_000, 1_000_000))
+        for parts, *few in [(min(most, 10_000), 10_000), *((size,) for size in sizes)]:
+            path = Path(name) / f"{parts}-{len(few)}.zarr"
+            alone(partial(many_parts, path, parts, *few))  # a process is told its parent's memory
+            rows.append(row(path))
+        publish("A million parts", TOLD, table(HEAD, rows), results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Stores of many parts have an index in place of a list of parts, read page by page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import store.format.index
+import store.write.sealing
+from benchmarks.integrity.damage import flip
+from store import Features, FeatureStore, StoreError, open_store
+from store.format.index import KEPT_PAGES, IndexedParts, write_index
+from store.format.layout import Counts, PartShapes
+from store.format.manifest import Entry, Manifest, Part, digest, length_dtype
+from store.tools.copy import convert
+from store.tools.info import describe
+from store.tools.merge import merge
+from store.tools.repair import repair
+from store.tools.verify import verify
+from support.arrays import Array
+from tests.store.making import begin, features_of, make_part, make_store, put_part
+from tests.store.test_foreign import Example
+from tests.store.tools.test_repair import contents
+
+SMALL = dataclasses.replace(features_of(), hidden=("mean",), attention=(), views=1)
+EXT = pytest.mark.parametrize("ext", ["zarr", "h5"])
+PARTS = 7
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Three parts are many, and a page has three."""
+    monkeypatch.setattr(store.write.sealing, "FEW_PARTS", 2)
+    monkeypatch.setattr(store.format.index, "PAGE", 3)
+    yield
+
+
+@pytest.fixture
+def both(tmp_path: Path, many: None, ext: str, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The same store with an index, and without."""
+    paths = [tmp_path / f"many.{ext}", tmp_path / f"few.{ext}"]
+    make_store(paths[0], SMALL, PARTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(store.write.sealing, "FEW_PARTS", PARTS)
+        make_store(paths[1], SMALL, PARTS)
+    return paths
+
+
+def read(fs: FeatureStore) -> list[list[Any]]:
+    """All that a stream gives, and all single records."""
+    batches = [
+        [b.index.tolist(), b.token_ids.tolist(), b.texts, b.hidden["mean"].states().tolist()]
+        for b in fs.stream(3, 1, 200, blocks=fs.blocks(50), pool_blocks=3)
+    ]
+    return batches + [[r.text, r.token_ids.tolist(), r.offsets.tolist()] for r in fs]
+
+
+@EXT
+def test_an_index_says_what_the_list_says(both: list[Path]) -> None:
+    indexed, listed = map(open_store, both)
+    assert (indexed.meta["version"], listed.meta["version"]) == (2, 1)
+    assert list(indexed.manifest.parts) == listed.manifest.parts
+    assert indexed.manifest.content() == listed.manifest.content()
+    assert indexed.all_lengths().tolist() == listed.all_lengths().tolist()
+    assert read(indexed) == read(listed)
+    told = [describe(fs) for fs in (indexed, listed)]
+    assert {key for key in told[0] if told[0][key] != told[1][key]} <= {
+        *("path", "version", "created", "bytes_on_disk"),
+    }
+    assert [verify(path).problems + verify(path).strangers for path in both] == [[], []]
+
+
+@EXT
+def test_a_stranger_reads_it(both: list[Path]) -> None:
+    indexed, listed = map(Example, both)
+    indexed.check()
+    for one, other in zip(indexed, listed, strict=True):
+        assert one["text"] == other["text"] and np.array_equal(one["id"], other["id"])
+
+
+@EXT
+def test_copies_of_it_are_what_they_would_be(both: list[Path], tmp_path: Path, ext: str) -> None:
+    convert(both[1], tmp_path / f"copy.{ext}")
+    again, content = (open_store(path).manifest for path in (tmp_path / f"copy.{ext}", both[0]))
+    assert again.attributes["version"] == 2 and again.content() == content.content()
+    contents_of = []
+    for number, sources in enumerate((both, [both[1], both[1]])):
+        merge(sources, tmp_path / f"merged{number}.{ext}")
+        contents_of.append(open_store(tmp_path / f"merged{number}.{ext}").manifest.content())
+    assert contents_of[0] == contents_of[1]
+
+
+def index_files(path: Path) -> list[Path]:
+    return sorted(file for file in path.glob("index/**/c/**/0") if file.is_file())
+
+
+@pytest.mark.parametrize("ext", ["zarr"])
+def test_a_damaged_index_is_told_and_mended(both: list[Path]) -> None:
+    path = both[0]
+    before, files = contents(path), index_files(path)
+    assert len(files) == 3 * 4 + 1
+    for file in files[::3]:  # one of each kind
+        flip(file, 1, 3)
+        found = verify(path)
+        assert len(found.problems) == 1 and "index/" in found.problems[0] and not found.odd
+        with pytest.raises(StoreError, match="repair"):
+            read(open_store(path))
+        _, report = repair(path)
+        assert "mended" in report.advice
+        assert contents(path) == before
+
+
+@pytest.mark.parametrize("ext", ["zarr"])
+def test_parts_that_repair_moves_aside_are_made_again(both: list[Path]) -> None:
+    path = both[0]
+    before = contents(path)
+    flip(path / "parts/4/token/id/c/0", 1, 3)
+    left, _ = repair(path)
+    assert left == PARTS - 1
+    assert open_store(path, allow_partial=True).meta["version"] == 1
+    (path / "index/0/killed").write_bytes(b"as a killed sealing leaves it")
+    writer = begin(path, SMALL)
+    put_part(writer, 4, make_part(SMALL, 4))
+    writer.seal()
+    assert contents(path) == before
+
+
+class Reading:
+    """Arrays of an index in memory, and the names of those that were read."""
+
+    def __init__(self, parts: list[Part], lengths: list[Array], features: Features) -> None:
+        self.arrays: dict[str, Array] = {}
+        self.names: list[str] = []
+        pairs = zip(parts, lengths, strict=True)
+        self.listed = write_index(pairs, features, self.arrays.__setitem__)
+        self.features = features
+
+    def read(self, name: str, entry: Entry) -> Array:
+        self.names.append(name)
+        assert Entry.of(self.arrays[name], None) == entry
+        return self.arrays[name]
+
+    def parts(self) -> IndexedParts:
+        return IndexedParts(self.listed, self.features, "here", self.read)
+
+
+def some_parts(
+    features: Features, sequences: list[list[int]], step: int = 1
+) -> tuple[list[Part], list[Array]]:
+    """Parts with sequences of so many tokens, each array with another checksum."""
+    parts, shapes = [], PartShapes(features)
+    for place, sizes in enumerate(sequences):
+        tokens, squares = sum(sizes), sum(size**2 for size in sizes)
+        more = [place % 3] * (2 * features.views)
+        counts = Counts.of_flat([len(sizes), tokens, squares, 5 * tokens, *more])
+        arrays = {}
+        for n, (name, shape) in enumerate(shapes.of(counts).items()):
+            fingerprint = digest(np.array([n])) if place % 2 else None
+            arrays[name] = Entry(*shape, digest(np.array([place, n])), fingerprint)
+        parts.append(Part(place * step, counts, arrays))
+    return parts, [np.array(sizes, length_dtype(features)) for sizes in sequences]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 64), min_size=1, max_size=4), min_size=1, max_size=30),
+    st.integers(1, 9),
+    st.sampled_from([1, 7, 1001]),
+)
+def test_what_goes_in_comes_out(sequences: list[list[int]], page: int, step: int) -> None:
+    features = features_of(views=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store.format.index, "PAGE", page)
+        parts, lengths = some_parts(features, sequences, step)
+        got = Reading(parts, lengths, features).parts()
+    got.check()
+    assert list(got) == parts and got[-1] == parts[-1] and got[1:3] == parts[1:3]
+    assert got.numbers().tolist() == [part.number for part in parts]
+    whole = np.concatenate(lengths)
+    for low in range(len(whole)):
+        for high in range(low, len(whole) + 1):
+            assert got.lengths[low:high].tolist() == whole[low:high].tolist()
+    attributes = {"features": features.to_json()}
+    manifests = [Manifest(attributes, {}, each) for each in (parts, got)]
+    assert manifests[0].content() == manifests[1].content()
+    assert manifests[0].totals == got.totals and manifests[0].first.tolist() == got.first.tolist()
+
+
+def test_opening_reads_no_page_and_a_part_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And few pages stay, however many there are: memory does not grow with the parts."""
+    monkeypatch.setattr(store.format.index, "PAGE", 2)
+    reading = Reading(*some_parts(SMALL, [[3, 4]] * 100), SMALL)
+    parts = reading.parts()
+    assert reading.names == ["index/first"]
+    assert parts[41].number == 41 and parts[40].number == 40
+    pages = [f"index/20/{key}" for key in ("counts", "sha256", "zarr_json")]
+    assert reading.names == ["index/first", *pages]
+    assert len(list(parts)) == 100 and len(parts._pages) == KEPT_PAGES
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no object": (lambda m: m.clear(), "number and page are no numbers of parts"),
+    "no parts": (lambda m: m.update(number=0), "number and page"),
+    "half a page": (lambda m: m.update(page=1.5), "number and page"),
+    "more parts": (lambda m: m.update(number=8), "first is int64\\[8\\], expected int64\\[9\\]"),
+    "smaller pages": (lambda m: m.update(page=2), "its arrays are not those of its pages"),
+    "other columns": (lambda m: m["columns"].reverse(), "its columns are not the arrays"),
+    "no arrays": (lambda m: m.update(arrays=[]), "lists no arrays"),
+    "a path": (lambda m: m["arrays"].update({"../a": m["arrays"]["first"]}), "not those of its"),
+    "no entry": (lambda m: m["arrays"].update(first=7), "first: the manifest's entry is not valid"),
+    "no counts": (lambda m: m.update(counts=7), "counts must be a JSON object"),
+    "other counts": (lambda m: m["counts"].update(sequences=3), "not end at the number of seq"),
+    "other totals": (lambda m: m["counts"].update(tokens=3), "do not sum to those of the store"),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_a_forged_index_is_refused(forgery: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.format.index, "PAGE", 3)
+    reading, (edit, message) = Reading(*some_parts(SMALL, [[3, 4]] * 7), SMALL), FORGED[forgery]
+    edit(reading.listed)
+    with pytest.raises(StoreError, match=message) as caught:
+        reading.parts().check()
+    assert "damaged" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "value", "message"),
+    [
+        ("first", 2, 2, "first does not ascend from 0"),
+        ("0/counts", (1, 0), 0, "part numbers of page 0 do not ascend"),
+        ("1/counts", (0, 0), 1, "part numbers do not ascend"),
+        ("0/counts", (1, 0), -1, "part numbers of page 0 do not ascend"),
+        ("0/counts", (1, 2), -1, "counts of page 0 are out of range"),
+        ("2/counts", (0, 1), 3, "counts of page 2 do not agree with first"),
+    ],
+)
+def test_forged_values_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, row: Any, value: int, message: str
+) -> None:
+    monkeypatch.setattr(store.format.index, "PAGE", 3)
+    reading = Reading(*some_parts(SMALL, [[3, 4]] * 7), SMALL)
+    reading.arrays[f"index/{name}"][row] = value
+    reading.listed["arrays"][name] = Entry.of(reading.arrays[f"index/{name}"], None).to_json()
+    with pytest.raises(StoreError, match=message):
+        reading.parts().check()
