@@ -22,12 +22,12 @@ from unittest import mock
 
 import click
 
-import store.write.sealing
 from benchmarks.common import synthetic
 from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memory
 from benchmarks.common.results import RESULTS, publish, table
 from store import open_store
 from store.containers.paths import staging_of
+from store.format.index import FEW_PARTS
 from store.format.manifest import Part, length_dtype
 from store.tools.copy import begin_copy, copy_part
 from store.write.sealing import root_of
@@ -47,7 +47,7 @@ TOLD = (
 )
 
 
-def many_parts(path: Path, parts: int, few: int = store.write.sealing.FEW_PARTS) -> Figures:
+def many_parts(path: Path, parts: int, few: int = FEW_PARTS) -> Figures:
     """Make a store that says it has so many parts, all of them links to the first; more than `few`
     of them are told by an index."""
     one = path.with_name("one-part.zarr")
@@ -64,7 +64,7 @@ def many_parts(path: Path, parts: int, few: int = store.write.sealing.FEW_PARTS)
     with closing(staging.source()) as begun:
         attributes = begun.attributes()
     pairs = _repeated(known, source, parts)
-    with mock.patch.object(store.write.sealing, "FEW_PARTS", few):
+    with mock.patch("store.write.sealing.FEW_PARTS", few):
         staging.seal(partial(root_of, attributes, source.features, pairs, parts))
     return {}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice, repeat
+from itertools import islice
 from threading import Lock
 from typing import Any, overload
 
@@ -127,10 +127,7 @@ class IndexedParts(Sequence[Part]):
         self.features, self._where, self._read = features, where, read
         self._columns, self._shapes = columns_of(features), PartShapes(features)
         value = listed if isinstance(listed, Mapping) else {}
-        self._count, self.page = value.get("number"), value.get("page")
-        sizes = (self._count, self.page)
-        if any(type(size) is not int or not 0 < size <= MAX_PART for size in sizes):
-            raise self._damage("number and page are no numbers of parts")
+        self._count, self.page = (self._size(value.get(key)) for key in ("number", "page"))
         if value.get("columns") != self._columns:
             raise self._damage("its columns are not the arrays of the store's features")
         entries = value.get("arrays")
@@ -150,6 +147,11 @@ class IndexedParts(Sequence[Part]):
 
     def _damage(self, what: str) -> StoreError:
         return StoreError(f"{self._where}: the index of parts: {what}; {DAMAGED}")
+
+    def _size(self, number: object) -> int:
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= MAX_PART:
+            raise self._damage("number and page are no numbers of parts")
+        return number
 
     def _check_names(self) -> None:
         names = {"first"}
@@ -215,7 +217,7 @@ class IndexedParts(Sequence[Part]):
             return found
 
     def __len__(self) -> int:
-        return int(self._count)  # type: ignore[arg-type]
+        return self._count
 
     @overload
     def __getitem__(self, place: int) -> Part: ...
@@ -231,9 +233,10 @@ class IndexedParts(Sequence[Part]):
         number, *sizes = counts[row].tolist()
         sizes_of_part = Counts.of_flat(sizes)
         shapes = self._shapes.of(sizes_of_part)
-        sums, found = _hexed(sha256[row]), repeat(None) if prints is None else _hexed(prints[row])
-        both = dict(zip(self._columns, zip(sums, found, strict=False), strict=True))
-        arrays = {name: Entry(*shape, *both[name]) for name, shape in shapes.items()}
+        sums = dict(zip(self._columns, _hexed(sha256[row]), strict=True))
+        known = [] if prints is None else _hexed(prints[row])
+        found = {n: one for n, one in zip(self._columns, known, strict=False) if one.strip("0")}
+        arrays = {n: Entry(*shape, sums[n], found.get(n)) for n, shape in shapes.items()}
         return Part(number, sizes_of_part, arrays)
 
     def numbers(self) -> Array:
@@ -255,8 +258,7 @@ class IndexedParts(Sequence[Part]):
             raise self._damage("counts of the parts do not sum to those of the store")
 
 
-def _hexed(row: Array) -> list[str | None]:
-    """Hexadecimal checksums of a row of them; None where all bytes are 0."""
+def _hexed(row: Array) -> list[str]:
+    """Hexadecimal checksums of a row of them."""
     text, size = row.tobytes().hex(), 2 * DIGEST
-    found = [text[place : place + size] for place in range(0, len(text), size)]
-    return [one if one.strip("0") else None for one in found]
+    return [text[place : place + size] for place in range(0, len(text), size)]

@@ -84,8 +84,9 @@ class Counts:
     @staticmethod
     def of_flat(sizes: Sequence[int]) -> Counts:
         """The counts that `flat` tells."""
-        middle = (4 + len(sizes)) // 2
-        return Counts(*sizes[:4], tuple(sizes[4:middle]), tuple(sizes[middle:]))
+        middle, (sequences, tokens, squares, text) = (4 + len(sizes)) // 2, sizes[:4]
+        spans, draws = tuple(sizes[4:middle]), tuple(sizes[middle:])
+        return Counts(sequences, tokens, squares, text, spans, draws)
 
     @staticmethod
     def from_json(value: object, features: Features, where: str, most: int = MAX_COUNT) -> Counts:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,24 +105,19 @@ class Part:
         return Part(number, counts, arrays)
 
 
-class Lengths(Protocol):
-    """Tokens of sequences in order, such as an array of them."""
-
-    def __getitem__(self, rows: slice, /) -> Array: ...
-
-
 @dataclass(frozen=True)
 class Manifest:
     """The manifest of a store, whose `arrays` are those outside the parts.
 
-    `lengths` [n] are the tokens of every sequence of the store, of the dtype of `length_dtype`.
+    `lengths` [n] are the tokens of every sequence of the store, of the dtype of `length_dtype`: an
+    array, or what gives slices of it as arrays (`IndexedLengths`).
     They are None in unfinished stores, and in those from before lengths were stored.
     """
 
     attributes: dict[str, Any]
     arrays: dict[str, Entry]
     parts: Sequence[Part]
-    lengths: Lengths | None = field(default=None, compare=False)
+    lengths: Any = field(default=None, compare=False)
 
     @cached_property
     def first(self) -> Array:
@@ -173,7 +168,7 @@ class Manifest:
     def to_bytes(self, index: dict[str, Any] | None = None) -> bytes:
         """The stored form. `index` stands in place of the parts, where a store has one."""
         in_order = sorted(self.parts, key=lambda p: p.number)
-        value = {
+        value: dict[str, Any] = {
             "attributes": {key: self.attributes[key] for key in ATTRIBUTES},
             "arrays": {name: self.arrays[name].to_json() for name in sorted(self.arrays)},
             "parts": [part.to_json() for part in in_order] if index is None else index,

@@ -84,7 +84,7 @@ class PartIndex:
     def lengths(self, begin: int, end: int) -> Array:
         """int64 [end - begin]: tokens of sequences begin..end of one part."""
         if self._known is not None:
-            return self._known[begin:end].astype(np.int64)
+            return np.asarray(self._known[begin:end], np.int64)
         place = int(self.part_of(begin))
         if place not in self._lengths:
             self._lengths[place] = np.diff(self.part(place).token_start).astype(np.int32)
@@ -99,7 +99,7 @@ class PartIndex:
         """int64: tokens of the sequences of parts low..high."""
         edges = self.first[low : high + 1].tolist()
         if self._known is not None:
-            return self._known[edges[0] : edges[-1]].astype(np.int64)
+            return np.asarray(self._known[edges[0] : edges[-1]], np.int64)
         of_parts = [self.lengths(begin, end) for begin, end in pairwise(edges)]
         return np.concatenate([np.empty(0, np.int64), *of_parts])
 
