@@ -18,10 +18,11 @@ from typing import Any
 
 from store.containers.bucket import Bucket
 from store.containers.bucket_lease import BucketLease, check_free
-from store.containers.interface import Sink, Source
+from store.containers.interface import Make, Sink, Source
+from store.containers.zarr.staging import LAST
 from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
 from store.errors import StoreError
-from store.format.layout import ArraySpec, groups_above, part_number, teacher_array
+from store.format.layout import groups_above, part_number, teacher_array
 from store.format.manifest import Entry
 from support import files
 from support.arrays import Array
@@ -174,12 +175,11 @@ class BucketStaging:
         there = self._bucket.has_all(f"parts/{number}/{ROOT}" for number in found)
         return {number for number, whole in zip(found, there, strict=True) if whole}
 
-    def seal(self, attributes: dict[str, Any], manifest: ArraySpec, values: Array) -> None:
+    def seal(self, make: Make) -> None:
         work = self._work("manifest")
-        sink = ZarrSink(work)
-        sink.array("manifest", manifest, values)
-        sink.close()
-        self._bucket.delete(self._bucket.names("manifest"))  # of one who was killed as he sealed
+        attributes = ZarrSink(work).finish(make)
+        for name in LAST:
+            self._bucket.delete(self._bucket.names(name))  # of one who was killed as he sealed
         self._upload(work)
         files.discard(work.parent, work.name)
         self._replace_root(attributes)

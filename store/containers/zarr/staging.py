@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from store.containers.interface import Make, Sink, Source
 from store.containers.on_disk import OnDisk
 from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
@@ -104,14 +102,7 @@ class ZarrStaging(OnDisk):
 
     def seal(self, make: Make) -> None:
         work = self.path / f"{TEMPORARY}{self.mark}-manifest"
-        sink = ZarrSink(work)
-
-        def write(name: str, values: Array) -> None:
-            sink.array(name, teacher_array(values), values)
-
-        attributes, manifest = make(write)
-        write("manifest", np.frombuffer(manifest, np.uint8))
-        sink.close()
+        attributes = ZarrSink(work).finish(make)
         for name in LAST:
             if (work / name).exists():
                 shutil.rmtree(self.path / name, ignore_errors=True)

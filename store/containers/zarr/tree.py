@@ -16,7 +16,7 @@ from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.storage import LocalStore, StorePath
 
-from store.containers.interface import Flaw, Slices
+from store.containers.interface import Flaw, Make, Slices
 from store.containers.network import ABSENT, fetches, surely
 from store.containers.untrusted import MAX_TOLD, check_size
 from store.containers.zarr.files import Files, LocalFiles, remote_files
@@ -25,7 +25,7 @@ from store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
 from store.containers.zarr.zarr_python import check_codecs, open_slices
 from store.errors import StoreError
 from store.format.dimensions import dimension_names
-from store.format.layout import ArraySpec, groups_above, part_number
+from store.format.layout import ArraySpec, groups_above, part_number, teacher_array
 from support.arrays import Array
 from support.files import sync_tree
 
@@ -116,6 +116,18 @@ class ZarrSink:
         if values.size:
             array[...] = np.ascontiguousarray(values)
         return _digest((self.folder / name / "zarr.json").read_bytes())
+
+    def finish(self, make: Make) -> dict[str, Any]:
+        """Write the index and the manifest of a store, and close; returns the attributes of its
+        root."""
+
+        def write(name: str, values: Array) -> None:
+            self.array(name, teacher_array(values), values)
+
+        attributes, manifest = make(write)
+        write("manifest", np.frombuffer(manifest, np.uint8))
+        self.close()
+        return attributes
 
     def close(self) -> None:
         sync_tree(self.folder)
