@@ -19,7 +19,7 @@ from student_train.settings.option_fields import ONCE, START
 from student_train.settings.options import TrainOptions
 from student_train.sweep.execution import Execution, Listed, Source
 from student_train.sweep.runs import Run, Runs
-from student_train.sweep.scores import Task, read_tasks
+from student_train.sweep.scores import Plan, Task, read_plan, score
 from student_train.sweep.space import Point, arguments_of, corners, over, points, read_space, varied
 from student_train.sweep.table import CSV, show, table
 from student_train.sweep.trials import Trials
@@ -61,7 +61,7 @@ OF_SWEEP = (
         ["--downstream"],
         type=FILE,
         help="FILE.toml with tables [tasks.NAME] of downstream's options: each student is scored"
-        " on them.",
+        " on them, and so is each model of [models].",
     ),
     click.Option(
         ["--page"],
@@ -107,7 +107,7 @@ def sweep(
     once = {"store": store, **{name: arguments.pop(name) for name in command}}
     space = over(read_space(grid, list(arguments)) if grid else {}, arguments)
     planned = [(point, _options(once, point)) for point in (corners if trials else points)(space)]
-    tasks = read_tasks(downstream) if downstream else ()
+    plan = read_plan(downstream) if downstream else Plan()
     runs = Runs(folder, space, varied(space), trials is not None)
     for _, options in planned:
         _check_early(options)
@@ -124,8 +124,11 @@ def sweep(
         source: Source = Trials(space, trials, seed, runs, make)
     else:
         source = Listed([make(point, options) for point, options in planned])
-    _execute(source, runs, [_in_folder(folder, o.resolved()) for _, o in planned], tasks, say, jobs)
-    _tell(runs, as_json, say)
+    _execute(
+        source, runs, [_in_folder(folder, o.resolved()) for _, o in planned], plan.tasks, say, jobs
+    )
+    problems = _references(plan, runs, say)
+    _tell(runs, as_json, say, problems)
 
 
 def _page(folder: Path) -> Path:
@@ -176,7 +179,22 @@ def _execute(
             execution.at_once(jobs, torch.cuda.device_count() if on_gpu else 0)
 
 
-def _tell(runs: Runs, as_json: bool, say: Callable[[str], object]) -> None:
+def _references(plan: Plan, runs: Runs, say: Callable[[str], object]) -> list[str]:
+    """Score the models that students are held against; return what went wrong."""
+    problems = []
+    for name, model in plan.models.items():
+        found = runs.references[name] = dict[str, Any]()
+        for task in plan.tasks:
+            try:
+                found[task.name] = score(task, model, name, runs.folder, say)
+            except UserError as error:
+                problems.append(f"{name}: {error}")
+                say(problems[-1])
+    runs.write()
+    return problems
+
+
+def _tell(runs: Runs, as_json: bool, say: Callable[[str], object], problems: list[str]) -> None:
     """Print the table, and which is best. Raises UserError where runs have failed."""
     rows = ranked(runs.finished())
     if as_json:
@@ -195,6 +213,8 @@ def _tell(runs: Runs, as_json: bool, say: Callable[[str], object]) -> None:
             f"{len(failed)} of {counted(len(runs.runs), 'student')} failed, the first of them"
             f" {failed[0].folder.name}: {failed[0].problem}; the same command tries them again"
         )
+    if problems:
+        raise UserError(f"{problems[0]}; the same command tries it again")
 
 
 def _in_folder(folder: Path, options: TrainOptions) -> TrainOptions:

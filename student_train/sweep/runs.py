@@ -55,6 +55,7 @@ class Runs:
     def __init__(self, folder: Path, space: Space, varied: Sequence[str], searched: bool) -> None:
         """Read what an earlier command left. Raises UserError where it searched other ranges."""
         self.folder, self.varied, self.runs = folder, varied, list[Run]()
+        self.references = dict[str, Any]()  # scores of other models, by name and task
         self.space = described(space) if searched else None
         self.before = read_runs(folder)
         if self.before and self.before["space"] != json.loads(json.dumps(self.space)):
@@ -87,6 +88,7 @@ class Runs:
             for run in self.runs
         ]
         content = {"varied": list(self.varied), "space": self.space, "runs": told}
+        content["references"] = self.references
         files.write(self.folder / RUNS, json.dumps(content, indent=1).encode())
         rows = self.finished()
         files.write(self.folder / SWEEP, json.dumps(rows, indent=1).encode())

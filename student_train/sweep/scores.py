@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,22 +38,42 @@ class Task:
         return sweep / FOLDER / model / f"{self.name}-{digest[:6]}"
 
 
-def read_tasks(path: Path) -> tuple[Task, ...]:
-    """Read the tables [tasks.NAME] of a file, whose keys are the options of `downstream`.
+@dataclass(frozen=True)
+class Plan:
+    """What is scored: the tasks of every student, and the `models`, by name, that students are held
+    against."""
+
+    tasks: tuple[Task, ...] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_plan(path: Path) -> Plan:
+    """Read the tables [tasks.NAME] of a file, whose keys are the options of `downstream`, and
+    [models], which has a checkpoint for each name.
 
     Raises UserError, naming file and task, for a key that is no option, and for a file to train or
     test on that is not there.
     """
     content = read_toml(path, "--downstream", "list of tasks")
-    tasks = content.pop("tasks", None)
+    tasks, models = content.pop("tasks", None), content.pop("models", {})
     if content or not isinstance(tasks, dict) or not tasks:
-        raise UserError(f"{path}: expected tables [tasks.NAME] and nothing else")
-    return tuple(_task(name, table, f"{path}, task {name}") for name, table in tasks.items())
+        raise UserError(f"{path}: expected tables [tasks.NAME], and [models] or nothing else")
+    if not isinstance(models, dict) or not all(isinstance(m, str) for m in models.values()):
+        raise UserError(f'{path}: models: expected a table of folders, such as teacher = "bert"')
+    for name in models:
+        _check_name(name, f"{path}, models")
+    return Plan(
+        tuple(_task(name, table, f"{path}, task {name}") for name, table in tasks.items()), models
+    )
+
+
+def _check_name(name: str, where: str) -> None:
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise UserError(f"{where}: {name!r}: expected a name of letters, digits, _, - and .")
 
 
 def _task(name: str, table: Any, where: str) -> Task:
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise UserError(f"{where}: expected a name of letters, digits, _, - and .")
+    _check_name(name, where)
     if not isinstance(table, dict) or not isinstance(table.get("task"), str):
         raise UserError(f'{where}: expected task = "classify", or another task of downstream')
     words = list[str]()

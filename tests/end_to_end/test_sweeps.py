@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
     ("text", "told"),
     [
         ("", "expected tables [tasks.NAME]"),
+        ("[tasks.mood]\ntask = 'speed'\n[models]\nteacher = 3", "models: expected a table"),
         ("[tasks.mood]\nkind = 1", 'expected task = "classify"'),
         ("[tasks.mood]\ntask = 'classify'\nwarmth = 1", "warmth is no option"),
         ("[tasks.mood]\ntask = 'classify'\nmodel = 'x'", "model is no option"),
@@ -86,7 +88,9 @@ def test_tasks_that_are_none(tmp_path: Path, store: Path, text: str, told: str) 
 
 
 @pytest.mark.apart
-def test_several_at_once_that_are_scored(tmp_path: Path, store: Path) -> None:
+def test_several_at_once_that_are_scored(
+    tmp_path: Path, store: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
     rows = [f"{mood} {n} day\t{mood}" for n in range(20) for mood in ("good", "bad")]
     (tmp_path / "moods.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     tasks, grid, out = tmp_path / "tasks.toml", tmp_path / "grid.toml", tmp_path / "out"
@@ -94,6 +98,7 @@ def test_several_at_once_that_are_scored(tmp_path: Path, store: Path) -> None:
     tasks.write_text(
         f'[tasks.mood]\ntask = "classify"\ntrain = {file}\ndev = {file}\nseeds = 2\nepochs = 1\n'
         '[tasks.speed]\ntask = "speed"\n'
+        f"[models]\nteacher = {json.dumps(str(tiny_teacher('bert')))}\n"
     )
     grid.write_text(DIVERGING.replace("1e30", "0.002, 1e30"))
     words = ("--store", store, *SMALL, "--grid", grid, "--out", out, "--downstream", tasks)
@@ -104,6 +109,7 @@ def test_several_at_once_that_are_scored(tmp_path: Path, store: Path) -> None:
         mood, speed = row["scores"]["mood"], row["scores"]["speed"]
         assert 0 <= mood["accuracy"] <= 100 and "accuracy deviation" in mood
         assert speed["disk_bytes"] > 0 and speed["cpu sentence_ms"] > 0
+    assert read(out, "runs.json")["references"]["teacher"].keys() == {"mood", "speed"}
     again = invoke(student_sweep, *words)  # what is scored is not scored again
     assert again.output.count("finished before") == 2 and "scores  " not in again.output
     assert len(read(out, "sweep.json")) == 2 and "mood accuracy" in again.stdout

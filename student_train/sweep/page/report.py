@@ -60,7 +60,8 @@ def write_report(folder: Path) -> Path:
         raise UserError(f"{folder}: no {RUNS} there; give the folder of a student-sweep")
     students = [_read(folder, number, run) for number, run in enumerate(runs["runs"], 1)]
     measures = _measures(students, runs["varied"])
-    views = [_view(students, measure, runs["varied"]) for measure in measures]
+    others = {name: flat({SCORES: each}) for name, each in runs.get("references", {}).items()}
+    views = [_view(students, measure, runs["varied"], others) for measure in measures]
     page = folder / PAGE
     write_page(
         page,
@@ -111,9 +112,15 @@ def _measures(students: Sequence[Student], varied: Sequence[str]) -> list[Measur
     return found
 
 
-def _view(students: Sequence[Student], measure: Measure, varied: Sequence[str]) -> dict[str, Any]:
+def _view(
+    students: Sequence[Student],
+    measure: Measure,
+    varied: Sequence[str],
+    others: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
     """Make the charts of one measure, each with the table under it."""
     lines = _lines(students, measure)
+    lines |= {name: each[measure.name] for name, each in others.items() if measure.name in each}
     done = [s for s in students if measure.of(s.figures) < math.inf]
     sizes = [(s, s.bytes / 1e6) for s in done if s.bytes]
     times = [(s, s.latency) for s in done if s.latency]

@@ -47,7 +47,10 @@ def write_sweep(folder: Path) -> Path:
             {"step": n, NATS.name: quality + 4 / n} for n in range(4, 41, 4 * (1 + number % 2))
         ]
         (out / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 4')
-        speed = {"speed": {"cpu sentence_ms": size / 50 + number / 10, "disk_bytes": size * 900}}
+        speed = {
+            "mood": {"accuracy": 90 - quality},
+            "speed": {"cpu sentence_ms": size / 50 + number / 10, "disk_bytes": size * 900},
+        }
         problem = f"step 3: diverged {EVIL}" if state == "failed" else ""
         done = state == "finished"
         runs.append(
@@ -55,6 +58,7 @@ def write_sweep(folder: Path) -> Path:
             | {"problem": problem, "scores": speed if done else {}}
         )
     content = {"varied": ["student", "loss", "lr"], "space": None, "runs": runs}
+    content["references"] = {"teacher": {"mood": {"accuracy": 93.0}}}
     (folder / "runs.json").write_text(json.dumps(content))
     return folder
 
@@ -95,6 +99,9 @@ def test_a_page_in_a_browser(tmp_path: Path, size: tuple[int, int], dark: bool) 
         page.wait_for_selector("body[data-drawn]")
         assert page.locator(".chart svg:visible").count() == 4
         check_accessible(page)
+        page.get_by_label("Quality in the charts").select_option("mood accuracy")
+        page.wait_for_selector("body[data-drawn='1']")
+        assert page.locator(".chart svg:visible").first.locator("text", has_text="teacher").count()
         heading = page.get_by_role("button", name=NATS.name)
         heading.press("Enter")
         first = page.locator("#table tbody tr").first
