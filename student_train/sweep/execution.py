@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from student_train.sweep.runs import Pruned, Run, Runs
-from student_train.sweep.scores import Task
+from student_train.sweep.scores import SCORED, Task
 from student_train.sweep.student import Say, Work, finish, in_child
 from support.environment import variable
 
@@ -91,6 +91,11 @@ class Execution:
                 while True:
                     free = set(range(jobs)) - {slot for slot, *_ in running.values()}
                     while free and (run := self.source.next()):
+                        if self._is_done(run):  # no process only to read what stands there
+                            self._begin(run)
+                            work = Work(run.options, self.tasks)
+                            self._end(run, *finish(work, [], None, None, self.say))
+                            continue
                         slot = free.pop()
                         pipe, child = self._start(run, slot % gpus if gpus else None)
                         running[pipe] = slot, run, child
@@ -143,10 +148,15 @@ class Execution:
             self._end(run, *told)
         return bool(what == "ended")
 
-    def _begin(self, run: Run) -> None:
-        from student_train.output.report import read_report
+    def _is_done(self, run: Run) -> bool:
+        """Tell whether the student is trained, and scored on all tasks."""
+        folder = run.folder
+        return _is_trained(folder) and all(
+            (task.folder(folder.parent, folder.name) / SCORED).exists() for task in self.tasks
+        )
 
-        done = "result" in (read_report(run.folder) or ())
+    def _begin(self, run: Run) -> None:
+        done = _is_trained(run.folder)
         self.say(f"{self.heading(run)}{' (finished before)' if done else ''}")
         run.state = "running"
         self.runs.write()
@@ -157,6 +167,12 @@ class Execution:
             self.say(f"[{run.number}] {state}: {problem}")
         self.source.ended(run)
         self.runs.write()
+
+
+def _is_trained(folder: Path) -> bool:
+    from student_train.output.report import read_report
+
+    return "result" in (read_report(folder) or ())
 
 
 def _told(running: Running) -> list[connection.Connection]:

@@ -18,7 +18,7 @@ from support.errors import UserError
 from support.options import flag_of
 from support.toml_file import read_toml
 
-FOLDER = "scores"
+FOLDER, SCORED = "scores", "scores.json"
 DOWNSTREAM = (sys.executable, "-c", "from downstream.cli import main; main()")
 OF_FILES = ("train", "dev", "test", "unlabelled")
 OWN = ("model", "out", "json")
@@ -104,7 +104,7 @@ def score(
     Raises UserError with the last line of `downstream` where it fails.
     """
     out = task.folder(sweep, name)
-    file = out / "scores.json"
+    file = out / SCORED
     if not file.exists():
         say(f"scores    {name}: {task.name}")
         words = [*DOWNSTREAM, *task.words, "--model", model, "--out", str(out)]

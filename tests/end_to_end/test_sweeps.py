@@ -60,6 +60,8 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
     assert "[2] lr" in first and states(out) == ["finished"] * 2
     said = ok(student_sweep, *words, "--trials", 3)
     assert said.count("finished before") == 2 and states(out) == ["finished"] * 3
+    again = ok(student_sweep, *words, "--trials", 3, "--jobs", 2)
+    assert again.count("finished before") == 3
     rates = {float(row["lr"]) for row in read(out, "sweep.json")}
     assert len(rates) == 3 and all(1e-4 <= rate <= 1e-2 for rate in rates)
     best = min(read(out, "sweep.json"), key=lambda row: row["valid_mlm_per_character"])

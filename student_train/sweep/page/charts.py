@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ Chart = dict[str, Any]
 """Title, Vega-Lite `spec`, and `headings` and `rows` of the same figures."""
 
 
+@cache
 def bundle() -> str:
     """Return the JavaScript that draws the charts, whole."""
     script = library("vl_convert", "report", "--page").javascript_bundle()

@@ -57,7 +57,7 @@ def write_sweep(folder: Path) -> Path:
             {"folder": out.name, "settings": settings, "params": {}, "state": state}
             | {"problem": problem, "scores": speed if done else {}}
         )
-    content = {"varied": ["student", "loss", "lr"], "space": None, "runs": runs}
+    content: dict[str, Any] = {"varied": ["student", "loss", "lr"], "space": None, "runs": runs}
     content["references"] = {"teacher": {"mood": {"accuracy": 93.0}}}
     (folder / "runs.json").write_text(json.dumps(content))
     return folder
