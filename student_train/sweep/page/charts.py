@@ -64,6 +64,7 @@ def trade_off(
         }
         for student, value in points
     ]
+    rows.sort(key=lambda row: row["front"] == FRONT[0])  # those on the front are drawn over others
     x = alt.X("cost:Q", title=cost, scale=alt.Scale(zero=False, nice=True))
     y = alt.Y("quality:Q", title=_axis(measure), scale=alt.Scale(zero=False, nice=True))
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
