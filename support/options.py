@@ -79,6 +79,7 @@ class Option:
     check: raises UserError for a value that choices and range cannot tell from a good one.
     flag: how the command line spells it, where that does not follow from the name.
     required: a command cannot do without it.
+    bare: its value on the command line where no word follows it; empty: a word must.
     """
 
     help: str
@@ -91,6 +92,7 @@ class Option:
     check: Callable[[Any], None] | None = None
     flag: str = ""
     required: bool = False
+    bare: str = ""
 
 
 def option(
@@ -273,6 +275,8 @@ def click_option(
         spelt = about.flag or f"{flag_of(name)}/--no-{flag_of(name)[2:]}"
         shown = "/" in spelt and not told
         arguments |= {"type": click.BOOL, "is_flag": True, "show_default": shown}
+    if about.bare:
+        arguments |= {"is_flag": False, "flag_value": about.bare}
     if about.repeated or about.read or about.required or varied:
         del arguments["default"]  # None would be a value that was given
     return click.Option([spelt, name], **arguments | changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,6 +52,9 @@ def main(**given: Any) -> None:
     if options.plan:
         _plan(options)
         return
+    if options.ray is not None:
+        _share_on_ray(options)
+        return
     if shard := shard_of(options.shard):
         _share(options, shard)
         return
@@ -80,6 +84,17 @@ def _share(options: DumpOptions, shard: Shard) -> None:
     )
     if done.store:
         _tell(options, done.store)
+
+
+def _share_on_ray(options: DumpOptions) -> None:
+    """Let the workers of a Ray cluster make a store, and tell what it holds."""
+    from teacher_dump.job.on_ray import share_on_ray
+
+    done, before = share_on_ray(options, say=click.echo)
+    if done.store:
+        _tell(options, replace(done.store, resumed_parts=before))
+    else:
+        click.echo(f"{options.out}: is finished")
 
 
 def _tell(options: DumpOptions, done: DumpSummary) -> None:

@@ -87,7 +87,7 @@ def command(module: str, *words: str | Path | int) -> None:
 
 def in_small_parts(module: str, *words: str | Path | int) -> None:
     """Do as `command`, with dumps in parts of PART_TOKENS tokens, so that a small dump has many."""
-    from teacher_dump.job import dump, sharing
+    from teacher_dump.job import dump, on_ray, sharing
     from teacher_dump.job.options import DumpOptions
 
     def small(whole: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,6 +99,7 @@ def in_small_parts(module: str, *words: str | Path | int) -> None:
     with (
         mock.patch.object(dump, "dump", small(dump.dump)),
         mock.patch.object(sharing, "share", small(sharing.share)),
+        mock.patch.object(on_ray, "share_on_ray", small(on_ray.share_on_ray)),
     ):
         command(module, *words)
 

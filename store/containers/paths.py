@@ -19,7 +19,7 @@ LocalStaging = ZarrStaging | Hdf5Staging
 NO_QUEUE = (
     "processes that make one store together find its parts in a folder beside it, which a bucket"
     " does not have: make the store on a disk that all of them see and copy it with `feature-store"
-    " convert`, or make it by one process, without --shard"
+    " convert`, or make it by one process, without --shard and --ray"
 )
 
 

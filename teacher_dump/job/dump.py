@@ -81,6 +81,8 @@ def dump(
     """
     if options.shard:
         raise UserError(f"--shard {options.shard}: from Python call teacher_dump.job.sharing.share")
+    if options.ray is not None:
+        raise UserError("--ray: from Python call teacher_dump.job.on_ray.share_on_ray")
     with stoppable(lambda: kept(options.out)) as stop:
         there = check_begun(options)
         resolved, model, corpus = opened(options, say)

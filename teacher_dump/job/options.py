@@ -13,7 +13,7 @@ from store.format.codecs.levels import LEVELS
 from store.format.features import TASKS
 from support.console import check_device
 from support.errors import UserError
-from support.options import INNER_SHARE, at_least, check_values, option
+from support.options import INNER_SHARE, NOT_NEGATIVE, at_least, check_values, option
 from teacher_dump.corpus.labelled_text import pair_of
 from teacher_dump.teacher.checkpoint_names import corpus_of, features_of_alias
 from teacher_dump.teacher.layer_groups import feature_words
@@ -83,6 +83,21 @@ def shard_of(spec: str | None) -> Shard | None:
         return Shard.read(spec)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
+
+
+def _check_cluster(address: str) -> None:
+    """Raise UserError unless it is `auto`, `local` or `HOST:PORT`."""
+    host, _, port = address.rpartition(":")
+    if address not in (AUTO, "local") and not (host and port.isdecimal() and "/" not in host):
+        raise UserError(
+            f"--ray {address}: expected HOST:PORT, as 10.0.0.1:6379, or local, or no word; the"
+            " command runs on a node of the cluster"
+        )
+
+
+def _check_gpus(gpus: float) -> None:
+    if gpus > 1 and gpus % 1:
+        raise UserError(f"--ray-gpus {gpus:g}: expected a share of one GPU, or whole GPUs")
 
 
 @dataclass(frozen=True)
@@ -214,6 +229,24 @@ class DumpOptions:
         told_default="one process; that of torchrun where it started this one",
         scope={ALONE},
     )
+    ray: str | None = option(
+        None,
+        "Let the workers of a Ray cluster make the store, on a disk that all nodes see: HOST:PORT,"
+        " local (one of this machine, for this dump), or no word: the cluster of RAY_ADDRESS or of"
+        " this machine, else local. Needs `pip install 'teachonce[ray]'`.",
+        check=_check_cluster,
+        bare=AUTO,
+        told_default="no Ray",
+        scope={ALONE},
+    )
+    ray_gpus: float | None = option(
+        None,
+        "With --ray: GPUs of a worker, 0.5: two share one.",
+        within=NOT_NEGATIVE,
+        check=_check_gpus,
+        told_default="1 where the cluster has any and --device is not cpu, else 0",
+        scope={ALONE},
+    )
     trust_remote_code: bool = option(
         False, "Run Python code that comes with the checkpoint.", flag="--trust-remote-code"
     )
@@ -273,8 +306,16 @@ def describe(options: DumpOptions, corpus_was_given: bool) -> str:
 
 def _check_together(options: DumpOptions) -> None:
     """Raise UserError for options that contradict each other, whatever the teacher is."""
-    if "://" in str(options.out) and shard_of(options.shard):
+    together = options.ray is not None or shard_of(options.shard)
+    if "://" in str(options.out) and together:
         raise UserError(f"{options.out}: {NO_QUEUE}")
+    if options.ray is not None and options.shard is not None:
+        raise UserError(
+            f"--shard {options.shard} and --ray contradict each other: Ray starts the processes"
+            " itself; leave one out"
+        )
+    if options.ray is None and options.ray_gpus is not None:
+        raise UserError(f"--ray-gpus {options.ray_gpus:g}: for workers of Ray; add --ray")
     if options.mask_words == "rare" and options.views == 1:
         raise UserError(
             "--mask-words rare: in view 0, the only one, no word is masked; ask for masked views"

@@ -1,0 +1,288 @@
+"""One store made by the workers of a Ray cluster.
+
+Each worker is a process of `sharing`, with the same queue and leases: Ray only starts it. The
+driver, which typed the command, keeps as many workers running as the nodes have room for, so that
+a node may join late or die. If the driver dies, Ray ends its workers, and another driver goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from store import StoreWriter
+from support.console import counted
+from support.errors import UserError, first_line, of_path
+from support.extras import library
+from support.lease import Lease, Taken, lease_path
+from support.signals import Stop, stoppable
+from teacher_dump.corpus.documents import Corpus
+from teacher_dump.job.dump import kept
+from teacher_dump.job.early import check_config
+from teacher_dump.job.finished import check_begun
+from teacher_dump.job.identity import software
+from teacher_dump.job.options import AUTO, DumpOptions, Shard, describe
+from teacher_dump.job.sharing import Shared, share
+from teacher_dump.teacher.checkpoint_names import resolve_model
+
+LOOK = 0.5  # seconds between looks at the nodes and at workers that have ended
+TOLD = 30.0  # seconds between lines of progress
+ANSWER = 5.0  # seconds in which an address answers
+SEALED = 120.0  # seconds that the worker that sealed the store may take to report
+DEATHS = 10  # of workers in a row, and two for each place, without a new part: a reason to give up
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
+PACKAGES = ("support", "store", "training", "teacher_dump")  # that make a store
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is told: the dump, the folder in which the command was typed, and what its
+    node must have in common with the driver."""
+
+    options: DumpOptions
+    folder: str
+    token: str  # of the driver's lease
+    software: dict[str, str]
+
+    def check(self) -> None:
+        """Raise UserError where this node would make another store than the driver asked for."""
+        here = _software()
+        for name, wanted in self.software.items():
+            if here.get(name) != wanted:
+                raise UserError(
+                    f"{name} is {here.get(name)} there and {wanted} on {self.options.out}'s driver;"
+                    " install the same on every node"
+                )
+        os.chdir(self.folder)
+        beside = lease_path(driven(self.options.out))
+        if not beside.exists() or self.token not in beside.read_text():
+            raise UserError(
+                f"{beside.parent} there is not the folder that the driver sees; --out must lie on a"
+                " disk that all nodes share, under the same path"
+            )
+
+
+def driven(out: Path) -> Path:
+    """The path whose lease the driver of a store holds, so that there is one at a time."""
+    return out.with_name(f"{out.name}.ray")
+
+
+def worker(task: Task, shard: Shard) -> Shared | str:
+    """Make parts until the store is finished; or return the line that tells what is wrong here."""
+    try:
+        task.check()
+        return share(task.options, shard)
+    except UserError as error:
+        return f"{socket.gethostname()}: {error}"
+    except OSError as error:
+        return f"{socket.gethostname()}: {of_path(error)}"
+
+
+def _software() -> dict[str, str]:
+    """Versions of everything that shapes a store, and a hash of the code that makes it."""
+    code = hashlib.sha256()
+    above = Path(__file__).parents[2]
+    for file in sorted(file for name in PACKAGES for file in (above / name).rglob("*.py")):
+        code.update(f"{file.relative_to(above)}\n".encode() + file.read_bytes())
+    return {**software(), "machine": platform.machine(), "code": code.hexdigest()[:12]}
+
+
+def share_on_ray(
+    options: DumpOptions, say: Callable[[str], object] = lambda line: None
+) -> tuple[Shared, int]:
+    """Make a store, or go on with it, with the workers of the cluster `options.ray`.
+
+    Returns what the worker reports that has sealed it, and how many parts had been there before.
+    Raises UserError for bad input, of the driver or of a worker, and where there is no such
+    cluster; Stopped as `dump` does.
+    """
+    assert options.ray is not None
+    ray = library("ray", "ray", "--ray")
+    with stoppable(lambda: kept(options.out)) as stop:
+        check_begun(options, shared=True)
+        check_config(
+            options, replace(resolve_model(options.model), trusted=options.trust_remote_code)
+        )
+        Corpus.open(options.sources(), options.text_column, options.label_column)
+        say(describe(replace(options, corpus=options.sources()), bool(options.corpus)))
+        with closing(_only_driver(options.out)) as lease, _cluster(ray, options.ray, stop):
+            task = Task(options, os.getcwd(), lease.token, _software())
+            before = _published(options.out)
+            return _Driver(ray, task, say, stop).run(), before
+
+
+def _only_driver(out: Path) -> Lease:
+    try:
+        return Lease(driven(out))
+    except Taken as error:
+        raise UserError(f"{out}: another `teacher-dump --ray` makes it already: {error}") from None
+
+
+def _published(out: Path) -> int:
+    return 0 if StoreWriter.peek(out) is None else StoreWriter.kept(out)[0]
+
+
+@contextmanager
+def _cluster(ray: Any, address: str, stop: Stop) -> Iterator[None]:
+    """Be a driver of a cluster until the end of the block; `stop` goes on to handle signals."""
+    if ":" in address:
+        _check_answers(address)
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    try:
+        ray.init(
+            address=None if address == AUTO else address,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            include_dashboard=False if address == "local" else None,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"--ray {address}: Ray cannot join or start it: {_short(error)}") from None
+    try:
+        stop.listen()  # Ray has set a handler of its own
+        yield
+    except KeyboardInterrupt:
+        stop.check()  # Ray raises one without a number in place of Stopped
+        raise
+    finally:
+        ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"--ray {address}: nobody answers there ({first_line(error)}); start the cluster with"
+            " `ray start --head`, or say --ray local for one of this machine alone"
+        ) from None
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+class _Driver:
+    """Keeps workers running until the store is finished."""
+
+    def __init__(self, ray: Any, task: Task, say: Callable[[str], object], stop: Stop) -> None:
+        self._ray, self._task, self._say, self._stop = ray, task, say, stop
+        self._gpus = self._share_of_gpu()
+        self._worker = ray.remote(
+            num_cpus=1,
+            num_gpus=self._gpus,
+            max_retries=0,
+            max_calls=1,
+            scheduling_strategy="SPREAD",
+        )(worker)
+        self._running: list[Any] = []
+        self._begun = self._deaths = self._parts = 0
+        self._told, self._line = -math.inf, ""
+
+    def run(self) -> Shared:
+        """Return what the worker reports that has sealed the store."""
+        done: list[Shared] = []
+        try:
+            while not done:
+                self._start()
+                done = self._ended()
+            end = time.monotonic() + SEALED
+            while self._running and not any(each.store for each in done):
+                done += self._ended()
+                if time.monotonic() > end:
+                    break
+        except self._ray.exceptions.RayError as error:
+            raise UserError(
+                f"--ray {self._task.options.ray}: the cluster does not answer any more"
+                f" ({_short(error)}); the same command goes on where it was"
+            ) from None
+        return next((each for each in done if each.store), done[0])
+
+    def _share_of_gpu(self) -> float:
+        """Of one worker: as asked for, else a whole one where any node has one."""
+        if self._task.options.ray_gpus is not None:
+            return self._task.options.ray_gpus
+        wanted = not self._task.options.device.startswith("cpu")
+        return float(wanted and self._ray.cluster_resources().get("GPU", 0) >= 1)
+
+    def _start(self) -> None:
+        """Start workers for all places, and one that waits for a node to join."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        places = sum(places_of(node, self._gpus) for node in nodes)
+        if not places and self._task.options.ray == "local":
+            raise UserError(
+                f"--ray local: this machine has no room for a worker of 1 CPU and {self._gpus:g}"
+                " GPU; say --ray-gpus 0, or name a cluster"
+            )
+        self._tell(f"{counted(len(nodes), 'node')} with {counted(places, 'place')} for workers")
+        self._limit = DEATHS + 2 * places
+        while len(self._running) < places + 1:
+            shard = Shard(self._begun % (places or 1), places or 1)
+            self._running.append(self._worker.remote(self._task, shard))
+            self._begun += 1
+
+    def _tell(self, line: str) -> None:
+        """Say what has changed, or how far it is."""
+        late = time.monotonic() - self._told > TOLD
+        if line != self._line or late:
+            parts = _published(self._task.options.out)
+            self._say(f"ray: {line}; {counted(parts, 'part')} published")
+            self._told, self._line = time.monotonic(), line
+
+    def _ended(self) -> list[Shared]:
+        """Return what workers report that have ended, for the store is finished."""
+        self._stop.check()
+        ready, self._running = self._ray.wait(self._running, timeout=LOOK)
+        self._stop.check()
+        found = (self._result(each) for each in ready)
+        return [each for each in found if each is not None]
+
+    def _result(self, ended: Any) -> Shared | None:
+        """Return what a worker reports; None where it has died.
+
+        Raises UserError for what it refused, or for a bug.
+        """
+        try:
+            found: Shared | str = self._ray.get(ended)
+        except self._ray.exceptions.RayTaskError as error:
+            raise UserError(
+                f"{self._task.options.out}: a worker failed: {_short(error.cause or error)}; its"
+                " log is in the folder of Ray's session (/tmp/ray/session_latest/logs)"
+            ) from None
+        except self._ray.exceptions.RayError as error:
+            self._died(error)
+            return None
+        if isinstance(found, str):
+            raise UserError(f"a worker on {found}")
+        return found
+
+    def _died(self, error: Exception) -> None:
+        """Count a death. Raises UserError where workers die and nothing is made any more."""
+        parts = _published(self._task.options.out)
+        self._deaths = 1 if parts > self._parts else self._deaths + 1
+        self._parts = max(parts, self._parts)
+        if self._deaths > self._limit:
+            raise UserError(
+                f"{self._task.options.out}: {self._deaths} workers died one after the other and no"
+                f" part was made ({_short(error)}); give each more memory, the same command goes on"
+            )
+
+
+def places_of(node: dict[str, float], gpus: float) -> int:
+    """How many workers of one CPU and so many GPUs, or a share of one, a node has room for."""
+    places = math.floor(node.get("CPU", 0))
+    if gpus:
+        there = math.floor(node.get("GPU", 0))
+        each = there * math.floor(1 / gpus + 1e-9) if gpus < 1 else math.floor(there / gpus)
+        places = min(places, each)
+    return places

@@ -1,0 +1,246 @@
+"""The workers of a Ray cluster make one store: it is the one that a single process makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
+from benchmarks.reliability import content_of_store
+from store import StoreWriter
+from store.write.part_queue import PartQueue
+from support.errors import UserError
+from support.lease import Lease
+from teacher_dump.cli import main as teacher_dump
+from teacher_dump.job import on_ray
+from teacher_dump.job.dump import dump
+from teacher_dump.job.on_ray import Task, driven, places_of, share_on_ray, worker
+from teacher_dump.job.options import DumpOptions, Shard
+from teacher_dump.job.sharing import Shared
+from tests.end_to_end.support import dump_options, refused, says, write_corpus
+from tests.support.leased import held
+
+
+@pytest.fixture(scope="module")
+def model(tiny_teacher: Callable[[str], Path]) -> Path:
+    return tiny_teacher("bert")
+
+
+@pytest.fixture
+def options(model: Path, tmp_path: Path) -> DumpOptions:
+    corpus = write_corpus(tmp_path / "corpus.txt", 40)
+    out = tmp_path / "made" / "store.zarr"
+    out.parent.mkdir()
+    return dump_options(model, corpus, out, part_tokens=PART_TOKENS, batch_tokens=256)
+
+
+def words_of(options: DumpOptions, *more: str | int) -> tuple[str | Path | int, ...]:
+    source, out = options.corpus[0], options.out
+    words = ("--model", options.model, "--corpus", source, "--out", out, "--logits", "topk:8")
+    return (*words, "--batch-tokens", 256, "--device", "cpu", "--precision", "fp32", *more)
+
+
+def alone(options: DumpOptions) -> object:
+    """What a single process makes of it."""
+    single = replace(options, out=options.out.parent.with_name("alone") / options.out.name)
+    single.out.parent.mkdir()
+    dump(single)
+    return whole(single.out)
+
+
+def whole(out: Path) -> object:
+    out.with_name("log").touch()
+    return content_of_store(out)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--ray", "ray://host:1"), "--ray ray://host:1: expected HOST:PORT"),
+        (("--ray", "host"), "--ray host: expected HOST:PORT"),
+        (("--ray", "--shard", "0/2"), "--shard 0/2 and --ray contradict each other"),
+        (("--ray-gpus", "0.5"), "--ray-gpus 0.5: for workers of Ray; add --ray"),
+        (("--ray", "local", "--ray-gpus", "1.5"), "expected a share of one GPU, or whole GPUs"),
+        (("--ray", "--ray-gpus", "-1"), "--ray-gpus -1: expected 0 or more"),
+    ],
+)
+def test_options_that_mean_nothing(options: DumpOptions, more: tuple[str, ...], told: str) -> None:
+    says(refused(teacher_dump, *words_of(options, *more)), told)
+
+
+def test_a_bucket_has_no_queue(options: DumpOptions) -> None:
+    words = words_of(replace(options, out=Path("store.zarr")), "--ray")
+    line = refused(teacher_dump, *words, "--out", "s3://bucket/store.zarr")
+    says(line, "s3://bucket/store.zarr: ", "which a bucket does not have")
+
+
+def test_without_the_extra_the_command_that_installs_it_is_told(options: DumpOptions) -> None:
+    with mock.patch.dict(sys.modules, {"ray": None}):
+        line = refused(teacher_dump, *words_of(options, "--ray"))
+    says(line, "--ray needs ray", "pip install 'teachonce[ray]'")
+    with pytest.raises(UserError, match="from Python call"):
+        dump(replace(options, ray="local"))
+
+
+def test_an_address_that_does_not_answer(options: DumpOptions) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    line = refused(teacher_dump, *words_of(options, "--ray", address))
+    says(line, f"--ray {address}: nobody answers there", "ray start --head")
+    assert os.listdir(options.out.parent) == []
+
+
+def test_there_is_one_driver_at_a_time(options: DumpOptions) -> None:
+    with held(driven(options.out)):
+        line = refused(teacher_dump, *words_of(options, "--ray", "local"))
+    says(line, "another `teacher-dump --ray` makes it already", "another process is writing it")
+
+
+@pytest.fixture
+def task(options: DumpOptions) -> Iterator[Task]:
+    lease = Lease(driven(options.out))
+    yield Task(options, os.getcwd(), lease.token, on_ray._software())
+    lease.close()
+
+
+def test_a_worker_with_other_software_or_another_disk_is_refused(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(**changes: Any) -> str:
+        found = worker(replace(task, **changes), Shard(0, 1))
+        assert isinstance(found, str) and "\n" not in found
+        return found
+
+    monkeypatch.chdir(tmp_path)
+    host = socket.gethostname()
+    says(told(software={**task.software, "code": "abc"}), f"{host}: code is ", "and abc on")
+    says(told(software={**task.software, "torch": "1.0"}), "torch is ", "and 1.0 on")
+    says(told(token="0123"), "is not the folder that the driver sees", "a disk that all nodes")
+    elsewhere = replace(task.options, out=tmp_path / "another" / "store.zarr")
+    says(told(options=elsewhere), "another there is not the folder")
+    says(told(folder=str(tmp_path / "not there")), "not there: No such file or directory")
+    assert StoreWriter.peek(task.options.out) is None
+
+
+def test_a_worker_with_another_corpus_or_a_wrong_clock(task: Task) -> None:
+    """A clock that is an hour ahead changes nothing: silence is measured by the file system's."""
+    now = time.time
+    with mock.patch("time.time", lambda: now() + 3600):
+        done = worker(task, Shard(0, 1))
+    assert isinstance(done, Shared) and done.store and done.parts == done.store.parts > 2
+    corpus = Path(task.options.corpus[0])
+    corpus.write_text(corpus.read_text() + "One more.\n")
+    found = worker(task, Shard(0, 1))
+    assert isinstance(found, str)
+    says(found, f"{socket.gethostname()}: ", "made by other arguments", "bytes is")
+
+
+def test_places_of_a_node() -> None:
+    node = {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}
+    places = {0: 8, 0.25: 8, 0.3: 6, 0.5: 4, 1: 2, 2: 1, 3: 0}
+    assert {gpus: places_of(node, gpus) for gpus in places} == places
+    assert places_of({"CPU": 2.0}, 0.5) == 0 and places_of({}, 0) == 0
+
+
+class Ray:
+    """A cluster of nodes on loopback, and drivers of a dump on it."""
+
+    def __init__(self, options: DumpOptions, cpus: int) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": cpus, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.options, self.log = options, options.out.with_name("log")
+
+    def begin(self, *more: str | int) -> ForkServerProcess:
+        words = words_of(self.options, "--ray", self.cluster.address, *more)
+        return fork(in_small_parts, "teacher_dump.cli", *words, log=self.log)
+
+    def makers(self) -> list[int]:
+        """Numbers of the processes that make a part now."""
+        queue, found = PartQueue(self.options.out), []
+        for number in queue.leased():
+            with suppress(OSError, ValueError):
+                lease = json.loads((queue.folder / f".{number}.lease").read_text())
+                found.append(int(lease["pid"]))
+        return found
+
+    def wait_for_a_maker(self, driver: ForkServerProcess) -> list[int]:
+        while not (found := self.makers()) and driver.is_alive():
+            time.sleep(0.01)
+        return found
+
+
+@pytest.fixture
+def ray(options: DumpOptions) -> Iterator[Ray]:
+    made = Ray(options, cpus=1)
+    yield made
+    made.cluster.shutdown()
+
+
+@pytest.mark.apart
+def test_two_nodes_of_which_anything_may_die(options: DumpOptions, ray: Ray) -> None:
+    """A node joins late, a worker, the driver and a node are killed."""
+    write_corpus(Path(options.corpus[0]), 400)
+    wanted, chance = alone(options), random.Random(0)
+    driver = ray.begin()
+    node = ray.cluster.add_node(num_cpus=1)
+    if makers := ray.wait_for_a_maker(driver):
+        os.kill(chance.choice(makers), signal.SIGKILL)
+    ray.wait_for_a_maker(driver)
+    driver.kill()
+    assert finish(driver) == -signal.SIGKILL, ray.log.read_text()
+    driver = ray.begin()
+    ray.wait_for_a_maker(driver)
+    ray.cluster.remove_node(node, allow_graceful=False)
+    assert finish(driver) == 0, ray.log.read_text()
+    assert whole(options.out) == wanted
+    said = ray.log.read_text()
+    says(said, "ray: 2 nodes with 2 places", "ray: 1 node with 1 place", "next: student-train")
+    assert "Traceback" not in said and "WARN" not in said
+
+
+@pytest.mark.apart
+def test_what_a_worker_refuses_is_one_line_here(options: DumpOptions, ray: Ray) -> None:
+    dump(options)
+    driver = ray.begin("--max-length", 32)
+    assert finish(driver) == 1
+    lines = [line for line in ray.log.read_text().splitlines() if line.startswith("Error")]
+    assert len(lines) == 1 and "Traceback" not in ray.log.read_text()
+    says(lines[0], "a worker on ", "made by other arguments", "max_length")
+
+
+@pytest.mark.apart
+def test_ctrl_c_on_a_cluster_of_this_machine_alone(options: DumpOptions, tmp_path: Path) -> None:
+    write_corpus(Path(options.corpus[0]), 400)
+    wanted, log, queue = alone(options), tmp_path / "log", PartQueue(options.out)
+    words = words_of(options, "--ray", "local")
+    driver = fork(in_small_parts, "teacher_dump.cli", *words, log=log)
+    while not queue.leased() and driver.is_alive():
+        time.sleep(0.01)
+    os.kill(driver.pid or 0, signal.SIGINT)
+    assert finish(driver) == 130, log.read_text()
+    says(log.read_text(), "Stopped: ", "kept; the same command goes on there")
+    said: list[str] = []
+    done, before = share_on_ray(replace(options, ray="local"), said.append)
+    assert done.store and before < done.store.parts
+    assert whole(options.out) == wanted
