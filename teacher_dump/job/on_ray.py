@@ -64,7 +64,7 @@ class Task:
                     " install the same on every node"
                 )
         os.chdir(self.folder)
-        beside = lease_path(driven(self.options.out))
+        beside = lease_path(driven(Path(self.options.out)))
         if not beside.exists() or self.token not in beside.read_text():
             raise UserError(
                 f"{beside.parent} there is not the folder that the driver sees; --out must lie on a"
@@ -115,9 +115,10 @@ def share_on_ray(
         )
         Corpus.open(options.sources(), options.text_column, options.label_column)
         say(describe(replace(options, corpus=options.sources()), bool(options.corpus)))
-        with closing(_only_driver(options.out)) as lease, _cluster(ray, options.ray, stop):
+        out = Path(options.out)  # a bucket is refused by the options
+        with closing(_only_driver(out)) as lease, _cluster(ray, options.ray, stop):
             task = Task(options, os.getcwd(), lease.token, _software())
-            before = _published(options.out)
+            before = _published(out)
             return _Driver(ray, task, say, stop).run(), before
 
 
@@ -235,7 +236,7 @@ class _Driver:
         """Say what has changed, or how far it is."""
         late = time.monotonic() - self._told > TOLD
         if line != self._line or late:
-            parts = _published(self._task.options.out)
+            parts = _published(Path(self._task.options.out))
             self._say(f"ray: {line}; {counted(parts, 'part')} published")
             self._told, self._line = time.monotonic(), line
 
@@ -268,7 +269,7 @@ class _Driver:
 
     def _died(self, error: Exception) -> None:
         """Count a death. Raises UserError where workers die and nothing is made any more."""
-        parts = _published(self._task.options.out)
+        parts = _published(Path(self._task.options.out))
         self._deaths = 1 if parts > self._parts else self._deaths + 1
         self._parts = max(parts, self._parts)
         if self._deaths > self._limit:
