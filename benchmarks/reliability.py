@@ -74,12 +74,8 @@ class Job:
         self.wanted = self.content(self.out)
 
     def finish(self) -> None:
-        """Start it and let it end; where it was killed with nothing left to do, it says so."""
-        expected = 1 if self.moment(self.out) == "done" else 0
-        if (
-            finish(fork(in_small_parts, *self.words, *self.again(self.out), log=self.log))
-            != expected
-        ):
+        """Start it and let it end, also where it was killed with nothing left to do."""
+        if finish(fork(in_small_parts, *self.words, *self.again(self.out), log=self.log)) != 0:
             raise RuntimeError(f"{self.name}: {self.log.read_text()[-2000:]}")
 
     def kill(self, chance: random.Random, number: int) -> bool:

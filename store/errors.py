@@ -29,6 +29,11 @@ NO_STORE = (
     "give the .zarr folder or .h5 file that teacher-dump wrote; if this was one, run `feature-store"
     " repair`"
 )
+NO_QUEUE = (
+    "processes that make one store together find its parts in a folder beside it, which a bucket"
+    " does not have: make the store on a disk that all of them see and copy it with `feature-store"
+    " convert`, or make it by one process, without --shard and --ray"
+)
 
 
 def without_remedy(message: object) -> str:

@@ -12,15 +12,10 @@ from store.containers.hdf5.tree import Hdf5Source
 from store.containers.interface import Source, Staging
 from store.containers.zarr.staging import ZarrStaging
 from store.containers.zarr.tree import ZarrSource
-from store.errors import MISSING, NO_STORE, StoreError
+from store.errors import MISSING, NO_QUEUE, NO_STORE, StoreError
 from support.errors import UserError, of_path
 
 LocalStaging = ZarrStaging | Hdf5Staging
-NO_QUEUE = (
-    "processes that make one store together find its parts in a folder beside it, which a bucket"
-    " does not have: make the store on a disk that all of them see and copy it with `feature-store"
-    " convert`, or make it by one process, without --shard and --ray"
-)
 
 
 def open_source(path: str | Path, storage_options: dict[str, Any] | None = None) -> Source:

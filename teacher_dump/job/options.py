@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from store import LogitsSpec
-from store.containers.paths import NO_QUEUE
+from store.errors import NO_QUEUE
 from store.format.codecs.levels import LEVELS
 from store.format.features import TASKS
 from support.console import check_device

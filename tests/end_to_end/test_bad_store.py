@@ -21,10 +21,10 @@ from tests.end_to_end.support import STUDENT, dump_options, invoke, ok, refused,
 def later_version(path: Path) -> None:
     if path.suffix == ".h5":
         with h5py.File(path, "r+") as file:
-            file.attrs["version"] = 2
+            file.attrs["version"] = 3
     else:
         root = json.loads((path / "zarr.json").read_text())
-        root["attributes"]["version"] = 2
+        root["attributes"]["version"] = 3
         (path / "zarr.json").write_text(json.dumps(root))
 
 
@@ -71,7 +71,7 @@ def flipped(path: Path) -> None:
 
 
 STORES: dict[Callable[[Path], None], tuple[str, ...]] = {
-    later_version: ("version 2", "reads version 1"),
+    later_version: ("version 3", "reads versions 1 and 2"),
     truncated: ("not ", "feature-store repair"),
     truncated_array: ("parts/1/view0/hidden/mean/values", "feature-store verify"),
     missing_part: ("parts/1", "damaged", "feature-store verify"),
