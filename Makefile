@@ -37,9 +37,10 @@ venv: .venv/dev.stamp
 demo: .venv/minilm.stamp
 	.venv/bin/python -m benchmarks.demo $(ARGS)
 
-# A process for each core, but no more than fit into 8 GB.
+# A process for each core, but no more than fit into 8 GB. Files in the order of their folders: those
+# of few, long tests would be the last by pytest-xdist's own order, and the other processes wait.
 test: .venv/dev.stamp
-	.venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+	.venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-apart: .venv/dev.stamp
 	.venv/bin/python -m pytest -q -n logical --maxprocesses 4 -m apart $(ARGS)
