@@ -23,12 +23,12 @@ from click.testing import CliRunner
 
 from benchmarks.common.results import publish, table
 from benchmarks.integrity.damage import FORMATS
+from feature_store.cli import main as feature_store
 from store import StoreWriter, open_store
 from store.containers.hdf5.file import append_digest
 from support.console import command_errors
 from support.errors import UserError
 from teacher_dump.cli import main as teacher_dump
-from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job import dump as job
 from teacher_dump.job.dump import gathered
 from teacher_dump.windows.window import Window

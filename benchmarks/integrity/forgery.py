@@ -35,8 +35,8 @@ from benchmarks.common.results import publish, table
 from benchmarks.integrity.damage import problems, small_store
 from benchmarks.integrity.forged_hdf5 import forge_hdf5
 from benchmarks.integrity.forged_zarr import forge_zarr
+from feature_store.cli import main as feature_store
 from store import FeatureStore, UserError, open_store
-from store.cli import main as feature_store
 from store.tools.laws import check_tokens
 from store.tools.show import record_table
 from support.console import command_errors

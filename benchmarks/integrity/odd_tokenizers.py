@@ -167,7 +167,7 @@ def odd_tokenizers(folder: Path, count: int, seed: int) -> Iterator[tuple[str, s
         train = ("--store", target, "--out", out, "--vocab", vocab, "--student", "16x1x2")
         more = ("--steps", 1, "--held-out", 0, "--device", "cpu")
         for module, *words in (
-            ("teacher_dump.comparison.cli", "verify", target),
+            ("feature_store.cli", "verify", target),
             ("student_train.cli", *train, *more),
         ):
             log.write_text("")

@@ -25,7 +25,7 @@ from store.tools.copy import convert
 HERE = Path(__file__).parents[2]
 COMMANDS = ("teacher_dump.cli", "student_train.cli", "student_train.sweep", "downstream.cli")
 STORE_COMMAND = "feature-store"
-HOMES = ("teacher_dump.comparison.cli", "store.cli")  # of that command, in versions new and old
+HOMES = ("feature_store.cli", "teacher_dump.comparison.cli", "store.cli")  # of it, newest first
 READ = """
 import sys, time
 from store import open_store
@@ -81,14 +81,18 @@ def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -
     return table(("store", "width", "before, tokens/CPU s", "after", "after / before"), rows)
 
 
+def _home(tree: Path) -> str:
+    """Return where a version has the command `feature-store`."""
+    return next(home for home in HOMES if (tree / f"{home.replace('.', '/')}.py").exists())
+
+
 def starts(before: Path, repeats: int) -> str:
     """The table of what `--help` of each command takes."""
     rows = []
     for command in (*COMMANDS, STORE_COMMAND):
         homes = [command, command]
         if command == STORE_COMMAND:
-            homes = [HOMES[not (tree / "teacher_dump/comparison/cli.py").exists()]
-                     for tree in (before, HERE)]  # fmt: skip
+            homes = [_home(tree) for tree in (before, HERE)]
         programs = [["-c", HELP.format(home)] for home in homes]
         old, new = in_turn([before, HERE], repeats, programs, told=False)
         rows.append((f"{command} --help", old, new, new / old))

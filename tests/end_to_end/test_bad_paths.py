@@ -13,10 +13,10 @@ import click
 import pytest
 
 from downstream.cli import main as downstream
+from feature_store.cli import main as feature_store
 from store import StoreError, open_store
 from student_train.cli import main as student_train
 from teacher_dump.cli import main as teacher_dump
-from teacher_dump.comparison.cli import main as feature_store
 from tests.end_to_end.support import ok, refused, says
 
 LONG = "n" * 300  # a file system takes 255 bytes
@@ -97,7 +97,7 @@ def test_a_student_in_a_folder_whose_name_is_not_utf8(store: Path, tmp_path: Pat
         ("student_train.cli", "--store s.zarr"),
         ("student_train.sweep", "--store s.zarr"),
         ("downstream.cli", "--task mlm --model m --train c.txt --out o"),
-        ("teacher_dump.comparison.cli", "verify s.zarr"),
+        ("feature_store.cli", "verify s.zarr"),
     ],
 )
 def test_python_without_docstrings_is_refused(module: str, words: str) -> None:

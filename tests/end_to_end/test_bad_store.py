@@ -10,10 +10,10 @@ from pathlib import Path
 import h5py
 import pytest
 
+from feature_store.cli import main as feature_store
 from store.write.writer import StoreWriter
 from student_train.cli import main as student_train
 from support.errors import UserError
-from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job.dump import dump
 from tests.end_to_end.support import STUDENT, dump_options, invoke, ok, refused, says, tree
 

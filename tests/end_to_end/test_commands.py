@@ -20,6 +20,7 @@ from rich.console import Console
 from transformers import AutoModel
 
 from downstream.cli import main as downstream
+from feature_store.cli import main as feature_store
 from store import open_store
 from student_train.cli import main as student_train
 from student_train.model.start import initialise
@@ -27,7 +28,6 @@ from student_train.model.student_tokenizer import student_tokenizer
 from student_train.sweep import aligned, table
 from student_train.sweep import main as student_sweep
 from teacher_dump.cli import main as teacher_dump
-from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job.dump import dump
 from tests.end_to_end.support import (
     ROOT,
@@ -66,8 +66,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str]
         ("teacher_dump.cli", DUMP_OPTIONS),
         ("student_train.cli", TRAIN_OPTIONS + " --resume"),
         ("student_train.sweep", TRAIN_OPTIONS),
-        ("store.cli", STORE_COMMANDS.replace("verify", "")),
-        ("teacher_dump.comparison.cli", STORE_COMMANDS),
+        ("feature_store.cli", STORE_COMMANDS),
     ],
 )
 def test_help_lists_every_option_and_loads_no_torch(module: str, expected: str) -> None:

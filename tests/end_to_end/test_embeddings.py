@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from feature_store.cli import main as feature_store
 from store import open_store
 from store.tools.verify import verify
 from support.errors import UserError
 from teacher_dump.cli import main as teacher_dump
-from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling

@@ -20,7 +20,7 @@ from tests.end_to_end.support import ROOT, STUDENT, dumped, write_corpus
 
 EXT = ("zarr", "h5")
 DUMP, TRAIN = "teacher_dump.cli", "student_train.cli"
-STORE = "teacher_dump.comparison.cli"
+STORE = "feature_store.cli"
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
 STEPS = 12
 SETTINGS = (

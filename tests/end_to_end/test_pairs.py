@@ -20,8 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from feature_store.cli import main as feature_store
 from store import FeatureStore, StoreWriter, UserError, open_store
-from store.cli import main as feature_store
 from store.tools.copy import convert
 from store.tools.merge import merge
 from store.tools.verify import verify

@@ -23,6 +23,7 @@ import pytest
 
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.reliability import content_of_store
+from feature_store.cli import main as feature_store
 from store import open_store
 from store.errors import StoreError
 from store.tools.seal import seal
@@ -31,7 +32,6 @@ from support.errors import UserError
 from support.lease import Lease
 from support.options import click_options, read_words
 from teacher_dump.cli import main as teacher_dump
-from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job import sharing
 from teacher_dump.job.options import DumpOptions, Shard
 from tests.end_to_end.support import ok, refused, says, write_corpus

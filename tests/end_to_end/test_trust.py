@@ -13,10 +13,10 @@ import h5py
 import numpy as np
 import pytest
 
+from feature_store.cli import main as feature_store
 from store import StoreWriter, UserError, open_store
 from store.tools.verify import verify
 from student_train.cli import main as student_train
-from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.job.dump import dump
 from teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import (

@@ -30,7 +30,7 @@ def test_every_listed_name_is_there(package: object) -> None:
 def test_commands_begin_without_what_their_work_needs() -> None:
     program = """
 import sys
-import store.cli, teacher_dump.cli, teacher_dump.comparison.cli, student_train.cli, downstream.cli
+import teacher_dump.cli, feature_store.cli, student_train.cli, downstream.cli
 heavy = {"zarr", "h5py", "torch", "transformers", "datasets", "tokenizers", "scipy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 from store import open_store

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from numcodecs.jenkins import jenkins_lookup3
 
 from benchmarks.integrity.forged_hdf5 import _anatomy, forge_block
+from feature_store.cli import main
 from store import StoreError, open_store
-from store.cli import main
 from store.containers.blosc import Damage
 from store.containers.hdf5 import objects
 from store.containers.hdf5.file import append_digest

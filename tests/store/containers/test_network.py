@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from feature_store.cli import main as feature_store
 from store import FeatureStore, StoreError, Unreachable, open_store
 from store.containers import network
 from store.tools.copy import convert, upload
 from store.tools.verify import verify
 from support.arrays import Array
-from teacher_dump.comparison.cli import main as feature_store
 from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
 from tests.store.making import features_of, make_store
 

@@ -15,13 +15,12 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForMaskedLM
 
+from feature_store.cli import main
 from store import StoreWriter, UserError, open_store
-from store import cli as store_cli
 from store.tools.copy import convert
 from store.tools.merge import merge
 from support.arrays import Array
 from teacher_dump.comparison import rerun
-from teacher_dump.comparison.cli import main
 from teacher_dump.comparison.rerun import LiveReport
 from teacher_dump.job import dump as dumping
 from teacher_dump.job import part_writing
@@ -286,14 +285,3 @@ def test_arguments_that_no_dump_has(tmp_path: Path, tiny_teacher: Teachers, corp
             rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu")
     store.identity["arguments"] = "not told"
     assert rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu").problems == []
-
-
-def test_the_whole_command_is_that_of_the_store_with_a_teacher(tmp_path: Path) -> None:
-    """Two groups, so that the store needs no package above it; `verify` alone is added."""
-    own = store_cli.main.commands
-    assert main.commands == {**own, "verify": main.commands["verify"]} and "verify" not in own
-    assert main.help == store_cli.main.help
-    options = {option for each in main.commands["verify"].params for option in each.opts}
-    assert {"--model", "--sample", "--seed", "--device", "--allow-partial"} <= options
-    with pytest.raises(UserError, match="no such file or folder"):
-        store_cli.check_sound(str(tmp_path / "none.zarr"), False)

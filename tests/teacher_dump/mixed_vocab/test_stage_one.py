@@ -15,6 +15,7 @@ import zarr
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
+from feature_store.cli import main as feature_store
 from store import open_store
 from store.errors import StoreError
 from store.extras.mixed_vocab import GROUP, MixedVocab
@@ -22,7 +23,6 @@ from store.tools.verify import verify
 from student_train.model.student_tokenizer import student_tokenizer
 from support.errors import UserError
 from teacher_dump.cli import main as teacher_dump
-from teacher_dump.comparison.cli import main as feature_store
 from teacher_dump.mixed_vocab import stage_one
 from teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from teacher_dump.mixed_vocab.segmentation import MASKED, MASKED_BY_TEACHER

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feature_store.cli import main as feature_store
 from store import open_store
 from store.errors import StoreError
 from store.extras.mixed_vocab import MixedVocab
 from store.tools.verify import verify
 from student_train.model.student_tokenizer import student_tokenizer
-from teacher_dump.comparison.cli import main as feature_store
 from tests.end_to_end.support import dumped, ok, refused, write_corpus
 from tests.teacher_dump.mixed_vocab.support import LONGEST
 from tests.texts import ENGLISH

@@ -1,7 +1,4 @@
-"""Commands of `feature-store` that run no teacher: look at stores, mend them, copy them.
-
-`teacher_dump.comparison.cli` makes the whole command of them and `verify`, which may run one.
-"""
+"""The command `feature-store`: look at stores, check them, mend them, copy them."""
 
 from __future__ import annotations
 
@@ -54,17 +51,66 @@ def info(path: str, as_json: bool, allow_partial: bool) -> None:
     click.echo(text)
 
 
-def check_sound(path: str, allow_partial: bool) -> None:
-    """Verify a store and print what was found. Raises StoreError if anything is wrong."""
-    from store.tools.verify import verify
+@main.command()
+@click.argument("path")
+@allow_partial
+@click.option("--model", help="Also run a sample through this teacher (as for teacher-dump).")
+@click.option(
+    "--sample", default=64, type=click.IntRange(min=1), help="Sequences that --model runs."
+)
+@click.option("--seed", default=0, type=click.IntRange(min=0), help="Which sequences.")
+@click.option("--device", default="auto", help="Of --model: auto | cpu | cuda | cuda:N.")
+@command_errors
+def verify(
+    path: str, allow_partial: bool, model: str | None, sample: int, seed: int, device: str
+) -> None:
+    """Read everything and compare it with its checksums.
 
-    report = verify(path, progress=_bars, allow_partial=allow_partial)
+    The stored tokens are compared with those of the stored tokenizer. With --model the teacher runs
+    over a sample, and its output is compared with what is stored. Exit code 1 if anything is wrong;
+    files and objects that do not belong to the store are told, and are not wrong.
+    """
+    _check_sound(path, allow_partial)
+    if model is not None:
+        _check_teacher(path, allow_partial, model, sample, seed, device)
+
+
+def _check_sound(path: str, allow_partial: bool) -> None:
+    """Verify a store and print what was found. Raises StoreError if anything is wrong."""
+    from store.tools.verify import verify as read_everything
+
+    report = read_everything(path, progress=_bars, allow_partial=allow_partial)
     _print_report(path, report)
     if report.problems:
         raise StoreError(
             f"{path}: damaged: {counted(len(report.problems), 'problem')}; `feature-store repair`"
             " moves what is damaged aside and says how it is made again; or restore it from a copy"
         )
+
+
+def _check_teacher(
+    path: str, allow_partial: bool, model: str, sample: int, seed: int, device: str
+) -> None:
+    """Compare a sample with the teacher's output and print the errors; StoreError if it differs."""
+    from store.read.store import open_store
+    from teacher_dump.comparison.rerun import check
+
+    found = check(open_store(path, allow_partial=allow_partial), model, sample, seed, device)
+    click.echo(found.headline)
+    click.echo(f"{'':<28} {'largest':>9} {'mean':>9} {'promised':>9}  share of what is allowed")
+    for row in found.rows:
+        click.echo(
+            f"{row.feature:<28} {row.largest:9.3g} {row.mean:9.3g} {row.promised:9.3g} "
+            f"{row.share:6.2f}  ({row.unit})"
+        )
+    for line in (*found.notes, *found.problems):
+        click.echo(line)
+    if found.problems:
+        raise StoreError(
+            f"{path}: is not what {model} says: {counted(len(found.problems), 'problem')}; give the"
+            " model that it was made with, or dump again"
+        )
+    click.echo(f"{path}: every error is within what its codec and {model} promise")
 
 
 def _print_report(path: str, report: Report) -> None:

@@ -1,0 +1,1 @@
+"""The command `feature-store`: looks at stores, checks, mends, copies and imports them."""
