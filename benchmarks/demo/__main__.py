@@ -38,24 +38,36 @@ def _offline_without_hub() -> None:
 @click.option("--student", default=Settings.student, help="The kind and size of the student.")
 @click.option("--epochs", default=Settings.epochs, help="Passes of the training over the passages.")
 @click.option("--ask", multiple=True, help="Ask this of a finished demo. Repeatable.")
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the tables into this .svg, too.",
+)
 @command_errors
-def main(out: Path, model: str, student: str, epochs: float, ask: tuple[str, ...]) -> None:
+def main(
+    out: Path, model: str, student: str, epochs: float, ask: tuple[str, ...], picture: Path | None
+) -> None:
     """Dump the embedded teacher, train a student of its vectors, search Python's documentation by
     both."""
     begun = time.perf_counter()
     _offline_without_hub()
+    from rich.console import Console
+
     from benchmarks.demo.passages import QUESTIONS
     from benchmarks.demo.report import show_answers, show_models
 
     settings = Settings(out=out, model=model, student=student, epochs=epochs)
     search = load(settings) if ask else demo(settings)
-    show_answers(search, ask or QUESTIONS[:SHOWN])
+    console = Console(record=picture is not None)
+    show_answers(search, ask or QUESTIONS[:SHOWN], console)
     if not ask:
-        show_models(search.compared(), len(search.passages))
+        show_models(search.compared(), len(search.passages), console)
         click.echo(
             f"{time.perf_counter() - begun:.0f} s; ask more:"
             ' .venv/bin/python -m benchmarks.demo --ask "a question"'
         )
+    if picture is not None:
+        console.save_svg(str(picture), title="teachonce")
 
 
 if __name__ == "__main__":

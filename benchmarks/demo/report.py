@@ -16,9 +16,8 @@ SHOWN = 5  # passages of a question
 CHARACTERS = 110  # of a passage
 
 
-def show_answers(search: Search, questions: Sequence[str]) -> None:
+def show_answers(search: Search, questions: Sequence[str], console: Console) -> None:
     """Print the best passages of each question by teacher and student, side by side."""
-    console = Console()
     found = zip(
         questions, search.teacher.best(questions), search.student.best(questions), strict=True
     )
@@ -44,7 +43,7 @@ def _cell(passage: str, place: str = "") -> Text:
     return Text.assemble(place, (name, "bold"), f" {short}")
 
 
-def show_models(models: Sequence[Model], passages: int) -> None:
+def show_models(models: Sequence[Model], passages: int, console: Console) -> None:
     """Print size, speed and agreement with the teacher's ranking as a table."""
     teacher = models[0]
     table = Table(title=f"{len(QUESTIONS)} questions to {passages:,} passages, CPU")
@@ -62,7 +61,6 @@ def show_models(models: Sequence[Model], passages: int) -> None:
             f"{model.passages_per_second:,.0f}" + (f" (x{faster:.0f})" if other else ""),
             f"{model.agreement:.2f}",
         )
-    console = Console()
     console.print(table)
     console.print(
         "nDCG@10: how far the ranking is the teacher's, whose ten best passages have the grades 10"

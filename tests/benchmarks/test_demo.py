@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks.demo.__main__ import main
 from benchmarks.demo.passages import LONGEST, passages, pieces
@@ -52,16 +53,19 @@ def test_a_demo_over_what_another_left_and_a_question(
     assert student.parameters == mixed.parameters < teacher.parameters
     assert min(model.passages_per_second for model in models) > 0
     capsys.readouterr()
-    show_models(models, len(found.passages))
+    show_models(models, len(found.passages), Console())
     told = capsys.readouterr().out
     assert "nDCG@10" in told and f"{student.agreement:.2f}" in told
 
     question = "open a file"
-    show_answers(found, [question])
+    show_answers(found, [question], Console())
     told = capsys.readouterr().out
     assert f'"{question}"' in told and "teacher" in told and "student" in told
     words: Words = ("--out", settings.out, "--model", settings.model, "--ask", question)
-    assert told in ok(main, *words)
+    picture = settings.out / "answers.svg"
+    assert told in ok(main, *words, "--picture", picture) and "teacher" in picture.read_text(
+        "utf-8"
+    )
 
     for who in (found.teacher, found.student):
         best = who.best(found.passages[:5])

@@ -111,5 +111,6 @@ def test_a_page_in_a_browser(tmp_path: Path, size: tuple[int, int], dark: bool) 
         assert page.locator("#shown").inner_text() == "1 of 9 shown"
         page.get_by_label("Filter by any words").fill("")
         page.locator("#table a", has_text="2").first.click()
+        page.wait_for_selector("#card-2[open]")
         assert "Student 2" in page.locator("#card-2 pre").inner_text()
         check_accessible(page)

@@ -1,0 +1,72 @@
+"""What README and the site say is so: options exist, lines parse, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+import click
+import pytest
+
+from tests.docs.pages import COMMANDS, PAGES, ROOT, blocks_of, leaf, ours
+
+OTHERS = {  # options of other programs that the pages name
+    "docs/coming-from.md": {
+        "--teacher_name", "--alpha_ce", "--alpha_mlm", "--alpha_cos", "--mlm_smoothing",
+    },
+    "docs/guide/processes.md": {"--standalone", "--nproc-per-node", "--no-python"},
+    "docs/guide/recipes.md": {"--size", "--work", "--jobs", "--data", "--teacher", "--dry-run"},
+    "docs/start.md": {"--index-url"},
+    "docs/guide/dump.md": {"--no-deps"},
+    "README.md": {"--ask"},
+}  # fmt: skip
+HELP = {"--help", "--version"}
+
+
+def options(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            yield from options(each)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_options_that_a_page_names_exist(page: str) -> None:
+    if page in ("docs/format.md", "docs/architecture.md"):
+        pytest.skip("includes a file of the project")
+    known = {option for command in COMMANDS.values() for option in options(command)} | HELP
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", (ROOT / page).read_text("utf-8")))
+    others = OTHERS.get(page, set())
+    assert named - others <= known
+    assert others <= named, "no longer named there"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_line_of_a_shell_parses(page: str) -> None:
+    for block in blocks_of(page):
+        assert block.language in {"sh", "python", "toml", "text", "json"}, "not a known language"
+        for words in block.commands() if block.language == "sh" else ():
+            if found := ours(words):
+                command, rest = leaf(*found)
+                try:
+                    with suppress(click.exceptions.Exit):  # --recipe list
+                        command.make_context(words[0], list(rest))
+                except click.BadParameter as error:  # a file that is not here
+                    assert not isinstance(error, click.MissingParameter), words
+                    assert "does not exist" in error.format_message(), (words, error)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_files_lead_to_them(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)", text)
+    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
+    assert missing == []
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    index = (ROOT / "docs/index.md").read_text("utf-8")
+    pages = {page.removeprefix("docs/").removesuffix(".md") for page in PAGES if "docs/" in page}
+    assert pages - {"index"} == set(re.findall(r"^([\w/-]+)$", index, re.MULTILINE))
