@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from feature_store.answers import Answer, telling
 from store.errors import StoreError, without_remedy
 from store.format.codecs.levels import LEVELS
-from support.console import CONTEXT, command_errors, counted, readable, wide_console
+from support.console import CONTEXT, counted, readable
 from support.errors import UserError
 
 if TYPE_CHECKING:
     from store.tools.report import Report
+    from teacher_dump.comparison.rerun import LiveReport
 
 
 def _progress(unit: str) -> Any:
@@ -38,17 +40,16 @@ def main() -> None:
 
 @main.command()
 @click.argument("path")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for another program.")
 @allow_partial
-@command_errors
-def info(path: str, as_json: bool, allow_partial: bool) -> None:
+@telling
+def info(path: str, allow_partial: bool) -> Iterator[Answer]:
     """Tell what a store holds: teacher, corpus, features, codec, sizes."""
     from store.read.store import open_store
     from store.tools.info import describe, info_lines
 
     store = open_store(path, allow_partial=allow_partial)
-    text = json.dumps(describe(store), indent=1) if as_json else "\n".join(info_lines(store))
-    click.echo(text)
+    facts = describe(store)
+    yield Answer(facts, info_lines(store, facts))
 
 
 @main.command()
@@ -60,70 +61,84 @@ def info(path: str, as_json: bool, allow_partial: bool) -> None:
 )
 @click.option("--seed", default=0, type=click.IntRange(min=0), help="Which sequences.")
 @click.option("--device", default="auto", help="Of --model: auto | cpu | cuda | cuda:N.")
-@command_errors
+@telling
 def verify(
     path: str, allow_partial: bool, model: str | None, sample: int, seed: int, device: str
-) -> None:
+) -> Iterator[Answer]:
     """Read everything and compare it with its checksums.
 
     The stored tokens are compared with those of the stored tokenizer. With --model the teacher runs
     over a sample, and its output is compared with what is stored. Exit code 1 if anything is wrong;
     files and objects that do not belong to the store are told, and are not wrong.
     """
-    _check_sound(path, allow_partial)
-    if model is not None:
-        _check_teacher(path, allow_partial, model, sample, seed, device)
-
-
-def _check_sound(path: str, allow_partial: bool) -> None:
-    """Verify a store and print what was found. Raises StoreError if anything is wrong."""
     from store.tools.verify import verify as read_everything
 
     report = read_everything(path, progress=_bars, allow_partial=allow_partial)
-    _print_report(path, report)
+    yield Answer(_facts(path, report), _lines(path, report))
     if report.problems:
         raise StoreError(
             f"{path}: damaged: {counted(len(report.problems), 'problem')}; `feature-store repair`"
             " moves what is damaged aside and says how it is made again; or restore it from a copy"
         )
+    if model is not None:
+        yield from _compared(path, allow_partial, model, sample, seed, device)
 
 
-def _check_teacher(
+def _compared(
     path: str, allow_partial: bool, model: str, sample: int, seed: int, device: str
-) -> None:
-    """Compare a sample with the teacher's output and print the errors; StoreError if it differs."""
+) -> Iterator[Answer]:
+    """Compare a sample with the teacher's output. Raises StoreError if it differs."""
+    from dataclasses import asdict
+
     from store.read.store import open_store
     from teacher_dump.comparison.rerun import check
 
     found = check(open_store(path, allow_partial=allow_partial), model, sample, seed, device)
-    click.echo(found.headline)
-    click.echo(f"{'':<28} {'largest':>9} {'mean':>9} {'promised':>9}  share of what is allowed")
-    for row in found.rows:
-        click.echo(
-            f"{row.feature:<28} {row.largest:9.3g} {row.mean:9.3g} {row.promised:9.3g} "
-            f"{row.share:6.2f}  ({row.unit})"
-        )
-    for line in (*found.notes, *found.problems):
-        click.echo(line)
+    facts = {"model": model, **asdict(found)}
+    yield Answer({"teacher": facts}, _deviations(path, model, found))
     if found.problems:
         raise StoreError(
             f"{path}: is not what {model} says: {counted(len(found.problems), 'problem')}; give the"
             " model that it was made with, or dump again"
         )
-    click.echo(f"{path}: every error is within what its codec and {model} promise")
 
 
-def _print_report(path: str, report: Report) -> None:
-    for problem in report.problems:
-        click.echo(without_remedy(problem))
-    for stranger in report.strangers:
-        click.echo(stranger)
+def _deviations(path: str, model: str, found: LiveReport) -> Iterator[str]:
+    yield found.headline
+    yield f"{'':<28} {'largest':>9} {'mean':>9} {'promised':>9}  share of what is allowed"
+    for row in found.rows:
+        yield (
+            f"{row.feature:<28} {row.largest:9.3g} {row.mean:9.3g} {row.promised:9.3g} "
+            f"{row.share:6.2f}  ({row.unit})"
+        )
+    yield from (*found.notes, *found.problems)
+    if not found.problems:
+        yield f"{path}: every error is within what its codec and {model} promise"
+
+
+def _facts(path: str, report: Report) -> dict[str, Any]:
+    """Tell what a look through a store found, as JSON."""
+    return {
+        "path": path,
+        "sound": not report.problems,
+        "parts": report.parts,
+        "arrays": report.arrays,
+        "bytes": report.bytes,
+        "problems": [without_remedy(problem) for problem in report.problems],
+        "strangers": report.strangers,
+    }
+
+
+def _lines(path: str, report: Report) -> Iterator[str]:
+    """Tell what a look through a store found, in lines."""
+    yield from map(without_remedy, report.problems)
+    yield from report.strangers
     if not report.problems:
         sound = "sound"
         if report.strangers:
             strangers = counted(len(report.strangers), "stranger")
             sound = f"sound, with {strangers} (not of the store, and left alone)"
-        click.echo(
+        yield (
             f"{path}: {sound}: {counted(report.parts, 'part')}, {counted(report.arrays, 'array')}, "
             f"{report.bytes:,} decoded bytes match their checksums"
         )
@@ -131,8 +146,8 @@ def _print_report(path: str, report: Report) -> None:
 
 @main.command()
 @click.argument("path")
-@command_errors
-def repair(path: str) -> None:
+@telling
+def repair(path: str) -> Iterator[Answer]:
     """Verify a store and move what is damaged aside.
 
     The command that made the store, typed again, makes only this again and finishes the store. What
@@ -141,25 +156,26 @@ def repair(path: str) -> None:
     """
     from store.tools.repair import repair as mend
 
-    _, report = mend(path, progress=_bars)
-    _print_report(path, report)
-    if report.advice:
-        click.echo(f"{path}: {report.advice}")
+    left, report = mend(path, progress=_bars)
+    facts = {"advice": report.advice, "undo": report.undo, "parts_left": left}
+    facts["aside"] = str(report.aside) if report.aside else None
+    advice = [f"{path}: {report.advice}"] if report.advice else []
+    yield Answer(_facts(path, report) | facts, [*_lines(path, report), *advice])
 
 
 @main.command()
 @click.argument("path")
-@command_errors
-def seal(path: str) -> None:
+@telling
+def seal(path: str) -> Iterator[Answer]:
     """Finish a store that several processes (--shard) have made.
 
     The process that makes the last part does this, too; a finished store stays as it is.
     """
     from store.tools.seal import seal as finish
 
-    if not finish(path):
-        click.echo(f"{path}: is finished already")
-    _written(path)
+    before = not finish(path)
+    yield Answer({"finished_before": before}, [f"{path}: is finished already"] if before else [])
+    yield _written(path)
 
 
 @main.command()
@@ -168,8 +184,8 @@ def seal(path: str) -> None:
 @click.option(
     "--codec", type=click.Choice(list(LEVELS)), help="Recode to this codec (more error only)."
 )
-@command_errors
-def convert(source: str, target: str, codec: str | None) -> None:
+@telling
+def convert(source: str, target: str, codec: str | None) -> Iterator[Answer]:
     """Copy a store to another format or codec, or to an address.
 
     TARGET ends in .zarr or .h5, or is the address (s3://...) of a .zarr. After a stop the same
@@ -185,7 +201,7 @@ def convert(source: str, target: str, codec: str | None) -> None:
         from store.tools.copy import convert as copy
 
         copy(source, target, codec, progress=_progress("part"))
-    _written(target)
+    yield _written(target)
 
 
 @main.command()
@@ -197,8 +213,8 @@ def convert(source: str, target: str, codec: str | None) -> None:
     help="Encode hidden states again where stores differ in the mean and deviation that they are"
     " relative to: needed for two dumps of codec default or small; adds its error once more.",
 )
-@command_errors
-def merge(sources: tuple[str, ...], target: str, recode: bool) -> None:
+@telling
+def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Answer]:
     """Join dumps of one teacher over several corpora.
 
     SOURCES hold the same features and are copied to TARGET, one after the other.
@@ -206,18 +222,22 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> None:
     from store.tools.merge import merge as join
 
     join(sources, target, recode, progress=_progress("part"))
-    _written(target)
+    yield _written(target)
 
 
-def _written(path: str) -> None:
+def _written(path: str) -> Answer:
+    """Tell what a store that was written holds."""
     from store.read.store import open_store
     from store.tools.info import bytes_on_disk
 
     store, size = open_store(path), bytes_on_disk(path)
-    click.echo(
+    line = (
         f"{path}: {counted(len(store), 'sequence')}, {counted(store.meta['tokens'], 'token')}, "
         f"codec {store.features.codec}" + (f", {readable(size['total'])}" if size else "")
     )
+    facts = {key: store.meta[key] for key in ("sequences", "tokens", "parts")}
+    facts |= {"path": path, "codec": store.features.codec, "bytes_on_disk": size}
+    return Answer(facts | {"content": store.manifest.content()}, [line])
 
 
 @main.command()
@@ -225,16 +245,12 @@ def _written(path: str) -> None:
 @click.argument("number", type=int)
 @click.option("--view", default=0, help="Which view's masks and logits.")
 @allow_partial
-@command_errors
-def show(path: str, number: int, view: int, allow_partial: bool) -> None:
+@telling
+def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Answer]:
     """Show one sequence: text, tokens with their spans, best logits."""
     from store.read.store import open_store
-    from store.tools.show import record_table
+    from store.tools.show import headline, printable, sequence_facts, token_table
 
-    headline, record, table = record_table(
-        open_store(path, allow_partial=allow_partial), number, view
-    )
-    console = wide_console()
-    console.print(headline, highlight=False)
-    console.print("\n".join(record.texts), markup=False, highlight=False)
-    console.print(table)
+    facts = sequence_facts(open_store(path, allow_partial=allow_partial), number, view)
+    lines = [printable(line) for text in facts["texts"] for line in text.split("\n")]
+    yield Answer(facts, [headline(facts), *lines, token_table(facts)])

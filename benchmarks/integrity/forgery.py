@@ -38,7 +38,7 @@ from benchmarks.integrity.forged_zarr import forge_zarr
 from feature_store.cli import main as feature_store
 from store import FeatureStore, UserError, open_store
 from store.tools.laws import check_tokens
-from store.tools.show import record_table
+from store.tools.show import sequence_facts
 from support.console import command_errors
 
 MEMORY = 2**30  # bytes that the process may take beyond what it has when it begins
@@ -74,7 +74,7 @@ def everything(store: FeatureStore) -> dict[str, str]:
         for view in record.views:
             add(view.mask, view.spans, *view.hidden.values(), *view.attention.values())
             add(view.logits.ids, view.logits.logprobs, view.logits.rest, view.logits.log_partition)
-    record_table(store, 0, 0)
+    sequence_facts(store, 0)
     for batch in store.stream(batch_tokens=64):
         add(batch.index, batch.token_ids, *batch.attention.values())
         add(*(states.states() for states in batch.hidden.values()))

@@ -77,9 +77,9 @@ def describe(store: FeatureStore) -> dict[str, Any]:
     }
 
 
-def info_lines(store: FeatureStore) -> list[str]:
-    """Describe a store for people, line by line."""
-    about, features = describe(store), store.features
+def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> list[str]:
+    """Describe a store for people, line by line, by what `describe` tells of it."""
+    about, features = about or describe(store), store.features
     size = ", ".join(counted(about[what], what[:-1]) for what in ("sequences", "tokens", "parts"))
     rows = [
         ("store", f"{store.path} (version {about['version']}, {about['state']})"),

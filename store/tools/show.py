@@ -1,8 +1,9 @@
-"""Shows one sequence of a store to a person."""
+"""Shows one sequence of a store: its facts for programs, a headline and a table for people."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,126 +11,212 @@ import numpy as np
 from store.format.features import TaskSpec
 from store.read.record import Record, View
 from store.read.store import FeatureStore
-from support.arrays import Array
+from support.arrays import Array, Floats
 from support.console import counted
 from support.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from tokenizers import Tokenizer
 
 BEST = 3
 SAYS = "the teacher says"
+ROWS_AT_ONCE = 32  # of logits over a whole vocabulary
+Best = list[tuple[int, float]]
+"""The most likely pieces of a token: ids with probabilities, or with shares of the draws."""
 
 
-def _names(store: FeatureStore) -> Any:
-    if "tokenizer.json" not in store.teacher_files():
-        return str
-    tokenizer = store.tokenizer()
-    return lambda number: (number >= 0 and tokenizer.id_to_token(int(number))) or str(number)
+def check_number(store: FeatureStore, index: int) -> int:
+    """Return the number of a sequence, counted from the beginning. Raises UserError for one that
+    the store does not have."""
+    if not -len(store) <= index < len(store):
+        raise UserError(f"{store.path}: no sequence {index}; it has 0..{len(store) - 1}")
+    return index % len(store)
 
 
-def _best(store: FeatureStore, view: View, token: int) -> list[tuple[int, str]]:
-    """Find the most likely ids of a token, each with a figure: probability, or share of draws."""
-    if store.features.logits is None:
-        return []
-    logits = view.logits
-    if logits.tier == "topk":
-        order = np.argsort(-logits.logprobs[token])[:BEST]
-        figures = [f"{np.exp(logits.logprobs[token, place]):.3f}" for place in order]
-        return list(zip(logits.ids[token, order].tolist(), figures, strict=True))
-    if logits.tier == "sample":
-        begin, end = logits.start[token], logits.start[token + 1]
-        ids, counts = logits.ids[begin:end], logits.counts[begin:end]
-        order = np.argsort(-counts.astype(int), kind="stable")[:BEST]
-        figures = [f"{counts[place]}/{logits.draws}" for place in order]
-        return list(zip(ids[order].tolist(), figures, strict=True))
-    return []
+class Pieces:
+    """Names the teacher's pieces and finds the most likely ones, of as many sequences as asked."""
+
+    def __init__(self, store: FeatureStore) -> None:
+        self.store = store
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        held = "tokenizer.json" in self.store.teacher_files()
+        return self.store.tokenizer() if held else None
+
+    @cached_property
+    def _head(self) -> tuple[Floats, Floats]:
+        return self.store.head()
+
+    def name(self, number: int) -> str:
+        """Return a piece by its id, or the id where nothing names it."""
+        named = self._tokenizer.id_to_token(number) if self._tokenizer and number >= 0 else None
+        return named or str(number)
+
+    def best(self, view: View, count: int) -> list[Best]:
+        """Find the `count` most likely pieces of each token, in any tier; none without logits."""
+        if self.store.features.logits is None:
+            return []
+        logits = view.logits
+        if logits.tier == "head":
+            return self._head_best(view, count)
+        if logits.tier == "sample":
+            edges = zip(logits.start[:-1], logits.start[1:], strict=True)
+            rows = [(logits.ids[b:e], logits.counts[b:e] / logits.draws) for b, e in edges]
+        else:
+            rows = list(zip(logits.ids, np.exp(logits.logprobs), strict=True))
+        return [_largest(ids, shares, count) for ids, shares in rows]
+
+    def _head_best(self, view: View, count: int) -> list[Best]:
+        (weight, bias), found = self._head, list[Best]()
+        values, partition = view.logits.values, view.logits.log_partition
+        for begin in range(0, len(values), ROWS_AT_ONCE):
+            rows = slice(begin, begin + ROWS_AT_ONCE)
+            chance = np.exp(values[rows] @ weight.T + bias - partition[rows, None])
+            best = np.argsort(-chance, axis=1, kind="stable")[:, :count]
+            found += [_largest(ids, row[ids], count) for ids, row in zip(best, chance, strict=True)]
+        return found
 
 
-def _head_best(store: FeatureStore, view: View) -> list[list[tuple[int, str]]]:
-    weight, bias = store.head()
-    raw: Array = view.logits.values @ weight.T + bias
-    order = np.argsort(-raw, axis=1)[:, :BEST]
-    chance = np.exp(raw - view.logits.log_partition[:, None])
-    return [
-        [(int(number), f"{row[number]:.3f}") for number in best]
-        for row, best in zip(chance, order, strict=True)
-    ]
+def _largest(ids: Array, shares: Array, count: int) -> Best:
+    order = np.argsort(-shares, kind="stable")[:count]
+    return list(zip(np.asarray(ids)[order].tolist(), shares[order].tolist(), strict=True))
 
 
-def _said(task: TaskSpec, logits: Array) -> str:
-    """Write the most likely labels by their logits [C], with probabilities."""
+def _said(task: TaskSpec, logits: Array) -> list[dict[str, Any]]:
+    """List the most likely labels by their logits [C], with probabilities."""
     raised = np.exp(logits - logits.max())
     order = np.argsort(-raised, kind="stable")[:BEST]
-    return "  ".join(f"{task.labels[place]} {raised[place] / raised.sum():.3f}" for place in order)
+    shares = raised / raised.sum()
+    return [{"label": task.labels[place], "probability": float(shares[place])} for place in order]
 
 
-def _gold(task: TaskSpec, number: int) -> str:
-    return task.labels[number] if 0 <= number < len(task.labels) else ""
+def _gold(task: TaskSpec, number: int | None) -> str | None:
+    known = number is not None and 0 <= number < len(task.labels)
+    return task.labels[number] if known and number is not None else None
 
 
-def _columns(store: FeatureStore, record: Record, seen: View) -> dict[str, Callable[[int], str]]:
-    """Return further columns of the table: by heading, a function from a token to its cell."""
-    name, logits, task = _names(store), store.features.logits, store.features.task
-    found: dict[str, Callable[[int], str]] = {}
-    if seen.number:
-        found["masked"] = lambda token: "x" if seen.mask[token] else ""
-    if logits:
-        head = _head_best(store, seen) if logits.tier == "head" else None
+def sequence_facts(
+    store: FeatureStore,
+    index: int,
+    view: int = 0,
+    best: int = BEST,
+    pieces: Pieces | None = None,
+) -> dict[str, Any]:
+    """Tell all of a sequence but its arrays: text, tokens with spans, masked words and the `best`
+    most likely pieces of each. Where the teacher was fine-tuned for a task, the gold labels and the
+    teacher's. Give `pieces` where several sequences are asked for.
 
-        def best(token: int) -> str:
-            pairs = head[token] if head else _best(store, seen, token)
-            return "  ".join(f"{name(number)} {figure}" for number, figure in pairs)
+    Raises UserError for a number that the store does not have.
+    """
+    number = check_number(store, index)
+    if not 0 <= view < store.features.views:
+        raise UserError(f"{store.path}: no view {view}; it has 0..{store.features.views - 1}")
+    record, logits = store[number], store.features.logits
+    facts = {
+        "sequence": number,
+        "sequences": len(store),
+        "document": record.document,
+        "document_begin": record.document_begin,
+        "hard_cut": record.hard_cut,
+        "view": view,
+        "views": store.features.views,
+        "texts": list(record.texts),
+        "next_token": bool(logits and logits.next_token),
+        "draws": logits.size if logits and logits.tier == "sample" else None,
+    }
+    if store.features.embedding:
+        facts["embedding_length"] = float(np.linalg.norm(record.embedding))
+    task = store.features.task
+    if task and task.scores:
+        facts["score"] = float(record.views[view].class_logits[0])
+    elif task and task.kind == "classification":
+        facts["label"] = _gold(task, record.label)
+        facts["says"] = _said(task, record.views[view].class_logits)
+    return facts | {"tokens": _tokens(pieces or Pieces(store), record, record.views[view], best)}
 
-        found[f"{SAYS} of the next" if logits.next_token else SAYS] = best
-    if task and (tags := record.tags) is not None:
-        found["tag"] = lambda token: _gold(task, int(tags[token]))
-        found[SAYS] = lambda token: _said(task, seen.tag_logits[token])
+
+def _tokens(pieces: Pieces, record: Record, view: View, best: int) -> list[dict[str, Any]]:
+    task, tags, found = record.features.task, record.tags, []
+    likely = pieces.best(view, best)
+    masks = view.mask if view.number else None
+    for number, (begin, end) in enumerate(record.offsets.tolist()):
+        identity = int(record.token_ids[number])
+        token = {"token": number, "id": identity, "piece": pieces.name(identity)}
+        span = None if record.special[number] else [begin, end]
+        token |= {"characters": span, "text": record.text[begin:end] if span else ""}
+        if masks is not None:
+            token["masked"] = bool(masks[number])
+        if likely:
+            token["best"] = [
+                {"id": each, "piece": pieces.name(each), "probability": share}
+                for each, share in likely[number]
+            ]
+        if task and tags is not None:
+            token["tag"] = _gold(task, int(tags[number]))
+            token["says"] = _said(task, view.tag_logits[number])
+        found.append(token)
     return found
 
 
-def record_table(store: FeatureStore, index: int, view: int = 0) -> tuple[str, Record, Table]:
-    """Return a headline, the sequence, and a table of its tokens.
+def headline(facts: Mapping[str, Any]) -> str:
+    """Tell in a line where a sequence is from, how long it is, and its label."""
+    line = (
+        f"sequence {facts['sequence']} of {facts['sequences']:,}: document {facts['document']}"
+        f" from character {facts['document_begin']}"
+    )
+    line += ", begins inside a word" if facts["hard_cut"] else ""
+    line += f", {counted(len(facts['tokens']), 'token')}"
+    if "embedding_length" in facts:
+        line += f", embedding of length {facts['embedding_length']:.3f}"
+    line += f", view {facts['view']} of {facts['views']}" if facts["views"] > 1 else ""
+    if "score" in facts:
+        line += f"; score {facts['score']:.4g}"
+    elif "label" in facts:
+        line += f"; label {facts['label'] or 'none'}, {SAYS} {_labels(facts['says'])}"
+    return printable(line)
 
-    The table shows spans, masked words and the best logits. Where the teacher was fine-tuned for a
-    task, it shows the gold labels and the teacher's. Raises UserError for a number that the store
-    does not have.
-    """
+
+def _labels(said: Sequence[Mapping[str, Any]]) -> str:
+    return "  ".join(f"{each['label']} {each['probability']:.3f}" for each in said)
+
+
+def told_best(best: Sequence[Mapping[str, Any]], draws: int | None) -> str:
+    """Write the most likely pieces with their probabilities, or of `draws` how many they have."""
+
+    def figure(share: float) -> str:
+        return f"{share:.3f}" if draws is None else f"{round(share * draws)}/{draws}"
+
+    return "  ".join(f"{each['piece']} {figure(each['probability'])}" for each in best)
+
+
+def token_table(facts: Mapping[str, Any]) -> Table:
+    """Make the table of a sequence's tokens for a terminal."""
+    from rich.markup import escape
     from rich.table import Table
 
-    if not -len(store) <= index < len(store):
-        raise UserError(f"{store.path}: no sequence {index}; it has 0..{len(store) - 1}")
-    if not 0 <= view < store.features.views:
-        raise UserError(f"{store.path}: no view {view}; it has 0..{store.features.views - 1}")
-    record, name = store[index], _names(store)
-    columns = _columns(store, record, record.views[view])
-    table = Table("token", "piece", "characters", "text", *columns)
-    for token, (begin, end) in enumerate(record.offsets.tolist()):
-        span = "" if record.special[token] else f"{begin}:{end}"
-        row = [str(token), name(record.token_ids[token]), span, record.text[begin:end]]
-        table.add_row(*map(_plain, row + [cell(token) for cell in columns.values()]))
-    return _headline(store, record, view), record, table
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "token": lambda token: str(token["token"]),
+        "piece": lambda token: str(token["piece"]),
+        "characters": lambda token: "{}:{}".format(*token["characters"] or ("", "")).strip(":"),
+        "text": lambda token: str(token["text"]),
+    }
+    of_next = " of the next" if facts["next_token"] else ""
+    more: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
+        "masked": ("masked", lambda token: "x" if token["masked"] else ""),
+        "best": (SAYS + of_next, lambda token: told_best(token["best"], facts["draws"])),
+        "tag": ("tag", lambda token: token["tag"] or ""),
+        "says": (SAYS, lambda token: _labels(token["says"])),
+    }
+    has = facts["tokens"][0].keys() if facts["tokens"] else ()
+    columns |= {heading: cell for key, (heading, cell) in more.items() if key in has}
+    table = Table(*columns)
+    for token in facts["tokens"]:
+        table.add_row(*(escape(printable(cell(token))) for cell in columns.values()))
+    return table
 
 
-def _headline(store: FeatureStore, record: Record, view: int) -> str:
-    where = f"document {record.document} from character {record.document_begin}"
-    cut = ", begins inside a word" if record.hard_cut else ""
-    views = f", view {view} of {store.features.views}" if store.features.views > 1 else ""
-    tokens = counted(len(record.token_ids), "token")
-    if store.features.embedding:
-        tokens += f", embedding of length {np.linalg.norm(record.embedding):.3f}"
-    line = f"sequence {record.index} of {len(store):,}: {where}{cut}, {tokens}{views}"
-    if (task := store.features.task) is None or task.kind != "classification":
-        return line
-    if task.scores:
-        return _plain(f"{line}; score {record.views[view].class_logits[0]:.4g}")
-    gold = "none" if record.label is None else _gold(task, record.label)
-    said = _said(task, record.views[view].class_logits)
-    return _plain(f"{line}; label {gold}, {SAYS} {said}")
-
-
-def _plain(text: str) -> str:
-    """Escape markup of rich in a text, and replace control characters of the corpus."""
-    from rich.markup import escape
-
-    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+def printable(text: str) -> str:
+    """Replace control characters of the corpus, which would move the cursor of a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

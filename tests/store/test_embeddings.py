@@ -18,7 +18,7 @@ from store.format.codecs.levels import LEVELS, bound
 from store.tools.copy import convert
 from store.tools.info import info_lines
 from store.tools.merge import merge
-from store.tools.show import record_table
+from store.tools.show import headline, sequence_facts
 from store.tools.verify import verify
 from support.arrays import Array
 from support.errors import UserError
@@ -109,7 +109,7 @@ def test_people_are_told(made: Made) -> None:
     fs = open_store(made("zarr", "default", "embedding")[0])
     lines = "\n".join(info_lines(fs))
     assert "embedding   33 wide, mean, of length 1, prompt 'the story '" in lines
-    assert "embedding of length 1.0" in record_table(fs, 2)[0]
+    assert "embedding of length 1.0" in headline(sequence_facts(fs, 2))
     with pytest.raises(StoreError, match="no embedding in this store"):
         _ = open_store(made("zarr")[0])[0].embedding
     with pytest.raises(StoreError, match="holds no embedding; dump with --head embedding"):

@@ -1,0 +1,17 @@
+"""A store that several tests look at; nobody may change it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.store.making import features_of, make_store
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The path of a sealed store with two views, hidden states, maps and topk logits."""
+    path = tmp_path_factory.mktemp("look") / "a.zarr"
+    make_store(path, features_of(), parts=2)
+    return path

@@ -1,0 +1,76 @@
+"""`--json`: every command tells the same facts to programs as to people."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from feature_store.answers import Answer, telling
+from feature_store.cli import main
+from store import open_store
+
+
+def facts(*arguments: object, code: int = 0) -> Any:
+    """What a command prints as JSON: nothing else may stand on stdout."""
+    done = CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", main.commands)
+def test_every_command_has_it(name: str) -> None:
+    assert "--json" in {option for each in main.commands[name].params for option in each.opts}
+
+
+def test_copies_tell_what_was_written(store: Path, tmp_path: Path) -> None:
+    tokens = open_store(store).meta["tokens"]
+    copied = facts("convert", store, tmp_path / "b.h5", "--codec", "small")
+    assert (copied["sequences"], copied["tokens"], copied["codec"]) == (24, tokens, "small")
+    assert copied["bytes_on_disk"]["total"] == (tmp_path / "b.h5").stat().st_size
+    merged = facts("merge", store, store, tmp_path / "c.zarr")
+    assert (merged["sequences"], merged["parts"]) == (48, 4)
+    assert merged["content"] == open_store(tmp_path / "c.zarr").manifest.content()
+    assert facts("seal", store)["finished_before"] is True
+
+
+def test_damage_is_told_before_the_error(store: Path, tmp_path: Path) -> None:
+    assert facts("verify", store)["sound"] is True
+    path = tmp_path / "a.zarr"
+    shutil.copytree(store, path)
+    shard = path / "parts/1/token/end/c/0"
+    shard.write_bytes(bytes(len(shard.read_bytes())))
+    found = facts("verify", path, code=1)
+    assert found["sound"] is False and "part 1: array token/end" in found["problems"][0]
+    mended = facts("repair", path)
+    assert mended["parts_left"] == 1 and "type the command that made it" in mended["advice"]
+    assert Path(mended["aside"]).is_dir() and mended["undo"]
+
+
+def test_a_sequence_is_told_whole(store: Path) -> None:
+    record, told = open_store(store)[17], facts("show", store, 17, "--view", 1)
+    assert told["texts"] == [record.text] and told["sequence"] == 17
+    for number, token in enumerate(told["tokens"]):
+        assert token["id"] == record.token_ids[number]
+        assert token["masked"] == record.views[1].mask[number]
+        best = [each["probability"] for each in token["best"]]
+        assert best == sorted(best, reverse=True) and len(best) == 3
+        if not record.special[number]:
+            begin, end = token["characters"]
+            assert record.text[begin:end] == token["text"]
+
+
+def test_numbers_that_json_lacks_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    @telling
+    def command() -> Any:
+        yield Answer({"a": [float("nan"), 1.5]}, ["for people"])
+        yield Answer({"b": {"c": float("-inf")}}, ["and more"])
+
+    command(as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": {"c": None}}
+    command(as_json=False)
+    assert capsys.readouterr().out == "for people\nand more\n"
