@@ -33,6 +33,8 @@ from support.console import counted
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from store.read.arrow import Table
+
 
 def open_store(
     path: str | Path, *, allow_partial: bool = False, storage_options: dict[str, Any] | None = None
@@ -287,6 +289,69 @@ class FeatureStore(Sequence[Record]):
             seed, epoch, batch_tokens, self._blocks(blocks), pool_blocks, batch_texts=batch_texts
         )
         return order.batch_count(self._index)
+
+    def table(self, columns: Sequence[str] | None = None, floats: str = "float32") -> Table:
+        """The store as a table of Arrow: a row for each sequence, made when it is asked for.
+
+        `columns` and `floats` as for `to_parquet`. The table has a `schema`, and gives `batches`:
+        `pyarrow.RecordBatch`es of some 16 MB.
+        """
+        from store.read.arrow import Table
+
+        about = {
+            "content": self.manifest.content(),
+            "features": self.meta["features"],
+            "identity": self.identity,
+            "software": self.meta["software"],
+        }
+        return Table(self._index, self._streamer, about, columns, floats)
+
+    def to_parquet(
+        self,
+        path: str | Path,
+        *,
+        columns: Sequence[str] | None = None,
+        floats: str = "float32",
+        file_bytes: int = 2**29,
+        told: Callable[[int], object] = lambda rows: None,
+    ) -> list[Path]:
+        """Write the store as Parquet: a row for each sequence, in their order; return the files.
+
+        `path` is one file if it ends with `.parquet`, else a new folder of files of about
+        `file_bytes` each. `columns` are the names of those wanted, in that order; None: all.
+        States, maps, vectors and inputs of the head are decoded to `floats`, float32 or float16.
+        Row groups have some 64 MB, of which one at a time is in memory; `told` is given the number
+        of rows of each. The metadata of the schema tell the store's features and identity under
+        `teachonce`, those of a field what its column holds. Raises StoreError for an unknown
+        column, a number that float16 cannot hold, a path that exists, and damaged arrays; what was
+        begun is then removed.
+        """
+        from store.read.table_files import write_parquet
+
+        return write_parquet(self.table(columns, floats), Path(path), file_bytes, told)
+
+    def to_datasets(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        floats: str = "float32",
+        streaming: bool = False,
+        cache_dir: str | Path | None = None,
+    ) -> Any:
+        """Open the store as a `datasets.Dataset`: row i is sequence i.
+
+        `columns` and `floats` as for `to_parquet`. The rows are written once to an Arrow file in
+        `cache_dir`, by default a folder of the cache of `datasets`, and mapped into memory; the
+        same store and columns take the file that is there. With `streaming` a
+        `datasets.IterableDataset` reads the store whenever it is gone through, and nothing is
+        written. Raises StoreError as `to_parquet` does.
+        """
+        from store.read.table_files import dataset_of, streamed_dataset_of
+
+        if streaming:
+            return streamed_dataset_of(partial(self.table, columns, floats))
+        folder = Path(cache_dir) if cache_dir is not None else None
+        return dataset_of(self.table(columns, floats), self.manifest.content(), folder)
 
     def teacher_files(self) -> Mapping[str, bytes]:
         """The teacher's stored files by name, read when asked for."""

@@ -1,0 +1,310 @@
+"""A store as a table of Arrow: a row for each sequence, a column for each thing known of it.
+
+Parquet files and a `datasets.Dataset` are made of its batches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from store.errors import StoreError
+from store.format.pairs import divided
+from store.read.order import StreamOrder
+from store.read.part_index import PartIndex
+from store.read.stream import Batch, Streamer
+from support.arrays import Array, starts
+
+FLOATS = ("float32", "float16")
+BATCH_BYTES = 2**24  # of the rows that are made at once
+POOL_BLOCKS = 16  # of 4,096 tokens, which a stream reads at once
+LEAST_TOKENS, MOST_TOKENS = 256, 2**16  # of a batch
+LABELS = 20  # told of a task
+METADATA = b"teachonce"  # key of what a table tells of its store
+
+Per = Literal["sequence", "token", "masked word", "draw", "pair of tokens"]
+Values = Callable[[Batch], Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table.
+
+    values: makes an array of a batch, with a number, or `width` numbers, `per` what it counts; a
+        list of texts where `dtype` is str. Of a masked array some cells are null.
+    view, feature: which batch it is made of, and what a stream must read for it.
+    told: what the cells are, for people.
+    """
+
+    name: str
+    per: Per
+    dtype: Any
+    told: str
+    values: Values
+    width: int | None = None
+    view: int = 0
+    feature: str | None = None
+
+    @property
+    def type(self) -> Any:
+        """Return the Arrow type of a cell."""
+        one = pa.string() if self.dtype is str else pa.from_numpy_dtype(self.dtype)
+        one = one if self.width is None else pa.list_(one, self.width)
+        if self.per == "sequence":
+            return one
+        return pa.list_(pa.list_(one) if self.per in ("draw", "pair of tokens") else one)
+
+    def cells(self, batch: Batch) -> Any:
+        """Make the Arrow array of a batch's B cells."""
+        flat = self._flat(self.values(batch))
+        if self.per == "masked word":
+            return _lists(batch.spans_start, flat)
+        if self.per == "draw":
+            assert batch.logits is not None
+            flat = _lists(batch.logits.start, flat)
+        if self.per == "pair of tokens":
+            lengths = np.diff(batch.start)
+            flat = _lists(starts(np.repeat(lengths, lengths)), flat)
+        return flat if self.per == "sequence" else _lists(batch.start, flat)
+
+    def _flat(self, values: Any) -> Any:
+        if self.dtype is str:
+            return pa.array(values, pa.string())
+        if isinstance(values, np.ma.MaskedArray):
+            return pa.array(values.astype(self.dtype).data, mask=values.mask)
+        with np.errstate(over="ignore"):
+            own = np.array(values, self.dtype)  # a copy: the next batch has the same memory
+        if own.dtype == np.float16 and not np.array_equal(np.isinf(own), np.isinf(values)):
+            raise StoreError(
+                f"column {self.name}: holds numbers beyond those of float16; take float32"
+            )
+        numbers = pa.array(own.reshape(-1))
+        if self.width is None:
+            return numbers
+        return pa.FixedSizeListArray.from_arrays(numbers, self.width)
+
+    def bytes(self, tokens: int) -> int:
+        """Estimate the bytes of a cell of a sequence of so many tokens."""
+        size = 8 if self.dtype is str else np.dtype(self.dtype).itemsize
+        counts = {"sequence": 1, "pair of tokens": tokens**2}
+        return size * (self.width or 1) * counts.get(self.per, tokens)
+
+
+def _lists(start: Array, values: Any) -> Any:
+    return pa.ListArray.from_arrays(pa.array(start, pa.int32()), values)
+
+
+class Table:
+    """The rows of a store, in its order, in batches that fit into memory.
+
+    `columns` are names in the wanted order; None: all. `floats`, float32 or float16, is the type of
+    states, maps, vectors and inputs of the head. `schema` is the Arrow schema; its metadata tell
+    what each column holds, and `about` the store. Raises StoreError for a column that the store
+    does not have, and for another type.
+    """
+
+    def __init__(
+        self,
+        index: PartIndex,
+        streamer: Streamer,
+        about: Mapping[str, Any],
+        columns: Sequence[str] | None = None,
+        floats: str = "float32",
+    ) -> None:
+        if floats not in FLOATS:
+            raise StoreError(f"floats: expected {' or '.join(FLOATS)}, got {floats!r}")
+        self._index, self._streamer = index, streamer
+        known = {column.name: column for column in _columns(index, floats)}
+        self.columns = list(known) if columns is None else list(columns)
+        for name in self.columns:
+            if name not in known:
+                raise StoreError(f"{index.path}: no column {name!r}; it has {', '.join(known)}")
+        if not self.columns or len(set(self.columns)) < len(self.columns):
+            raise StoreError(
+                f"columns: expected at least one, and each once, got {', '.join(self.columns)}"
+            )
+        self._columns = [known[name] for name in self.columns]
+        fields = [
+            pa.field(column.name, column.type, metadata={b"description": column.told})
+            for column in self._columns
+        ]
+        told = json.dumps({**about, "floats": floats}, sort_keys=True).encode()
+        self.schema = pa.schema(fields, {METADATA: told})
+
+    def blocks(self) -> Array:
+        """int64 [n, 2]: runs of rows, none of which crosses a part of the store."""
+        return self._index.blocks(4096)
+
+    def batches(self, blocks: Array | None = None) -> Iterator[Any]:
+        """Yield `pyarrow.RecordBatch`es of all rows, or of those of `blocks`, in their order.
+
+        The arrays of a store on a disk are compared with the manifest: StoreError where they
+        differ.
+        """
+        features = dict[int, set[str]]()
+        for column in self._columns:
+            read = features.setdefault(column.view, set())
+            read |= {column.feature} if column.feature else set()
+        rows = self.blocks() if blocks is None else self._index.check_blocks(blocks)
+        streams = [self._stream(view, read, rows) for view, read in features.items()]
+        for each in zip(*streams, strict=True):  # which hold the same sequences
+            of_view = dict(zip(features, each, strict=True))
+            cells = [column.cells(of_view[column.view]) for column in self._columns]
+            yield pa.RecordBatch.from_arrays(cells, schema=self.schema)
+
+    def _stream(self, view: int, features: set[str], blocks: Array) -> Iterator[Batch]:
+        order = StreamOrder(
+            *(0, 0, self._batch_tokens(), blocks, POOL_BLOCKS),
+            shuffle=False,
+            view=view,
+            features=tuple(features),
+        )
+        return self._streamer.stream(order, check=not self._index.remote)
+
+    def _batch_tokens(self) -> int:
+        longest = self._index.features.max_length
+        each = sum(column.bytes(longest) for column in self._columns)
+        return min(MOST_TOKENS, max(LEAST_TOKENS, BATCH_BYTES * longest // each))
+
+
+def _columns(index: PartIndex, floats: str) -> Iterator[Column]:
+    yield from _of_text(index)
+    yield from _of_gold(index)
+    if vector := index.features.embedding:
+        yield Column(
+            "embedding",
+            "sequence",
+            floats,
+            "the teacher's vector of the text",
+            lambda batch: batch.embedding,
+            vector.width,
+            feature="embedding",
+        )
+    for view in range(index.features.views):
+        yield from _of_view(index, floats, view)
+
+
+def _of_text(index: PartIndex) -> Iterator[Column]:
+    of_sequence: list[tuple[str, Any, str, Values]] = [
+        ("index", "int64", "number of the sequence", lambda batch: batch.index),
+        ("document", "int64", "number of its document", lambda batch: batch.document),
+        ("document_begin", "int64", "character of the document where it begins",
+         partial(_stored, index, "document_begin")),
+        ("hard_cut", "bool", "whether it begins inside a word",
+         partial(_stored, index, "hard_cut")),
+        ("text", str, "its text", lambda batch: batch.texts),
+    ]  # fmt: skip
+    if index.features.separator is not None:
+        for number, name in enumerate(("text_a", "text_b")):
+            values: Values = partial(_one_of_pair, index, number)
+            of_sequence.append((name, str, "one text of the pair", values))
+    of_token: list[tuple[str, Any, str, Values]] = [
+        ("token_ids", "int32", "the teacher's tokens", lambda batch: batch.token_ids),
+        ("begin", "int32", "character of the text where each token begins, 0 of a special one",
+         lambda batch: batch.offsets[:, 0]),
+        ("end", "int32", "character behind each token, 0 of a special one",
+         lambda batch: batch.offsets[:, 1]),
+        ("special", "bool", "whether each token is a special one", lambda batch: batch.special),
+    ]  # fmt: skip
+    for name, dtype, told, values in of_sequence:
+        yield Column(name, "sequence", dtype, told, values)
+    for name, dtype, told, values in of_token:
+        yield Column(name, "token", dtype, told, values)
+
+
+def _stored(index: PartIndex, name: str, batch: Batch) -> Array:
+    """Read what a part keeps of consecutive sequences, and a batch does not have."""
+    found, first, after = [], int(batch.index[0]), int(batch.index[-1]) + 1
+    while first < after:
+        part, position = index.locate(first)
+        end = min(part.part.counts.sequences, position + after - first)
+        found.append(part.read(f"sequence/{name}", position, end))
+        first += end - position
+    return np.concatenate(found)
+
+
+def _one_of_pair(index: PartIndex, number: int, batch: Batch) -> list[str]:
+    separator = index.features.separator
+    return [divided(text, separator, index.path)[number] for text in batch.texts]
+
+
+def _of_gold(index: PartIndex) -> Iterator[Column]:
+    if (task := index.features.task) is None:
+        return
+    told = f"; labels are {', '.join(task.labels[:LABELS])}"
+    if task.kind == "tagging":
+        told = f"gold tag of each token, -1 where there is none{told}"
+        yield Column("tags", "token", "int32", told, lambda batch: batch.tags)
+        return
+
+    def labels(batch: Batch) -> Any:
+        gold = np.array(batch.labels)
+        return np.ma.masked_array(gold, gold < 0)
+
+    yield Column("label", "sequence", "int32", f"gold label, or null{told}", labels)
+
+
+def _of_view(index: PartIndex, floats: str, view: int) -> Iterator[Column]:
+    """List the columns of one pass of the teacher; the names of a masked view tell its number."""
+    features, prefix = index.features, f"view{view}_" if view else ""
+
+    def column(name: str, per: Per, dtype: Any, told: str, values: Values, **more: Any) -> Column:
+        return Column(prefix + name, per, dtype, told, values, view=view, **more)
+
+    for place, name in enumerate(("begin", "end", "action") if view else ()):
+        told = "characters of masked words, and 0 masked, 1 replaced at random, 2 kept"
+        yield column(f"masked_{name}", "masked word", "int32", told, partial(_spans, place))
+    more: dict[str, Any] = {"width": features.width, "feature": "hidden"}
+    for name in features.hidden:
+        told = f"hidden state {name} of each token"
+        yield column(f"hidden_{name}", "token", floats, told, partial(_states, name), **more)
+    for name, per, dtype, told, width in _of_logits(index, floats):
+        more = {"width": width, "feature": "logits"}
+        yield column(f"logits_{name}", per, dtype, told, attrgetter(f"logits.{name}"), **more)
+    more = {"feature": "attention"}
+    for name in features.attention:
+        told = f"attention map {name}: for each token its look at each"
+        values = partial(_map, name)
+        yield column(f"attention_{name}", "pair of tokens", floats, told, values, **more)
+    if task := features.task:
+        tagging = task.kind == "tagging"
+        name, per = ("tag", "token") if tagging else ("class", "sequence")
+        told, more = f"the teacher's logits of each {name}", {"feature": "task"}
+        more["width"] = len(task.labels)
+        yield column(f"{name}_logits", per, "float32", told, attrgetter(f"{name}_logits"), **more)
+
+
+def _of_logits(index: PartIndex, floats: str) -> Iterator[tuple[str, Per, str, str, int | None]]:
+    """List the columns of the store's tier of logits: name, per, dtype, what it is, width."""
+    if (spec := index.features.logits) is None:
+        return
+    following = " of the token after" if spec.next_token else ""
+    if spec.tier == "topk":
+        yield "ids", "token", "int32", f"the best ids{following}, best first", spec.size
+        yield "logprobs", "token", "float32", "their log-probabilities", spec.size
+        yield "rest", "token", "float32", "log of the probability of all other ids", None
+    elif spec.tier == "sample":
+        yield "ids", "draw", "int32", f"the ids{following} that were drawn", None
+        yield "counts", "draw", "int32", f"how often, of {spec.size} draws", None
+    else:
+        yield "values", "token", floats, "input of the teacher's head", spec.size
+    yield "log_partition", "token", "float32", "log of the sum of exp of the logits", None
+
+
+def _spans(place: int, batch: Batch) -> Array:
+    return batch.spans[:, place]
+
+
+def _states(name: str, batch: Batch) -> Array:
+    return batch.hidden[name].states()
+
+
+def _map(name: str, batch: Batch) -> Array:
+    return batch.attention[name]

@@ -1,0 +1,147 @@
+"""A store's table in files: Parquet, and the Arrow files of `datasets`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from store.errors import StoreError
+from store.read.arrow import Table
+from support import files
+
+if TYPE_CHECKING:
+    import datasets
+
+ROW_GROUP_BYTES = 2**26  # of a row group in memory
+FILE_BYTES = 2**29  # of a file, where there are several
+SUFFIX = ".parquet"
+
+
+def write_parquet(
+    table: Table, path: Path, file_bytes: int, told: Callable[[int], object]
+) -> list[Path]:
+    """Write a table as a file, or into a new folder as several of about `file_bytes` each; return
+    their paths. See `FeatureStore.to_parquet`."""
+    if path.exists():
+        raise StoreError(f"{path}: exists already; remove it, or choose another name")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _begun(path) as new:
+            if path.suffix == SUFFIX:
+                _write(table.batches(), table, new, None, told)
+                return [path]
+            new.mkdir()
+            names = _write_several(table, new, file_bytes, told)
+            files.sync_tree(new)
+        return [path / name for name in names]
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {files.reason(error)}") from error
+
+
+@contextmanager
+def _begun(path: Path) -> Iterator[Path]:
+    """Give the name that a file or folder has until it is whole; rename it then."""
+    new = path.with_name(f"{files.UNFINISHED}{path.name}")
+    _remove(new)
+    try:
+        yield new
+        files.sync(new)
+        files.rename(new, path)
+    except BaseException:
+        _remove(new)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
+def _write_several(
+    table: Table, folder: Path, file_bytes: int, told: Callable[[int], object]
+) -> list[str]:
+    names, batches = list[str](), table.batches()
+    for first in batches:
+        names.append(f"{len(names):05}{SUFFIX}")
+        _write(chain([first], batches), table, folder / names[-1], file_bytes, told)
+    return names
+
+
+def _write(
+    batches: Iterator[Any],
+    table: Table,
+    path: Path,
+    limit: int | None,
+    told: Callable[[int], object],
+) -> None:
+    """Write batches into a file, until there are no more or it has so many bytes."""
+    with path.open("wb") as file, pq.ParquetWriter(file, table.schema, compression="zstd") as out:
+        group = list[Any]()
+
+        def flush() -> None:
+            if group:
+                out.write_table(pa.Table.from_batches(group), row_group_size=2**31 - 1)
+                told(sum(len(batch) for batch in group))
+                group.clear()
+
+        for batch in batches:
+            group.append(batch)
+            if sum(each.nbytes for each in group) >= ROW_GROUP_BYTES:
+                flush()
+            if limit is not None and file.tell() + sum(each.nbytes for each in group) >= limit:
+                break
+        flush()
+
+
+def dataset_of(table: Table, content: str, folder: Path | None) -> datasets.Dataset:
+    """Open a table as a dataset: an Arrow file in a folder of `datasets`' cache, which is mapped
+    into memory. A file that is there already is taken. See `FeatureStore.to_datasets`."""
+    import datasets
+
+    folder = folder or Path(datasets.config.HF_DATASETS_CACHE) / "teachonce"
+    key = json.dumps([content, table.columns, str(table.schema)])
+    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:  # another process may be writing it
+            files.lock(lock.fileno(), wait=True)
+            if not path.exists():
+                with _begun(path) as new, pa.ipc.new_stream(str(new), table.schema) as out:
+                    for batch in table.batches():
+                        out.write_batch(batch)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be written: {files.reason(error)}, or name another cache_dir"
+        ) from error
+    return datasets.Dataset.from_file(str(path))
+
+
+def streamed_dataset_of(
+    make: Callable[[], Table],
+) -> datasets.IterableDataset:
+    """Open a table as a dataset that reads the store whenever it is gone through. `make` makes the
+    table, also in another process. See `FeatureStore.to_datasets`."""
+    import datasets
+
+    table = make()
+    return datasets.IterableDataset.from_generator(
+        _examples,
+        features=datasets.Features.from_arrow_schema(table.schema),
+        gen_kwargs={"blocks": table.blocks().tolist(), "make": make},  # a list is shared out
+    )
+
+
+def _examples(blocks: list[list[int]], make: Callable[[], Table]) -> Iterator[dict[str, Any]]:
+    for batch in make().batches(np.array(blocks)):
+        yield from batch.to_pylist()
