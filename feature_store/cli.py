@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ from store.errors import StoreError, without_remedy
 from store.format.codecs.levels import LEVELS
 from support.console import CONTEXT, counted, readable
 from support.errors import UserError
+from support.hub import push_options
 
 if TYPE_CHECKING:
     from store.tools.report import Report
@@ -202,6 +204,23 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Answer]:
 
         copy(source, target, codec, progress=_progress("part"))
     yield _written(target)
+
+
+@main.command()
+@click.argument("path")
+@click.argument("repository", metavar="USER/NAME")
+@push_options
+@telling
+def push(path: str, repository: str, **how: Any) -> Iterator[Answer]:
+    """Copy a store to a repository of datasets on the hub.
+
+    It lies there under its own name, beside a card made of what `info` tells. After a stop the same
+    command sends what is lacking.
+    """
+    from store.tools.push import push as send
+
+    commit = send(path, repository, **how, say=partial(click.echo, err=True))
+    yield Answer({"repository": repository, "commit": commit}, [f"pushed    {commit}"])
 
 
 @main.command()

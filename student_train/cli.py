@@ -12,7 +12,9 @@ from student_train.settings.option_fields import NEW
 from student_train.settings.options import TrainOptions
 from support.console import CONTEXT, command_errors
 from support.environment import leads
-from support.grouped_help import GroupedCommand
+from support.errors import UserError
+from support.grouped_help import GroupedCommandWithSubcommands
+from support.hub import Repository, open_repository, push_options
 from support.options import click_option, options_of, scoped
 from support.signals import stoppable
 
@@ -49,7 +51,7 @@ GROUPS = {
         *("schedule", "weight_decay", "clip", "eval_every", "patience", "best", "seed"),
         *("device", "precision", "workers", "cache"),
     ),
-    "Output": ("checkpoint_every", "resume", "as_json"),
+    "Output": ("checkpoint_every", "resume", "push_to_hub", "private", "as_json"),
 }
 """Headings of --help, and the options under each."""
 
@@ -86,16 +88,41 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
     return [store, recipe, *others]
 
 
-@click.command(
-    cls=GroupedCommand, groups=GROUPS, help=HELP, context_settings=CONTEXT, params=parameters()
+@click.group(
+    cls=GroupedCommandWithSubcommands,
+    groups=GROUPS,
+    help=HELP,
+    context_settings=CONTEXT,
+    invoke_without_command=True,
+    subcommand_metavar="[COMMAND ...]",
+    params=parameters(),
 )
 @click.option("--resume", is_flag=True, help="Go on with a stopped training.")
+@click.option(
+    "--push-to-hub",
+    metavar="USER/NAME",
+    help="Send the finished student to this repository of the hub; its README.md is the card.",
+)
+@click.option("--private", is_flag=True, help="Make a new repository of --push-to-hub private.")
 @click.pass_context
 @command_errors
-def main(context: click.Context, /, resume: bool, **arguments: Any) -> None:
+def main(
+    context: click.Context,
+    /,
+    resume: bool,
+    push_to_hub: str | None,
+    private: bool,
+    **arguments: Any,
+) -> None:
+    if context.invoked_subcommand is not None:
+        if arguments["store"]:
+            raise click.UsageError(f"give the options behind the word {context.invoked_subcommand}")
+        return
     from student_train.arguments import check_early, checked_from  # torch loads only for work
     from student_train.output.report import check_way
 
+    if private and push_to_hub is None:
+        raise UserError("--private: is of a repository on the hub; give --push-to-hub, too")
     default = click.core.ParameterSource.DEFAULT
     options = checked_from(
         {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
@@ -104,6 +131,9 @@ def main(context: click.Context, /, resume: bool, **arguments: Any) -> None:
     if leads() and options.out is not None:
         check_way(options.out, resume)
     options = options.resolved()
+    target = None
+    if leads() and push_to_hub is not None:  # before hours of work
+        target = open_repository(push_to_hub, "model", private)
     if leads():
         click.echo(describe(options))
     with stoppable(lambda: kept(options.out_folder())):
@@ -112,6 +142,36 @@ def main(context: click.Context, /, resume: bool, **arguments: Any) -> None:
         report = run(options, resume=resume, say=click.echo)
     if leads():
         _tell(report, options)
+    if target is not None:
+        _send(options.out_folder(), target)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("repository", metavar="USER/NAME")
+@push_options
+@command_errors
+def push(folder: Path, repository: str, **how: Any) -> None:
+    """Send the finished student in FOLDER to a repository of the hub.
+
+    Its README.md is the model card: add language, licence and what you know of it there first. An
+    export of student-export is sent in the same way.
+    """
+    from student_train.output.pushing import push as send_folder
+
+    click.echo(f"pushed    {send_folder(folder, repository, **how)}")
+
+
+def _send(out: Path, target: Repository) -> None:
+    """Send a student that was trained just now."""
+    from student_train.output.pushing import send
+
+    try:
+        click.echo(f"pushed    {send(out, target)}")
+    except UserError as error:
+        raise UserError(
+            f"{error}; the student is finished: `student-train push {out} {target.id}` sends it"
+        ) from error
 
 
 def _tell(report: Mapping[str, Any], options: TrainOptions) -> None:

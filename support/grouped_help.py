@@ -1,4 +1,4 @@
-"""Commands of many options, whose --help shows them in groups."""
+"""Commands of many options, whose --help shows them in groups; commands with subcommands beside."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from typing import Any
 import click
 
 REST = "Other options"
+
+
+class CommandWithSubcommands(click.Group):
+    """A group that does work of its own unless its first word names a subcommand."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Before a subcommand the group's own options, some of them required, are not asked for.
+        ctx.resilient_parsing = bool(args) and args[0] in self.commands
+        rest = super().parse_args(ctx, args)
+        ctx.resilient_parsing = False
+        return rest
 
 
 class GroupedCommand(click.Command):
@@ -21,12 +32,14 @@ class GroupedCommand(click.Command):
         self.groups = groups
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each group that has options."""
+        """Write a section for each group that has options, and one for subcommands."""
         every = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
         found = {name: record for name, record in every.items() if record is not None}
         for heading, names in self.groups.items():
             self._section(formatter, heading, [found.pop(n) for n in names if n in found])
         self._section(formatter, REST, list(found.values()))
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
 
     def _section(
         self, formatter: click.HelpFormatter, heading: str, rows: list[tuple[str, str]]
@@ -34,3 +47,7 @@ class GroupedCommand(click.Command):
         if rows:
             with formatter.section(heading):
                 formatter.write_dl(rows)
+
+
+class GroupedCommandWithSubcommands(GroupedCommand, CommandWithSubcommands):
+    """Both."""

@@ -9,6 +9,7 @@ import click
 
 from support.console import CONTEXT, command_errors, counted
 from support.environment import leads
+from support.grouped_help import CommandWithSubcommands
 from support.options import click_options, read_words
 from teacher_dump.job.options import DumpOptions, Shard, shard_of
 from teacher_dump.mixed_vocab.cli import mixed_vocab
@@ -20,17 +21,6 @@ HELP = """Run a teacher once over a corpus and write what it knew about every to
 
 A dump that was stopped continues where it was: type the same command again.
 """
-
-
-class CommandWithSubcommands(click.Group):
-    """A group that does work of its own unless its first word names a subcommand."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # Before a subcommand the group's own options, some of them required, are not asked for.
-        ctx.resilient_parsing = bool(args) and args[0] in self.commands
-        rest = super().parse_args(ctx, args)
-        ctx.resilient_parsing = False
-        return rest
 
 
 @click.group(

@@ -42,8 +42,10 @@ PASSING_KINDS = {
     "requests.exceptions.ChunkedEncodingError",
     "urllib3.exceptions.HTTPError",
 }
+FORBIDDEN_KINDS = {"huggingface_hub.errors.OfflineModeIsEnabled"}  # HF_HUB_OFFLINE is set
 FETCHES = 4  # of wrong bytes, before they are taken for what the store holds
 CREDENTIALS = "the credentials (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+HUB_REMEDY = "check the name, and `hf auth login` or HF_TOKEN; with HF_HUB_OFFLINE nobody is asked"
 REMEDIES = {
     **dict.fromkeys(
         ("ExpiredToken", "TokenRefreshRequired", "RequestExpired"),
@@ -91,9 +93,11 @@ def answer_of(error: BaseException) -> Answer | None:
     """The answer that an error of a client stands for; None if none came."""
     if _module(error) == "obstore" or isinstance(error, FileNotFoundError):
         return _of_obstore(str(error))
-    # aiohttp. What an error comes from may have a status that nobody answered.
+    # aiohttp; the hub's client keeps the answer. What an error comes from may have a status that
+    # nobody answered.
+    told = getattr(error, "response", None) or error
     for key in ("status", "status_code", "code"):
-        status = getattr(error, key, None)
+        status = getattr(told, key, None)
         if isinstance(status, int) and 300 <= status < 600:
             return Answer(status, "", first_line(error))
     return None
@@ -125,7 +129,7 @@ def passing(error: BaseException) -> bool:
     if answer := answer_of(error):
         return answer.status in PASSING_STATUS or answer.code in PASSING_CODES
     if isinstance(error, OSError):  # ConnectionError and TimeoutError among them
-        return not isinstance(error, PermissionError)
+        return not isinstance(error, PermissionError) and not _is_of(error, FORBIDDEN_KINDS)
     return _is_of(error, PASSING_KINDS)
 
 
@@ -142,6 +146,8 @@ def _told(error: BaseException) -> str:
 
 
 def _remedy(error: BaseException) -> str:
+    if _module(error) == "huggingface_hub":
+        return HUB_REMEDY
     if answer := answer_of(error):
         found = REMEDIES.get(answer.code) or OF_STATUS.get(answer.status)
         if found:

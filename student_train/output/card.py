@@ -14,9 +14,12 @@ import torch
 from transformers import PreTrainedModel
 
 from store import FeatureStore
+from store.tools.store_card import hub_datasets
 from student_train.losses.registry import losses_for
 from student_train.model.kinds import head_of
 
+THIS_FOLDER = '"this folder"'
+"""What the code of a card loads; on the hub it is the repository."""
 LONGEST = 1000  # characters of a cell; a corpus of many files would fill pages
 
 
@@ -109,6 +112,8 @@ def model_card(
     name = base_model or _named(teacher)
     both = [_named(_teacher(other["identity"])) for other in report.get("others", ())]
     base = f"base_model: {base_model}\n" if base_model else ""
+    if corpora := sorted(_corpora(report)):
+        base += f"datasets: {json.dumps(corpora)}\n"
     pairs = "separator" in report["store"]["features"].get("task", {})
     scores = pairs and student.config.num_labels == 1
     head = EMBEDDER if vectors else SCORER if scores else HEADS[head_of(student)]
@@ -152,6 +157,12 @@ A {head.what} of {result["parameters"]:,} parameters, {made}.
 The same store (by its content), settings and environment give the same student, bit for bit on a
 CPU. `training.json` has all of this in full.
 """
+
+
+def _corpora(report: dict[str, Any]) -> set[str]:
+    """Name the hub's datasets whose text the student has learnt from."""
+    stores = (report["store"], *report.get("others", ()))
+    return {name for store in stores for name in hub_datasets(store["identity"].get("corpus"))}
 
 
 def _results(report: dict[str, Any], student: PreTrainedModel) -> str:

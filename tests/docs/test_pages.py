@@ -19,6 +19,7 @@ OTHERS = {  # options of other programs that the pages name
     "docs/guide/recipes.md": {"--size", "--work", "--jobs", "--data", "--teacher", "--dry-run"},
     "docs/start.md": {"--index-url"},
     "docs/guide/dump.md": {"--no-deps"},
+    "docs/guide/share.md": {"--repo-type", "--local-dir"},
     "README.md": {"--ask"},
 }  # fmt: skip
 HELP = {"--help", "--version"}

@@ -1,0 +1,102 @@
+"""Push a store to a repository of datasets on the hub."""
+
+from __future__ import annotations
+
+import glob
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from store.containers.zarr.tree import ZarrSource
+from store.errors import StoreError
+from store.read.part import DAMAGED
+from store.read.store import FeatureStore, open_store
+from store.tools.store_card import store_card
+from store.tools.verify import entries, verify_store
+from support.errors import UserError
+from support.hub import CARD, Repository, open_repository
+
+ROOT = "zarr.json"
+MANY = 100_000  # files; the hub advises against more in a repository
+
+
+def push(
+    path: str | Path,
+    repository: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    message: str | None = None,
+    say: Any = lambda line: None,
+) -> str:
+    """Copy a sealed store, .zarr or .h5, into a repository of datasets, under its own name, with a
+    card; return the address of the commit that made it whole.
+
+    A folder's `zarr.json`, which alone says that the store is sealed, and the card come last: a
+    copy that was stopped is opened by nobody, and another call sends what is lacking. A card that
+    is there stays. The store is verified first; strangers in it are not copied. `say` is told, in a
+    line each, what a user should know. Raises UserError where another store of that name is there,
+    and as `open_repository` does; StoreError where the source is damaged.
+    """
+    if "://" in str(path):
+        raise UserError(f"{path}: only a store on this machine can be pushed; copy it here first")
+    name = Path(path).name
+    with closing(open_store(path)) as store:
+        target = open_repository(repository, "dataset", private, revision)
+        say(f"verifying {path}")
+        if found := verify_store(store).problems:
+            raise StoreError(f"{path}: {found[0]}; {DAMAGED}")
+        message = message or f"{name}: a store of teachonce"
+        root = f"{name}/{ROOT}" if isinstance(store.source, ZarrSource) else name
+        last = {root: Path(path) / ROOT if root != name else Path(path)}
+        if target.holds(root, last[root]) is False:
+            raise UserError(
+                f"{target.id}: has another store {name} already; rename this one, remove that one,"
+                " or give another repository"
+            )
+        if isinstance(store.source, ZarrSource):
+            _send_folder(store, store.source, target, name, message, say)
+        return _send_last(store, target, name, last, message, say)
+
+
+def _send_folder(
+    store: FeatureStore, source: ZarrSource, target: Repository, name: str, message: str, say: Any
+) -> None:
+    """Send all files of a store but its root, and ask whether they have arrived."""
+    folder = Path(store.path)
+    known, _ = source.files([*(entry for entry, _ in entries(store)), "manifest"])
+    if len(known) > MANY:
+        say(
+            f"{len(known):,} files: the hub advises at most {MANY:,} in a repository; converted to"
+            " .h5 a store is one"
+        )
+    strangers = {file.relative_to(folder).as_posix() for file in folder.rglob("*")} - known
+    apart = [glob.escape(each) for each in sorted({ROOT, *strangers})]
+    say(f"sending   {len(known):,} files to {target.id}")
+    target.add_folder(str(folder), name, apart, message)
+    there = target.files(name)
+    for each in sorted(known - {ROOT}):
+        if there.get(each) != (folder / each).stat().st_size:
+            raise UserError(
+                f"{target.id}: {name}/{each} has not arrived whole; type the command again"
+            )
+
+
+def _send_last(
+    store: FeatureStore,
+    target: Repository,
+    name: str,
+    files: dict[str, Path],
+    message: str,
+    say: Any,
+) -> str:
+    """Send what makes the copy whole, and the card."""
+    from huggingface_hub import CommitOperationAdd
+
+    sent = [CommitOperationAdd(where, str(path)) for where, path in files.items()]
+    if target.has(CARD):
+        say(f"{CARD} of {target.id} stays as it is")
+    else:
+        card = store_card(store, target.id, name).encode()
+        sent.append(CommitOperationAdd(CARD, card))
+    return target.add(sent, message)

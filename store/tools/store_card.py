@@ -1,0 +1,122 @@
+"""The card of a store on the hub: what it holds, of whom, and how it is opened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from store.read.store import FeatureStore
+from store.tools.info import describe, info_lines
+from support.console import counted, readable
+
+SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+TASKS = {"classification": "text-classification", "tagging": "token-classification"}
+
+
+def store_card(store: FeatureStore, repository: str, name: str) -> str:
+    """Write Markdown, with the hub's metadata, of a store that lies in `repository` as `name`."""
+    about = describe(store)
+    teacher = _teacher_of(store)
+    disk = about["bytes_on_disk"] or {}
+    size = f", {readable(disk['total'])}" if disk else ""
+    return f"""---
+{_metadata(store)}
+---
+
+# What {teacher} knew: {name}
+
+{counted(about["sequences"], "sequence")} of text, {counted(about["tokens"], "token")}{size}: what
+the teacher {teacher} gave for each token, kept by teachonce. Small students are trained from it,
+with no teacher in memory.
+
+{_how_to_open(repository, name)}
+
+## What it holds
+
+```text
+{_facts(store)}
+```
+
+The whole text of the corpus is in it. Its format is described in `FORMAT.md` of teachonce:
+{_form(name)} of ordinary arrays and JSON.
+"""
+
+
+def _form(name: str) -> str:
+    return "an HDF5 file" if name.endswith(".h5") else "a Zarr v3 folder"
+
+
+def _how_to_open(repository: str, name: str) -> str:
+    fetch = f"hf download {repository} --repo-type dataset --local-dir here"
+    train = f"student-train --store here/{name} --vocab 5k"
+    words = f"```sh\n{fetch}\n{train}\n```"
+    if name.endswith(".h5"):
+        return words
+    return f"""{words}
+
+Or read where it lies, without a copy:
+
+```python
+from teachonce import open_store
+
+store = open_store("hf://datasets/{repository}/{name}")
+print(store[0].text)
+```"""
+
+
+def _metadata(store: FeatureStore) -> str:
+    """Write the hub's metadata as YAML; each value is JSON, which YAML reads."""
+    rows: dict[str, Any] = {
+        "pretty_name": f"What {_teacher_of(store)} knew",
+        "tags": ["teachonce", "distillation", "features"],
+        "size_categories": [_size(store.meta["sequences"])],
+        "viewer": False,  # the hub's viewer shows tables
+    }
+    if task := store.features.task:
+        rows["task_categories"] = [TASKS[task.kind]]
+    if datasets := sorted(hub_datasets(store.identity.get("corpus"))):
+        rows["source_datasets"] = datasets
+    return "\n".join(f"{key}: {json.dumps(value)}" for key, value in rows.items())
+
+
+def _size(sequences: int) -> str:
+    """Return the hub's word for so many rows."""
+    for number, word in enumerate(SIZES):
+        if sequences < 1000 * 10**number:
+            return f"n<{word}" if number == 0 else f"{SIZES[number - 1]}<n<{word}"
+    return f"n>{SIZES[-1]}"
+
+
+def hub_datasets(corpus: Any) -> Iterator[str]:
+    """Yield the names of the hub's datasets that a corpus was read from."""
+    if not isinstance(corpus, Mapping):
+        return
+    for merged in corpus.get("merged") or ():
+        yield from hub_datasets(merged)
+    for source in corpus.get("sources") or ():
+        if isinstance(source, Mapping) and source.get("kind") == "hf" and source.get("revision"):
+            yield str(source["name"])
+
+
+def _teacher_of(store: FeatureStore) -> str:
+    teacher = store.identity.get("teacher")
+    told = teacher.get("id") if isinstance(teacher, Mapping) else None
+    return PurePath(str(told)).name if told else "an unnamed teacher"
+
+
+def _facts(store: FeatureStore) -> str:
+    """Return what `feature-store info` tells, without paths of the machine that made the store."""
+    lines = "\n".join(info_lines(store))
+    for path in _paths(store):
+        lines = lines.replace(path, PurePath(path).name)
+    return lines.replace("```", "'''")
+
+
+def _paths(store: FeatureStore) -> Iterator[str]:
+    yield store.path
+    teacher = store.identity.get("teacher")
+    told = str(teacher.get("id")) if isinstance(teacher, Mapping) else ""
+    if told.startswith(("/", ".", "~")):
+        yield told

@@ -1,0 +1,194 @@
+"""What the hub of the tests holds: repositories, their commits, and contents by their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+USER = "user"
+WRITER, READER, NOBODY = "hf_writer", "hf_reader", "hf_nobody"
+"""Tokens: of USER, of USER without the right to write, and one that the hub does not know."""
+REGULAR = 2**14  # bytes of a text that is stored without LFS; the hub's own bound is larger
+COMMITS = "0123456789abcdef" * 2 + "{:08x}"
+VERIFIED, HASHED = 0x80000000, 0x40000000  # flags of a file in a shard of Xet
+
+
+class Refused(Exception):
+    """An answer that is an error, with the hub's code and words for it."""
+
+    def __init__(self, status: int, code: str = "", message: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A file of a commit: its content by SHA-256, whether that is in LFS, and git's own hash."""
+
+    sha256: str
+    size: int
+    lfs: bool
+    oid: str
+
+
+@dataclass
+class Repository:
+    """The commits of a repository, each with all of its files, and where its branches are."""
+
+    private: bool = False
+    commits: list[dict[str, Blob]] = field(default_factory=lambda: [{}])
+    messages: list[str] = field(default_factory=lambda: ["initial commit"])
+    branches: dict[str, int] = field(default_factory=lambda: {"main": 0})
+
+    def number(self, revision: str) -> int:
+        """Return the number of the commit that a branch or hash means."""
+        if revision in self.branches:
+            return self.branches[revision]
+        for number in range(len(self.commits)):
+            if COMMITS.format(number) == revision:
+                return number
+        raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+
+    def files(self, revision: str = "main") -> dict[str, Blob]:
+        return self.commits[self.number(revision)]
+
+
+@dataclass
+class Hub:
+    """What the server holds. Tests put repositories in, and look at what came."""
+
+    address: str = ""
+    repositories: dict[str, Repository] = field(default_factory=dict)  # by `models/user/name`
+    contents: dict[str, bytes] = field(default_factory=dict)  # by SHA-256
+    xet: Path | None = None  # folder of the content-addressed storage; without it LFS is spoken
+    requests: list[str] = field(default_factory=list)
+    fails: dict[str, int] = field(default_factory=dict)  # status of requests that begin so
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def storage(self) -> str:
+        """The address of contents: another host, as the client sends no token there."""
+        return self.address.replace("127.0.0.1", "localhost")
+
+    def environment(self, home: Path, token: str | None = WRITER) -> dict[str, str]:
+        """Return the variables with which a process asks this server, with a cache of its own."""
+        found = {"HF_ENDPOINT": self.address, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
+        found |= {} if self.xet else {"HF_HUB_DISABLE_XET": "1"}
+        return found | ({"HF_TOKEN": token} if token else {})
+
+    def add(self, name: str, folder: Path) -> Repository:
+        """Put a folder into a new repository, such as `models/user/name`."""
+        found = self.repositories[name] = Repository()
+        files = {p: (folder / p).read_bytes() for p in relative_files(folder)}
+        self.commit(found, "main", {path: self.keep(data, path) for path, data in files.items()})
+        return found
+
+    def keep(self, data: bytes, path: str, lfs: bool | None = None) -> Blob:
+        """Take the content of a file."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        self.contents[sha256] = data
+        if lfs is None:
+            lfs = is_large(data[:512], len(data))
+        return Blob(sha256, len(data), lfs, git_oid(pointer(sha256, len(data)) if lfs else data))
+
+    def commit(
+        self,
+        repository: Repository,
+        branch: str,
+        changed: Mapping[str, Blob | None],
+        message: str = "",
+    ) -> str:
+        """Add a commit; None stands for a file that is removed. Returns its hash."""
+        files = {**repository.files(branch), **changed}
+        repository.commits.append({path: blob for path, blob in files.items() if blob})
+        repository.messages.append(message)
+        repository.branches[branch] = len(repository.commits) - 1
+        return COMMITS.format(repository.branches[branch])
+
+    def read(self, name: str, path: str) -> bytes:
+        """Return a file of the newest commit of a repository."""
+        return self.contents[self.repositories[name].files()[path].sha256]
+
+
+def relative_files(folder: Path) -> list[str]:
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+def git_oid(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def pointer(sha256: str, size: int) -> bytes:
+    """Return what git holds of a file in LFS."""
+    return (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+    )
+
+
+def is_large(sample: bytes, size: int) -> bool:
+    """Tell whether a file goes to LFS: what is binary or large does."""
+    try:
+        sample.decode()
+    except UnicodeDecodeError as error:
+        return size > REGULAR or error.end < len(sample)  # a character may be cut at the end
+    return size > REGULAR or b"\0" in sample
+
+
+def wrong_in_card(asked: Mapping[str, str]) -> list[dict[str, str]]:
+    """Name what is wrong with the metadata of a card, as the hub does before it takes one."""
+    _, begin, rest = asked["content"].partition("---\n")
+    data = yaml.safe_load(rest.partition("\n---\n")[0]) if begin else None
+    if not isinstance(data, dict):
+        return [{"message": "the card has no metadata"}]
+    lists = ("tags", "size_categories", "task_categories", "datasets", "source_datasets")
+    texts = ("library_name", "pipeline_tag", "base_model", "pretty_name")
+    wrong = [name for name in lists if name in data and not _are_texts(data[name])]
+    wrong += [name for name in texts if name in data and not isinstance(data[name], str)]
+    return [{"message": f'"{name}" is of the wrong type'} for name in wrong]
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def xet_hashes(storage: Path) -> dict[str, str]:
+    """Return the Xet hashes of all files in a content-addressed storage, by their SHA-256.
+
+    A shard begins with a header of 48 bytes; rows of 48 bytes follow. Each file has one with its
+    hash, its flags and the number of its pieces; its pieces follow, once more with a flag of hashes
+    to verify them by, and then the SHA-256. All ones end the list.
+    """
+    found = {}
+    for shard in storage.rglob("shards/*.mdb"):
+        data, at = shard.read_bytes(), 48
+        while (row := struct.unpack_from("<4Q2I", data, at))[0] != 2**64 - 1:
+            *words, flags, pieces = row
+            at += 48 * (1 + pieces * (2 if flags & VERIFIED else 1))
+            if flags & HASHED:
+                sha256 = _hexadecimal(struct.unpack_from("<4Q", data, at))
+                found[sha256] = _hexadecimal(words)
+                at += 48
+    return found
+
+
+def fetched(storage: Path, xet_hash: str) -> bytes:
+    """Return a file of a content-addressed storage, put together from its pieces."""
+    from hf_xet import XetFileInfo, XetSession
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        with XetSession().new_file_download_group(endpoint=f"local://{storage}") as group:
+            group.start_download_file(XetFileInfo(xet_hash, None), str(path))
+        return path.read_bytes()
+
+
+def _hexadecimal(words: Iterable[int]) -> str:
+    return "".join(f"{word:016x}" for word in words)

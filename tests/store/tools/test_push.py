@@ -1,0 +1,190 @@
+"""A store is pushed to a hub, which is a server on loopback: whole or not at all, with a card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from huggingface_hub import DatasetCard, snapshot_download
+
+from feature_store.cli import main as feature_store
+from store import UserError, open_store
+from store.tools.push import push
+from store.tools.store_card import store_card
+from store.tools.verify import verify
+from support.hub import Repository
+from tests.hub_contents import NOBODY, READER, WRITER, Hub
+from tests.hub_server import asked_by_this_process, serving
+from tests.store.making import features_of, make_store
+
+Made = Callable[..., Any]
+NAME = "datasets/user/what"
+
+
+def pushed(*words: object) -> str:
+    """Return what `feature-store push` prints, which must succeed."""
+    result = CliRunner().invoke(feature_store, ["push", *map(str, words)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(*words: object) -> str:
+    """Return the one line of error of `feature-store push`."""
+    result = CliRunner().invoke(feature_store, ["push", *map(str, words)])
+    assert result.exit_code == 1, result.output
+    (line,) = (line for line in result.stderr.splitlines() if line.startswith("Error: "))
+    assert result.stderr.endswith(f"{line}\n") and "Traceback" not in result.stderr
+    return line
+
+
+def says(line: str, *words: str) -> None:
+    assert all(word in line for word in words), line
+
+
+@pytest.fixture(params=["xet", "lfs"])
+def hub(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hub]:
+    with serving(tmp_path / "storage" if request.param == "xet" else None) as hub:
+        asked_by_this_process(hub, monkeypatch, tmp_path / "home")
+        yield hub
+
+
+@pytest.fixture
+def lfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving() as hub:
+        asked_by_this_process(hub, monkeypatch, tmp_path / "home")
+        yield hub
+
+
+@pytest.mark.parametrize("store", ["zarr"], indirect=True)
+def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path) -> None:
+    (store / "parts" / "notes.txt").write_text("a stranger")
+    told = pushed(store, "user/what", "--private")
+    assert f"{hub.address}/datasets/user/what/commit/" in told
+    repository = hub.repositories[NAME]
+    assert repository.private
+    came = snapshot_download("user/what", repo_type="dataset", local_dir=tmp_path / "here")
+    assert not verify(f"{came}/a.zarr").problems
+    assert open_store(f"{came}/a.zarr").manifest.content() == open_store(store).manifest.content()
+    assert not (Path(came) / "a.zarr/parts/notes.txt").exists()
+    sealed = [n for n, files in enumerate(repository.commits) if "a.zarr/zarr.json" in files]
+    assert sealed == [len(repository.commits) - 1], "the root comes last"
+    # Typed again it sends nothing, and the card stays as its reader has changed it.
+    before = len(repository.commits)
+    again = CliRunner().invoke(feature_store, ["push", str(store), "user/what", "--json"])
+    assert json.loads(again.stdout).keys() == {"repository", "commit"}
+    assert "README.md of user/what stays as it is" in again.stderr
+    assert len(repository.commits) == before
+
+
+@pytest.mark.parametrize("store", ["zarr"], indirect=True)
+def test_a_stopped_push_is_no_store_and_goes_on(lfs: Hub, store: Path) -> None:
+    lfs.fails = {"PUT /content/": 403}
+    line = refused(store, "user/what")
+    says(line, "user/what: the hub answered 403", "hf auth login")
+    lfs.fails = {}
+    sent = len(lfs.contents)
+    push(store, "user/what")
+    files = lfs.repositories[NAME].files()
+    assert "a.zarr/zarr.json" in files and len(lfs.contents) > sent
+
+
+@pytest.mark.parametrize("store", ["zarr"], indirect=True)
+def test_what_has_not_arrived_whole_is_not_sealed(
+    lfs: Hub, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def send_half(target: Any, folder: str, name: str, leave_out: list[str], message: str) -> None:
+        add_folder(target, folder, name, [*leave_out, "parts/*"], message)
+
+    add_folder = Repository.add_folder
+    monkeypatch.setattr(Repository, "add_folder", send_half)
+    with pytest.raises(UserError, match=r"a.zarr/parts/\S+ has not arrived whole"):
+        push(store, "user/what")
+    assert "a.zarr/zarr.json" not in lfs.repositories[NAME].files()
+
+
+@pytest.mark.parametrize("store", ["zarr", "h5"], indirect=True)
+def test_another_store_of_the_name_is_left_alone(lfs: Hub, store: Path, tmp_path: Path) -> None:
+    push(store, "user/what")
+    before = dict(lfs.repositories[NAME].files())
+    other = tmp_path / "other" / store.name
+    other.parent.mkdir()
+    make_store(other, features_of(tier=None, views=1))
+    with pytest.raises(UserError, match=f"has another store {store.name} already"):
+        push(other, "user/what")
+    assert lfs.repositories[NAME].files() == before
+
+
+@pytest.mark.parametrize("store", ["zarr"], indirect=True)
+def test_a_damaged_store_is_not_pushed(lfs: Hub, store: Path) -> None:
+    shard = max(store.rglob("c/0*/**/*"), key=lambda file: file.stat().st_size * file.is_file())
+    shard.write_bytes(shard.read_bytes()[:-9])
+    with pytest.raises(UserError, match="damaged"):
+        push(store, "user/what")
+    assert not lfs.repositories[NAME].files()
+
+
+def test_the_card_tells_what_the_store_is(made: Made) -> None:
+    store = open_store(made("zarr", "default", "classification")[0])
+    card = DatasetCard(store_card(store, "user/what", "a.zarr"))
+    data = vars(card.data)
+    assert data["tags"] == ["teachonce", "distillation", "features"] and data["viewer"] is False
+    assert data["size_categories"] == ["n<1K"] and data["task_categories"] == [
+        "text-classification"
+    ]
+    assert 'open_store("hf://datasets/user/what/a.zarr")' in card.text
+    for fact in ("teacher     tiny", store.manifest.content(), "hidden", "bytes per token"):
+        assert fact in card.text
+    assert str(Path(store.path).parent) not in card.text
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "words"),
+    [
+        ("user/what", None, ("no token", "hf auth login", "HF_TOKEN")),
+        ("user/what", NOBODY, ("401", "does not know the token", "hf auth login")),
+        ("user/what", READER, ("403", "may not write")),
+        ("stranger/what", WRITER, ("403", "may not write")),
+        ("what", WRITER, ("no name of a repository", "USER/NAME")),
+        ("a/b/c", WRITER, ("no name of a repository", "USER/NAME")),
+        ("user/wh at", WRITER, ("no name of a repository", "USER/NAME")),
+    ],
+)
+def test_who_may_not_push_is_told_in_a_line(
+    lfs: Hub,
+    made: Made,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    token: str | None,
+    words: tuple[str, ...],
+) -> None:
+    asked_by_this_process(lfs, monkeypatch, tmp_path / "home", token)
+    line = refused(made("zarr")[0], name)
+    says(line, name, *words)
+    assert token is None or token not in line
+
+
+def test_a_hub_that_is_not_there_is_told_in_a_line(
+    lfs: Hub, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    says(refused(made("zarr")[0], "user/what"), "HF_HUB_OFFLINE", "unset it")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    line = refused(made("zarr")[0], "user/what")
+    says(line, "user/what: the hub cannot be reached", "check the network")
+
+
+def test_a_branch_is_made_for_the_copy(lfs: Hub, made: Made) -> None:
+    path = made("h5")[0]
+    pushed(path, "user/what", "--revision", "next", "--message", "as it is")
+    repository = lfs.repositories[NAME]
+    assert not repository.files() and path.name in repository.files("next")
+    assert repository.messages[-1] == "as it is"

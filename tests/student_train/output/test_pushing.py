@@ -1,0 +1,112 @@
+"""A student is pushed to a hub, a server on loopback, and loads from there by its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from store import FeatureStore
+from student_train.cli import main as student_train
+from tests.end_to_end.support import STUDENT, Word, ok, refused, says
+from tests.hub_contents import READER, Hub
+from tests.hub_server import asked_by_this_process, serving
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with serving(tmp_path_factory.mktemp("storage")) as hub:
+        yield hub
+
+
+@pytest.fixture(autouse=True)
+def online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    asked_by_this_process(hub, monkeypatch, tmp_path / "home")
+    yield
+    hub.fails = {}
+
+
+def words(store: FeatureStore, out: Path) -> tuple[Word, ...]:
+    return ("--store", store.path, "--vocab", "450", "--steps", "2", "--out", out, *STUDENT)
+
+
+@pytest.fixture(scope="module")
+def student(hub: Hub, store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A student that was pushed by the command that trained it."""
+    folder = tmp_path_factory.mktemp("pushed")
+    with pytest.MonkeyPatch.context() as patch:
+        asked_by_this_process(hub, patch, folder / "home")
+        told = ok(student_train, *words(store, folder / "mine"), "--push-to-hub", "user/mine")
+    assert f"pushed    {hub.address}/user/mine/commit/" in told
+    return folder / "mine"
+
+
+def test_a_pushed_student_loads_by_its_name(student: Path) -> None:
+    model = AutoModelForMaskedLM.from_pretrained("user/mine")
+    own = AutoModelForMaskedLM.from_pretrained(student)
+    assert all(
+        (one == other).all()
+        for one, other in zip(model.parameters(), own.parameters(), strict=True)
+    )
+    tokenizer = AutoTokenizer.from_pretrained("user/mine")
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(student).get_vocab()
+
+
+def test_what_is_sent_tells_nothing_of_this_machine(hub: Hub, student: Path) -> None:
+    files = hub.repositories["models/user/mine"].files()
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
+    assert not [name for name in files if name.startswith(("tensorboard", "checkpoints", "."))]
+    for name in ("README.md", "training.json", "metrics.jsonl"):
+        sent = hub.read("models/user/mine", name).decode()
+        assert str(student.parents[1]) not in sent and "/tmp" not in sent, name
+    report = json.loads(hub.read("models/user/mine", "training.json"))
+    assert report["settings"]["store"] == "store.zarr" and report["result"]["steps"] == 2
+    card = ModelCard(hub.read("models/user/mine", "README.md").decode())
+    data = vars(card.data)
+    assert (data["library_name"], data["pipeline_tag"]) == ("transformers", "fill-mask")
+    assert data["tags"] == ["distillation", "teachonce"] and data["base_model"] is None
+    assert 'pipeline("fill-mask", "user/mine")' in card.text
+    assert '"this folder"' in (student / "README.md").read_text()
+
+
+def test_a_finished_folder_is_pushed_without_training(hub: Hub, student: Path) -> None:
+    told = ok(student_train, "push", student, "user/again", "--private", "--message", "once more")
+    assert "/user/again/commit/" in told
+    repository = hub.repositories["models/user/again"]
+    assert repository.private and repository.messages[-1] == "once more"
+    assert repository.files().keys() == hub.repositories["models/user/mine"].files().keys()
+
+
+def test_what_is_no_finished_student_is_refused(student: Path, tmp_path: Path) -> None:
+    says(refused(student_train, "push", tmp_path, "user/x"), "no model with a card there")
+    report = json.loads((student / "training.json").read_text())
+    del report["result"]
+    (tmp_path / "training.json").write_text(json.dumps(report))
+    says(refused(student_train, "push", tmp_path, "user/x"), "not finished", "--resume")
+    says(refused(student_train, "--store", "s.zarr", "--private"), "--private", "--push-to-hub")
+
+
+def test_rights_are_asked_for_before_the_training(
+    hub: Hub, store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_by_this_process(hub, monkeypatch, tmp_path / "home", READER)
+    line = refused(student_train, *words(store, tmp_path / "out"), "--push-to-hub", "user/mine")
+    says(line, "user/mine: the hub answered 403", "hf auth login")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_student_that_could_not_be_sent_is_finished(
+    hub: Hub, student: Path, store: FeatureStore
+) -> None:
+    hub.fails = {"POST /api/models/user/mine/commit": 503}
+    again = (*words(store, student), "--resume", "--push-to-hub", "user/mine")
+    (student / "README.md").open("a").write("changed\n")
+    line = refused(student_train, *again)
+    says(line, "user/mine: the hub answered 503", f"student-train push {student} user/mine")
+    hub.fails = {}
+    assert "there is nothing to do" in ok(student_train, *again)
+    assert hub.read("models/user/mine", "README.md").endswith(b"changed\n")
