@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from feature_store.answers import Answer, telling
+from feature_store.numbers import read_numbers
 from store.errors import StoreError, without_remedy
 from store.format.codecs.levels import LEVELS
+from student_train.settings.naming import beside
+from student_train.settings.words import check_vocabulary_word
 from support.console import CONTEXT, counted, readable
 from support.errors import UserError
 from support.hub import push_options
@@ -30,6 +34,9 @@ def _bars(items: list[Any], unit: str) -> Any:
     return _progress(unit)(items)
 
 
+VOCAB_HELP = (
+    "A student's vocabulary, as student-train takes it: a size, a folder, teacher, pruned:N, words."
+)
 allow_partial = click.option(
     "--allow-partial", is_flag=True, help="Take the published parts of an unfinished store."
 )
@@ -42,16 +49,29 @@ def main() -> None:
 
 @main.command()
 @click.argument("path")
+@click.option("--vocab", help=f"{VOCAB_HELP} Tells what each alignment makes use of.")
 @allow_partial
 @telling
-def info(path: str, allow_partial: bool) -> Iterator[Answer]:
-    """Tell what a store holds: teacher, corpus, features, codec, sizes."""
+def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Answer]:
+    """Tell what a store holds: teacher, corpus, features, codec, sizes.
+
+    With --vocab it tells, over a sample of a large store, which share of the teacher's and of the
+    student's tokens takes part in each alignment, and in runs of which sizes.
+    """
     from store.read.store import open_store
     from store.tools.info import describe, info_lines
 
+    if vocab is not None:
+        check_vocabulary_word(vocab)
     store = open_store(path, allow_partial=allow_partial)
     facts = describe(store)
     yield Answer(facts, info_lines(store, facts))
+    if vocab is not None:
+        from feature_store.coverage import coverage, coverage_lines
+        from feature_store.student import Student
+
+        found = coverage(Student(vocab, store))
+        yield Answer(found, coverage_lines(found))
 
 
 @main.command()
@@ -273,3 +293,48 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Ans
     facts = sequence_facts(open_store(path, allow_partial=allow_partial), number, view)
     lines = [printable(line) for text in facts["texts"] for line in text.split("\n")]
     yield Answer(facts, [headline(facts), *lines, token_table(facts)])
+
+
+@main.command()
+@click.argument("path")
+@click.option(
+    "--sequence",
+    "sequences",
+    multiple=True,
+    default=("0",),
+    help="Numbers of sequences, such as 17,42; negative ones count from the end.",
+)
+@click.option("--vocab", help=f"{VOCAB_HELP} Without it the teacher's tokens stand alone.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="File of the page; a page of before is replaced.  [default: STORE-page.html, beside the"
+    " store]",
+)
+@allow_partial
+@telling
+def page(
+    path: str, sequences: tuple[str, ...], vocab: str | None, out: Path | None, allow_partial: bool
+) -> Iterator[Answer]:
+    """Write a page that shows sequences in a browser.
+
+    It shows the tokens of the teacher and of a student over the text, the runs of each alignment,
+    best logits, attention maps, masks, and the nearest sequences of the store, or of a sample of a
+    large one. The page is one file that needs no network.
+    """
+    from support.pages import check_page
+
+    out = out or beside(path, "page.html")
+    numbers = read_numbers(sequences)
+    if vocab is not None:
+        check_vocabulary_word(vocab)
+    check_page(out, "feature-store page")
+    from feature_store.page.report import write_look
+    from feature_store.student import Student
+    from store.read.store import open_store
+    from store.tools.show import check_number
+
+    store = open_store(path, allow_partial=allow_partial)
+    numbers = list(dict.fromkeys(check_number(store, number) for number in numbers))
+    write_look(store, numbers, Student(vocab, store) if vocab is not None else None, out)
+    yield Answer({"page": str(out), "sequences": numbers}, [f"page in {out}"])

@@ -174,10 +174,16 @@ class FeatureStore(Sequence[Record]):
         part, position = self.locate(number)
         return Record(number, part, position, self.calibration)
 
-    def texts(self) -> Iterator[str]:
-        """Texts of all sequences in order, read part by part."""
-        for place, part in enumerate(self.manifest.parts):
-            yield from self.part(place).texts(0, part.counts.sequences)
+    def texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
+        """Texts of all sequences in order, read part by part; or of `blocks`, rows of
+        `blocks()`."""
+        if blocks is not None:
+            for begin, end in self._index.check_blocks(blocks).tolist():
+                part, position = self.locate(begin)
+                yield from part.texts(position, position + end - begin)
+            return
+        for place, entry in enumerate(self.manifest.parts):
+            yield from self.part(place).texts(0, entry.counts.sequences)
 
     def embeddings(self) -> Floats:
         """float32 [n, W]: the teacher's vectors of all sequences.
@@ -195,12 +201,12 @@ class FeatureStore(Sequence[Record]):
             found.append(reader.vectors(0, part.counts.sequences))
         return np.concatenate(found)
 
-    def single_texts(self) -> Iterator[str]:
-        """Texts of all sequences in order, of pairs the first and then the second.
+    def single_texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
+        """Texts as `texts` gives them, of pairs the first and then the second.
 
         Raises StoreError for a text of a store of pairs that is none.
         """
-        for text in self.texts():
+        for text in self.texts(blocks):
             yield from divided(text, self.features.separator, self.path)
 
     def blocks(self, block_tokens: int = 4096) -> Array:

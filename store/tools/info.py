@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from store.containers.hdf5.tree import Hdf5Source
+from store.errors import StoreError
 from store.format.features import EmbeddingSpec, Features, TaskSpec
 from store.format.layout import Counts, part_arrays
 from store.read.store import FeatureStore
@@ -23,31 +25,49 @@ HASH = 12  # characters shown of a hash
 def bytes_on_disk(path: str) -> dict[str, int] | None:
     """Bytes of the parts (`features`), of weights, head and tokenizer (`teacher`), and of
     everything with metadata and gaps (`total`); None for a URL."""
-    if "://" in path:
-        return None
-    target = Path(path)
-    if target.is_dir():
-        sizes = {group: _size(target / group) for group in ("parts", "teacher")}
-        total = _size(target)
-    else:
-        unfinished = _size(Path(f"{path}.parts"))
-        sizes = _datasets(target)
-        sizes["parts"] += unfinished
-        total = target.stat().st_size + unfinished
-    return {"features": sizes["parts"], "teacher": sizes["teacher"], "total": total}
+    return None if "://" in path else _on_disk(Path(path))[0]
 
 
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def _on_disk(target: Path) -> tuple[dict[str, int], Counter[str]]:
+    """Bytes as `bytes_on_disk` tells them, and of each kind of feature in all parts; "" has what
+    belongs to none."""
+    roots, kinds, total = Counter[str](), Counter[str](), 0
+    for name, size in _zarr_files(target) if target.is_dir() else _hdf5_datasets(target):
+        root, _, inside = name.partition("/")
+        roots[root] += size
+        total += size
+        if root == "parts":
+            kinds[inside.partition("/")[2].rpartition("/")[0]] += size
+    return {"features": roots["parts"], "teacher": roots["teacher"], "total": total}, kinds
 
 
-def _datasets(path: Path) -> Counter[str]:
-    """Bytes of the datasets of an HDF5 file, by their group at the root."""
-    sizes = Counter[str]()
-    source = Hdf5Source(str(path))
-    for name in source.arrays():
-        sizes[name.split("/")[0]] += source.stored_bytes(name)
-    return sizes
+def _zarr_files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield the array, or the group, that each file of a store belongs to, and its bytes."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            segments = file.relative_to(folder).parts[:-1]
+            place = segments.index("c") if "c" in segments else len(segments)
+            yield "/".join(segments[:place] or ("",)), file.stat().st_size
+
+
+def _hdf5_datasets(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield each array of a store and its bytes, then for each file what belongs to none."""
+    for file in (path, *Path(f"{path}.parts").rglob("*")):
+        if file.is_file():
+            of_part, rest = file != path, file.stat().st_size
+            for name, size in _datasets(file):
+                rest -= size
+                yield name, size
+            yield "parts" if of_part else "", rest
+
+
+def _datasets(file: Path) -> list[tuple[str, int]]:
+    """List the arrays of an HDF5 file; none of a file that is being written."""
+    try:
+        with closing(Hdf5Source(str(file))) as source:
+            return [(name, source.stored_bytes(name)) for name in source.arrays()]
+    except StoreError:
+        return []
 
 
 def _encoded(store: FeatureStore) -> Counter[str]:
@@ -64,14 +84,15 @@ def _encoded(store: FeatureStore) -> Counter[str]:
 
 def describe(store: FeatureStore) -> dict[str, Any]:
     """All facts of `feature-store info`, as JSON."""
-    tokens, disk = max(1, store.meta["tokens"]), bytes_on_disk(store.path)
-    encoded = sorted(_encoded(store).items())
+    tokens, encoded = max(1, store.meta["tokens"]), dict(sorted(_encoded(store).items()))
+    disk, kinds = (None, None) if "://" in store.path else _on_disk(Path(store.path))
     return store.meta | {
         "path": store.path,
         "content": store.manifest.content(),
         "bytes_on_disk": disk,
         "feature_bytes_per_token_on_disk": disk and round(disk["features"] / tokens, 2),
-        "bytes_per_token_encoded": {kind: round(size / tokens, 2) for kind, size in encoded},
+        "bytes_by_feature": kinds and {kind: kinds[kind] for kind in encoded},
+        "bytes_per_token_encoded": {kind: round(n / tokens, 2) for kind, n in encoded.items()},
         "teacher_files": sorted(store.teacher_files()),
         "teacher_weights": len(store.teacher_weights()),
     }
@@ -104,10 +125,21 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
     for name, value in rows:
         lines.append(f"{'' if name == previous else name:<11} {value}")
         previous = name
-    lines.append("bytes per token before compression:")
-    kinds = about["bytes_per_token_encoded"].items()
-    lines += [f"  {kind:<28} {value:>9.2f}" for kind, value in kinds]
-    return lines + [f"  {'all':<28} {sum(value for _, value in kinds):>9.2f}"]
+    return lines + _by_feature(about)
+
+
+def _by_feature(about: Mapping[str, Any]) -> list[str]:
+    """Write a table of bytes per token by feature: before compression and, where it is on this
+    machine, on the disk."""
+    encoded, disk = about["bytes_per_token_encoded"], about["bytes_by_feature"]
+    rows = {kind: [f"{size:>9.2f}"] for kind, size in encoded.items()}
+    rows["all"] = [f"{sum(encoded.values()):>9.2f}"]
+    if disk:
+        tokens = max(1, about["tokens"])
+        for kind, size in {**disk, "all": sum(disk.values())}.items():
+            rows[kind] += [f"{size / tokens:>9.2f}", f"{readable(size):>9}"]
+    heading = "bytes per token before compression" + (", on the disk, and in all" if disk else "")
+    return [f"{heading}:", *(f"  {kind:<28} {'  '.join(row)}" for kind, row in rows.items())]
 
 
 def _disk(about: Mapping[str, Any]) -> Iterator[str]:

@@ -16,8 +16,6 @@ from align import (
     Alignment,
     AlignmentError,
     Tokens,
-    Vocabulary,
-    VocabularyMap,
 )
 from store import Batch, FeatureStore
 from store.errors import VERIFY, StoreError
@@ -28,12 +26,12 @@ from student_train.data.masking import IGNORED, MaskedTokens, Masker
 from student_train.data.pooling import MapPooling, Runs
 from student_train.data.targets import TargetReader, TaskTargets, first_pieces
 from student_train.data.token_cache import token_table, tokenize
+from student_train.data.vocabularies import vocabulary_map
 from student_train.losses.logits import LogitTargets, SharedTargets
 from student_train.losses.registry import Loss, features_of, losses_for
 from student_train.settings.alignments import ALIGNMENTS, Sides, Strategy
 from student_train.settings.options import TrainOptions
 from support.arrays import Array, starts
-from support.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class Collator:
         self.table = None if store is None else token_table(store, self.tokenizer)
         self.padding = student_tokenizer.pad_token_id
         self.max_length = max_length
-        self.vocabulary = _vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
+        self.vocabulary = vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
         self.head = head
         self.readers = dict[str, TargetReader]()  # by `Strategy.predicted`
         self.task = store.features.task if store else None
@@ -327,14 +325,3 @@ def word_begins(batch: Batch) -> Array:
         _, leading = np.unique(at[found], return_index=True)
         begins[first + found[leading]] = True
     return begins
-
-
-def _vocabulary_map(teacher: str, student: str) -> VocabularyMap:
-    try:
-        return VocabularyMap.between(
-            Vocabulary.from_tokenizer_json(teacher), Vocabulary.from_tokenizer_json(student)
-        )
-    except AlignmentError as error:
-        raise UserError(
-            f"the tokenizers of teacher and student cannot be aligned: {error}"
-        ) from error

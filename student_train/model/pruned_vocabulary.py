@@ -14,10 +14,11 @@ from support.arrays import Array
 from support.errors import UserError
 
 
-def pruned_tokenizer(store: FeatureStore, size: int) -> Tokenizer:
+def pruned_tokenizer(store: FeatureStore, size: int, blocks: Array | None = None) -> Tokenizer:
     """Cut the teacher's tokenizer to `size` pieces. It keeps its special and added tokens, every
     single character that the store's text has, and the pieces that are most frequent there, in the
-    teacher's order. Where the text has fewer pieces, it keeps all of these.
+    teacher's order. Where the text has fewer pieces, it keeps all of these. With `blocks` the text
+    is theirs alone.
 
     Raises UserError unless the teacher's tokenizer is a WordPiece, and where the special tokens and
     characters alone are more than `size`.
@@ -31,7 +32,7 @@ def pruned_tokenizer(store: FeatureStore, size: int) -> Tokenizer:
         )
     pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
     added = [token["content"] for token in settings["added_tokens"]]
-    return cut_tokenizer(settings, _kept(model, pieces, _counts(store), added, size))
+    return cut_tokenizer(settings, _kept(model, pieces, _counts(store, blocks), added, size))
 
 
 def cut_tokenizer(settings: dict[str, Any], kept: list[str]) -> Tokenizer:
@@ -44,9 +45,13 @@ def cut_tokenizer(settings: dict[str, Any], kept: list[str]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(settings))
 
 
-def _counts(store: FeatureStore) -> Array:
+def _counts(store: FeatureStore, blocks: Array | None) -> Array:
     """Count how often each of the teacher's ids stands in the store: int64 [V]."""
     counts = np.zeros(store.features.vocabulary, np.int64)
+    if blocks is not None:
+        for batch in store.stream(blocks=blocks, features=(), shuffle=False):
+            counts += np.bincount(batch.token_ids, minlength=len(counts))
+        return counts
     for place in range(len(store.manifest.parts)):
         counts += np.bincount(store.part(place).all("token/id"), minlength=len(counts))
     return counts

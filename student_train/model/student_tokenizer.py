@@ -11,32 +11,37 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from store import FeatureStore
 from store.extras.mixed_vocab import MixedVocab
+from store.format.pairs import has_pair_form
 from student_train.model.pruned_vocabulary import pruned_tokenizer
 from student_train.settings.words import check_vocabulary
+from support.arrays import Array
 from support.errors import UserError, first_line
 from training import wordpiece
 from training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_size
 
 
-def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast:
+def student_tokenizer(
+    word: str, store: FeatureStore, blocks: Array | None = None
+) -> PreTrainedTokenizerFast:
     """Make the tokenizer that `--vocab` asks for.
 
-    It has fewer pieces than a size asks for where the store's text has no more. Raises UserError
+    It has fewer pieces than a size asks for where the store's text has no more. With `blocks`, rows
+    of `store.blocks()`, it is made of their text alone. Raises UserError
     for a word that means no vocabulary, a size that cannot hold the characters of the text, and a
     folder without a fast tokenizer.
     """
     size = vocabulary_size(word)
     if size is not None:
-        return train_wordpiece(store.single_texts(), size, store.tokenizer().normalizer)
+        return train_wordpiece(store.single_texts(blocks), size, store.tokenizer().normalizer)
     if word == "teacher":
         return teacher_tokenizer(store)
     kind, colon, number = word.partition(":")
     size = vocabulary_size(number)
     if kind == "words" and bool(colon) == (size is not None):
-        return _named(wordpiece.words_of(store.single_texts(), size))
+        return _named(wordpiece.words_of(store.single_texts(blocks), size))
     if kind == "pruned" and size:
         config = store.teacher_settings("tokenizer_config.json")
-        return _from_files(pruned_tokenizer(store, size), config, word)
+        return _from_files(pruned_tokenizer(store, size, blocks), config, word)
     if word == "mixed-vocab":
         stored = MixedVocab.of(store)
         return _from_files(stored.backend(), stored.read_settings(), word)
@@ -56,6 +61,21 @@ def student_tokenizer(word: str, store: FeatureStore) -> PreTrainedTokenizerFast
     check_student_tokenizer(tokenizer, word)
     loaded: PreTrainedTokenizerFast = tokenizer
     return loaded
+
+
+def check_pair_form(tokenizer: PreTrainedTokenizerFast, word: str, store: FeatureStore) -> None:
+    """Raise UserError for a tokenizer that puts no token between the two texts of a pair."""
+    if not has_pair_form(tokenizer.backend_tokenizer):
+        raise UserError(
+            f"--vocab {word}: its tokenizer puts no token between the two texts of a pair, and"
+            f" {store.path} holds pairs; give a size such as 5k"
+        )
+
+
+def length_read(longest: int) -> int:
+    """Return how many tokens a student reads of a text at most, where nothing is said of it, by the
+    tokens of the teacher's longest sequence: its own are smaller, and there are more."""
+    return min(512, 2 * longest)
 
 
 def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:

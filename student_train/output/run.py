@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from store import FeatureStore, open_store
-from store.format.pairs import has_pair_form
 from store.tools.laws import check_tokens
 from student_train.data.collator import Collator
 from student_train.data.stored_vocabulary import check_vocabulary
@@ -23,7 +22,7 @@ from student_train.losses.registry import losses_for
 from student_train.model.kinds import has_attention, make_student
 from student_train.model.pruning import pruned, shared_pieces
 from student_train.model.start import RANDOM, initialise
-from student_train.model.student_tokenizer import student_tokenizer
+from student_train.model.student_tokenizer import check_pair_form, length_read, student_tokenizer
 from student_train.model.word_vectors import set_word_vectors
 from student_train.output.card import environment, hub_id, model_card
 from student_train.output.embedder import save_embedder
@@ -197,7 +196,7 @@ def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore)
     if store.features.separator is not None:
         read_pairs(tokenizer, options, store)
     longest = max(each.features.max_length for each in (store, *others))
-    tokenizer.model_max_length = options.max_length or min(512, 2 * longest)
+    tokenizer.model_max_length = options.max_length or length_read(longest)
     torch.manual_seed(options.seed)
     student = make_student(
         options.student,
@@ -237,11 +236,7 @@ def read_pairs(tokenizer: Any, options: TrainOptions, store: FeatureStore) -> No
 
     Raises UserError for a tokenizer that puts no token between two texts.
     """
-    if not has_pair_form(tokenizer.backend_tokenizer):
-        raise UserError(
-            f"--vocab {options.vocab}: its tokenizer puts no token between the two texts of a pair,"
-            f" and {store.path} holds pairs; give a size such as 5k"
-        )
+    check_pair_form(tokenizer, options.vocab, store)
     types = ["token_type_ids"] if parse_student(options.student).token_types else []
     names = ["input_ids", *types, "attention_mask"]
     tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names

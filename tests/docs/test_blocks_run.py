@@ -31,6 +31,7 @@ MADE_BEFORE: dict[str, tuple[str, ...]] = {  # by commands of other pages
     "docs/guide/recipes.md": ("store.zarr",),
     "docs/guide/sweeps.md": ("store.zarr",),
     "docs/guide/trust.md": ("store.zarr",),
+    "docs/guide/look.md": ("store.zarr",),
     "docs/guide/score.md": ("student",),
     "docs/guide/export.md": ("student", "sst-student"),
 }

@@ -72,7 +72,7 @@ def write_report(folder: Path) -> Path:
         lead=_lead(students, measures),
         students=students,
         columns=runs["varied"],
-        figures=measures,
+        measures=measures,
         cell=_cell,
         readable=readable,
         views=views,

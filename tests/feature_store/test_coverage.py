@@ -1,0 +1,129 @@
+"""`info --vocab`: what each alignment makes use of, over all of a store or a sample of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from align import FlatText, Tokens, Vocabulary, VocabularyMap, align_match, align_reduce, align_span
+from feature_store import coverage, student
+from feature_store.cli import main
+from feature_store.sample import sample
+from feature_store.student import Student, _tokenized_there, _tokens
+from store import open_store
+from student_train.data.token_cache import tokenize
+from tests.feature_store.test_json import facts
+from tests.store.making import begin, features_of, make_part, put_part
+
+
+def lines(*arguments: object) -> str:
+    done = CliRunner().invoke(main, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_coverage_is_what_the_alignments_give_text_by_text(store: Path) -> None:
+    told, fs = facts("info", store, "--vocab", "5k"), open_store(store)
+    own = Student("5k", fs)
+    backend = own.tokenizer.backend_tokenizer
+    pieces = [
+        Vocabulary.from_tokenizer_json(text)
+        for text in (fs.teacher_file("tokenizer.json").decode(), backend.to_str())
+    ]
+    shared = VocabularyMap.between(*pieces)
+    runs = {name: Counter[str]() for name in ("span", "match", "reduce")}
+    tokens, unknown = Counter[str](), Counter[str]()
+    for record in fs:
+        encoding = backend.encode(record.text)
+        teacher = Tokens.of([record.token_ids.tolist()], [record.offsets], [record.special])
+        learns = Tokens.of([encoding.ids], [encoding.offsets], [encoding.special_tokens_mask])
+        text, reduced = FlatText.of([record.text]), align_reduce(teacher, shared)
+        found = {
+            "span": (learns, align_span(text, teacher, learns)),
+            "match": (learns, align_match(text, teacher, learns, shared)),
+            "reduce": (reduced.tokens, reduced.alignment),
+        }
+        for name, (side, pairs) in found.items():
+            for t, s in zip(pairs.teacher, pairs.student, strict=True):
+                runs[name][f"{t[1] - t[0]}:{s[1] - s[0]}"] += 1
+            ordinary = side.ids[~side.special].tolist()
+            tokens[name] += len(ordinary)
+            unknown[name] += ordinary.count(own.tokenizer.unk_token_id)
+        tokens["teacher"] += int((~record.special).sum())
+    assert told["coverage"]["teacher_tokens"] == tokens["teacher"]
+    assert (told["coverage"]["sequences"], told["coverage"]["of"]) == (24, 24)
+    for name, each in told["coverage"]["alignments"].items():
+        assert each["runs_by_size"] == runs[name] and each["student_tokens"] == tokens[name]
+        assert each["unknown"] == unknown[name]
+        sizes = [(*map(int, size.split(":")), count) for size, count in runs[name].items()]
+        assert each["teacher_share"] == sum(t * n for t, _, n in sizes) / tokens["teacher"]
+        assert each["student_share"] == sum(s * n for _, s, n in sizes) / tokens[name]
+    vocabulary = told["vocabulary"]
+    assert vocabulary["pieces"] == len(own.tokenizer)
+    assert vocabulary["shared"] == len(set(shared.match[shared.match >= 0]))
+    assert vocabulary["teacher_pieces_unknown"] == shared.unknown.sum()
+
+
+def test_people_are_told_the_same(store: Path) -> None:
+    text, told = lines("info", store, "--vocab", "5k"), facts("info", store, "--vocab", "5k")
+    span = told["coverage"]["alignments"]["span"]
+    row = next(line for line in text.splitlines() if line.startswith("span ")).split()
+    assert row[1:3] == [f"{span['teacher_share']:.1%}", f"{span['student_share']:.1%}"]
+    assert row[4] == f"{span['runs']:,}"
+    assert "of 24 of 24 sequences" in text and "the text has no more" in text
+
+
+def test_bytes_by_feature_add_up(store: Path, tmp_path: Path) -> None:
+    lines("convert", store, tmp_path / "b.h5")
+    for path in (store, tmp_path / "b.h5"):
+        told = facts("info", path)
+        by_feature, disk = told["bytes_by_feature"], told["bytes_on_disk"]
+        assert by_feature.keys() == told["bytes_per_token_encoded"].keys()
+        assert 0.7 * disk["features"] < sum(by_feature.values()) <= disk["features"]
+    files = store.glob("parts/*/view1/attention/mean/values/**/*")
+    maps = sum(file.stat().st_size for file in files if file.is_file())
+    assert facts("info", store)["bytes_by_feature"]["view1/attention/mean"] == maps
+
+
+def test_a_large_store_is_sampled(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sample(open_store(store), 1).told == "12 of 24 sequences, spread evenly"
+    assert sample(open_store(store), 10**9).told == "all 24 sequences"
+    monkeypatch.setattr(coverage, "SAMPLE_TOKENS", 1)
+    monkeypatch.setattr(student, "VOCABULARY_TOKENS", 1)
+    told = facts("info", store, "--vocab", "5k")
+    assert (told["coverage"]["sequences"], told["coverage"]["of"]) == (12, 24)
+    assert "made of 12 of 24 sequences" in told["vocabulary"]["note"]
+    first = "".join(open_store(store)[number].text for number in range(12))
+    assert set(first.replace(" ", "")) >= {
+        c for c in Student("words", open_store(store)).tokenizer.get_vocab() if len(c) == 1
+    }
+
+
+def test_tokens_are_the_same_from_another_process(store: Path) -> None:
+    own = Student("5k", open_store(store))
+    texts = [record.text for record in open_store(store)[:3]]
+    here = tokenize(own.backend, texts)
+    there = _tokens(json.loads(json.dumps(_tokenized_there(own.backend.to_str(), texts, None))))
+    for name in ("ids", "offsets", "special", "start", "types"):
+        assert np.array_equal(getattr(here, name), getattr(there, name))
+
+
+def test_what_cannot_be_a_vocabulary_is_refused(store: Path, tmp_path: Path) -> None:
+    def refused(*arguments: object) -> str:
+        done = CliRunner().invoke(main, [*map(str, arguments)])
+        assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.output
+        return done.output
+
+    assert "--vocab big: expected a size" in refused("info", store, "--vocab", "big")
+    writer = begin(tmp_path / "a.zarr", features_of(tier=None), files={"config.json": b"{}"})
+    put_part(writer, 0, make_part(features_of(tier=None), 0))
+    writer.seal()
+    for command in ("info", "page"):
+        line = refused(command, tmp_path / "a.zarr", "--vocab", "5k")
+        assert "holds no tokenizer.json" in line and "leave --vocab away" in line
+    assert "page in" in lines("page", tmp_path / "a.zarr", "--out", tmp_path / "a.html")
