@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ def _progress(unit: str) -> Any:
     return lambda items: tqdm(items, unit=unit, disable=None)
 
 
-def _bars(items: list[Any], unit: str) -> Any:
+def _bars(items: Sequence[Any], unit: str) -> Any:
     return _progress(unit)(items)
 
 
@@ -218,7 +218,7 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Answer]:
             raise UserError("--codec: convert to a .zarr on this machine first, then to an address")
         from store.tools.copy import upload
 
-        upload(source, target, progress=_progress("file"))
+        upload(source, target, progress=_progress("part"))
     else:
         from store.tools.copy import convert as copy
 

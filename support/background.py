@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from support.errors import first_line
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 PATIENCE = 10.0  # seconds that an item under way is waited for when nobody wants it any more
 
 
@@ -55,6 +56,20 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
     finally:
         stop.set()
         thread.join(PATIENCE)  # it may wait for a network that has stalled
+
+
+def in_order(
+    threads: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ready: int
+) -> Iterator[Result]:
+    """Yield what `work` makes of each item, in order; at most `ready` items are under way, where
+    `ThreadPoolExecutor.map` takes all of them at once."""
+    under_way = deque[Future[Result]]()
+    for item in items:
+        under_way.append(threads.submit(work, item))
+        if len(under_way) >= ready:
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
 
 
 class Calls(Protocol):

@@ -184,13 +184,18 @@ class Bucket:
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
-    def names(self, prefix: str = "") -> set[str]:
-        """Names of all objects under a prefix."""
+    def names(
+        self, prefix: str = "", without: Callable[[str], bool] = lambda name: False
+    ) -> set[str]:
+        """Names of all objects under a prefix but those `without` which the caller does."""
 
-        async def request() -> Any:
-            return await self._obstore.list(self.store, prefix or None).collect_async()
+        async def request() -> set[str]:
+            found = set[str]()
+            async for some in self._obstore.list(self.store, prefix or None):
+                found.update(path for each in some if not without(path := str(each["path"])))
+            return found
 
-        return {str(each["path"]) for each in self.ask(prefix, request, None)}
+        return self.ask(prefix, request, None)
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; they may be gone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -35,12 +35,14 @@ class Slices(Protocol):
 class Flaw(NamedTuple):
     """What only the file format shows: a line for a person, and the path of the group or array.
 
-    A stranger is a file or object that the format does not know; nobody reads it.
+    A stranger is a file or object that the format does not know; nobody reads it. What a stranger
+    explains, wherever it is, is no damage of its own: a file whose last bytes hash all others.
     """
 
     line: str
     path: str
     stranger: bool = False
+    explained_by_strangers: bool = False
 
 
 class Source(Protocol):
@@ -59,8 +61,11 @@ class Source(Protocol):
     def array(self, name: str) -> Slices:
         """Open an array by its path; its data is read later. StoreError if there is none."""
 
-    def flaws(self, arrays: Collection[str]) -> list[Flaw]:
-        """Missing, altered and strange files or objects of a store that has these arrays."""
+    def flaws(
+        self, arrays: Collection[str], group: str = "", parts: Container[int] = ()
+    ) -> list[Flaw]:
+        """Missing, altered and strange files or objects of a group that has these arrays; '' is the
+        root. Nothing is said of what is inside the `parts` of these numbers."""
 
     def damaged_chunks(self, name: str) -> list[int]:
         """Numbers of the first chunks of an array (along the rows) that cannot be decoded."""

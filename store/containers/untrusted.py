@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from store.errors import StoreError
+from store.format.layout import part_number
 
 MAX_JSON = 2**25  # takes some 30 times its bytes when it is read
 MAX_CHUNK = 2**30
@@ -15,6 +16,7 @@ MAX_RATIO = 2**15  # a chunk of equal bytes shrinks to some 60; real ones do not
 SMALL = 2**26  # decoded bytes that any array may have
 MAX_TOLD = 8  # damaged chunks of an array that are named; few bytes may declare 2^26 of them
 JSON_RATIO, JSON_SMALL = 16, 2**20  # of the manifest: half of it is checksums, and nothing shrinks
+MAX_KNOWN = 4096  # folders that are not looked at again
 
 
 class Folder:
@@ -54,6 +56,8 @@ class Folder:
         self.enter(parent)
         if last == ".." or os.path.isabs(folder) or os.path.islink(os.path.join(self.root, folder)):
             self._check_link(folder)
+        if len(self._inside) > MAX_KNOWN:
+            self._inside = {""}
         self._inside.add(folder)
 
     def _check_link(self, name: str) -> None:
@@ -65,9 +69,13 @@ class Folder:
             )
 
 
-def files_under(root: str) -> Iterator[str]:
-    """Paths of all files under a folder, relative to it; a link to a folder counts as a file."""
-    for folder, names, files in os.walk(root):
+def files_under(root: str, group: str = "", parts: Container[int] = ()) -> Iterator[str]:
+    """Paths of all files under a folder of `root`, relative to `root`; a link to a folder counts as
+    a file. The folders of `parts` are passed over."""
+    for folder, names, files in os.walk(os.path.join(root, group)):
+        here = Path(folder).relative_to(root).as_posix()
+        if here == "parts":
+            names[:] = [name for name in names if part_number(name) not in parts]
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]
         for name in [*files, *links]:
             yield Path(folder, name).relative_to(root).as_posix()

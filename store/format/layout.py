@@ -30,6 +30,12 @@ def part_number(name: str) -> int | None:
     return number if str(number) == name else None
 
 
+def part_of(path: str) -> int | None:
+    """The number of the part that a path lies in, or is; None outside the parts."""
+    top, _, rest = path.partition("/")
+    return part_number(rest.partition("/")[0]) if top == "parts" else None
+
+
 def groups_above(path: str) -> list[str]:
     """Paths of the groups above an array or group, the root left out, from the top."""
     segments = path.split("/")

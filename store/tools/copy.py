@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from store.containers.zarr.files import remote_files
+from store.containers.zarr.files import Remote, remote_files
 from store.containers.zarr.tree import ZarrSource
 from store.errors import StoreError
 from store.extras.mixed_vocab import MixedVocab
 from store.extras.word_counts import WordCounts
 from store.format.features import Calibration, Features
-from store.format.manifest import digest
+from store.format.manifest import Part, digest
 from store.read.part import DAMAGED
 from store.read.store import FeatureStore, open_store
 from store.tools.recode import ENCODED, check_codec, recode_part
-from store.tools.verify import entries, verify_store
+from store.tools.verify import outside_entries, verify_store
 from store.write.writer import StoreWriter
 from support.arrays import Array
 from support.errors import ANOTHER, UserError
 
 DOCUMENT = "sequence/document"
 ROOT = "zarr.json"
-Progress = Callable[[list[Any]], Any]
+Progress = Callable[[Sequence[Any]], Any]
 
 
 def same_calibration(one: Calibration, other: Calibration) -> bool:
@@ -144,10 +144,10 @@ def convert(
     check_codec(store.features.codec, new)
     features = store.features.in_codec(new)
     parts = store.manifest.parts
-    numbers = [part.number for part in parts]
+    numbers = store.manifest.numbers.tolist()
     with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:
-        for place, part in progress(list(enumerate(parts))):
-            copy_part(writer, part.number, store, place, store, 0)
+        for place in progress(range(len(parts))):
+            copy_part(writer, parts[place].number, store, place, store, 0)
         writer.seal()
     store.close()
 
@@ -174,16 +174,46 @@ def upload(
             )
         if found := verify_store(store).problems:
             raise StoreError(f"{source}: {found[0]}; {DAMAGED}")
-        known, _ = store.source.files([*(name for name, _ in entries(store)), "manifest"])
-    folder, target = Path(source), target.rstrip("/")
+        remote = _target(target.rstrip("/"), storage_options)
+        parts = store.manifest.parts
+        for place in progress(range(len(parts) + 1)):
+            files = _part_files(store, parts[place]) if place < len(parts) else _other_files(store)
+            for name in files:
+                _send(Path(source), remote, name, target)
+
+
+def _target(target: str, storage_options: dict[str, Any] | None) -> Remote:
+    """Open an address for writing. Raises UserError if a store is there."""
     try:
         remote = remote_files(target, storage_options, writing=True)
     except (ImportError, ValueError) as error:
         raise StoreError(f"{target}: cannot be written ({error})") from error
     if remote.has(ROOT):
         raise UserError(f"{target} exists already; {ANOTHER}")
-    for name in progress([*sorted(known - {ROOT}), ROOT]):
-        data = (folder / name).read_bytes()
-        remote.write(name, data)
-        if remote.size(name) != len(data):
-            raise StoreError(f"{target}: {name} has not arrived whole; type the command again")
+    return remote
+
+
+def _part_files(store: FeatureStore, part: Part) -> list[str]:
+    """Paths of the files of a part."""
+    here = f"parts/{part.number}"
+    return _sorted_files(store, [f"{here}/{name}" for name in part.arrays], here)
+
+
+def _other_files(store: FeatureStore) -> list[str]:
+    """Paths of all files outside the parts, the root's last."""
+    found = _sorted_files(store, ["manifest", *(name for name, _ in outside_entries(store))], "")
+    return [*(name for name in found if name != ROOT), ROOT]
+
+
+def _sorted_files(store: FeatureStore, arrays: list[str], group: str) -> list[str]:
+    assert isinstance(store.source, ZarrSource)
+    files, _ = store.source.files(arrays, group)
+    return sorted(files)
+
+
+def _send(folder: Path, remote: Remote, name: str, target: str) -> None:
+    """Copy one file. Raises StoreError if it arrived cut short."""
+    data = (folder / name).read_bytes()
+    remote.write(name, data)
+    if remote.size(name) != len(data):
+        raise StoreError(f"{target}: {name} has not arrived whole; type the command again")

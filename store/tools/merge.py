@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from bisect import bisect
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +150,14 @@ def merge(
     if not recode:
         _check_calibration(stores, target)
     first = stores[0]
-    todo, documents = [], 0
-    for store in stores:
-        todo += [(store, place, documents) for place in range(len(store.manifest.parts))]
-        documents += _documents(store)
-    identity, numbers = _identity(stores), range(len(todo))
+    parts = list(accumulate((len(store.manifest.parts) for store in stores), initial=0))
+    documents = list(accumulate(map(_documents, stores[:-1]), initial=0))
+    identity, numbers = _identity(stores), range(parts[-1])
     with closing(begin_copy(target, first, first.features, identity, numbers)) as writer:
-        for number, (store, place, offset) in progress(list(enumerate(todo))):
-            copy_part(writer, number, store, place, first, offset)
+        for number in progress(numbers):
+            which = bisect(parts, number) - 1
+            place = number - parts[which]
+            copy_part(writer, number, stores[which], place, first, documents[which])
         writer.seal()
     for store in stores:
         store.close()

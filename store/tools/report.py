@@ -41,6 +41,12 @@ class Report:
     undo: str = ""
     advice: str = ""
 
+    def take(self, other: Report) -> None:
+        """Add what another report read and found."""
+        self.arrays, self.bytes = self.arrays + other.arrays, self.bytes + other.bytes
+        self.found += other.found
+        self.odd += other.odd
+
     @property
     def problems(self) -> list[str]:
         return [problem.line for problem in self.found]

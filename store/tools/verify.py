@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from store.extras.word_counts import GROUP as WORD_COUNTS
 from store.extras.word_counts import WordCounts
 from store.format.index import GROUP as INDEX
 from store.format.index import IndexedParts
-from store.format.layout import PartShapes, groups_above, part_number
+from store.format.layout import PartShapes, groups_above, part_number, part_of
 from store.format.manifest import Entry, Part
 from store.read.part import checksum
 from store.read.store import FeatureStore
 from store.tools.laws import check_part, parts_with_other_tokens
 from store.tools.report import Problem, Report
 from store.tools.salvage import Opened, open_damaged
+from support.background import in_order
 
 MAX_THREADS = 16
 TOKENIZER, SETTINGS = "tokenizer.json", ("config.json", "tokenizer_config.json")
@@ -33,20 +35,12 @@ OTHERS: dict[str, Callable[[FeatureStore], object]] = {
     MIXED_VOCAB: MixedVocab.stored,
     WORD_COUNTS: WordCounts.stored,
 }
-Progress = Callable[[list[Any], str], Iterable[Any]]
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
-def entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
-    """Every array of a store with its path and manifest entry, the manifest itself left out."""
+def outside_entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
+    """Every array outside the parts with its path and manifest entry, the manifest left out."""
     yield from store.manifest.arrays.items()
-    yield from index_entries(store)
-    for part in store.manifest.parts:
-        for name, entry in part.arrays.items():
-            yield f"parts/{part.number}/{name}", entry
-
-
-def index_entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
-    """Every array of the index of parts, if the store has one."""
     if isinstance(store.manifest.parts, IndexedParts):
         for name, entry in store.manifest.parts.entries.items():
             yield f"{INDEX}/{name}", entry
@@ -60,11 +54,12 @@ def verify(
 ) -> Report:
     """Check every array of a store against the manifest, then the meaning of every sound part.
 
-    Each array is read once, in threads: decoding and SHA-256 release the GIL. A thread holds
-    some 16 MB of an array, or the tokens of a part. `progress(items, unit)` wraps a list, as tqdm
-    does. `allow_partial` checks the published parts of an unfinished store. A store that no reader
-    opens is checked as far as what is left of it tells what it was. Raises StoreError if that is
-    too little, or if the store is unfinished; everything else is a problem in the report.
+    Each array is read once, in threads: decoding and SHA-256 release the GIL. A thread looks at a
+    part, and holds some 16 MB of an array, or the tokens of that part. `progress(items, unit)`
+    wraps a sequence, as tqdm does. `allow_partial` checks the published parts of an unfinished
+    store. A store that no reader opens is checked as far as what is left of it tells what it was.
+    Raises StoreError if that is too little, or if the store is unfinished; everything else is a
+    problem in the report.
     """
     return verify_opened(open_damaged(path, storage_options, allow_partial), progress)
 
@@ -82,29 +77,23 @@ def verify_opened(opened: Opened, progress: Progress = lambda items, unit: items
 
 def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: items) -> Report:
     """Check an open store as `verify` does, and close it."""
-    report = Report(len(store.manifest.parts))
-    report.found += _altered_parts(store)
-    absent = report.damaged_parts()
-    names = [name for name, _ in entries(store)]
-    listed = [item for item in entries(store) if part_of(item[0]) not in absent]
-    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
+    count = len(store.manifest.parts)
+    report = Report(count)
+    of_part = partial(_of_part, store, PartShapes(store.features), _absent(store, report))
+    workers = min(MAX_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers) as threads:
         try:
-            flaws = threads.submit(_flaws, store, names)
-            read = threads.map(lambda item: _checked(store, *item), listed)
-            for (name, _), (problem, size) in zip(progress(listed, "array"), read, strict=True):
-                report.arrays, report.bytes = report.arrays + 1, report.bytes + size
-                if problem:
-                    line = f"{_place(name)} {problem}"
-                    report.found.append(_problem(line, name, is_array=True))
-            report.found += _check_groups(store, [name for name, _ in listed])
-            _add(report, flaws.result(), set(names), absent)
-            damaged = report.damaged_parts()
-            places = [i for i, p in enumerate(store.manifest.parts) if p.number not in damaged]
+            names = [name for name, _ in outside_entries(store)]
+            numbers = set(store.manifest.numbers.tolist())
+            flaws = threads.submit(_flaws, store, [*names, "manifest"], "", numbers)
+            _check_outside(store, report, threads)
+            found = in_order(threads, of_part, range(count), 2 * workers)
+            for _, one in zip(progress(range(count), "part"), found, strict=True):
+                report.take(one)
+            _add(report, flaws.result(), set(names))
             report.found += [*_others(store, report), *_broken_calibration(store, report)]
-            meant = threads.map(lambda place: _check_meaning(store, place), places)
-            for _, found in zip(progress(places, "part"), meant, strict=True):
-                report.found += found
             report.found += _broken_files(store, report)
+            report.odd.sort(key=lambda flaw: flaw.path)
         except BaseException:  # Ctrl-C, for one, must not wait for what is queued
             threads.shutdown(cancel_futures=True)
             raise
@@ -112,10 +101,42 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
     return report
 
 
-def part_of(path: str) -> int | None:
-    """The number of the part that a path lies in; None outside the parts."""
-    top, _, rest = path.partition("/")
-    return part_number(rest.partition("/")[0]) if top == "parts" else None
+def _check_outside(store: FeatureStore, report: Report, threads: ThreadPoolExecutor) -> None:
+    """Read the arrays outside the parts, and look at the groups above them."""
+    listed = list(outside_entries(store))
+    read = threads.map(lambda item: _checked(store, *item), listed)
+    for (name, _), checked in zip(listed, read, strict=True):
+        _read(report, name, *checked)
+    groups = {"parts", *(group for name, _ in listed for group in groups_above(name))}
+    report.found += _check_groups(store, groups)
+
+
+def _of_part(store: FeatureStore, shapes: PartShapes, absent: set[int], place: int) -> Report:
+    """Report on the part at a place: its attributes, arrays, groups and files, and, if its arrays
+    are sound, what they mean."""
+    part, report = store.manifest.parts[place], Report(1)
+    if part.number in absent:
+        line = f"part {part.number}: cannot be opened: it is missing"
+        report.found.append(Problem(line, part.number))
+        return report
+    here = f"parts/{part.number}"
+    report.found += _altered(store, shapes, part)
+    names = [f"{here}/{name}" for name in part.arrays]
+    for name, entry in zip(names, part.arrays.values(), strict=True):
+        _read(report, name, *_checked(store, name, entry))
+    groups = {group for name in names for group in groups_above(name) if group.startswith(here)}
+    report.found += _check_groups(store, groups - {here})
+    _add(report, _flaws(store, names, here), set(names))
+    if not report.damaged_parts():
+        report.found += _check_meaning(store, place)
+    return report
+
+
+def _read(report: Report, name: str, problem: str | None, size: int) -> None:
+    """Note that an array was read, and what is wrong with it."""
+    report.arrays, report.bytes = report.arrays + 1, report.bytes + size
+    if problem:
+        report.found.append(_problem(f"{_place(name)} {problem}", name, is_array=True))
 
 
 def _place(name: str) -> str:
@@ -167,29 +188,30 @@ def _chunks(store: FeatureStore, name: str) -> str:
     return f" (chunk {', '.join(map(str, bad[:8]))})" if bad else ""
 
 
-def _altered_parts(store: FeatureStore) -> Iterator[Problem]:
-    """A problem for each part that is gone, or whose attribute is not its entry: the manifest has
-    the entry, too."""
-    shapes, there = PartShapes(store.features), set[str]()
+def _absent(store: FeatureStore, report: Report) -> set[int]:
+    """The numbers of the parts that are not there."""
+    absent = set(store.manifest.numbers.tolist())
     for _ in fetches(store.source.remote):  # a listing may be altered on the way as well
-        if any(str(part.number) not in there for part in store.manifest.parts):
+        if absent:
             try:
-                there.update(store.source.members("parts"))
+                absent -= {part_number(name) for name in store.source.members("parts")}
             except StoreError as error:
-                yield Problem(f"group parts: {without_remedy(error)}", group="parts")
+                line = f"group parts: {without_remedy(error)}"
+                report.found.append(Problem(line, group="parts"))
                 break
-    for part in store.manifest.parts:
-        group = f"parts/{part.number}"
-        if str(part.number) not in there:
-            yield Problem(f"part {part.number}: cannot be opened: it is missing", part.number)
-            continue
-        try:
-            if any(_describes(store, part, shapes) for _ in fetches(store.source.remote)):
-                continue
-            line = f"part {part.number}: its attributes were altered"
-        except StoreError as error:
-            line = f"part {part.number}: its attributes cannot be read: {error}"
-        yield Problem(line, part.number, group=group)
+    return absent
+
+
+def _altered(store: FeatureStore, shapes: PartShapes, part: Part) -> Iterator[Problem]:
+    """A problem if the attribute of a part is not its entry: the manifest has the entry, too."""
+    group = f"parts/{part.number}"
+    try:
+        if any(_describes(store, part, shapes) for _ in fetches(store.source.remote)):
+            return
+        line = f"part {part.number}: its attributes were altered"
+    except StoreError as error:
+        line = f"part {part.number}: its attributes cannot be read: {error}"
+    yield Problem(line, part.number, group=group)
 
 
 def _describes(store: FeatureStore, part: Part, shapes: PartShapes) -> bool:
@@ -207,10 +229,9 @@ def _own_entry(value: object, shapes: PartShapes) -> Part | None:
         return None
 
 
-def _check_groups(store: FeatureStore, names: list[str]) -> Iterator[Problem]:
-    """A problem for each group but those of the parts and the root that has attributes."""
-    groups = {"parts", *(group for name in names for group in groups_above(name))}
-    for group in sorted(groups - {f"parts/{part.number}" for part in store.manifest.parts}):
+def _check_groups(store: FeatureStore, groups: set[str]) -> Iterator[Problem]:
+    """A problem for each of these groups that has attributes."""
+    for group in sorted(groups):
         try:
             if all(store.source.attributes(group) for _ in fetches(store.source.remote)):
                 yield Problem(
@@ -220,27 +241,24 @@ def _check_groups(store: FeatureStore, names: list[str]) -> Iterator[Problem]:
             yield Problem(f"group {group}: {error}", part_of(group), group=group)
 
 
-def _flaws(store: FeatureStore, names: list[str]) -> list[Flaw]:
-    """What the container alone can tell: missing, altered and strange files.
+def _flaws(
+    store: FeatureStore, names: list[str], group: str = "", parts: Container[int] = ()
+) -> list[Flaw]:
+    """What the container alone can tell of a group, see `Source.flaws`.
 
     An unfinished store is not asked: its files come and go."""
-    if store.meta["state"] != "sealed":
-        return []
-    return store.source.flaws([*names, "manifest"])
+    return store.source.flaws(names, group, parts) if store.meta["state"] == "sealed" else []
 
 
-def _add(report: Report, flaws: list[Flaw], arrays: set[str], absent: set[int]) -> None:
-    """Add flaws of the container to what was found. A part that is gone was told already; and so
-    were lost arrays, and groups whose metadata cannot be read."""
+def _add(report: Report, flaws: list[Flaw], arrays: set[str]) -> None:
+    """Add flaws of the container to what was found. Lost arrays, and groups whose metadata cannot
+    be read, were told already."""
     told = {problem.group for problem in report.found}
     for flaw in flaws:
-        line, path, part = flaw.line, flaw.path, part_of(flaw.path)
         if flaw.stranger:
             report.odd.append(flaw)
-        elif part in absent or path in told:
-            continue
-        else:
-            report.found.append(_problem(line, path, path in arrays))
+        elif flaw.path not in told and not (flaw.explained_by_strangers and report.odd):
+            report.found.append(_problem(flaw.line, flaw.path, flaw.path in arrays))
 
 
 def _problem(line: str, path: str, is_array: bool) -> Problem:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -29,17 +29,18 @@ from support import files
 from support.arrays import Array, ranges, starts
 
 ARRAYS: Mapping[str, type] = {
-    "lengths": np.int32,
+    "start": np.int64,
     "ids": np.int32,
     "begin": np.int32,
     "end": np.int32,
     "special": np.bool_,
     "types": np.uint8,
 }
-VERSION = "3"  # the version of these arrays
+VERSION = "4"  # the version of these arrays
 DIGEST = "sha256"
 TEXTS_AT_ONCE = 4096
 TRIED = 32  # texts by which a table that was kept is tried
+ROWS_AT_ONCE = 2**20  # of an array that may be larger than the memory
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,10 @@ class TokenTable:
 
     def counts(self, vocabulary: int) -> Array:
         """Count how often each piece occurs in the store: int64 [V]."""
-        return np.bincount(self.ids, minlength=vocabulary)
+        found = np.zeros(vocabulary, np.int64)
+        for rows in _pieces(len(self.ids)):
+            found += np.bincount(self.ids[rows], minlength=vocabulary)
+        return found
 
     def of(self, index: Array) -> Tokens:
         """Return the tokens of some sequences [B], one after another."""
@@ -152,15 +156,12 @@ def _fits(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
         table = _load(folder)
     except ValueError:  # a file that is no array
         return False
-    counts, total = np.diff(table.start), len(table.ids)
-    columns = (table.begin, table.end, table.special, table.types)
-    sizes = {*map(len, columns), int(table.start[-1])}
-    if len(counts) != len(store) or (counts < 0).any() or sizes != {total}:
+    columns = (table.ids, table.begin, table.end, table.special, table.types)
+    if len(table.start) != len(store) + 1 or table.start[0] != 0:
         return False
-    ends = table.begin[:] <= table.end[:]
-    if not ends.all() or min(table.begin.min(initial=0), table.ids.min(initial=0)) < 0:
+    if {*map(len, columns)} != {int(table.start[-1])}:
         return False
-    if table.ids.max(initial=-1) >= len(tokenizer.get_vocab()):
+    if not _in_range(table, len(tokenizer.get_vocab())):
         return False
     if not is_plain(tokenizer.to_str().encode()):
         return True
@@ -170,6 +171,24 @@ def _fits(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
     found = table.of(tried)
     names = ("ids", "offsets", "special", "start", "types")
     return all(np.array_equal(getattr(wanted, name), getattr(found, name)) for name in names)
+
+
+def _in_range(table: TokenTable, vocabulary: int) -> bool:
+    """Whether starts ascend, ids are in the vocabulary, and characters are spans."""
+    for rows in _pieces(len(table.start)):
+        if (np.diff(table.start[rows.start : rows.stop + 1]) < 0).any():
+            return False
+    for rows in _pieces(len(table.ids)):
+        ids, begin, end = table.ids[rows], table.begin[rows], table.end[rows]
+        if min(ids.min(), begin.min()) < 0 or ids.max() >= vocabulary or (begin > end).any():
+            return False
+    return True
+
+
+def _pieces(rows: int) -> Iterator[slice]:
+    """Yield slices of so many rows, one after another."""
+    for low in range(0, rows, ROWS_AT_ONCE):
+        yield slice(low, min(low + ROWS_AT_ONCE, rows))
 
 
 def _digest(folder: Path) -> str:
@@ -182,9 +201,8 @@ def _digest(folder: Path) -> str:
 
 
 def _load(folder: Path) -> TokenTable:
-    lengths, *columns = (_mapped(folder / name, dtype) for name, dtype in ARRAYS.items())
-    ids, begin, end, special, types = columns
-    return TokenTable(starts(lengths), ids, begin, end, special, types, folder)
+    columns = {name: _mapped(folder / name, dtype) for name, dtype in ARRAYS.items()}
+    return TokenTable(**columns, folder=folder)
 
 
 def _mapped(file: Path, dtype: type) -> Array:
@@ -235,11 +253,14 @@ def _write_there(path: str, options: dict[str, Any] | None, settings: str, folde
 
 def _write(folder: Path, store: FeatureStore, tokenizer: Any) -> None:
     texts, separator = store.texts(), store.features.separator
+    total = np.zeros(1, np.int64)
     with contextlib.ExitStack() as opened:
         files = {name: opened.enter_context((folder / name).open("wb")) for name in ARRAYS}
+        files["start"].write(total.tobytes())
         while some := list(islice(texts, TEXTS_AT_ONCE)):
             tokens = tokenize(tokenizer, some, separator)
             spans = tokens.offsets.T
-            columns = (np.diff(tokens.start), tokens.ids, *spans, tokens.special, tokens.types)
+            start, total = total[-1] + tokens.start[1:], total[-1] + tokens.start[-1:]
+            columns = (start, tokens.ids, *spans, tokens.special, tokens.types)
             for (name, dtype), values in zip(ARRAYS.items(), columns, strict=True):
                 files[name].write(np.ascontiguousarray(values, dtype).tobytes())

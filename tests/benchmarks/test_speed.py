@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from benchmarks import gpu
 from benchmarks.common.small_store import random_teacher, small_store
 from benchmarks.reproduce.examples import Data
-from benchmarks.speed import aligning, dumping, economy, fine_tuning, growth, stepping
+from benchmarks.speed import aligning, dumping, economy, fine_tuning, growth, stepping, tool_memory
 from benchmarks.speed.teacher_gone import training
 from downstream.tasks.length_grouped import LengthGroupedTrainer
 from store import open_store
@@ -207,3 +208,15 @@ def test_growth(tiny_teacher: Callable[..., Path], tmp_path: Path) -> None:
     growth.many_parts(tmp_path / "b.zarr", 20)
     assert 15 <= len(open_store(tmp_path / "b.zarr").manifest.parts) <= 25
     assert np.isfinite(list(growth.opened(tmp_path / "b.zarr").values())).all()
+
+
+def test_memory_of_the_tools(tmp_path: Path) -> None:
+    many, other, copy = (tmp_path / name for name in ("many.zarr", "other.zarr", "copy.zarr"))
+    for path, parts in ((many, 4), (other, 2)):
+        growth.many_parts(path, parts)
+    copied = {"convert": 4, "merge": 6}
+    for name, work in tool_memory.WORKS.items():
+        assert tool_memory.memory(many, work)["memory"] > 0
+        if name in copied:
+            assert len(open_store(copy).manifest.parts) == copied[name]
+            shutil.rmtree(copy)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from support import background
-from support.background import Behind, prefetched
+from support.background import Behind, in_order, prefetched
 from support.errors import UserError
 
 
@@ -32,6 +33,18 @@ def test_prefetching_stops_when_it_is_closed() -> None:
     items.close()
     count = len(made)
     assert count < 10
+
+
+def test_work_in_threads_comes_in_order_and_little_of_it_is_under_way() -> None:
+    taken: list[int] = []
+    items = (taken.append(i) or i for i in range(1000))  # type: ignore[func-returns-value]
+    with ThreadPoolExecutor(3) as threads:
+        found = in_order(threads, lambda number: number * 2, items, 6)
+        assert [next(found) for _ in range(10)] == list(range(0, 20, 2))
+        assert len(taken) < 20
+        assert list(found) == list(range(20, 2000, 2)) and len(taken) == 1000
+        with pytest.raises(ZeroDivisionError):
+            list(in_order(threads, lambda number: 1 // number, [1, 0], 6))
 
 
 def test_calls_are_made_in_order_by_another_thread() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -204,29 +204,36 @@ class Hdf5Source:
         checked = 0 in dataset.shape or FLETCHER in dataset.filters
         return None if checked else "chunks without Fletcher-32"
 
-    def flaws(self, arrays: Collection[str]) -> list[Flaw]:
-        children: dict[str, set[str]] = {}
+    def flaws(
+        self, arrays: Collection[str], group: str = "", parts: Container[int] = ()
+    ) -> list[Flaw]:
+        children = {group: set[str]()} if group else {"": {"parts"}, "parts": set[str]()}
         for name in arrays:
             for path in (*groups_above(name), name):
                 parent, _, leaf = path.rpartition("/")
-                children.setdefault(parent, set()).add(leaf)
-        there = {group: set(self.members(group)) for group in children}
+                if f"{parent}/".startswith(f"{group}/".lstrip("/")):
+                    children.setdefault(parent, set()).add(leaf)
+        there = {inner: set(self.members(inner)) for inner in children}
         missing = [name for name in sorted(arrays) if not _has(there, name)]
-        strangers = [
-            f"{group}/{name}".lstrip("/")
-            for group in sorted(children)
-            for name in sorted(there[group] - children[group])
+        strange = [
+            f"{inner}/{name}".lstrip("/")
+            for inner in sorted(children)
+            for name in sorted(there[inner] - children[inner])
+            if inner != "parts" or part_number(name) not in parts
         ]
         flaws = [Flaw(f"missing array {name}", name) for name in missing]
-        flaws += [Flaw(_stranger(name), name, stranger=True) for name in strangers]
+        flaws += [Flaw(_stranger(name), name, stranger=True) for name in strange]
+        return flaws if group else [*flaws, *self._altered()]
+
+    def _altered(self) -> Iterator[Flaw]:
+        """Tell whether any byte of the file was altered, as far as no stranger explains it: whoever
+        added one need not have damaged anything."""
         whole = Path(self.path)
         end = max(0, whole.stat().st_size - DIGEST_BYTES)
         with whole.open("rb") as file:
             file.seek(end)
-            # Whoever added a stranger has altered the file, and need not have damaged anything.
-            if file.read() != file_digest(whole, end) and not strangers:
-                flaws.append(Flaw(FILE_ALTERED, ""))
-        return flaws
+            if file.read() != file_digest(whole, end):
+                yield Flaw(FILE_ALTERED, "", explained_by_strangers=True)
 
     def damaged_chunks(self, name: str) -> list[int]:
         array, bad = self._slices(name), []

@@ -4,7 +4,7 @@ FileNotFoundError stands for what is not there."""
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from store.containers.bucket import Bucket, is_bucket
 from store.containers.network import ABSENT, Line
 from store.containers.untrusted import MAX_JSON, Folder, files_under
 from store.errors import StoreError
+from store.format.layout import part_of
 
 Result = TypeVar("Result")
 SMALL = 2**20  # what most metadata are below
@@ -36,8 +37,8 @@ class Files(Protocol):
     def members(self, group: str) -> list[str]:
         """Names directly under a folder."""
 
-    def all(self) -> set[str]:
-        """Names of all files."""
+    def under(self, group: str, parts: Container[int] = ()) -> set[str]:
+        """Names of all files under a group, without those of `parts`."""
 
 
 class LocalFiles:
@@ -59,8 +60,12 @@ class LocalFiles:
         self._folder.enter(group)
         return os.listdir(self._root / group)
 
-    def all(self) -> set[str]:
-        return set(files_under(str(self._root)))
+    def under(self, group: str, parts: Container[int] = ()) -> set[str]:
+        try:
+            self._folder.enter(group)
+        except StoreError:  # a link out of the store, which is not followed
+            return set()
+        return set(files_under(str(self._root), group, parts))
 
 
 class _Asking(Store):
@@ -151,8 +156,8 @@ class BucketFiles:
         there = self.bucket.has_all(f"{group}/{name}/zarr.json" for name in found)
         return [name for name, whole in zip(found, there, strict=True) if whole]
 
-    def all(self) -> set[str]:
-        return self.bucket.names()
+    def under(self, group: str, parts: Container[int] = ()) -> set[str]:
+        return self.bucket.names(group, lambda name: part_of(name) in parts)
 
     def write(self, name: str, data: bytes) -> None:
         self.bucket.put(name, data)
@@ -200,13 +205,14 @@ class RemoteFiles:
         self._fs.invalidate_cache()  # or sizes would be taken from it later
         return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in found]
 
-    def all(self) -> set[str]:
+    def under(self, group: str, parts: Container[int] = ()) -> set[str]:
         try:
-            found = self._ask("", self._fs._find, None)
+            found = self._ask(group, self._fs._find, None)
             self._fs.invalidate_cache()
         except ABSENT:
             return set()
-        return {str(path)[len(self._root) :].lstrip("/") for path in found}
+        names = (str(path)[len(self._root) :].lstrip("/") for path in found)
+        return {name for name in names if part_of(name) not in parts}
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -31,6 +31,7 @@ from support.files import sync_tree
 
 TOKEN_ROWS = 4096
 CHUNK_BYTES = 2**20
+MAX_DIGESTS = 4096
 GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
 
 
@@ -71,6 +72,16 @@ def _digest(data: bytes) -> str:
 
 def _above(file: str) -> str:
     return file.rpartition("/")[0]
+
+
+def _tops(group: str) -> tuple[str, ...]:
+    """Paths of a group, and of what the root has in any store."""
+    return (group,) if group else ("", "parts")
+
+
+def _inner_groups(name: str, group: str) -> list[str]:
+    """Paths of the groups above an array, under a group."""
+    return [above for above in groups_above(name) if above.startswith(f"{group}/".lstrip("/"))]
 
 
 def _strangers(found: set[str], expected: set[str], broken: set[str]) -> list[Flaw]:
@@ -165,6 +176,8 @@ class ZarrSource:
         data = self.bytes(file)
         if data is None:
             raise StoreError(f"{self.path}: {file} is missing")
+        if len(self._digests) > MAX_DIGESTS:
+            self._digests = {}
         self._digests[name] = _digest(data)
         try:
             node = json.loads(data)
@@ -234,12 +247,14 @@ class ZarrSource:
         data = self.bytes(f"{name}/zarr.json")
         return None if data is None else _digest(data)
 
-    def files(self, arrays: Collection[str]) -> tuple[set[str], set[str]]:
-        """Paths of the files of a store that has these arrays; and the arrays that cannot be
+    def files(self, arrays: Collection[str], group: str = "") -> tuple[set[str], set[str]]:
+        """Paths of the files of a group that has these arrays; and the arrays that cannot be
         opened, of whose files only zarr.json is among them."""
-        files, broken = {"zarr.json"}, set()
+        files = {f"{above}/zarr.json".lstrip("/") for above in _tops(group)}
+        broken = set[str]()
         for name in arrays:
-            files.update(f"{group}/zarr.json" for group in (*groups_above(name), name))
+            inside = (*_inner_groups(name, group), name)
+            files.update(f"{above}/zarr.json" for above in inside)
             try:
                 shape = self.array(name).shape
             except StoreError:
@@ -249,28 +264,33 @@ class ZarrSource:
                 files.add(_shard(name, shape))
         return files, broken
 
-    def flaws(self, arrays: Collection[str]) -> list[Flaw]:
-        expected, broken = self.files(arrays)
-        found, always = self._listed(expected)
+    def flaws(
+        self, arrays: Collection[str], group: str = "", parts: Container[int] = ()
+    ) -> list[Flaw]:
+        expected, broken = self.files(arrays, group)
+        found, always = self._listed(expected, group, parts)
         missing = sorted(name for name in expected - found if not self._linked(name))
         flaws = [Flaw(f"missing file {name}", _above(name)) for name in missing]
         flaws += _strangers(always, expected, broken)
-        for group in sorted({"", *(group for name in arrays for group in groups_above(name))}):
-            file = f"{group}/zarr.json".lstrip("/")
-            if file in found and not self._same(group, GROUP):
-                flaws.append(Flaw(f"altered file {file}", group))
+        inside = {above for name in arrays for above in _inner_groups(name, group)}
+        for inner in sorted(inside.union(_tops(group))):
+            file = f"{inner}/zarr.json".lstrip("/")
+            if file in found and not self._same(inner, GROUP):
+                flaws.append(Flaw(f"altered file {file}", inner))
         # No checksum covers the metadata of the manifest.
         if "manifest" in arrays and "manifest/zarr.json" in found and self._manifest_altered():
             flaws.append(Flaw("altered file manifest/zarr.json", "manifest"))
         return flaws
 
-    def _listed(self, expected: set[str]) -> tuple[set[str], set[str]]:
+    def _listed(
+        self, expected: set[str], group: str, parts: Container[int]
+    ) -> tuple[set[str], set[str]]:
         """Paths of the files in any listing, and in all; one is enough that is as `expected`."""
-        found = always = self._files.all()
+        found = always = self._files.under(group, parts)
         for _ in fetches(self.remote)[1:]:
             if found == always == expected:
                 break
-            again = self._files.all()
+            again = self._files.under(group, parts)
             found, always = found | again, always & again
         return found, always
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ def test_recoding_in_two_steps_adds_the_errors(made: Made, tmp_path: Path) -> No
     assert change.max() > 0 and (change <= 1.002 * peak / 14).all()
 
 
-def stop(items: list[Any]) -> Any:
+def stop(items: Sequence[Any]) -> Any:
     yield items[0]
     raise KeyboardInterrupt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def test_a_stopped_merge_does_not_go_on_with_other_stores(tmp_path: Path) -> Non
         make_store(tmp_path / f"{name}.h5", features, parts, sequences, **corpus)
     target, words = tmp_path / "all.h5", [tmp_path / f"{name}.h5" for name in ("1", "2")]
 
-    def stop(items: list[Any]) -> Any:
+    def stop(items: Sequence[Any]) -> Any:
         yield from items
         raise KeyboardInterrupt
 

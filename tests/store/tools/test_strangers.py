@@ -44,7 +44,7 @@ def add_objects(store: Path) -> list[str]:
         file["parts/0/a b"] = h5py.ExternalLink("/dev/zero", "x")
         file["soft"] = h5py.SoftLink("/parts/2")
         file.copy("parts/0", "parts/01")
-    names = ("notes", "soft", "parts/01", "parts/0/a b", "parts/1/token/more")
+    names = ("notes", "parts/0/a b", "parts/01", "parts/1/token/more", "soft")
     return [f"extra object {name}" for name in names]
 
 
