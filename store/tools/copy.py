@@ -15,7 +15,7 @@ from store.errors import StoreError
 from store.extras.mixed_vocab import MixedVocab
 from store.extras.word_counts import WordCounts
 from store.format.features import Calibration, Features
-from store.format.manifest import Part, digest
+from store.format.manifest import digest
 from store.read.part import DAMAGED
 from store.read.store import FeatureStore, open_store
 from store.tools.recode import ENCODED, check_codec, recode_part
@@ -175,9 +175,8 @@ def upload(
         if found := verify_store(store).problems:
             raise StoreError(f"{source}: {found[0]}; {DAMAGED}")
         remote = _target(target.rstrip("/"), storage_options)
-        parts = store.manifest.parts
-        for place in progress(range(len(parts) + 1)):
-            files = _part_files(store, parts[place]) if place < len(parts) else _other_files(store)
+        groups = range(len(store.manifest.parts) + 1)
+        for _, files in zip(progress(groups), stored_files(store), strict=True):
             for name in files:
                 _send(Path(source), remote, name, target)
 
@@ -193,16 +192,14 @@ def _target(target: str, storage_options: dict[str, Any] | None) -> Remote:
     return remote
 
 
-def _part_files(store: FeatureStore, part: Part) -> list[str]:
-    """Paths of the files of a part."""
-    here = f"parts/{part.number}"
-    return _sorted_files(store, [f"{here}/{name}" for name in part.arrays], here)
-
-
-def _other_files(store: FeatureStore) -> list[str]:
-    """Paths of all files outside the parts, the root's last."""
-    found = _sorted_files(store, ["manifest", *(name for name, _ in outside_entries(store))], "")
-    return [*(name for name in found if name != ROOT), ROOT]
+def stored_files(store: FeatureStore) -> Iterator[list[str]]:
+    """Yield the paths of the files of each part of a Zarr store, then of those outside the parts,
+    the root's last."""
+    for part in store.manifest.parts:
+        here = f"parts/{part.number}"
+        yield _sorted_files(store, [f"{here}/{name}" for name in part.arrays], here)
+    names = ["manifest", *(name for name, _ in outside_entries(store))]
+    yield [*(name for name in _sorted_files(store, names, "") if name != ROOT), ROOT]
 
 
 def _sorted_files(store: FeatureStore, arrays: list[str], group: str) -> list[str]:

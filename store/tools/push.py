@@ -11,8 +11,9 @@ from store.containers.zarr.tree import ZarrSource
 from store.errors import StoreError
 from store.read.part import DAMAGED
 from store.read.store import FeatureStore, open_store
+from store.tools.copy import stored_files
 from store.tools.store_card import store_card
-from store.tools.verify import entries, verify_store
+from store.tools.verify import verify_store
 from support.errors import UserError
 from support.hub import CARD, Repository, open_repository
 
@@ -55,16 +56,16 @@ def push(
                 " or give another repository"
             )
         if isinstance(store.source, ZarrSource):
-            _send_folder(store, store.source, target, name, message, say)
+            _send_folder(store, target, name, message, say)
         return _send_last(store, target, name, last, message, say)
 
 
 def _send_folder(
-    store: FeatureStore, source: ZarrSource, target: Repository, name: str, message: str, say: Any
+    store: FeatureStore, target: Repository, name: str, message: str, say: Any
 ) -> None:
     """Send all files of a store but its root, and ask whether they have arrived."""
     folder = Path(store.path)
-    known, _ = source.files([*(entry for entry, _ in entries(store)), "manifest"])
+    known = {file for files in stored_files(store) for file in files}
     if len(known) > MANY:
         say(
             f"{len(known):,} files: the hub advises at most {MANY:,} in a repository; converted to"
