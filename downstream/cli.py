@@ -14,11 +14,13 @@ import click
 
 from downstream.early import refuse_early
 from downstream.options import SEARCHES, Asked
-from downstream.parameters import parameters
+from downstream.parameters import GROUPS, parameters
 from downstream.settings import FineTuneSettings, MlmSettings, SearchSettings, SpeedSettings
+from downstream.tasks.example_rows import check_columns
 from support import files
 from support.console import CONTEXT, command_errors
 from support.errors import UserError
+from support.grouped_help import GroupedCommand
 from support.options import read_words
 
 HELP = """Train a checkpoint as a masked LM, fine-tune it for a task, score it or measure its speed.
@@ -63,7 +65,9 @@ of a model beside its scores. scores.json in --out holds all figures.
 """
 
 
-@click.command(help=HELP, context_settings=CONTEXT, params=parameters())
+@click.command(
+    cls=GroupedCommand, groups=GROUPS, help=HELP, context_settings=CONTEXT, params=parameters()
+)
 @command_errors
 def main(**words: Any) -> None:
     """Read what was asked, refuse what does not fit the task, run."""
@@ -75,6 +79,8 @@ def main(**words: Any) -> None:
 
         score_tables.splits_to_test(asked.test)  # refuses a file that is given twice
     refuse_early(asked)
+    for path in (*asked.train, *([asked.dev] if asked.dev else []), *asked.test):
+        check_columns(path, asked.task, asked.columns())
     others = {"mlm": _mlm, "mteb": _mteb, "speed": _speed, "table": _table}
     others |= dict.fromkeys(SEARCHES, _search)
     others.get(asked.kind, _fine_tune)(asked)

@@ -9,7 +9,10 @@ from downstream.options import FINE_TUNED, Asked
 from student_train.settings.shapes import parse_student
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import resolve_model
+from teacher_dump.teacher.declared_heads import check_declared, config_of
 
+MODULES = "modules.json"
+HEADS = {"pos": "tagging", "ner": "tagging", "classify": "classification", "pair": "classification"}
 PREFIX = "scratch:"
 OPTION = f"--model {PREFIX}"
 KIND = "modernbert"  # of a model from scratch that names none
@@ -29,8 +32,8 @@ def refuse_early(asked: Asked) -> None:
             _check_vocabulary(asked.vocab)
         elif asked.task == "mlm" and asked.vocab:
             raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
-        elif _is_lost(name):
-            resolve_model(name)  # says which
+        else:
+            _check_model(asked, name)
 
 
 def _check_vocabulary(word: str | None) -> None:
@@ -40,6 +43,11 @@ def _check_vocabulary(word: str | None) -> None:
         raise UserError(f"--vocab {word}: expected a number of pieces, e.g. 30k or 512")
 
 
-def _is_lost(name: str) -> bool:
-    """Tell whether a name can only be that of a folder, and there is none."""
-    return name.startswith((".", "/", "~")) and not Path(os.path.expanduser(name)).exists()
+def _check_model(asked: Asked, name: str) -> None:
+    """Raise UserError for a model that is not there, and for one that is scored as it is and has no
+    head for that, as far as its config.json tells."""
+    if (Path(os.path.expanduser(name)) / MODULES).is_file():  # of sentence-transformers
+        return
+    model = resolve_model(name)
+    if asked.as_is and asked.task in HEADS:
+        check_declared(model, config_of(model), HEADS[asked.task])

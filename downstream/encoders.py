@@ -11,7 +11,7 @@ from student_train.bilstm import BiLstmConfig  # importing it makes them known t
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import ResolvedModel
 from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
-from teacher_dump.teacher.networks import HEADS, load_with_head, task_of
+from teacher_dump.teacher.networks import FACTORIES, load_with_head, task_of
 from training.position_embeddings import first_position
 
 SMALL_WIDTH = 384
@@ -48,7 +48,7 @@ def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, Ta
     Raises UserError as `load_with_fresh_head` does, and where the checkpoint has no such head or
     two labels of one name.
     """
-    (kind,) = (kind for kind, head in HEADS.items() if head.factory is factory)
+    (kind,) = (kind for kind, each in FACTORIES.items() if each is factory)
     config = load_config(model)
     tokenizer = _padding_tokenizer(model)
     network, _ = load_with_head(model, config, kind, {"dtype": torch.float32})

@@ -11,6 +11,27 @@ from downstream.options import FINE_TUNED, MTEB, OPTIONS, TASKS, TRAINED, Asked,
 from downstream.settings import KINDS
 from support.options import click_option, default_of, options_of
 
+GROUPS = {
+    "The ten that matter most": (
+        *("task", "model", "train", "dev", "test", "out", "as_is", "save", "epochs", "lr"),
+    ),
+    "Training": (
+        *("seeds", "seed", "steps", "batch_size", "accumulate", "optimizer", "warmup"),
+        *("max_length", "stride", "precision", "group_by_length", "limit", "per_class"),
+    ),
+    "Masked LM": ("vocab", "mask_prob", "batch_tokens", "evaluate_every", "resume"),
+    "Labels": ("unseen_labels", "pieces"),
+    "Columns": (
+        *("text_column", "label_column", "text_a_column", "text_b_column", "score_column"),
+        *("question_column", "context_column", "answer_column"),
+    ),
+    "Rankings and speed": (
+        *("teacher", "documents_by", "candidates", "candidates_by", "depth", "repeat"),
+    ),
+    "Output": ("json",),
+}
+"""Headings of --help, and the options under each."""
+
 
 def parameters() -> list[click.Parameter]:
     """Every option of `Asked` for the command, and RUN."""

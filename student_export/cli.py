@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
-from student_export.options import ExportOptions
+from student_export.options import LIBRARIES, ExportOptions
 from support import files
 from support.console import CONTEXT, command_errors
 from support.errors import UserError
+from support.extras import check_library
 from support.options import click_options, read_words
+from teacher_dump.teacher.checkpoint_names import resolve_model
 
 HELP = """Export the student in FOLDER, of transformers or sentence-transformers, to files that run
 where the user runs them, and check that they do what the student does.
@@ -35,6 +37,20 @@ def _parameters() -> list[click.Parameter]:
     return [folder, *click_options(ExportOptions)]
 
 
+def _refuse_early(options: ExportOptions) -> None:
+    """Raise UserError for what is not there, or is there already, before torch is loaded."""
+    if options.out.exists():
+        raise UserError(f"--out {options.out}: exists already; choose another")
+    if options.check is not None and not options.check.is_file():
+        raise UserError(f"--check {options.check}: no such file; check the path")
+    if not (options.folder / "modules.json").is_file():  # of sentence-transformers
+        resolve_model(str(options.folder))
+    for name in options.to:
+        extra, modules = LIBRARIES.get(name, ("", ()))
+        for module in modules:
+            check_library(module, extra, f"--to {name}")
+
+
 @click.command(help=HELP, context_settings=CONTEXT, params=_parameters())
 @command_errors
 def main(**words: Any) -> None:
@@ -42,8 +58,7 @@ def main(**words: Any) -> None:
     given = {name: value for name, value in words.items() if value not in (None, ())}
     options = ExportOptions(**read_words(ExportOptions, given))
     files.check_utf8(options.out)
-    if options.out.exists():
-        raise UserError(f"--out {options.out}: exists already; choose another")
+    _refuse_early(options)
     from transformers.utils import logging
 
     from student_export.job import export

@@ -11,6 +11,11 @@ from support.options import Range, check_values, option
 FORMATS = ("onnx", "openvino", "torchscript")
 QUANTISED = {"onnx": ("int8", "int4"), "openvino": ("int8",), "torchscript": ()}
 """What of --quantize each format can do."""
+LIBRARIES = {
+    "onnx": ("export", ("onnx", "onnxscript", "onnxruntime")),
+    "openvino": ("openvino", ("onnx", "onnxscript", "openvino")),
+}
+"""The extra of a format, and the modules that it needs."""
 WITHOUT = {
     "gguf": "llama.cpp's converter is on no package index, and it reads its own list of"
     " architectures"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from support.errors import UserError, first_line
@@ -17,8 +18,18 @@ def library(name: str, extra: str, what_for: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0].replace("_", "-")
-        raise UserError(
-            f"{what_for} needs {package}, which cannot be imported ({first_line(error)});"
-            f" `pip install 'teachonce[{extra}]'`"
-        ) from None
+        raise _lacking(name, extra, what_for, first_line(error)) from None
+
+
+def check_library(name: str, extra: str, what_for: str) -> None:
+    """Raise UserError as `library` does where a module is not installed; nothing is imported."""
+    if importlib.util.find_spec(name) is None:
+        raise _lacking(name, extra, what_for, f"No module named {name!r}")
+
+
+def _lacking(name: str, extra: str, what_for: str, why: str) -> UserError:
+    package = name.partition(".")[0].replace("_", "-")
+    return UserError(
+        f"{what_for} needs {package}, which cannot be imported ({why});"
+        f" `pip install 'teachonce[{extra}]'`"
+    )

@@ -10,6 +10,10 @@ import click
 REST = "Other options"
 
 
+Groups = Mapping[str, Sequence[str]]
+"""Names of options, in their order, by heading."""
+
+
 class CommandWithSubcommands(click.Group):
     """A group that does work of its own unless its first word names a subcommand."""
 
@@ -22,12 +26,9 @@ class CommandWithSubcommands(click.Group):
 
 
 class GroupedCommand(click.Command):
-    """A command whose --help shows its options under headings.
+    """A command whose --help shows its options under headings. What no group names comes last."""
 
-    `groups` has the names of options, in their order, by heading. What no group names comes last.
-    """
-
-    def __init__(self, *args: Any, groups: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, groups: Groups, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.groups = groups
 
@@ -50,4 +51,9 @@ class GroupedCommand(click.Command):
 
 
 class GroupedCommandWithSubcommands(GroupedCommand, CommandWithSubcommands):
-    """Both."""
+    """Both; the subcommands stand below the options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections of options, then the subcommands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)

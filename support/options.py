@@ -260,7 +260,8 @@ def click_option(
     default = default_of(settings, name)
     told = about.told_default
     if varied and not told and not about.read and isinstance(default, (str, int, float)):
-        told = str(default)
+        word = flag_of(name).removeprefix("--")
+        told = {True: word, False: f"no-{word}"}[default] if kind is bool else str(default)
     help = about.help + (f"  [default: {told}]" if told else "")
     arguments: dict[str, Any] = {
         "type": click_type(settings, name),

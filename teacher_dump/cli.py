@@ -9,7 +9,7 @@ import click
 
 from support.console import CONTEXT, command_errors, counted
 from support.environment import leads
-from support.grouped_help import CommandWithSubcommands
+from support.grouped_help import GroupedCommandWithSubcommands
 from support.options import click_options, read_words
 from teacher_dump.job.options import DumpOptions, Shard, shard_of
 from teacher_dump.mixed_vocab.cli import mixed_vocab
@@ -23,8 +23,23 @@ A dump that was stopped continues where it was: type the same command again.
 """
 
 
+GROUPS = {
+    "The ten that matter most": (
+        *("model", "out", "corpus", "text_column", "head"),
+        *("logits", "hidden", "attention", "limit", "plan"),
+    ),
+    "Text": ("label_column", "prompt", "max_length", "stride"),
+    "What is kept": ("pooling", "codec", "weights"),
+    "Views": ("views", "mask_prob", "mask_words", "seed"),
+    "Running the teacher": ("batch_tokens", "device", "precision", "trust_remote_code"),
+    "Several processes": ("shard", "ray", "ray_gpus"),
+}
+"""Headings of --help, and the options under each."""
+
+
 @click.group(
-    cls=CommandWithSubcommands,
+    cls=GroupedCommandWithSubcommands,
+    groups=GROUPS,
     help=HELP,
     context_settings=CONTEXT,
     invoke_without_command=True,

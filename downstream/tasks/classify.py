@@ -12,12 +12,10 @@ import numpy as np
 from transformers import AutoModelForSequenceClassification
 
 from downstream.options import check
-from downstream.tasks.example_rows import Row, read_rows
+from downstream.tasks.example_rows import Row, read_rows, text_roles
 from downstream.tasks.task_interface import IGNORED, LabelTask, input_rows
 from store import TaskSpec
 from support.errors import UserError
-
-PAIR = ("text_a", "text_b")
 
 
 @dataclass(frozen=True)
@@ -67,18 +65,12 @@ class Classify(LabelTask):
     def read(self, path: Path) -> list[Labelled]:
         return [
             Labelled(
-                tuple(row.text(role, self.columns) for role in self._roles(row)),
+                tuple(row.text(role, self.columns) for role in text_roles(row, self.columns)),
                 _label(row, self.columns),
                 row.where,
             )
             for row in read_rows(path)
         ]
-
-    def _roles(self, row: Row) -> tuple[str, ...]:
-        """What the columns of the texts hold, in the order in which a model reads them."""
-        named = not self.columns.keys().isdisjoint(PAIR)
-        met = "text" not in self.columns and "text" not in row and not row.keys().isdisjoint(PAIR)
-        return PAIR if named or met else ("text",)
 
     def labels_of(self, example: Labelled) -> Sequence[str]:
         return (example.label,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,48 @@ class Row(dict[str, Any]):
         return value
 
 
+PAIR = ("text_a", "text_b")
+"""What the columns of the two texts of a pair hold, in the order in which a model reads them."""
+
+
+def text_roles(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Tell what the columns of a classified text hold: a pair where `columns` names one of its
+    columns, or where the row has one and no `text`."""
+    named = not columns.keys().isdisjoint(PAIR)
+    met = "text" not in columns and "text" not in row and not row.keys().isdisjoint(PAIR)
+    return PAIR if named or met else ("text",)
+
+
+def check_columns(path: Path, task: str, columns: Mapping[str, str]) -> None:
+    """Raise UserError as reading does for a first row that lacks a column of a task; nothing
+    heavier than the file is loaded for it. A file of another layout passes."""
+    if task not in ("classify", "pair", "sts", "qa") or path.suffix.lower() == ".json":
+        return
+    first = next(_rows(path))
+    label = {"classify": ("label",), "qa": ()}.get(task, ("score",))
+    texts = {"classify": text_roles(first, columns), "qa": ("question", "context")}.get(task, PAIR)
+    for role in (*texts, *label):
+        first.cell(role, columns)
+
+
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of a .tsv, .csv or .jsonl file, at least one; blank ones are left out.
 
     Raises UserError with file and line for what cannot be read, and where there is no row.
     """
+    return list(_rows(path))
+
+
+def _rows(path: Path) -> Iterator[Row]:
     if path.suffix.lower() not in NAMED:
         expected = ", ".join(NAMED)
         raise UserError(f"{path}: expected a file that ends in {expected}; convert or rename it")
+    row = None
     try:
-        rows = [Row(f"{path}, line {number}", cells) for number, cells in named_rows(path)]
+        for number, cells in named_rows(path):
+            row = Row(f"{path}, line {number}", cells)
+            yield row
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the path") from None
-    if not rows:
+    if row is None:
         raise UserError(f"{path}: has no rows; give a header and a row for each example")
-    return rows

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import logging
 
-from support import files
+from student_train.model.named_start import checked_folder
 from support.arrays import Array
 from support.errors import UserError, first_line, out_of_memory
 
@@ -35,12 +34,7 @@ class ModelFolder:
 
     def __init__(self, path: str, option: str) -> None:
         self.path, self._option = path, option
-        folder = Path(path)
-        files.check_utf8(folder)
-        if not (folder / "config.json").is_file():
-            raise UserError(
-                f"{option}: no config.json in {path}; give a folder that save_pretrained wrote"
-            )
+        checked_folder(path, option)
         self._config = loaded(AutoConfig, path, option)
         tokenizer = loaded(AutoTokenizer, path, option)
         self.tokenizer_json: str = tokenizer.backend_tokenizer.to_str()

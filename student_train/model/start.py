@@ -12,11 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from align import Vocabulary, VocabularyMap
-from store import FeatureStore, open_store
-from store.errors import StoreError
+from store import FeatureStore
 from store.extras.mixed_vocab import MixedVocab
 from student_train.model.kinds import parts_of
 from student_train.model.model_folder import ModelFolder, Source
+from student_train.model.named_start import check_pieces, other_teacher
 from student_train.model.teacher_layers import cut_layers, layer_count, take_transform
 from student_train.settings.words import check_start
 from support.arrays import Array
@@ -24,7 +24,6 @@ from support.errors import UserError
 
 BIAS = "decoder.bias"
 RANDOM = "random weights"
-ANOTHER = "svd:"  # before the path of a store
 WORDS = tuple(
     f"{name}.weight" for name in ("word_embeddings", "tok_embeddings", "wte", "embed_tokens")
 )
@@ -158,22 +157,6 @@ def _take_stored(
     return f"word embeddings of all {pieces} pieces from mixed-vocabulary training"
 
 
-def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
-    """Open the store of another teacher with the same pieces, where `--init` names one.
-
-    Raises UserError where there is no store, or its teacher has other pieces.
-    """
-    if not how.startswith(ANOTHER) or how == ANOTHER:
-        return None
-    try:
-        other = open_store(how.removeprefix(ANOTHER))
-    except StoreError as error:
-        raise UserError(f"--init {how}: {error}") from error
-    what = "a store of a teacher"
-    _check_pieces(how, store, other.teacher_file("tokenizer.json").decode(), "teacher", what)
-    return other
-
-
 def other_model(how: str, store: FeatureStore) -> ModelFolder | None:
     """Open the folder of another model with the same pieces, where `--init` names one.
 
@@ -184,20 +167,8 @@ def other_model(how: str, store: FeatureStore) -> ModelFolder | None:
     if kind != "layers" or not at:
         return None
     model = ModelFolder(path, f"--init {how}")
-    _check_pieces(how, store, model.tokenizer_json, "model", "a model")
+    check_pieces(how, store, model.tokenizer_json, "model", "a model")
     return model
-
-
-def _check_pieces(how: str, store: FeatureStore, tokenizer: str, owner: str, what: str) -> None:
-    ours, theirs = (
-        Vocabulary.from_tokenizer_json(each).tokens
-        for each in (store.teacher_file("tokenizer.json").decode(), tokenizer)
-    )
-    if theirs != ours:
-        raise UserError(
-            f"--init {how}: its {owner} has {len(theirs)} pieces, other ones than the"
-            f" {len(ours)} of {store.path}; give {what} with the same vocabulary"
-        )
 
 
 def _word_embeddings(weights: Mapping[str, Array]) -> str | None:

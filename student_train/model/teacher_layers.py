@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from student_train.model.kinds import parts_of
 from student_train.model.model_folder import Source
+from student_train.model.named_start import layer_numbers
 from support.arrays import Array
 from support.errors import UserError
 from training.position_embeddings import first_position
@@ -135,16 +136,7 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
             )
         bounds = np.linspace(0, teacher_layers, student_layers + 1).round().astype(int)
         return [list(range(a + 1, b + 1)) for a, b in zip(bounds, bounds[1:], strict=False)]
-    try:
-        numbers = [int(word) for word in chosen.split(",")]
-    except ValueError:
-        raise UserError(f"--init layers:{chosen}: expected numbers such as layers:1,3,5") from None
-    if len(numbers) != student_layers or not all(1 <= n <= teacher_layers for n in numbers):
-        raise UserError(
-            f"--init layers:{chosen}: expected {student_layers} numbers (one a student layer) from"
-            f" 1 to {teacher_layers}"
-        )
-    return [[n] for n in numbers]
+    return [[n] for n in layer_numbers(chosen, teacher_layers, student_layers)]
 
 
 def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bool:

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from align import Vocabulary
+from student_train.model.named_start import no_word_vectors
 from support.errors import UserError
 
 RANGE = 0.1
@@ -79,9 +80,7 @@ def _rows(path: Path, width: int) -> Iterator[tuple[int, bytes, list[bytes]]]:
                     _check(path, number, width, len(fields) + more)
                     yield number, word, fields
     except OSError as error:
-        raise UserError(
-            f"word vectors {path}: cannot be read: {error.strerror}; check the path"
-        ) from None
+        raise no_word_vectors(path, error) from None
 
 
 def _check(path: Path, line: int, expected: int, found: int) -> None:

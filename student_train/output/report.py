@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,18 @@ def learnt_from(report: dict[str, Any]) -> list[Any]:
 
 
 def check_way(out: Path, resume: bool) -> dict[str, Any] | None:
-    """Refuse an output that is in the way, or a `--resume` of no training. Return the report to
-    resume, or None."""
+    """Refuse an output that is in the way, or a `--resume` of no training. Return the report of a
+    training to resume, or of a finished student; None where nothing is there."""
     left = f"{files.UNFINISHED}{SETTINGS}"  # a training killed as it began leaves it
     if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {left}):
         if resume:
             raise UserError(f"{out}: nothing to resume there; leave --resume out")
         return None
-    if not resume:
+    before = None
+    with nullcontext() if resume else suppress(UserError):  # what is damaged is in the way, too
+        before = read_report(out)
+    if not resume and (before is None or "result" not in before):
         raise UserError(f"{out} exists already; give another --out, or --resume to go on with it")
-    before = read_report(out)
     if before is None:
         raise UserError(
             f"{out}: no training.json there, so it is no training that could be resumed"
@@ -61,8 +64,8 @@ def check_way(out: Path, resume: bool) -> dict[str, Any] | None:
 
 
 def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-    """Refuse as `check_way` does, and a `--resume` with other settings. Return the report to
-    resume, with `result` where the student is finished, or None."""
+    """Refuse as `check_way` does, and a student of other settings. Return the report to resume,
+    with `result` where the student is finished, or None."""
     before = check_way(out, resume)
     if before is None:
         return None
@@ -71,12 +74,20 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
     for which, paths in (("store", [now["store"]]), ("others", now["others"])):
         if before.get(which, []) != begun[which]:
             told = ", ".join(paths) or "one store alone"
-            raise UserError(f"{out}: cannot resume: {told} is not the store it was begun with")
+            problem = f"{told} is not the store it was begun with"
+            raise UserError(
+                f"{out}: cannot resume: {problem}"
+                if resume
+                else f"{out} exists already, a finished student: {problem}; give another --out"
+            )
     del now["store"], now["others"]  # a store that was moved is the same store
     if told := changed_settings(before["settings"], now):
         raise UserError(
             f"{out}: cannot resume with other settings: {told}; give those of then, or another"
             " --out"
+            if resume
+            else f"{out} exists already, a finished student of other settings: {told}; give"
+            " another --out"
         )
     if "result" in before:
         remove_checkpoints(out / "checkpoints")

@@ -51,8 +51,8 @@ def run(
     """Train the student that `options` ask for and write it to its folder; return its
     training.json.
 
-    A student that is finished is left as it is with `resume`. `say` is told, in a line each, what
-    a user should know. Raises UserError for bad input, before anything is written.
+    A student that these options finished before is left as it is. `say` is told, in a line each,
+    what a user should know. Raises UserError for bad input, before anything is written.
     """
     options = options.resolved()
     with joined(options.device) as ranks, open_stores(options) as stores:

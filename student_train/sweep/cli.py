@@ -74,7 +74,9 @@ OF_SWEEP = (
         help="Print the students as JSON in place of the table, and all else to stderr.",
     ),
 )
-LOSS_HELP = "A comma list; repeated, it is another setting of the sweep, not one more loss."
+REPEATED = "repeated or a comma list"
+IN_SWEEP = "a comma list; repeated, it is another setting of the sweep, not one more loss"
+"""What the help of --loss says of its words for one student, and says of them here."""
 
 
 @command_errors
@@ -251,7 +253,7 @@ def _command() -> click.Command:
     del found["allow_partial"]  # all students of a table learn from one text
     found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
     found["store"].required = False  # a page is made of the folder alone
-    found["loss"].help = f"{LOSS_HELP} {found['loss'].help}"
+    found["loss"].help = (found["loss"].help or "").replace(REPEATED, IN_SWEEP)
     return GroupedCommand(
         "student-sweep",
         groups={"The sweep": ("grid", "trials", "jobs", "downstream", "page"), **GROUPS},

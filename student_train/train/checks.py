@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store import FeatureStore, TaskSpec
@@ -11,6 +12,7 @@ from student_train.data.blocks import chosen_blocks, split_blocks, view_of
 from student_train.data.gold_labels import has_gold
 from student_train.losses.registry import LOSSES, features_of, losses_for
 from student_train.model.freezing import check_frozen, check_unfrozen
+from student_train.model.named_start import check_named, check_word_vectors
 from student_train.settings.alignments import ALIGNMENTS
 from student_train.settings.loss_alignments import parse_alignments
 from student_train.settings.options import TrainOptions
@@ -60,14 +62,15 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
 
 
 def _check_start(options: TrainOptions, store: FeatureStore) -> None:
-    """Check another store, or the folder of a model, that --init names."""
-    if not options.init.startswith(("svd:", "layers:")):
-        return
-    from student_train.model.start import other_model, other_teacher  # torch loads only for work
+    """Check the layers, the other store or the folder of a model that --init names, and that there
+    is a file of word vectors."""
+    check_named(options.init, parse_student(options.student), store)
+    if options.word_vectors:
+        check_word_vectors(Path(options.word_vectors))
+    if options.init.startswith("layers:") and "@" in options.init:
+        from student_train.model.start import other_model  # torch loads only for work
 
-    if (other := other_teacher(options.init, store)) is not None:
-        other.close()
-    other_model(options.init, store)
+        other_model(options.init, store)
 
 
 def check_ranks(options: TrainOptions, ranks: Ranks) -> None:

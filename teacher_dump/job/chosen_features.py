@@ -15,6 +15,7 @@ from teacher_dump.job.options import (
     DEFAULT_MAX_LENGTH,
     DumpOptions,
     check_head,
+    check_length,
     parse_logits,
 )
 
@@ -49,8 +50,7 @@ def told(options: DumpOptions, features: Features) -> str:
 def window_length(asked: int | None, teacher: Teacher) -> int:
     """Return the tokens of the longest window; UserError where the teacher reads fewer."""
     limit = teacher.max_length()
-    if asked is not None and limit is not None and asked > limit:
-        raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
+    check_length(asked, limit)
     own = teacher.text_vectors.max_length if teacher.text_vectors else None
     known = [int(n) for n in (DEFAULT_MAX_LENGTH, limit, own) if n]
     return min(known) if asked is None else asked

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-from teacher_dump.job.options import DumpOptions, parse_logits
+from support.errors import UserError
+from teacher_dump.job.options import (
+    DEFAULT_MAX_LENGTH,
+    DumpOptions,
+    check_length,
+    parse_logits,
+)
 from teacher_dump.teacher.checkpoint_names import ResolvedModel
+from teacher_dump.teacher.declared_heads import DECLARED, check_declared, config_of
 from teacher_dump.teacher.layer_groups import layer_groups
-
-LAYERS = ("num_hidden_layers", "n_layers", "n_layer")
+from training.config_sizes import layers_of
+from training.position_embeddings import first_position
 
 
 def check_config(options: DumpOptions, model: ResolvedModel) -> None:
-    """Raise UserError for layers and numbers of logits that the teacher does not have, as far as
-    its config.json tells."""
-    config = _config(model)
-    layers = next((config[name] for name in LAYERS if isinstance(config.get(name), int)), None)
+    """Raise UserError for layers, numbers of logits, a head and a length that the teacher does not
+    have, as far as its config.json tells."""
+    config = config_of(model)
+    layers = layers_of(config)
     if layers is not None:
         for spec in (options.hidden, options.attention):
             layer_groups(spec, layers)
     pieces = config.get("vocab_size")
     if options.logits and isinstance(pieces, int):
         parse_logits(options.logits, 1, pieces)
+    head = {"score": "classification"}.get(options.head, options.head)
+    if head in DECLARED:
+        check_declared(model, config, head)
+    longest = _longest(config, model)
+    check_length(options.max_length, longest)
+    window = options.max_length or min(longest or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
+    if options.stride >= window:
+        raise UserError(f"--stride {options.stride}: expected less than --max-length {window}")
 
 
-def _config(model: ResolvedModel) -> dict[str, Any]:
-    """Read config.json of a folder; nothing of what cannot be read, which loading will tell."""
-    try:
-        found = json.loads((Path(model.path_or_id) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _longest(config: dict[str, Any], model: ResolvedModel) -> int | None:
+    """Return the tokens that a teacher reads at most; None where no file tells."""
+    tokens = config_of(model, "tokenizer_config.json").get("model_max_length")
+    positions = config.get("max_position_embeddings")
+    if isinstance(positions, int):
+        positions -= first_position(config)
+    known = [n for n in (tokens, positions) if isinstance(n, int) and 0 < n < 1_000_000]
+    return min(known, default=None)

@@ -358,6 +358,12 @@ def _check_scored(options: DumpOptions) -> None:
         )
 
 
+def check_length(asked: int | None, limit: int | None) -> None:
+    """Raise UserError for windows that are longer than what the teacher reads."""
+    if asked is not None and limit is not None and asked > limit:
+        raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
+
+
 def check_head(options: DumpOptions, head: str) -> None:
     """Raise UserError for options that mean nothing for a head."""
     if head in TASKS and options.logits not in (None, "none"):

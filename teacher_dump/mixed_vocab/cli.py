@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from support.console import CONTEXT, command_errors, counted
+from support.grouped_help import GroupedCommand
 from support.options import click_option, click_options, options_of, read_words, scoped
 from teacher_dump.job.options import ALONE
 from teacher_dump.mixed_vocab.options import RECIPES, MixedVocabOptions, StageOneDump
@@ -21,6 +22,22 @@ student-train --store OUT --init mixed-vocab --loss mlm=1.
 
 A training that was stopped goes on where it was: type the same command again.
 """
+
+
+GROUPS = {
+    "The ten that matter most": (
+        *("model", "out", "corpus", "recipe", "vocab"),
+        *("width", "steps", "lr", "tie", "limit"),
+    ),
+    "Training": (
+        *("warmup", "accumulate", "student_share", "mask_prob", "optimizer", "batch_tokens"),
+        *("checkpoint_every", "seed"),
+    ),
+    "Text": ("text_column", "max_length"),
+    "What is kept": ("logits", "hidden", "attention", "codec", "weights"),
+    "Running the teacher": ("device", "precision", "trust_remote_code"),
+}
+"""Headings of --help, and the options under each."""
 
 
 def _parameters() -> list[click.Parameter]:
@@ -41,6 +58,8 @@ def _parameters() -> list[click.Parameter]:
 
 @click.command(
     "mixed-vocab",
+    cls=GroupedCommand,
+    groups=GROUPS,
     help=HELP,
     short_help="Train a student's word embeddings within a teacher.",
     context_settings=CONTEXT,

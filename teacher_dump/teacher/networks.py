@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import (
@@ -17,64 +16,38 @@ from transformers import (
 from store import TaskSpec
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import ResolvedModel
+from teacher_dump.teacher.declared_heads import DECLARED, another_head, no_head
 from teacher_dump.teacher.loading import load_network
-
-
-@dataclass(frozen=True)
-class Head:
-    """Says how to load a head.
-
-    `architecture` is the end of the names of the transformers classes that have the head. It tells
-    heads apart whose parameters have the same names. `remedy` says how to get such a head.
-    """
-
-    factory: Any
-    name: str
-    remedy: str
-    architecture: str | None = None
-
 
 EMBEDDING = "embedding"
 """What `--head` calls the steps from the states to one vector of a text: no head of transformers,
-so no entry of HEADS."""
+so no entry of FACTORIES."""
 SCORE = "score"
 """What `--head` calls a head of classification with one output: rerankers, cross-encoders."""
-WITHOUT = "keep hidden states and attention maps alone (`teacher-dump --head none`)"
-HEADS = {
-    "mlm": Head(
-        AutoModelForMaskedLM, "masked-LM", f"train one with `downstream --task mlm`, or {WITHOUT}"
-    ),
-    "causal": Head(AutoModelForCausalLM, "causal-LM", WITHOUT),
-    "classification": Head(
-        AutoModelForSequenceClassification,
-        "classification",
-        "fine-tune it first with `downstream --task classify`",
-        "ForSequenceClassification",
-    ),
-    "tagging": Head(
-        AutoModelForTokenClassification,
-        "tagging",
-        "fine-tune it first with `downstream --task pos` or `ner`",
-        "ForTokenClassification",
-    ),
+FACTORIES = {
+    "mlm": AutoModelForMaskedLM,
+    "causal": AutoModelForCausalLM,
+    "classification": AutoModelForSequenceClassification,
+    "tagging": AutoModelForTokenClassification,
 }
+"""What loads each head of DECLARED."""
 
 
 def load_with_head(
     resolved: ResolvedModel, config: Any, head: str, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, str | None]:
-    """Load the network of a checkpoint; returns it, and the key of its head in HEADS or None.
+    """Load the network of a checkpoint; returns it, and the key of its head in FACTORIES or None.
 
-    `head` is one of HEADS, EMBEDDING, SCORE, `none` or `auto`. `auto` takes the head of the task
-    that the checkpoint says it was fine-tuned for, else a masked-LM head if there is one. Raises
-    UserError where the checkpoint lacks the head asked for.
+    `head` is one of FACTORIES, EMBEDDING, SCORE, `none` or `auto`. `auto` takes the head of the
+    task that the checkpoint says it was fine-tuned for, else a masked-LM head if there is one.
+    Raises UserError where the checkpoint lacks the head asked for.
     """
     scores = head == SCORE
     head = "classification" if scores else head
     kind = _declared(config) if head == "auto" else head
     network, missing = None, ["asked for none"]
-    if kind in HEADS:
-        network, missing = _load(HEADS[kind], resolved, config, options)
+    if kind in FACTORIES:
+        network, missing = _load(kind, resolved, config, options)
     if network is not None and not missing:
         if scores and (outputs := network.config.num_labels) != 1:
             raise UserError(
@@ -82,11 +55,8 @@ def load_with_head(
                 f" {outputs}; use --head classification, which keeps them all"
             )
         return network, kind
-    if head in HEADS:
-        raise UserError(
-            f"{resolved.name}: the checkpoint has no {HEADS[kind].name} head (missing:"
-            f" {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}); {HEADS[kind].remedy}"
-        )
+    if head in FACTORIES:
+        raise no_head(resolved.name, kind, missing)
     network, missing = load_network(AutoModel, resolved, **options)
     if any("pooler" in key for key in missing):
         network.pooler = None  # random: it would differ at every load
@@ -95,25 +65,24 @@ def load_with_head(
 
 def _declared(config: Any) -> str:
     for name in config.architectures or ():
-        for kind, head in HEADS.items():
+        for kind, head in DECLARED.items():
             if head.architecture and name.endswith(head.architecture):
                 return kind
     return "mlm"
 
 
 def _load(
-    head: Head, resolved: ResolvedModel, config: Any, options: dict[str, Any]
+    head: str, resolved: ResolvedModel, config: Any, options: dict[str, Any]
 ) -> tuple[PreTrainedModel | None, list[str]]:
     """Load a model with the head; returns it, and the parameters that the checkpoint lacks.
 
     The model is None where the checkpoint has another head, or its family has no such head; the
     reason then stands for the parameters.
     """
-    said = (config.architectures or ()) if head.architecture else ()
-    if head.architecture and said and not any(name.endswith(head.architecture) for name in said):
-        return None, [f"it is a {said[0]}"]
+    if other := another_head(config.architectures or (), head):
+        return None, [other]
     try:
-        return load_network(head.factory, resolved, **options)
+        return load_network(FACTORIES[head], resolved, **options)
     except UserError as error:
         if "Unrecognized configuration class" in str(error):
             return None, ["this family has none"]

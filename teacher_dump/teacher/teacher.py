@@ -21,7 +21,7 @@ from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.teacher.heads import Decoder, split_decoder
 from teacher_dump.teacher.layer_groups import layer_groups
 from teacher_dump.teacher.loading import load_config, load_tokenizer
-from teacher_dump.teacher.networks import EMBEDDING, HEADS, load_with_head, task_of
+from teacher_dump.teacher.networks import EMBEDDING, FACTORIES, load_with_head, task_of
 from teacher_dump.teacher.taps import Accumulator, tapped
 from teacher_dump.teacher.text_vectors import TextVectors, text_vectors
 from training.position_embeddings import first_position
@@ -44,7 +44,7 @@ class Teacher:
     """A model in evaluation mode, with taps for averaged states and maps.
 
     `name` is what the user typed, `revision` the commit on the hub, None for a folder. `head` is a
-    key of `networks.HEADS`, and `decoder` the last step of that head; both are None where the
+    key of `networks.FACTORIES`, and `decoder` the last step of that head; both are None where the
     checkpoint has no head (or `none` was asked for). `task` is what the head was fine-tuned for,
     None for LM heads. With the head `embedding`, `text_vectors` says how a text becomes a vector.
     """
@@ -245,8 +245,8 @@ def load_teacher(
 ) -> Teacher:
     """Load a checkpoint (folder, model id or alias).
 
-    `head` is one of `networks.HEADS`, `none`, `embedding`, or `auto` for the head that is in the
-    checkpoint. `pooling` and `prompt` are those of `text_vectors`, for the head `embedding`.
+    `head` is one of `networks.FACTORIES`, `none`, `embedding`, or `auto` for the head that is in
+    the checkpoint. `pooling` and `prompt` are those of `text_vectors`, for the head `embedding`.
     Raises UserError if the model cannot be found, is an encoder-decoder, has a slow tokenizer or
     none, or lacks the head asked for: transformers would fill it with random numbers.
     """
@@ -272,7 +272,7 @@ def load_teacher(
     network, found = load_with_head(resolved, config, head, options)
     task = task_of(network, found, resolved.name)
     decoder = None
-    if found in HEADS:
+    if found in FACTORIES:
         outputs = len(task.labels) if task else int(network.config.vocab_size)
         decoder = split_decoder(network, outputs).to(device)
     network = network.eval().to(device)

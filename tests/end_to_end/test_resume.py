@@ -121,7 +121,11 @@ def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None
     assert "lr was 0.00" in line and " and is 9.0" in line
     ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
     assert_same_student(out, undisturbed)
-    assert "finished  " in ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
+    for again in ((), ("--resume",)):
+        told = ok(student_train, "--store", store, "--out", out, *SETTINGS, *again)
+        assert "finished  " in told and told.endswith(f"student in {out}\n")
+    line = refused(student_train, "--store", store, "--out", out, *SETTINGS, "--lr=9")
+    assert "a finished student of other settings: lr was 0.00" in line and "--out" in line
     assert_same_student(out, undisturbed)
 
 

@@ -107,7 +107,7 @@ def test_a_varied_option_is_given_once_for_each_setting() -> None:
     )
     assert set(eval(CliRunner().invoke(command, []).output).values()) == {()}
     help = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
-    assert "Which. [default: span]" in help and "Keep the best. [default: False]" in help
+    assert "Which. [default: span]" in help and "Keep the best. [default: no-best]" in help
 
 
 def _no_nose(parts: tuple[str, ...]) -> None:

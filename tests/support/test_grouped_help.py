@@ -1,0 +1,52 @@
+"""--help of every command with many options: in groups, the ten that matter first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from support.grouped_help import GroupedCommand
+from tests.docs.pages import COMMANDS
+
+MANY = 12
+
+
+def every(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command and those below it, with their names."""
+    yield name, command
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            yield from every(f"{name} {below.name}", below)
+
+
+LONG = {
+    name: command
+    for top in COMMANDS
+    for name, command in every(top, COMMANDS[top])
+    if sum(isinstance(param, click.Option) for param in command.params) > MANY
+}
+
+
+def test_the_long_commands_are_found() -> None:
+    assert {"teacher-dump", "teacher-dump mixed-vocab", "downstream", "student-sweep"} <= set(LONG)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_help_has_each_option_in_a_group_and_the_ten_that_matter_before_the_others(
+    name: str,
+) -> None:
+    command = LONG[name]
+    assert isinstance(command, GroupedCommand), f"{name}: give its options groups"
+    grouped = [option for names in command.groups.values() for option in names]
+    assert len(grouped) == len(set(grouped))
+    options = {str(param.name) for param in command.params if isinstance(param, click.Option)}
+    assert options - set(grouped) == set(), "name the group of a new option"
+    assert len(command.groups["The ten that matter most"]) == 10
+    context = click.Context(command, info_name=name)
+    told = command.get_help(context)
+    places = [told.index(f"\n{heading}:\n") for heading in command.groups]
+    assert places == sorted(places)
+    if isinstance(command, click.Group):
+        assert told.index("\nCommands:") > places[-1]
