@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class UserError(Exception):
@@ -39,3 +41,10 @@ def of_path(error: OSError) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Ask whether the known word was meant that is nearest to this one: `did you mean hidden? `, or
+    "" where none is near."""
+    close = get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]}? " if close else ""

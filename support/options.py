@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import click
 
-from support.errors import UserError
+from support.errors import UserError, nearest
 
 KEY = "option"  # of a field's metadata
 
@@ -261,7 +261,7 @@ def click_option(
     told = about.told_default
     if varied and not told and not about.read and isinstance(default, (str, int, float)):
         word = flag_of(name).removeprefix("--")
-        told = {True: word, False: f"no-{word}"}[default] if kind is bool else str(default)
+        told = str(default) if kind is not bool else word if default else f"no-{word}"
     help = about.help + (f"  [default: {told}]" if told else "")
     arguments: dict[str, Any] = {
         "type": click_type(settings, name),
@@ -310,7 +310,8 @@ def read_values(
     for name, value in table.items():
         if name not in allowed:
             raise UserError(
-                f"{where}: unknown key {name!r}; there are {', '.join(sorted(allowed))}"
+                f"{where}: unknown key {name!r}; {nearest(name, allowed)}there are"
+                f" {', '.join(sorted(allowed))}"
             )
         about, words = options_of(settings)[name], value if isinstance(value, list) else [value]
         if not all(isinstance(word, str | int | float) for word in words):

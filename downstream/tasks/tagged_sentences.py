@@ -45,11 +45,11 @@ def read_tagged(path: Path) -> list[Sentence]:
             sentences.append(Sentence(words, tags, str(path), lines))
     except OSError as error:
         raise UserError(f"tags {path}: cannot be read: {error.strerror}; check the path") from None
-    words = [word for sentence in sentences for word in sentence.words]
-    texts = sum(" " in word for word in words)
-    if texts > len(words) / 2:
+    every = [word for sentence in sentences for word in sentence.words]
+    texts = sum(" " in word for word in every)
+    if texts > len(every) / 2:
         raise UserError(
-            f"tags {path}: {texts} of {len(words)} words have blanks in them, as whole texts have;"
+            f"tags {path}: {texts} of {len(every)} words have blanks in them, as whole texts have;"
             " give word<TAB>tag lines with a blank line between sentences, or for texts with labels"
             " --task classify"
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from student_train.losses.registry import loss_names
-from support.errors import UserError
+from support.errors import UserError, nearest
 
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
@@ -42,5 +42,6 @@ def check_losses(loss: Any) -> None:
     if not weights or not all(isinstance(w, (int, float)) and 0 < w < math.inf for w in weights):
         raise UserError("--loss: at least one loss, each with a weight above 0")
     for name in loss:
-        if name not in loss_names():
-            raise UserError(f"--loss {name}: unknown; there are {', '.join(loss_names())}")
+        if name not in (known := loss_names()):
+            near = nearest(name, known)
+            raise UserError(f"--loss {name}: unknown; {near}there are {', '.join(known)}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from student_train.settings.option_fields import COMMAND
 from student_train.settings.options import TrainOptions, check_stage, ruled_out
-from support.errors import UserError
+from support.errors import UserError, nearest
 from support.options import options_of, read_values, scoped
 from support.toml_file import read_toml
 
@@ -62,9 +61,8 @@ def find_recipe(name: str) -> Recipe:
     if inner not in known:
         where = f"{path}: " if path else ""
         told = f"there are {', '.join(known)}" if path else "--recipe list tells all of them"
-        if close := get_close_matches(inner, known, n=1):
-            told = f"did you mean {close[0]}? {told}"
-        raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {told}")
+        near = nearest(inner, known)
+        raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {near}{told}")
     return known[inner]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from student_train.settings.options import TrainOptions
-from support.errors import UserError
+from support.errors import UserError, nearest
 from support.options import options_of, read_values
 from support.toml_file import read_toml
 
@@ -45,8 +45,8 @@ def read_space(path: Path, known: Sequence[str]) -> Space:
     for name, value in read_toml(path, "--grid", "grid of settings").items():
         if name not in known:
             raise UserError(
-                f"{path}: unknown key {name!r}; options that a sweep can vary are"
-                f" {', '.join(sorted(known))}"
+                f"{path}: unknown key {name!r}; {nearest(name, known)}options that a sweep"
+                f" can vary are {', '.join(sorted(known))}"
             )
         if name == "loss" and isinstance(value, dict):
             for loss, weight in value.items():

@@ -216,34 +216,6 @@ def test_dump_options(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_mistakes_are_told_before_torch_is_loaded(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path
-) -> None:
-    words = ["--model", tiny_teacher("bert"), "--corpus", corpus, "--out", tmp_path / "out.zarr"]
-    (tmp_path / "blank.zarr").mkdir()
-    mistakes = [
-        *(("--model", tmp_path), ("--corpus", "nowhere.txt"), ("--out", tmp_path / "blank.zarr")),
-        *(("--logits", "best"), ("--hidden", "middle"), ("--attention", "groups:0")),
-        *(("--device", "toaster"), ("--views", 0), ("--text-column", "nope")),
-        ("--mask-words", "rare"),
-    ]
-    program = (
-        "import json, sys\n"
-        "import click\n"
-        "from teacher_dump.cli import main\n"
-        "for words in json.loads(sys.argv[1]):\n"
-        "    try: main(words, standalone_mode=False)\n"
-        "    except click.ClickException as error: print(error.message)\n"
-        "print({'torch', 'transformers'} & set(sys.modules))\n"
-    )
-    typed = json.dumps([[str(word) for word in (*words, *more)] for more in mistakes])
-    done = subprocess.run(
-        [sys.executable, "-c", program, typed], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    *told, loaded = done.stdout.splitlines()
-    assert len(told) == len(mistakes) and loaded == "set()", done.stdout
-
-
 def test_out_exists(
     tmp_path: Path,
     tiny_teacher: Callable[[str], Path],

@@ -232,7 +232,7 @@ def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_pat
     line = refused(student_train, "--store", stores(), "--out", tmp_path / "s", *STUDENT,
                    "--vocab", "450", "--loss", "hidden=1")  # fmt: skip
     says(line, "holds no hidden states")
-    with pytest.raises(UserError, match="unknown; there are .* embedding, in-batch, similarity"):
+    with pytest.raises(UserError, match="did you mean embedding. there are .* in-batch"):
         TrainOptions(store="a.zarr", loss={"embeddings": 1.0})
 
 

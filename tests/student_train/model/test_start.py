@@ -148,7 +148,8 @@ def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
         (tmp_path / "gone", "no config.json in .*gone; give a folder"),
     ):
         with pytest.raises(UserError, match=line):
-            check(TrainOptions(store=store.path, init=f"layers:1,2@{folder}").resolved(), store)
+            options = TrainOptions(store=store.path, student="32x2x4", init=f"layers:1,2@{folder}")
+            check(options.resolved(), store)
     with pytest.raises(UserError, match="teacher:1@x: expected auto"):
         started("teacher:1@x")
 
