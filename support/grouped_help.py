@@ -8,8 +8,6 @@ from typing import Any
 import click
 
 REST = "Other options"
-
-
 Groups = Mapping[str, Sequence[str]]
 """Names of options, in their order, by heading."""
 
@@ -51,9 +49,4 @@ class GroupedCommand(click.Command):
 
 
 class GroupedCommandWithSubcommands(GroupedCommand, CommandWithSubcommands):
-    """Both; the subcommands stand below the options."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections of options, then the subcommands."""
-        super().format_options(ctx, formatter)
-        self.format_commands(ctx, formatter)
+    """Both."""
