@@ -129,8 +129,9 @@ def test_recipes_that_are_not_there(own: Path, tmp_path: Path) -> None:
     says(refused(main, "--store", "a.zarr", "--recipe", own), "not TOML")
 
 
-def test_the_readme_shows_a_recipe_that_can_be_begun(tmp_path: Path) -> None:
-    (shown,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+def test_the_guide_shows_a_recipe_that_can_be_begun(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/guide/recipes.md").read_text("utf-8")
+    (shown,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     path = tmp_path / "my.toml"
     path.write_text(shown, "utf-8")
     recipe = find_recipe(str(path))
