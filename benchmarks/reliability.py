@@ -208,13 +208,14 @@ def make_teacher(folder: Path, corpus: Path) -> None:
     BertForMaskedLM(config).save_pretrained(folder)
 
 
-def jobs(folder: Path) -> list[Job]:
-    """A dump to each format, and a training from the last, with all that they need."""
+def jobs(folder: Path, texts: int = 30) -> list[Job]:
+    """A dump of so many texts to each format, and a training from the last, with all that they
+    need."""
     from teacher_dump.corpus.documents import Corpus
 
     model, corpus = folder / "teacher", folder / "corpus.txt"
-    texts = (" ".join(d.text.split())[:300] for d in Corpus.open(["python-docs"]))
-    corpus.write_text("\n".join(islice(texts, 30)) + "\n", encoding="utf-8")
+    found = (" ".join(d.text.split())[:300] for d in Corpus.open(["python-docs"]))
+    corpus.write_text("\n".join(islice(found, texts)) + "\n", encoding="utf-8")
     make_teacher(model, corpus)
     made = []
     for ext in ("zarr", "h5"):

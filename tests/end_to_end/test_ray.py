@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -10,9 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +17,8 @@ from unittest import mock
 import pytest
 
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
-from benchmarks.reliability import content_of_store
+from benchmarks.ray_kills import Ray, Siege
+from benchmarks.reliability import content_of_store, jobs
 from store import StoreWriter
 from store.write.part_queue import PartQueue
 from support.errors import UserError
@@ -165,38 +163,10 @@ def test_places_of_a_node() -> None:
     assert places_of({"CPU": 2.0}, 0.5) == 0 and places_of({}, 0) == 0
 
 
-class Ray:
-    """A cluster of nodes on loopback, and drivers of a dump on it."""
-
-    def __init__(self, options: DumpOptions, cpus: int) -> None:
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": cpus, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.options, self.log = options, place(options).with_name("log")
-
-    def begin(self, *more: str | int) -> ForkServerProcess:
-        words = words_of(self.options, "--ray", self.cluster.address, *more)
-        return fork(in_small_parts, "teacher_dump.cli", *words, log=self.log)
-
-    def makers(self) -> list[int]:
-        """Numbers of the processes that make a part now."""
-        queue, found = PartQueue(self.options.out), []
-        for number in queue.leased():
-            with suppress(OSError, ValueError):
-                lease = json.loads((queue.folder / f".{number}.lease").read_text())
-                found.append(int(lease["pid"]))
-        return found
-
-    def wait_for_a_maker(self, driver: ForkServerProcess) -> list[int]:
-        while not (found := self.makers()) and driver.is_alive():
-            time.sleep(0.01)
-        return found
-
-
 @pytest.fixture
 def ray(options: DumpOptions) -> Iterator[Ray]:
-    made = Ray(options, cpus=1)
+    words = ("teacher_dump.cli", *words_of(options))
+    made = Ray(words, place(options), place(options).with_name("log"), head_cpus=1)
     yield made
     made.cluster.shutdown()
 
@@ -207,7 +177,7 @@ def test_two_nodes_of_which_anything_may_die(options: DumpOptions, ray: Ray) -> 
     write_corpus(Path(options.corpus[0]), 400)
     wanted, chance = alone(options), random.Random(0)
     driver = ray.begin()
-    node = ray.cluster.add_node(num_cpus=1)
+    node = ray.add_node()
     if makers := ray.wait_for_a_maker(driver):
         os.kill(chance.choice(makers), signal.SIGKILL)
     ray.wait_for_a_maker(driver)
@@ -248,3 +218,12 @@ def test_ctrl_c_on_a_cluster_of_this_machine_alone(options: DumpOptions, tmp_pat
     done, before = share_on_ray(replace(options, ray="local"), said.append)
     assert done.store and before < done.store.parts
     assert whole(options) == wanted
+
+
+@pytest.mark.apart
+def test_a_siege_of_a_cluster_ends_in_the_undisturbed_store(tmp_path: Path) -> None:
+    job = jobs(tmp_path, 100)[0]
+    job.undisturbed()
+    name, killed, *struck, stores, equal = Siege(job, 2).row(2, seed=0)
+    assert "2 nodes" in str(name) and killed == 2 == sum(map(int, map(str, struck)))
+    assert stores == equal
