@@ -26,8 +26,8 @@ from benchmarks.common.small_store import on_small_store, random_teacher
 from benchmarks.speed import dumping, stepping
 from benchmarks.speed.teacher_gone import training
 from store import open_store
-from student_train.settings.option_fields import CACHES
 from student_train.settings.options import TrainOptions
+from student_train.settings.words import CACHES
 from support.console import check_device, command_errors
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.teacher import heads

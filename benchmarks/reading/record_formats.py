@@ -12,6 +12,7 @@ needs, and works without them:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,6 +166,16 @@ class LitData(Records):
         dataset = StreamingDataset(str(path), shuffle=True)
         return lambda epoch: _grouped(corpus, dataset)
 
+    def open_far(self, corpus: Corpus, url: str, local: Path) -> Epoch:
+        """As `open`, from an address, by way of a folder."""
+        from litdata import StreamingDataset
+        from litdata.streaming import downloader
+
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # which no option of litdata's says
+        server = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
+        dataset = StreamingDataset(url, str(local), shuffle=True, storage_options=server)
+        return lambda epoch: _grouped(corpus, dataset)
+
 
 class Mosaic(Records):
     """StreamingDataset over MDS files with its own shuffle."""
@@ -190,5 +201,12 @@ class Mosaic(Records):
     def open(self, corpus: Corpus, path: Path) -> Epoch:
         dataset = self._streaming().StreamingDataset(
             local=str(path), shuffle=True, batch_size=corpus.batch_sequences
+        )
+        return lambda epoch: _grouped(corpus, dataset)
+
+    def open_far(self, corpus: Corpus, url: str, local: Path) -> Epoch:
+        """As `open`, from an address, by way of a folder."""
+        dataset = self._streaming().StreamingDataset(
+            remote=url, local=str(local), shuffle=True, batch_size=corpus.batch_sequences
         )
         return lambda epoch: _grouped(corpus, dataset)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from zarr.core.sync import sync
 
+from store.containers.disk_cache import Piece, bytes_of
 from store.containers.network import ABSENT, CREDENTIALS, Line, answer_of
 from store.errors import StoreError, Unreachable
 from support.errors import first_line
@@ -22,6 +23,7 @@ from support.extras import library
 
 Result = TypeVar("Result")
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
+SUFFIXES = ("s3", "s3a", "gs")  # which tell the last bytes of an object without its size
 EXTRA = "s3"
 AT_ONCE = 16  # uploads, and questions about many objects
 MULTIPART = 2**32  # bytes; S3 takes no larger object in one request, and one request is not torn
@@ -63,6 +65,7 @@ class Bucket:
         self.url, self.line = url, Line(url)
         self._obstore = library("obstore", EXTRA, f"{url.partition('://')[0]}://")
         self.store = _client(url, options)
+        self._suffixes = url.partition("://")[0] in SUFFIXES
 
     def ask(
         self, what: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
@@ -84,6 +87,22 @@ class Bucket:
             return Tagged(data, str(meta["e_tag"]), meta["last_modified"])
 
         return self.ask(name, request, 2**20)
+
+    async def piece(self, name: str, begin: int, end: int) -> Piece:
+        """Read a range once; see `store.containers.far.Fetch`."""
+        if begin < 0 and self._suffixes:
+            asked: Any = {"suffix": -begin}
+        elif begin < 0:
+            size = int((await self._obstore.head_async(self.store, name))["size"])
+            asked = (max(0, size + begin), size)
+        else:
+            asked = (begin, end)
+        found = await self._obstore.get_async(self.store, name, options={"range": asked})
+        whole, (low, high) = int(found.meta["size"]), found.range
+        data = await found.bytes_async()
+        if len(data) != high - low:
+            raise OSError(f"{len(data):,} bytes of {name} came, expected {high - low:,}")
+        return Piece(bytes_of(data), whole)
 
     def tagged(self, name: str) -> Tagged | None:
         """Read an object with its tag; None if there is none."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from store.containers.disk_cache import DiskCache
 from store.format.layout import ArraySpec
 from support.arrays import Array
 
@@ -51,6 +52,11 @@ class Source(Protocol):
     path: str
     options: dict[str, Any] | None  # of the file system behind a URL
     remote: bool  # what is read comes over a network, which may alter it on the way
+    cache: DiskCache | None  # where what is read is kept
+
+    def keep_on(self, cache: DiskCache, checksum: str) -> None:
+        """Keep what is read of a sealed store, which its checksum names, on a local disk; nothing
+        where the store itself lies there."""
 
     def attributes(self, group: str = "") -> dict[str, Any]:
         """Attributes of a group ('' is the root). StoreError if there is no such group."""
@@ -72,6 +78,10 @@ class Source(Protocol):
 
     def fingerprint(self, name: str) -> str | None:
         """Checksum of an array's own metadata, where the format keeps it in a file."""
+
+    def forget(self, name: str) -> None:
+        """Let go of what is kept of an array that was found damaged: a later read fetches it
+        again."""
 
     def unlawful(self, name: str) -> str | None:
         """What the stored form of an array has that FORMAT.md does not allow; None if nothing."""

@@ -30,6 +30,7 @@ PASSING_CODES = {  # of S3, with a status that would say otherwise
     "RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch",
     "OperationAborted", "InternalError", "ServiceUnavailable", "SlowDown", "Throttling",
 }  # fmt: skip
+SLOWING_STATUS, SLOWING_CODES = {429, 503, 509}, {"SlowDown", "Throttling"}
 # Kinds of errors that clients raise where no answer came, or half of one. Clients are optional and
 # are not imported here. OSError is such a kind as well.
 PASSING_KINDS = {
@@ -133,6 +134,12 @@ def passing(error: BaseException) -> bool:
     return _is_of(error, PASSING_KINDS)
 
 
+def slows(error: BaseException) -> bool:
+    """Whether a server asks for fewer requests."""
+    answer = answer_of(error)
+    return answer is not None and (answer.status in SLOWING_STATUS or answer.code in SLOWING_CODES)
+
+
 def _told(error: BaseException) -> str:
     """An answer, or an error, in a few words."""
     answer = answer_of(error)
@@ -164,6 +171,7 @@ class Line:
     url: str
     answered: bool = False
     logged: float = 0.0
+    slowed: int = 0  # answers that asked for fewer requests
 
     @property
     def patience(self) -> float:
@@ -195,6 +203,7 @@ class Line:
             except Exception as error:  # every client raises its own
                 if not passing(error):
                     raise self._refused(what, error) from error
+                self.slowed += slows(error)
                 spent = time.monotonic() - begun
                 longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1))
                 pause = random.uniform(longest / 2, longest)

@@ -76,6 +76,7 @@ class PartReader:
             )
         fingerprint = self.part.arrays[name].fingerprint
         if fingerprint and self._source.fingerprint(path) != fingerprint:
+            self._source.forget(path)
             raise StoreError(f"{self.where}: {name} has an altered zarr.json; {DAMAGED}")
         return array
 
@@ -99,6 +100,8 @@ class PartReader:
 
     def _compare(self, name: str, found: str) -> None:
         if found != self.part.arrays[name].sha256:
+            self._source.forget(f"parts/{self.part.number}/{name}")
+            self._open.pop(name, None)
             raise StoreError(f"{self.where}: {name} does not match its checksum; {DAMAGED}")
 
     def names(self) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,6 +91,12 @@ class Pool:
             if spec.per_token and name.startswith(("token/", *groups))
         ]  # fmt: skip
         self._map_names = [f"view{view}/attention/{name}/values" for name in self.attention]
+        ragged = [f"view{view}/mask/"] if view else []
+        ragged += [f"view{view}/logits/"] if self.logits and self.logits.tier == "sample" else []
+        self._ragged_names = [
+            name for name in self._specs
+            if name.startswith(tuple(ragged)) and name not in self._token_names
+        ]  # fmt: skip
         wanted = ["sequence/label", *[f"view{view}/classes/values"] * ("task" in kinds)]
         self._sequence_names = [name for name in wanted if name in self._specs]
         if "embedding" in kinds:
@@ -119,13 +127,41 @@ class Pool:
                     yield part, name, rows, place
             done = after
 
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of what `read` reads, unpacked."""
+        sizes = dict.fromkeys(self._token_names, self.token_start[-1])
+        sizes |= dict.fromkeys(self._map_names, self.square_start[-1])
+        return sum(
+            int(rows) * self._specs[name].dtype.itemsize * prod(self._specs[name].shape[1:])
+            for name, rows in sizes.items()
+        )
+
     def prefetch(self) -> None:
-        """Let the disk begin: `read` follows soon."""
-        if self.token_start[-1] < FEW_TOKENS:
+        """Let the disk or the network begin: `read` follows soon. Raises Unreachable."""
+        if self._index.remote:
+            self._open()
+        elif self.token_start[-1] < FEW_TOKENS:
             return  # to ask would take longer than to wait
         with suppress(StoreError):  # reading says what is wrong, when it is its turn
             for part, name, rows, _ in self._pieces():
                 part.array(name).prefetch(rows.start, rows.stop)
+
+    def _open(self) -> None:
+        """Open all arrays that are read, many at once; those that tell where things lie first."""
+        names = [
+            "sequence/document", *self._ragged_names, *self._token_names, *self._map_names,
+            *self._sequence_names,
+        ]  # fmt: skip
+        parts = dict.fromkeys(part for part, _, _ in self._parts)
+
+        def opened(wanted: tuple[str, PartReader]) -> None:
+            with suppress(StoreError):
+                wanted[1].array(wanted[0])
+
+        with ThreadPoolExecutor(AT_ONCE, "open-at-once") as readers:
+            for some in (["sequence/token_start"], names):
+                list(readers.map(opened, product(some, parts)))
 
     def check(self, check: ReadingCheck) -> None:
         """Begin to check the arrays of this pool, whole, in every part that it reads."""

@@ -37,7 +37,15 @@ def manifest_bytes(source: Source) -> bytes:
 
 def checked_array(source: Source, name: str, entry: Entry) -> Array:
     """Read a whole array outside the parts. Raises StoreError if it is not what its entry says."""
-    return surely(source.remote, lambda: _checked_array(source, name, entry))
+
+    def read() -> Array:
+        try:
+            return _checked_array(source, name, entry)
+        except StoreError:
+            source.forget(name)
+            raise
+
+    return surely(source.remote, read)
 
 
 def _checked_array(source: Source, name: str, entry: Entry) -> Array:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from store.containers.cache_word import parse_disk_cache
+from store.containers.disk_cache import DiskCache
 from store.containers.interface import Source
 from store.containers.network import surely
 from store.containers.paths import open_source
@@ -37,23 +39,31 @@ if TYPE_CHECKING:
 
 
 def open_store(
-    path: str | Path, *, allow_partial: bool = False, storage_options: dict[str, Any] | None = None
+    path: str | Path,
+    *,
+    allow_partial: bool = False,
+    storage_options: dict[str, Any] | None = None,
+    cache: str | None = None,
 ) -> FeatureStore:
     """Open a store: a .zarr folder, an .h5 file, or an fsspec URL of a Zarr store.
 
     Reads the root attributes, the manifest and the calibration only. `allow_partial` gives the
-    published parts of an unfinished store. Raises StoreError if the store is missing, unfinished,
-    of another version, or damaged; Unreachable if a network gives no answer.
+    published parts of an unfinished store. `cache`, `disk:DIR,SIZE` such as
+    `disk:/scratch/cache,100GB`, keeps what is read of a finished store behind a URL in a folder of
+    a local disk, of which it takes at most so many bytes; processes may share it. Raises StoreError
+    if the store is missing, unfinished, of another version, or damaged; Unreachable if a network
+    gives no answer; UserError for a cache that is no such word or cannot be written.
     """
+    kept = DiskCache(*parse_disk_cache(cache)) if cache and "://" in str(path) else None
     source = open_source(path, storage_options)
     try:
-        return surely(source.remote, lambda: _open(source, allow_partial))
+        return surely(source.remote, lambda: _open(source, allow_partial, kept))
     except BaseException:
         source.close()
         raise
 
 
-def _open(source: Source, allow_partial: bool) -> FeatureStore:
+def _open(source: Source, allow_partial: bool, cache: DiskCache | None) -> FeatureStore:
     with opening():
         attributes = source.attributes()
     features = check_root(attributes, source.path)
@@ -65,6 +75,8 @@ def _open(source: Source, allow_partial: bool) -> FeatureStore:
             return FeatureStore(source, attributes, features, manifest)
     with opening():
         manifest, _ = sealed_manifest(source, attributes, features)
+        if cache is not None:
+            source.keep_on(cache, attributes["checksum"])
         return FeatureStore(source, attributes, features, manifest)
 
 
@@ -107,7 +119,8 @@ class FeatureStore(Sequence[Record]):
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         """Pickle the path and the options only; a spawned worker opens the store again."""
         unfinished, options = self.meta["state"] != "sealed", self.source.options
-        again = partial(open_store, allow_partial=unfinished, storage_options=options)
+        cache = self.source.cache.word if self.source.cache else None
+        again = partial(open_store, allow_partial=unfinished, storage_options=options, cache=cache)
         return again, (self.path,)
 
     def read_calibration(self, name: str) -> tuple[Floats, Floats]:

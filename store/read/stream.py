@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,9 @@ from store.read.reading_check import ReadingCheck
 from store.read.record import LazyMap, Logits, as_ids, decode_logits
 from support.arrays import Array, Floats, ranges, starts
 from support.spans import covering_spans_of_texts
+
+AHEAD = 2**28  # bytes, unpacked, that are asked for before they are read over a network
+Mixed = tuple[Pool, list[Array]]  # a pool and its batches
 
 
 @dataclass(frozen=True)
@@ -143,44 +147,78 @@ class Streamer:
         """Yield the batches of an order; see `FeatureStore.stream`."""
         buffers = Buffers()
         checked = ReadingCheck(self._sound)
-        taken = [self._taken() for _ in range(2 if self._index.remote else 1)]
         pools = (
             (Pool(self._index, blocks, order.view, order.features), batches)
             for blocks, batches in order.unskipped(self._index)
         )
-        ahead = ThreadPoolExecutor(1, "read-ahead")  # to ask the disk takes time, too
-
-        def announced() -> tuple[Pool, list[Array], Future[None] | None] | None:
-            found = next(pools, None)
-            if not found:
-                return None
-            pool, batches = found
-            if not self._index.remote:
-                ahead.submit(pool.prefetch)
-                return pool, batches, None
-            taken.append(taken.pop(0))  # the batches of the pool before come from the other ones
-            return pool, batches, ahead.submit(pool.read, taken[-1])
-
+        read = (self._read_far if self._index.remote else self._read_near)(pools)
         try:
-            following = announced()
-            while following:
-                pool, batches, reading = following
-                if reading is None:
-                    pool.read(taken[0])
-                else:
-                    reading.result()
+            for pool, batches in read:
                 if check:
                     pool.check(checked)
-                following = announced()  # the disk works while these batches are used
                 for sequences in batches:
                     checked.tell()
                     yield _gather(pool, self._calibration, pool.place[sequences], buffers)
             checked.tell(wait=True)
         finally:
             checked.close()
+            read.close()
+
+    def _read_near(self, pools: Iterator[Mixed]) -> Generator[Mixed]:
+        """Read each pool of a disk when it is asked for, and let the disk work on the next one
+        while it is used."""
+        taken = self._taken()
+        ahead = ThreadPoolExecutor(1, "read-ahead")  # to ask the disk takes time, too
+        try:
+            following = next(pools, None)
+            while following:
+                found, following = following, None
+                found[0].read(taken)
+                if following := next(pools, None):
+                    ahead.submit(following[0].prefetch)
+                yield found
+        finally:
             ahead.shutdown(wait=False, cancel_futures=True)
-            if not self._index.remote:  # there a thread may be reading into them
-                self._spare.extend(taken)
+            self._spare.append(taken)
+
+    def _read_far(self, pools: Iterator[Mixed]) -> Generator[Mixed]:
+        """Read each pool of a network while the one before is used, and ask for those behind it
+        meanwhile, some AHEAD bytes."""
+        reading, asking = ThreadPoolExecutor(1, "read-ahead"), ThreadPoolExecutor(1, "ask-ahead")
+        taken = [Buffers(), Buffers()]
+        asked: deque[tuple[Mixed, Future[None]]] = deque()
+
+        def ask() -> None:
+            while sum(pool.nbytes for (pool, _), _ in asked) < AHEAD:
+                if (found := next(pools, None)) is None:
+                    return
+                asked.append((found, asking.submit(found[0].prefetch)))
+
+        def begun() -> tuple[Mixed, Future[None]] | None:
+            ask()
+            if not asked:
+                return None
+            (found, asking_it), buffers = asked.popleft(), taken.pop(0)
+            taken.append(buffers)  # the batches of the pool before come from the other ones
+
+            def read() -> None:
+                asking_it.result()
+                found[0].read(buffers)
+
+            future = reading.submit(read)
+            ask()
+            return found, future
+
+        try:
+            following = begun()
+            while following:
+                found, future = following
+                future.result()
+                following = begun()
+                yield found
+        finally:  # a thread may be reading into the buffers: nobody else gets them
+            for threads in (asking, reading):
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def _taken(self) -> Buffers:
         """Buffers for a pool. No batch shows them: another stream may have them after this one."""

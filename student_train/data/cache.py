@@ -17,6 +17,7 @@ from store import Batch, FeatureStore
 from store.format.codecs.codec import Elementwise
 from store.format.layout import part_arrays
 from student_train.data.encoded import TeacherStates
+from student_train.settings.words import IN_MEMORY
 from support.arrays import Array, begins, starts
 from support.errors import UserError
 
@@ -129,7 +130,7 @@ def source_of(store: FeatureStore, cache: str, device: torch.device) -> Streamed
     apart = ON_DEVICE if cache == "device" else ()
     if isinstance(store, FeatureStore):  # other sources of batches keep nothing
         # Also to keep nothing: an earlier training may have kept arrays.
-        store.keep(None if cache == "none" else lambda path: _group(path) not in apart)
+        store.keep(None if cache not in IN_MEMORY else lambda path: _group(path) not in apart)
     return Resident(store, device) if cache == "device" else Streamed()
 
 
@@ -145,7 +146,7 @@ def check_cache(
 ) -> None:
     """Check that memory suffices for `--cache`, or raise UserError. `needs` lists the stores that
     are read, each with the kinds of features and the views."""
-    if cache == "none":
+    if cache not in IN_MEMORY:
         return
     on_device = in_ram = 0
     for store, kinds, views in needs:

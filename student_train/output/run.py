@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from store import FeatureStore, open_store
+from store.containers.cache_word import is_disk_cache
 from store.tools.laws import check_tokens
 from student_train.data.collator import Collator
 from student_train.data.stored_vocabulary import check_vocabulary
@@ -71,9 +72,12 @@ def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
     Raises StoreError where one cannot be read, or the tokenizers installed here would give other
     tokens than those stored.
     """
+    cache = options.cache if is_disk_cache(options.cache) else None
     with ExitStack() as opened:
         stores = [
-            opened.enter_context(closing(open_store(path, allow_partial=options.allow_partial)))
+            opened.enter_context(
+                closing(open_store(path, allow_partial=options.allow_partial, cache=cache))
+            )
             for path in (options.store, *options.others)
         ]
         for store in stores:

@@ -19,6 +19,7 @@ from student_train.settings.loss_weights import (
     parse_losses,
 )
 from student_train.settings.words import (
+    check_cache_word,
     check_prune_to,
     check_start,
     check_student,
@@ -31,7 +32,6 @@ from training.optimizer import OPTIMIZERS
 from training.rare_masks import MASK_WORDS
 from training.schedule import SCHEDULES
 
-CACHES = ("none", "ram", "device")
 FREEZABLE = r"embeddings|words|positions|types|layers(\.[1-9][0-9]*)?|head|projection"
 PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"
 SEEDS = 2**32
@@ -378,9 +378,11 @@ class OptionFields:
     )
     cache: str = option(
         "none",
-        "ram: the store is read and unpacked once, and stays in memory; device: its hidden states"
-        " and attention maps in the memory of --device. The student is the same.",
-        choices=CACHES,
+        "none; ram: the store is read and unpacked once, and stays in memory; device: its hidden"
+        " states and attention maps in the memory of --device; disk:DIR,SIZE: what is read of a"
+        " store behind a URL stays in DIR on a local disk, at most SIZE of it (100GB), for all"
+        " trainings that name it. The student is the same.",
+        check=check_cache_word,
         scope={COMMAND, ONCE, MACHINE},
     )
     allow_partial: bool = option(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from store.containers.cache_word import is_disk_cache
 from student_train.losses import registry
 from student_train.settings.alignments import ALIGNMENTS
 from student_train.settings.loss_alignments import check_pieces, parse_alignments
@@ -26,6 +27,7 @@ from student_train.settings.option_fields import (
     OptionFields,
 )
 from student_train.settings.shapes import parse_student
+from student_train.settings.words import IN_MEMORY
 from support.errors import UserError
 from support.options import check_values, default_of, flag_of, options_of, scoped
 from training.device import resolved_device, resolved_precision
@@ -97,7 +99,13 @@ class TrainOptions(OptionFields):
                 f"--matryoshka {','.join(map(str, self.matryoshka))}: no loss teaches parts of a"
                 " vector; add similarity or similarity-kl to --loss"
             )
-        if self.workers and self.cache != "none":
+        if is_disk_cache(self.cache) and not any(
+            "://" in str(path) for path in (self.store, *self.others)
+        ):
+            raise UserError(
+                f"--cache {self.cache}: {self.store} lies on a disk; leave it out, or give ram"
+            )
+        if self.workers and self.cache in IN_MEMORY:
             raise UserError(
                 f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
                 " of its own; give one of the two"

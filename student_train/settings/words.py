@@ -7,10 +7,13 @@ import os
 import re
 from pathlib import Path
 
+from store.containers.cache_word import EXPECTED, is_disk_cache, parse_disk_cache
 from student_train.settings.shapes import parse_student
 from support.errors import UserError
 
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
+CACHES = ("none", "ram", "device")
+IN_MEMORY = CACHES[1:]
 VOCABULARY = r"(words:|pruned:)?\d+k?|teacher|words|mixed-vocab"
 START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"
 
@@ -43,6 +46,14 @@ def check_start(how: str) -> None:
             f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,...[@DIR],"
             " mixed-vocab, or random"
         )
+
+
+def check_cache_word(word: str) -> None:
+    """Raise UserError for a word that means no cache."""
+    if is_disk_cache(word):
+        parse_disk_cache(word)
+    elif word not in CACHES:
+        raise UserError(f"--cache {word}: expected {', '.join(CACHES)} or {EXPECTED}")
 
 
 def check_student(student: str) -> None:

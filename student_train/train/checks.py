@@ -18,6 +18,7 @@ from student_train.settings.loss_alignments import parse_alignments
 from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import Shape, parse_student
 from student_train.settings.stages import stages_of
+from student_train.settings.words import IN_MEMORY
 from student_train.train.joinable import check_joined
 from support.arrays import Array
 from support.console import counted
@@ -50,7 +51,7 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
             f"--combine outputs: joins the teachers of several stores, and {store.path} is one;"
             " give --store twice or more"
         )
-    if options.cache == "none":
+    if options.cache not in IN_MEMORY:
         return
     import torch
 

@@ -21,8 +21,8 @@ from benchmarks.speed.teacher_gone import training
 from downstream.tasks.length_grouped import LengthGroupedTrainer
 from store import open_store
 from student_train.output.run import prepare
-from student_train.settings.option_fields import CACHES
 from student_train.settings.options import TrainOptions
+from student_train.settings.words import CACHES
 from support.arrays import Array
 from teacher_dump.job.dump import DumpSummary, dump
 from teacher_dump.job.options import DumpOptions

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from store.containers.blosc import Damage
+from store.containers.disk_cache import DiskCache
 from store.containers.hdf5.blocks import Blocks
 from store.containers.hdf5.chunks import FLETCHER, read_dataset
 from store.containers.hdf5.file import DIGEST_BYTES, file_digest
@@ -123,6 +124,7 @@ class Hdf5Source:
         self.path = path
         self.options: dict[str, Any] | None = None
         self.remote = False
+        self.cache: DiskCache | None = None
         self._parts = Folder(f"{path}.parts")
         self._files: OrderedDict[Path, Hdf5File] = OrderedDict()
 
@@ -198,6 +200,12 @@ class Hdf5Source:
 
     def fingerprint(self, name: str) -> str | None:
         return None
+
+    def keep_on(self, cache: DiskCache, checksum: str) -> None:
+        """Do nothing: the file is on a disk."""
+
+    def forget(self, name: str) -> None:
+        """Do nothing: nothing is kept."""
 
     def unlawful(self, name: str) -> str | None:
         dataset = self._slices(name).dataset

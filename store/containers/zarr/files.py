@@ -14,6 +14,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from store.containers.bucket import Bucket, is_bucket
+from store.containers.disk_cache import Piece, bytes_of
 from store.containers.network import ABSENT, Line
 from store.containers.untrusted import MAX_JSON, Folder, files_under
 from store.errors import StoreError
@@ -116,6 +117,11 @@ class BucketStore(_Asking, ObjectStore[Any]):
 class Remote(Files, Protocol):
     """Files over a network, which can be written."""
 
+    line: Line
+
+    async def piece(self, name: str, begin: int, end: int) -> Piece:
+        """See `store.containers.far.Fetch`."""
+
     def has(self, name: str) -> bool:
         """Whether there is such a file."""
 
@@ -134,8 +140,11 @@ class BucketFiles:
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
         self.bucket = Bucket(url, options)
         store = BucketStore(self.bucket.store, read_only=True)
-        store.line = self.bucket.line
+        self.line = store.line = self.bucket.line
         self.store: Store = store
+
+    async def piece(self, name: str, begin: int, end: int) -> Piece:
+        return await self.bucket.piece(name, begin, end)
 
     def read(self, name: str) -> bytes:
         return self.bucket.read(name, MAX_JSON)
@@ -171,14 +180,26 @@ class RemoteFiles:
     ) -> None:
         self._remote = RemoteStore.at(url, options, writing)
         self.store: Store = self._remote
-        self._line, self._fs = self._remote.line, self._remote.fs
+        self.line, self._fs = self._remote.line, self._remote.fs
+        self._sizes: dict[str, int] = {}
         self._root = self._remote.path.rstrip("/")
 
     def _ask(
         self, name: str, request: Callable[[str], Awaitable[Result]], size: int | None = 0
     ) -> Result:
         address = f"{self._root}/{name}".rstrip("/")
-        return sync(self._line.ask(name or "its files", lambda: request(address), size))
+        return sync(self.line.ask(name or "its files", lambda: request(address), size))
+
+    async def piece(self, name: str, begin: int, end: int) -> Piece:
+        address = f"{self._root}/{name}"
+        if begin <= 0 or name not in self._sizes:  # the first range of a file that is opened
+            self._sizes[name] = int(await self._fs._size(address) or 0)
+        whole = self._sizes[name]
+        low, high = (max(0, whole + begin), whole) if begin < 0 else (begin, min(end, whole))
+        data = await self._fs._cat_file(address, start=low, end=high)
+        if len(data) != high - low:
+            raise OSError(f"{len(data):,} bytes of {name} came, expected {high - low:,}")
+        return Piece(bytes_of(data), whole)
 
     def read(self, name: str) -> bytes:
         asked = RangeByteRequest(0, MAX_JSON + 1)  # bounded, and one answer for size and bytes
@@ -186,7 +207,7 @@ class RemoteFiles:
         if found is None:
             raise FileNotFoundError(name)
         if len(found) > MAX_JSON:
-            raise StoreError(f"{self._line.url}: {name} is larger than {MAX_JSON:,} bytes")
+            raise StoreError(f"{self.line.url}: {name} is larger than {MAX_JSON:,} bytes")
         return found.to_bytes()
 
     def size(self, name: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -103,33 +104,68 @@ def _checked(data: Bytes, what: str) -> Bytes:
     return payload
 
 
+def index_bytes(layout: Layout) -> int:
+    """The bytes of the index at the end of a shard."""
+    return layout.chunks * ENTRY_BYTES + CRC_BYTES
+
+
+def read_index(data: Bytes, layout: Layout, end: int) -> list[list[int]]:
+    """Begin and size of each chunk of a shard, from its index, which begins at `end`; zeros for a
+    chunk that is missing or lies elsewhere. Raises Damage."""
+    index = _checked(data, "the index").view("<u8").reshape(-1, 2)
+    begin, size = index[:, 0], index[:, 1]
+    inside = (begin <= end) & (size <= end) & (begin + size <= end)
+    places: list[list[int]] = np.where(inside[:, None], index, 0).tolist()
+    return places
+
+
+def decode_rows(
+    data: Bytes, chunk: int, layout: Layout, low: int, high: int, out: Bytes, sound: bool = False
+) -> None:
+    """Decode bytes low..high of a chunk into `out`; its checksum is compared unless it is known to
+    be sound. Raises Damage."""
+    what, size = f"chunk {chunk}", layout.rows * layout.row_bytes
+    payload = data[:-CRC_BYTES] if sound else _checked(data, what)
+    if layout.compressed:
+        decode(payload, what, size, low, high, out)
+    elif len(payload) != size:
+        raise Damage(f"{what} has {len(payload)} bytes, expected {size}")
+    else:
+        out[:] = payload[low:high]
+
+
+def check_fits(layout: Layout, where: str, begin: int, end: int, out: Array) -> None:
+    """Raise ValueError unless rows begin..end are rows of the array that fit into `out`."""
+    if (
+        not 0 <= begin < end <= layout.shape[0]
+        or (out.shape, out.dtype) != ((end - begin, *layout.shape[1:]), layout.dtype)
+        or not out.flags.c_contiguous
+    ):
+        raise ValueError(f"{where}: rows {begin}..{end} do not fit into {out.shape}")
+
+
+def row_pieces(layout: Layout, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """For each chunk of rows begin..end its number, the bytes low..high of it that they are, and
+    the place of these among the bytes of the rows."""
+    rows, row = layout.rows, layout.row_bytes
+    for chunk in range(begin // rows, -(-end // rows)):
+        first, last = max(begin, chunk * rows), min(end, (chunk + 1) * rows)
+        low, high = (first - chunk * rows) * row, (last - chunk * rows) * row
+        yield chunk, low, high, (first - begin) * row
+
+
 class Shard:
     """A mapped shard file and the places of its chunks. Raises Damage, OSError."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
-        self._layout, self._bytes = layout, layout.rows * layout.row_bytes
+        self._layout = layout
         self._map = FileMap(path)
         self._data = self._map.data
-        end = len(self._data) - layout.chunks * ENTRY_BYTES - CRC_BYTES
+        end = len(self._data) - index_bytes(layout)
         if end < 0:
             raise Damage(f"the file has {len(self._data)} bytes, too few for its index")
-        index = _checked(self._data[end:], "the index").view("<u8").reshape(-1, 2)
-        begin, size = index[:, 0], index[:, 1]
-        inside = (begin <= end) & (size <= end) & (begin + size <= end)
-        self._places = np.where(inside[:, None], index, 0).tolist()
+        self._places = read_index(self._data[end:], layout, end)
         self._sound: set[int] = set()
-
-    def _payload(self, chunk: int) -> Bytes:
-        """The encoded bytes of a chunk; their checksum is compared when they are first used."""
-        begin, size = self._places[chunk]
-        if not size:
-            raise Damage(f"chunk {chunk} is missing or lies outside the file")
-        data = self._data[begin : begin + size]
-        if chunk in self._sound:
-            return data[:-CRC_BYTES]
-        payload = _checked(data, f"chunk {chunk}")
-        self._sound.add(chunk)
-        return payload
 
     def prefetch(self, chunk: int) -> None:
         """Let the disk begin to read a chunk, unless it was read before."""
@@ -138,13 +174,12 @@ class Shard:
 
     def read_into(self, chunk: int, low: int, high: int, out: Bytes) -> None:
         """Decode bytes low..high of a chunk into `out`. Raises Damage."""
-        payload = self._payload(chunk)
-        if self._layout.compressed:
-            decode(payload, f"chunk {chunk}", self._bytes, low, high, out)
-        elif len(payload) != self._bytes:
-            raise Damage(f"chunk {chunk} has {len(payload)} bytes, expected {self._bytes}")
-        else:
-            out[:] = payload[low:high]
+        begin, size = self._places[chunk]
+        if not size:
+            raise Damage(f"chunk {chunk} is missing or lies outside the file")
+        data, sound = self._data[begin : begin + size], chunk in self._sound
+        decode_rows(data, chunk, self._layout, low, high, out, sound)
+        self._sound.add(chunk)
 
 
 class ShardMaps:
@@ -176,7 +211,6 @@ class ShardSlices:
 
     def __init__(self, maps: ShardMaps, path: Path, layout: Layout, where: str) -> None:
         self._maps, self._path, self._layout, self._where = maps, path, layout, where
-        self._row_bytes = layout.row_bytes
         self.shape, self.dtype = layout.shape, layout.dtype
 
     def read(self, begin: int, end: int) -> Array:
@@ -188,21 +222,11 @@ class ShardSlices:
     def read_into(self, begin: int, end: int, out: Array) -> None:
         if begin >= end:
             return
-        if (
-            not 0 <= begin < end <= self.shape[0]
-            or (out.shape, out.dtype) != ((end - begin, *self.shape[1:]), self.dtype)
-            or not out.flags.c_contiguous
-        ):
-            raise ValueError(f"{self._where}: rows {begin}..{end} do not fit into {out.shape}")
+        check_fits(self._layout, self._where, begin, end, out)
         target = out.reshape(-1).view(np.uint8)
-        rows, row = self._layout.rows, self._row_bytes
         try:
             shard = self._maps.get(self._path, self._layout)
-            for chunk in range(begin // rows, -(-end // rows)):
-                first = max(begin, chunk * rows)
-                last = min(end, (chunk + 1) * rows)
-                low, high = (first - chunk * rows) * row, (last - chunk * rows) * row
-                place = (first - begin) * row
+            for chunk, low, high, place in row_pieces(self._layout, begin, end):
                 shard.read_into(chunk, low, high, target[place : place + high - low])
         except (Damage, OSError) as error:
             raise StoreError(

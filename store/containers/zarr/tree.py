@@ -16,10 +16,13 @@ from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.storage import LocalStore, StorePath
 
+from store.containers.disk_cache import DiskCache
+from store.containers.far import Far, Range
 from store.containers.interface import Flaw, Make, Slices
 from store.containers.network import ABSENT, fetches, surely
-from store.containers.untrusted import MAX_TOLD, check_size
-from store.containers.zarr.files import Files, LocalFiles, remote_files
+from store.containers.untrusted import MAX_JSON, MAX_TOLD, check_size
+from store.containers.zarr.far_shards import FarSlices
+from store.containers.zarr.files import Files, LocalFiles, Remote, remote_files
 from store.containers.zarr.metadata import unlawful
 from store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
 from store.containers.zarr.zarr_python import check_codecs, open_slices
@@ -144,27 +147,62 @@ class ZarrSink:
         sync_tree(self.folder)
 
 
+def _kept(far: Far, name: str, where: str) -> bytes:
+    """Read a whole small file, which may be on the disk."""
+    wanted = Range(name, 0, MAX_JSON)
+    piece = far.get(wanted)
+    far.used_up(wanted)
+    if piece.whole > MAX_JSON:
+        raise StoreError(f"{where}: {name} is larger than {MAX_JSON:,} bytes")
+    return piece.data.tobytes()
+
+
+def _lacking(where: str, shard: str, error: OSError) -> StoreError:
+    return StoreError(f"{where}: its file {shard} is missing ({error})")
+
+
 class ZarrSource:
     """Reads a Zarr store from a folder or from anything fsspec knows.
 
-    `maps` is None where zarr-python does all the reading: for stores that are not a local folder.
+    What no reader of ours knows zarr-python reads. `maps` is None for what is not a local folder,
+    `far` for what is one.
     """
 
     def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
         self.path, self.options = path, storage_options
         self.remote = "://" in path
         self.maps = None if self.remote else ShardMaps()
+        self.far: Far | None = None
+        self.cache: DiskCache | None = None
         self._digests: dict[str, str] = {}
         try:
-            self._files: Files = (
-                remote_files(path, storage_options) if self.remote else LocalFiles(path)
-            )
+            self._files: Files = self._found(path) if self.remote else LocalFiles(path)
         except (ImportError, ValueError) as error:
             raise StoreError(f"{path}: cannot be opened ({error})") from error
+
+    def _found(self, path: str) -> Remote:
+        files = remote_files(path, self.options)
+        self.far = Far(files)
+        return files
+
+    def keep_on(self, cache: DiskCache, checksum: str) -> None:
+        """Keep what is read of a sealed store over a network on a local disk."""
+        self.cache = cache
+        if self.far is not None:
+            self.far.keep_on(cache, checksum)
+
+    def forget(self, name: str) -> None:
+        """Let go of what is kept of an array that was found damaged, so that it is fetched
+        again."""
+        if self.far is not None:
+            for file in (f"{name}/zarr.json", *(f"{name}/c{'/0' * n}" for n in (1, 2, 3))):
+                self.far.forget(file)
 
     def bytes(self, name: str) -> bytes | None:
         """Read a whole small file; None if there is none."""
         try:
+            if self.cache is not None and self.far is not None and "/" in name:
+                return _kept(self.far, name, self.path)
             return self._files.read(name)
         except ABSENT:
             return None
@@ -201,35 +239,50 @@ class ZarrSource:
         return sorted(name for name in found if name != "zarr.json" and name[:1] != ".")
 
     def array(self, name: str) -> Slices:
-        return surely(self.remote, lambda: self._array(name))
+        return surely(self.remote, lambda: self._opened(name))
+
+    def _opened(self, name: str) -> Slices:
+        try:
+            return self._array(name)
+        except StoreError:
+            self.forget(name)
+            raise
 
     def _array(self, name: str) -> Slices:
-        array, chunk = self._mapped(name) or self._by_zarr(name)
+        array, chunk = self._by_us(name) or self._by_zarr(name)
         shard, where = _shard(name, array.shape), f"{self.path}: array {name}"
         if all(array.shape):
             try:
-                stored = self._files.size(shard)
+                known = array.size if isinstance(array, FarSlices) else None
+                stored = self._files.size(shard) if known is None else known
             except OSError as error:
-                message = f"{where}: its file {shard} is missing ({error})"
-                raise StoreError(message) from error
+                raise _lacking(where, shard, error) from error
             decoded = prod(array.shape) * array.dtype.itemsize
             check_size(where, decoded, chunk, stored, is_json=name == "manifest")
         return array
 
-    def _mapped(self, name: str) -> tuple[Slices, int] | None:
-        """Open an array of a local folder in our own reader, with the bytes of a decoded chunk;
-        None if zarr-python must read it."""
-        if self.maps is None:
-            return None
+    def _by_us(self, name: str) -> tuple[Slices, int] | None:
+        """Open an array in our own reader, with the bytes of a decoded chunk; None if zarr-python
+        must read it."""
         try:
-            layout = layout_of(self._node(name))
+            layout = layout_of(node := self._node(name))
         except StoreError:
+            if self.remote:
+                raise
             return None  # zarr-python says what is wrong with it
         if layout is None:
             return None
-        file = Path(self.path) / _shard(name, layout.shape)
-        slices = ShardSlices(self.maps, file, layout, f"{self.path}: array {name}")
-        return slices, layout.rows * layout.row_bytes
+        shard, where = _shard(name, layout.shape), f"{self.path}: array {name}"
+        chunk = layout.rows * layout.row_bytes
+        if self.maps is not None:
+            return ShardSlices(self.maps, Path(self.path) / shard, layout, where), chunk
+        if self.far is None or not all(layout.shape):  # of an empty array there is no file
+            return None
+        check_codecs(node, where)
+        try:
+            return FarSlices(self.far, shard, layout, where), chunk
+        except OSError as error:
+            raise _lacking(where, shard, error) from error
 
     def _by_zarr(self, name: str) -> tuple[Slices, int]:
         where = f"{self.path}: array {name}"
@@ -332,5 +385,7 @@ class ZarrSource:
         return bad
 
     def close(self) -> None:
+        if self.far is not None:
+            self.far.close()
         if self.maps is not None:
             self.maps.clear()

@@ -1,0 +1,24 @@
+"""The word that names a cache on a local disk, `disk:DIR,SIZE`, read before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.errors import UserError
+from support.sizes import parse_size
+
+PREFIX = "disk:"
+EXPECTED = "disk:DIR,SIZE, such as disk:/scratch/cache,100GB"
+
+
+def is_disk_cache(word: str) -> bool:
+    """Whether a word of --cache names a cache on a disk."""
+    return word.startswith(PREFIX)
+
+
+def parse_disk_cache(word: str) -> tuple[Path, int]:
+    """Read folder and bytes of `disk:DIR,SIZE`. Raises UserError for any other word."""
+    folder, _, size = word.removeprefix(PREFIX).rpartition(",")
+    if not is_disk_cache(word) or not folder:
+        raise UserError(f"--cache {word}: expected {EXPECTED}")
+    return Path(folder).expanduser(), parse_size(size, f"--cache {word}")

@@ -1,0 +1,227 @@
+"""A bounded cache on a local disk of pieces of far stores, shared by all processes that name it.
+
+An entry is a file: the bytes of a piece, the size of the object that they are of, and a checksum.
+It is written under a temporary name and renamed, so a kill leaves no torn one. Its modification
+time is when it was last used. A file `lock` is locked while room is made or taken; it holds the
+bytes that are taken, counted before they are written and until they are gone, so that all writers
+together stay within the bound. What a kill leaves counted too high the next count puts right.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from store.containers.blosc import Bytes
+from store.containers.cache_word import PREFIX
+from store.containers.memory_map import FileMap
+from support import files
+from support.errors import UserError
+
+END = struct.Struct("<4sIQ")  # of an entry: a mark, CRC-32C of the bytes before it, whole size
+MARK = b"TPC1"
+TOTAL = struct.Struct("<Q")
+ENTRY = re.compile(r"[0-9a-f]{32}\.-?\d+\.\d+")
+UNIT = 4096  # bytes that disks give out
+KEPT_SHARE = 0.9  # of the bound, when room is made: to look at all entries takes time
+_numbers = count()
+
+
+class Piece(NamedTuple):
+    """Bytes of an object, and how many it has in all."""
+
+    data: Bytes
+    whole: int
+
+
+def taken_by(size: int) -> int:
+    """The bytes of a disk that a file takes."""
+    return -(-size // UNIT) * UNIT
+
+
+class DiskCache:
+    """The entries in a folder; `bound` bytes of disk at most. Files of other names are not its.
+
+    Raises UserError if the folder cannot be made or written to.
+    """
+
+    def __init__(self, folder: Path, bound: int) -> None:
+        self.folder, self.bound = folder, bound
+        self.full = False  # a write has failed: nothing more is written
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with self._counted() as taken:
+                taken[0] = self._made_room(bound)
+        except OSError as error:
+            raise UserError(
+                f"--cache {PREFIX}{folder}: cannot be written: {files.reason(error)}"
+            ) from error
+
+    @property
+    def word(self) -> str:
+        """What `parse_disk_cache` reads it from."""
+        return f"{PREFIX}{self.folder},{self.bound}"
+
+    @contextmanager
+    def _counted(self) -> Iterator[list[int]]:
+        """Hold the lock, and the bytes that are taken: what is in the list is written at the
+        end. Raises OSError."""
+        file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if files.lock(file, wait=True) is None:
+                raise OSError(f"{self.folder}: its file system has no locks; choose a local disk")
+            data = os.pread(file, TOTAL.size, 0)
+            taken = [TOTAL.unpack(data)[0] if len(data) == TOTAL.size else self._made_room(None)]
+            try:
+                yield taken
+            finally:
+                os.pwrite(file, TOTAL.pack(max(0, taken[0])), 0)
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
+            os.close(file)
+
+    def _made_room(self, most: int | None) -> int:
+        """Remove what the dead left, and the entries that were not used for longest until `most`
+        bytes are taken; returns how many are. The lock is held."""
+        found, total = [], 0
+        with os.scandir(self.folder) as listed:
+            for each in listed:
+                if each.name.startswith(files.UNFINISHED):
+                    total += 0 if _left(Path(each.path)) else taken_by(each.stat().st_size)
+                elif ENTRY.fullmatch(each.name):
+                    about = each.stat()
+                    found.append((about.st_mtime_ns, taken_by(about.st_size), each.path))
+                    total += found[-1][1]
+        for _, size, path in sorted(found):
+            if most is None or total <= most:
+                break
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            total -= size
+        return total
+
+    def _path(self, store: str, name: str, begin: int, end: int) -> Path:
+        named = hashlib.sha256(f"{store}/{name}".encode()).hexdigest()[:32]
+        return self.folder / f"{named}.{begin}.{end}"
+
+    def has(self, store: str, name: str, begin: int, end: int) -> bool:
+        """Whether there is such an entry, whole or not."""
+        return self._path(store, name, begin, end).exists()
+
+    def get(self, store: str, name: str, begin: int, end: int) -> Piece | None:
+        """Read an entry of a store, which is named by its checksum; None if there is none. A
+        damaged one is removed."""
+        path = self._path(store, name, begin, end)
+        try:
+            data = FileMap(path).data
+            os.utime(path)
+        except OSError:
+            return None
+        payload = data[: -END.size]
+        if len(data) >= END.size:
+            mark, checksum, whole = END.unpack(data[-END.size :].tobytes())
+            if mark == MARK and google_crc32c.value(payload) == checksum:
+                return Piece(payload, whole)
+        self._remove([path])
+        return None
+
+    def put(self, store: str, name: str, begin: int, end: int, piece: Piece) -> None:
+        """Write an entry, unless there is no room for it. Where the disk fails, that is logged once
+        and nothing is written from then on."""
+        path = self._path(store, name, begin, end)
+        size = taken_by(len(piece.data) + END.size)
+        if self.full or size > self.bound:
+            return
+        try:
+            if (reserved := self._reserved(path, size)) is not None:
+                self._write(*reserved, path, size, piece)
+        except OSError as error:
+            self.full = True
+            logging.getLogger(__name__).warning(
+                "--cache %s%s: nothing more is kept there: %s; the store is read from where it"
+                " lies", PREFIX, self.folder, files.reason(error),
+            )  # fmt: skip
+
+    def _reserved(self, path: Path, size: int) -> tuple[int, Path] | None:
+        """Take room for an entry; returns the file to write, open and locked for as long as its
+        writer lives, or None where there is the entry already or no room."""
+        with self._counted() as taken:
+            if path.exists():
+                return None
+            if taken[0] + size > self.bound:
+                taken[0] = self._made_room(max(0, int(self.bound * KEPT_SHARE) - size))
+                if taken[0] + size > self.bound:
+                    return None
+            new = path.with_name(f"{files.UNFINISHED}{os.getpid()}-{next(_numbers)}-{path.name}")
+            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                files.lock(file, wait=True)
+                os.truncate(file, size)  # so that whoever counts the entries counts it
+            except OSError:
+                os.close(file)
+                new.unlink()
+                raise
+            taken[0] += size
+            return file, new
+
+    def _write(self, file: int, new: Path, path: Path, size: int, piece: Piece) -> None:
+        end = END.pack(MARK, google_crc32c.value(piece.data), piece.whole)
+        written = False
+        try:
+            with os.fdopen(file, "wb") as opened:
+                opened.write(piece.data.data)
+                opened.write(end)
+                opened.truncate()
+                opened.flush()
+                with self._counted():
+                    if not path.exists():
+                        os.rename(new, path)
+                        written = True
+        finally:
+            if not written:
+                with suppress(OSError), self._counted() as taken:
+                    new.unlink(missing_ok=True)
+                    taken[0] -= size
+
+    def forget(self, store: str, name: str) -> None:
+        """Remove all entries of an object."""
+        named = self._path(store, name, 0, 0).name.partition(".")[0]
+        self._remove(list(self.folder.glob(f"{named}.*")))
+
+    def _remove(self, paths: list[Path]) -> None:
+        with suppress(OSError), self._counted() as taken:
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    size = taken_by(path.stat().st_size)
+                    path.unlink()
+                    taken[0] -= size
+
+
+def _left(path: Path) -> bool:
+    """Whether nobody writes a temporary file any more; it is removed then."""
+    with suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if files.lock(file, wait=False):
+                path.unlink()
+                return True
+        finally:
+            os.close(file)
+    return False
+
+
+def bytes_of(data: bytes | memoryview) -> Bytes:
+    """An array over bytes, without a copy."""
+    return np.frombuffer(data, np.uint8)
