@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from support.console import command_errors, wide_console
+from support.console import command_errors, counted, readable, wide_console
 
 
 @dataclass(frozen=True)
@@ -57,3 +57,30 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def progress(unit: str) -> Any:
+    """Make a function that shows a bar while it goes through items."""
+    from tqdm import tqdm
+
+    return lambda items: tqdm(items, unit=unit, disable=None)
+
+
+def bars(items: Sequence[Any], unit: str) -> Any:
+    """Go through items with a bar."""
+    return progress(unit)(items)
+
+
+def written(path: str) -> Answer:
+    """Tell what a store that was written holds."""
+    from store.read.store import open_store
+    from store.tools.info import bytes_on_disk
+
+    store, size = open_store(path), bytes_on_disk(path)
+    line = (
+        f"{path}: {counted(len(store), 'sequence')}, {counted(store.meta['tokens'], 'token')}, "
+        f"codec {store.features.codec}" + (f", {readable(size['total'])}" if size else "")
+    )
+    facts = {key: store.meta[key] for key in ("sequences", "tokens", "parts")}
+    facts |= {"path": path, "codec": store.features.codec, "bytes_on_disk": size}
+    return Answer(facts | {"content": store.manifest.content()}, [line])

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from feature_store.answers import Answer, telling
+from feature_store.answers import Answer, bars, progress, telling, written
+from feature_store.exchange import export, import_
 from feature_store.numbers import read_numbers
 from store.errors import StoreError, without_remedy
 from store.format.codecs.levels import LEVELS
 from student_train.settings.naming import beside
 from student_train.settings.words import check_vocabulary_word
-from support.console import CONTEXT, counted, readable
+from support.console import CONTEXT, counted
 from support.errors import UserError
 from support.hub import push_options
 
 if TYPE_CHECKING:
     from store.tools.report import Report
     from teacher_dump.comparison.rerun import LiveReport
-
-
-def _progress(unit: str) -> Any:
-    from tqdm import tqdm
-
-    return lambda items: tqdm(items, unit=unit, disable=None)
-
-
-def _bars(items: Sequence[Any], unit: str) -> Any:
-    return _progress(unit)(items)
 
 
 VOCAB_HELP = (
@@ -95,7 +86,7 @@ def verify(
     """
     from store.tools.verify import verify as read_everything
 
-    report = read_everything(path, progress=_bars, allow_partial=allow_partial)
+    report = read_everything(path, progress=bars, allow_partial=allow_partial)
     yield Answer(_facts(path, report), _lines(path, report))
     if report.problems:
         raise StoreError(
@@ -178,7 +169,7 @@ def repair(path: str) -> Iterator[Answer]:
     """
     from store.tools.repair import repair as mend
 
-    left, report = mend(path, progress=_bars)
+    left, report = mend(path, progress=bars)
     facts = {"advice": report.advice, "undo": report.undo, "parts_left": left}
     facts["aside"] = str(report.aside) if report.aside else None
     advice = [f"{path}: {report.advice}"] if report.advice else []
@@ -197,7 +188,7 @@ def seal(path: str) -> Iterator[Answer]:
 
     before = not finish(path)
     yield Answer({"finished_before": before}, [f"{path}: is finished already"] if before else [])
-    yield _written(path)
+    yield written(path)
 
 
 @main.command()
@@ -218,12 +209,12 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Answer]:
             raise UserError("--codec: convert to a .zarr on this machine first, then to an address")
         from store.tools.copy import upload
 
-        upload(source, target, progress=_progress("part"))
+        upload(source, target, progress=progress("part"))
     else:
         from store.tools.copy import convert as copy
 
-        copy(source, target, codec, progress=_progress("part"))
-    yield _written(target)
+        copy(source, target, codec, progress=progress("part"))
+    yield written(target)
 
 
 @main.command()
@@ -260,23 +251,8 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Answe
     """
     from store.tools.merge import merge as join
 
-    join(sources, target, recode, progress=_progress("part"))
-    yield _written(target)
-
-
-def _written(path: str) -> Answer:
-    """Tell what a store that was written holds."""
-    from store.read.store import open_store
-    from store.tools.info import bytes_on_disk
-
-    store, size = open_store(path), bytes_on_disk(path)
-    line = (
-        f"{path}: {counted(len(store), 'sequence')}, {counted(store.meta['tokens'], 'token')}, "
-        f"codec {store.features.codec}" + (f", {readable(size['total'])}" if size else "")
-    )
-    facts = {key: store.meta[key] for key in ("sequences", "tokens", "parts")}
-    facts |= {"path": path, "codec": store.features.codec, "bytes_on_disk": size}
-    return Answer(facts | {"content": store.manifest.content()}, [line])
+    join(sources, target, recode, progress=progress("part"))
+    yield written(target)
 
 
 @main.command()
@@ -338,3 +314,7 @@ def page(
     numbers = list(dict.fromkeys(check_number(store, number) for number in numbers))
     write_look(store, numbers, Student(vocab, store) if vocab is not None else None, out)
     yield Answer({"page": str(out), "sequences": numbers}, [f"page in {out}"])
+
+
+main.add_command(import_)
+main.add_command(export)

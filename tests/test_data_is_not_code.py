@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
     *("support", "store", "align", "training", "teacher_dump", "student_train", "downstream"),
-    *("teachonce", "benchmarks"),
+    *("feature_store", "teachonce", "benchmarks"),
 )
 MODULES = {"marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle"}
 CALLS = {"eval", "exec", "compile", "__import__", "load_pickle", "read_pickle", "unsafe_load"}

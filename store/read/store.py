@@ -312,8 +312,8 @@ class FeatureStore(Sequence[Record]):
     def table(self, columns: Sequence[str] | None = None, floats: str = "float32") -> Table:
         """The store as a table of Arrow: a row for each sequence, made when it is asked for.
 
-        `columns` and `floats` as for `to_parquet`. The table has a `schema`, and gives `batches`:
-        `pyarrow.RecordBatch`es of some 16 MB.
+        `columns` and `floats` as for `to_parquet`. The table has a `schema`, and gives `batches`,
+        each a `pyarrow.RecordBatch` of some 16 MB.
         """
         from store.read.arrow import Table
 

@@ -40,10 +40,12 @@ def _calibrate(
     for known in forward(teacher, windows, inputs, [chosen[b] for b in batches], 0, Counter()):
         for name, values in known.hidden.items():
             states[name].append(values)
-    statistics = {}
-    for name, parts in states.items():
-        joined = np.concatenate(parts).astype(np.float64)
-        deviation = joined.std(axis=0)
-        deviation[deviation == 0] = 1.0
-        statistics[name] = (joined.mean(axis=0).astype(np.float32), deviation.astype(np.float32))
-    return statistics
+    return {name: mean_and_deviation(parts) for name, parts in states.items()}
+
+
+def mean_and_deviation(parts: list[Array]) -> tuple[Array, Array]:
+    """Measure mean and deviation [D] of states [n,D]; a channel that never changes has 1."""
+    joined = np.concatenate(parts).astype(np.float64)
+    deviation = joined.std(axis=0)
+    deviation[deviation == 0] = 1.0
+    return joined.mean(axis=0).astype(np.float32), deviation.astype(np.float32)

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from store import Features, StoreWriter, TaskSpec, open_store
 from store.containers.paths import staging_of
 from store.extras.word_counts import WordCounts
+from support.arrays import Array
 from support.background import Behind, prefetched
 from support.console import counted
 from support.errors import UserError
@@ -41,6 +42,15 @@ if TYPE_CHECKING:
     from teacher_dump.job.identity import StageOne
     from teacher_dump.teacher.teacher import Teacher
 
+
+class Tokens(Protocol):
+    """Holds the token ids of a window, or of what is made of one."""
+
+    @property
+    def ids(self) -> Array: ...
+
+
+Cut = TypeVar("Cut", bound=Tokens)
 PARTS_AHEAD = 1  # parts cut into tokens while the teacher runs over the one before
 BATCHES_BEHIND = 2  # batches of the teacher that wait to be encoded and written
 
@@ -356,15 +366,13 @@ def _vocab(path: Path | str) -> str:
     return f"{size // 1000}k" if size % 1000 == 0 else str(size)
 
 
-def gathered(
-    windows: Iterator[Window], part_tokens: int, limit: int | None
-) -> Iterator[list[Window]]:
+def gathered(windows: Iterator[Cut], part_tokens: int, limit: int | None) -> Iterator[list[Cut]]:
     """Yield consecutive windows in groups of at least `part_tokens` tokens.
 
     The last group may be smaller. It ends before the window that would exceed `limit` tokens, but
     never before the first.
     """
-    part: list[Window] = []
+    part: list[Cut] = []
     filled = total = 0
     for window in windows:
         if limit is not None and total + len(window.ids) > limit and total:

@@ -55,7 +55,7 @@ def write_part(
     features, lengths = writer.features, np.array([len(w.ids) for w in windows])
     start = starts(lengths)
     part = writer.part(number, lengths)
-    part.set_sequences(**_sequences(windows, features))
+    part.set_sequences(**sequences_of(windows, features))
     batches = length_batches(lengths, options.batch_tokens)
     for view in range(features.views):
         keys = [(options.seed, view, first_sequence + i) for i in range(len(windows))]
@@ -82,7 +82,7 @@ def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> 
     twice and others not at all.
     """
     lengths = np.array([len(w.ids) for w in windows])
-    differ = writer.differing(number, lengths, **_sequences(windows, writer.features))
+    differ = writer.differing(number, lengths, **sequences_of(windows, writer.features))
     if differ:
         raise other_sequences(writer, number, "published before", f"{differ[0]} differs")
 
@@ -101,7 +101,8 @@ def other_sequences(writer: StoreWriter, number: int, when: str, what: str) -> U
     )
 
 
-def _sequences(windows: list[Window], features: Features) -> dict[str, Any]:
+def sequences_of(windows: list[Window], features: Features) -> dict[str, Any]:
+    """Return what `PartWriter.set_sequences` takes of windows."""
     return {
         "texts": [w.text for w in windows],
         "document": np.array([w.document for w in windows]),

@@ -96,7 +96,7 @@ def _cached(name: str) -> bool:
 def _find(source: str, name: str) -> ResolvedModel:
     path = Path(os.path.expanduser(source))  # Path.expanduser raises for an unknown user
     if path.exists():
-        inner = _checked_folder(_transformer_in(path))
+        inner = _checked_folder(transformer_in(path))
         return ResolvedModel(str(inner), name, root=None if inner == path else str(path))
     # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or not source.strip():
@@ -105,7 +105,7 @@ def _find(source: str, name: str) -> ResolvedModel:
     return ResolvedModel(source, name, _fetched(source))
 
 
-def _transformer_in(path: Path) -> Path:
+def transformer_in(path: Path) -> Path:
     """Find the transformer in a folder of sentence-transformers that has it in a subfolder."""
     modules = path / "modules.json"
     if modules.is_file() and not (path / "config.json").is_file():

@@ -14,9 +14,11 @@ from tests.docs.pages import COMMANDS, PAGES, ROOT, blocks_of, leaf, ours
 OTHERS = {  # options of other programs that the pages name
     "docs/coming-from.md": {
         "--teacher_name", "--alpha_ce", "--alpha_mlm", "--alpha_cos", "--mlm_smoothing",
+        "--target-layer-ids",
     },
     "docs/guide/processes.md": {"--standalone", "--nproc-per-node", "--no-python"},
     "docs/guide/recipes.md": {"--size", "--work", "--jobs", "--data", "--teacher", "--dry-run"},
+    "docs/guide/captures.md": {"--target-layer-ids", "--dataloader-type"},
     "docs/start.md": {"--index-url"},
     "docs/guide/dump.md": {"--no-deps"},
     "docs/guide/share.md": {"--repo-type", "--local-dir"},

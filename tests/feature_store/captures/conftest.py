@@ -1,0 +1,47 @@
+"""A causal teacher's outputs over a few texts, and the command that imports captures of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from feature_store.cli import main
+from tests.end_to_end.support import Word, invoke
+from tests.feature_store.captures.making import Taught, taught_by
+from tests.texts import ENGLISH, RUSSIAN
+
+
+@pytest.fixture(scope="session")
+def teacher(tiny_teacher: Callable[..., Path]) -> Path:
+    """A GPT-2 of 4 layers."""
+    return tiny_teacher("gpt2")
+
+
+@pytest.fixture(scope="session")
+def samples(teacher: Path) -> list[Taught]:
+    return taught_by(teacher, [*ENGLISH, *RUSSIAN[:4]])
+
+
+def run(*words: Word) -> Result:
+    """`feature-store` with these words; an error of the user ends with its line."""
+    return invoke(main, *words)
+
+
+def imported(source: Path, target: Path, tokenizer: Path, *words: Word) -> str:
+    """Import a capture and return what was said."""
+    result = run("import", source, target, "--tokenizer", tokenizer, *words)
+    assert result.exit_code == 0, result.output
+    verified = run("verify", target)
+    assert verified.exit_code == 0 and "sound" in verified.output, verified.output
+    return result.output
+
+
+def refused(*words: Word) -> str:
+    """The one line with which a command refuses."""
+    result = run(*words)
+    assert result.exit_code == 1, result.output
+    (line,) = [each for each in result.output.splitlines() if each.startswith("Error: ")]
+    return line

@@ -1,0 +1,218 @@
+"""Writes small captures as other tools do, by what their code and documents say of the formats:
+
+- DistillKit, github.com/arcee-ai/DistillKit at a61c2e7: sample_common.py, compression/
+- Megatron-LM, github.com/NVIDIA/Megatron-LM at d98e8a6: training/distillation/logits_saver.py
+- speculators, github.com/vllm-project/speculators at c05b95b: train/data.py
+- SpecForge, github.com/sgl-project/SpecForge at a6b6b02: scripts/prepare_hidden_states.py
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import yaml
+from numcodecs import Zstd
+from pyarrow import parquet
+from safetensors.torch import save_file
+
+from support.arrays import Array, Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """What a causal teacher gave of a text: ids [T], log-probabilities [T,V], states of all layers,
+    embeddings first, and the last one before the final norm."""
+
+    text: str
+    ids: Array
+    logprobs: Floats
+    states: list[torch.Tensor]
+    unnormed: torch.Tensor
+
+
+def taught_by(folder: Path, texts: Sequence[str]) -> list[Taught]:
+    """Run a GPT-2 of transformers over the texts."""
+    from transformers import AutoTokenizer, GPT2LMHeadModel
+
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(folder),
+        GPT2LMHeadModel.from_pretrained(folder),
+    )
+    seen: list[torch.Tensor] = []
+    hook = model.transformer.ln_f.register_forward_pre_hook(lambda _, x: seen.append(x[0][0]))
+    found = []
+    with torch.inference_mode():
+        for text in texts:
+            ids = tokenizer(text, return_tensors="pt").input_ids
+            given = model(ids, output_hidden_states=True)
+            states = [state[0] for state in given.hidden_states]
+            logprobs = torch.log_softmax(given.logits[0].float(), -1).numpy()
+            found.append(Taught(text, ids[0].numpy(), logprobs, states, seen[-1]))
+    hook.remove()
+    return found
+
+
+def packed(ids: Array, bits: int) -> list[list[int]]:
+    """Each row of ids as one string of bits, highest first, filled up to whole bytes."""
+    rows = []
+    for row in ids.tolist():
+        line = "".join(f"{number:0{bits}b}" for number in row)
+        line += "0" * (-len(line) % 8)
+        rows.append([int(line[at : at + 8], 2) for at in range(0, len(line), 8)])
+    return rows
+
+
+def distillkit(
+    folder: Path, samples: Sequence[Taught], exact: int, kept: int, packed_rows: bool = False
+) -> Path:
+    """A capture: `exact` values in bfloat16, the rest to `kept` on a curve of 1, t and the square
+    root of t. Without packing, the last id is of padding and has no row, as vLLM gives none."""
+    folder.mkdir(parents=True)
+    vocabulary = samples[0].logprobs.shape[1]
+    settings: dict[str, Any] = {
+        "d": vocabulary, "k": kept, "exact_k": exact, "exact_dtype": "bfloat16",
+        "polynomial_terms": [0, 1, "sqrt"] if exact < kept else [], "term_dtype": "float32",
+        "residual_bins": [], "delta_encoding": False, "error_diffusion": False,
+        "normalize_t": False,
+    }  # fmt: skip
+    (folder / "compression_config.yaml").write_text(yaml.safe_dump(settings))
+    rows = [_compressed(sample, exact, kept) for sample in samples]
+    names = ("input_ids", "compressed_logprobs", "bytepacked_indices")
+    columns = map(list, zip(*rows, strict=True))
+    table: dict[str, list[Any]] = dict(zip(names, columns, strict=True))
+    if packed_rows:
+        mask = [[n] * len(s.ids) for n, s in enumerate(samples, 1)]
+        table = {name: [sum(column, [])] for name, column in table.items()}
+        table["attention_mask"] = [sum(mask, [])]
+    else:
+        table["input_ids"] = [[*ids, 0] for ids in table["input_ids"]]
+    nested = pa.list_(pa.list_(pa.uint8()))
+    kinds = {"input_ids": pa.list_(pa.uint64()), "attention_mask": pa.list_(pa.int64())}
+    arrays = {name: pa.array(values, kinds.get(name, nested)) for name, values in table.items()}
+    whole = pa.table(arrays)
+    half = max(1, len(whole) // 2)
+    for number, part in enumerate((whole[:half], whole[half:])):
+        if len(part):
+            parquet.write_table(part, folder / f"data_{number}.parquet")
+    return folder
+
+
+def _compressed(sample: Taught, exact: int, kept: int) -> tuple[list[Any], ...]:
+    values, ids = torch.from_numpy(sample.logprobs).topk(kept)
+    chunks = [values[:, :exact].bfloat16().view(torch.uint8)]
+    if exact < kept:
+        places = torch.arange(kept - exact, dtype=torch.float32)
+        terms = torch.stack([torch.ones_like(places), places, places.sqrt()], 1)
+        fitted = torch.linalg.lstsq(terms, values[:, exact:].T).solution.T
+        chunks.append(fitted.contiguous().view(torch.uint8))
+    bits = (sample.logprobs.shape[1] - 1).bit_length()
+    logprobs = torch.cat(chunks, 1).tolist()
+    return sample.ids.tolist(), logprobs, packed(ids.numpy(), bits)
+
+
+def megatron(
+    folder: Path,
+    batches: Sequence[Sequence[torch.Tensor]],
+    kept: int,
+    dp: int = 1,
+    cp: int = 1,
+    nucleus: float | None = None,
+) -> Path:
+    """Archives of a run: `batches[iteration][microbatch]` are log-probabilities [S,B,V] of all data
+    ranks in turn; an archive holds two iterations."""
+    folder.mkdir(parents=True)
+    meta = {"hash": "0" * 32, "identifiers": {}, "saver": {"k": kept, "p": nucleus, "min_k": 1}}
+    for data in range(dp):
+        for context in range(cp):
+            for first in range(0, len(batches), 2):
+                numbers = range(first, min(first + 2, len(batches)))
+                name = f"cp{context}_dp{data}__{numbers[-1]}.tar"
+                with tarfile.open(folder / name, "w") as archive:
+                    _add(archive, "_meta.json", json.dumps(meta).encode())
+                    for number in numbers:
+                        own = [_of_rank(b, context, cp) for b in batches[number][data::dp]]
+                        payload = _payload([_top(each, kept, nucleus) for each in own])
+                        _add(archive, f"{number}.pt.zst", payload)
+    return folder
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+def _of_rank(batch: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    if ranks == 1:
+        return batch
+    chunks = batch.chunk(2 * ranks)
+    return torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]])
+
+
+def _top(batch: torch.Tensor, kept: int, nucleus: float | None) -> tuple[torch.Tensor, ...]:
+    values, ids = batch.topk(kept)
+    if nucleus is not None:
+        inside = values.exp().cumsum(-1) - values.exp() < nucleus
+        most = int(inside.sum(-1).max())
+        values, ids, inside = (each[..., :most] for each in (values, ids, inside))
+        values, ids = torch.where(inside, values, -1e3), torch.where(inside, ids, -1)
+    return values.half(), (ids & 0xFFFF).to(torch.uint16), (ids >> 16).to(torch.bool)
+
+
+def _payload(batches: list[tuple[torch.Tensor, ...]]) -> bytes:
+    values, low, high = (list(each) for each in zip(*batches, strict=True))
+    buffer = io.BytesIO()
+    torch.save({"values": values, "indices_low": low, "bit_17": high}, buffer)
+    return bytes(Zstd(level=3).encode(buffer.getvalue()))
+
+
+def speculators(folder: Path, samples: Sequence[Taught], layers: Sequence[int]) -> Path:
+    """Files hs_<i>.safetensors: `layers` and the last one before the norm, in bfloat16."""
+    (folder / "hidden_states").mkdir(parents=True)
+    for number, sample in enumerate(samples):
+        states = torch.stack([*(sample.states[n] for n in layers), sample.unnormed], 1)
+        tensors = {"hidden_states": states.bfloat16(), "token_ids": torch.from_numpy(sample.ids)}
+        save_file(tensors, folder / f"hidden_states/hs_{number}.safetensors")
+    return folder
+
+
+def specforge(
+    folder: Path,
+    samples: Sequence[Taught],
+    layers: Sequence[int],
+    padded: int = 0,
+    gz: bool = False,
+) -> Path:
+    """Files rows_0-2000/data_<i>.ckpt of EAGLE3, with the padding of a batch behind each."""
+    (folder / "rows_0-2000").mkdir(parents=True)
+    for number, sample in enumerate(samples):
+        aux = torch.cat([sample.states[n] for n in layers], 1)
+        pad = (0, 0, 0, padded)
+        record = {
+            "input_ids": torch.nn.functional.pad(torch.from_numpy(sample.ids), (0, padded)),
+            "loss_mask": torch.nn.functional.pad(torch.ones(len(sample.ids)), (0, padded)).long(),
+            "hidden_state": torch.nn.functional.pad(sample.states[-1], pad)[None],
+            "aux_hidden_state": torch.nn.functional.pad(aux, pad)[None],
+        }
+        path = folder / f"rows_0-2000/data_{number}.ckpt{'.gz' if gz else ''}"
+        buffer = io.BytesIO()
+        torch.save(record, buffer)
+        path.write_bytes(gzip.compress(buffer.getvalue()) if gz else buffer.getvalue())
+    return folder
+
+
+def stacked(samples: Sequence[Taught], length: int) -> tuple[Array, torch.Tensor]:
+    """The first `length` tokens of each sample [n,S], and their log-probabilities [S,n,V]."""
+    ids = np.stack([sample.ids[:length] for sample in samples])
+    logprobs = np.stack([sample.logprobs[:length] for sample in samples], 1)
+    return ids, torch.from_numpy(logprobs)

@@ -1,0 +1,155 @@
+"""An import goes on where it was stopped, ends once, and tells what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feature_store.captures import importing
+from feature_store.captures.importing import import_capture
+from feature_store.captures.options import FORMATS, ImportOptions
+from feature_store.captures.registry import REGISTRY
+from feature_store.captures.sample import Rows, Sample
+from feature_store.captures.token_texts import Spelling, stretches
+from store import open_store
+from tests.end_to_end.support import says
+from tests.feature_store.captures.conftest import imported, refused, run
+from tests.feature_store.captures.making import Taught, distillkit, specforge
+from tests.texts import ENGLISH, RUSSIAN, SLOVAK
+
+
+def test_every_format_has_an_entry() -> None:
+    assert tuple(REGISTRY) == FORMATS
+
+
+def test_a_stopped_import_goes_on(
+    teacher: Path, samples: list[Taught], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several parts the published ones are kept; the store is that of an undisturbed import."""
+    source = specforge(tmp_path / "data", samples, (1, 2, 3))
+
+    def options(name: str, **more: Any) -> ImportOptions:
+        return ImportOptions(
+            source, tmp_path / name, tokenizer=str(teacher), layers=(1, 2, 3, 4), part_tokens=90,
+            **more,
+        )  # fmt: skip
+
+    import_capture(options("whole.zarr"))
+    write, written, stop = importing._write_part, list[int](), [2]
+
+    def seen(writer: Any, number: int, *rest: Any) -> None:
+        if number in stop:
+            raise KeyboardInterrupt
+        written.append(number)
+        write(writer, number, *rest)
+
+    monkeypatch.setattr(importing, "_write_part", seen)
+    with pytest.raises(KeyboardInterrupt):
+        import_capture(options("a.zarr"))
+    stop.clear()
+    import_capture(options("a.zarr"))
+    assert len(written) > 3 and written == list(range(len(written)))  # none of them twice
+    contents = [open_store(tmp_path / f"{n}.zarr").manifest.content() for n in ("whole", "a")]
+    assert contents[0] == contents[1]
+    said = list[str]()
+    assert import_capture(options("a.zarr"), said.append).finished_before
+    assert "was finished before" in said[-1]
+    line = refused("import", source, tmp_path / "a.zarr", "--tokenizer", teacher)
+    says(line, "--layers", "name 4 different ones")
+
+
+def test_a_store_of_another_capture_is_left_alone(
+    teacher: Path, samples: list[Taught], tmp_path: Path
+) -> None:
+    imported(distillkit(tmp_path / "one", samples, 8, 8), tmp_path / "a.zarr", teacher)
+    other = distillkit(tmp_path / "other", samples[:5], 8, 8)
+    before = open_store(tmp_path / "a.zarr").manifest.content()
+    line = refused("import", other, tmp_path / "a.zarr", "--tokenizer", teacher)
+    says(line, "made by other arguments", "corpus.sources")
+    assert open_store(tmp_path / "a.zarr").manifest.content() == before
+
+
+def test_info_tells_the_source(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
+    imported(distillkit(tmp_path / "one", samples, 8, 8), tmp_path / "a.zarr", teacher)
+    text = run("info", tmp_path / "a.zarr").output
+    assert "one (files 2, bytes" in text
+    assert "gpt2 (captured by distillkit)" in text
+    assert "topk:8 of 600, each of the token after" in text
+
+
+def sample(ids: list[int], **more: Any) -> Sample:
+    return Sample("here", Rows, np.array(ids, np.int64), **more)
+
+
+@pytest.mark.parametrize("kind", ("wordpiece", "wordpiece-lower", "bpe", "bpe-plain", "unigram"))
+def test_texts_of_all_tokenizers(kind: str, make_tokenizer: Callable[[str], Any]) -> None:
+    """What a tokenizer gives of a text is kept whole, and gives the same ids again."""
+    backend = make_tokenizer(kind).backend_tokenizer
+    texts = [*ENGLISH, *RUSSIAN, *SLOVAK]
+    rows = [backend.encode(text).ids for text in texts]
+    from collections import Counter
+
+    tally: Counter[str] = Counter()
+    found = list(stretches(map(sample, rows), Spelling(backend), tally))
+    assert [each.ids.tolist() for each in found] == rows
+    assert not tally["tokens"]
+
+
+@given(
+    st.integers(0, len(ENGLISH) - 1), st.integers(0, len(RUSSIAN) - 1), st.integers(1, 9),
+    st.integers(1, 9),
+)  # fmt: skip
+def test_cut_ids_are_kept_as_far_as_they_are_text(
+    make_tokenizer: Callable[[str], Any], first: int, second: int, begin: int, end: int
+) -> None:
+    """Stretches are runs of the sample in order, and each is what the tokenizer gives of its text;
+    what is left out is counted."""
+    from collections import Counter
+
+    spelling = Spelling(make_tokenizer("bpe-plain").backend_tokenizer)
+    whole = [t for text in (ENGLISH[first], RUSSIAN[second])
+             for t in spelling.tokenizer.encode(text).ids]  # fmt: skip
+    ids = whole[begin:-end]
+    tally: Counter[str] = Counter()
+    after = 0
+    for each in stretches([sample(ids, continues=True)], spelling, tally):
+        count = len(each.ids)
+        assert each.begin >= after and each.ids.tolist() == ids[each.begin : each.begin + count]
+        assert spelling.tokenizer.encode(each.window.text).ids == each.ids.tolist()
+        after = each.begin + count
+        tally["kept"] += count
+    assert tally["kept"] + tally["tokens"] == len(ids)
+    assert tally["tokens"] < len(ids) / 2
+
+
+def test_a_sequence_that_begins_inside_a_word_says_so(
+    make_tokenizer: Callable[[str], Any],
+) -> None:
+    from collections import Counter
+
+    spelling = Spelling(make_tokenizer("bpe-plain").backend_tokenizer)
+    encoding = spelling.tokenizer.encode(ENGLISH[2])
+    word = next(i for i, piece in enumerate(encoding.tokens) if i and piece[0].isalpha()
+                and piece[0] != "Ġ" and encoding.tokens[i - 1][-1].isalpha())  # fmt: skip
+    (found,) = stretches([sample(encoding.ids[word:], continues=True)], spelling, Counter())
+    assert found.window.hard_cut
+
+
+def test_texts_longer_than_the_teacher_reads_are_told(
+    tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = {"text": [*ENGLISH, "\n"], "label": np.eye(13, 16).tolist()}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "rows"))
+    words = ("--max-length", "12")
+    said = imported(tmp_path / "rows", tmp_path / "a.zarr", tiny_teacher("bert"), *words)
+    assert "longer than --max-length cut" in said and "1 without a token left out" in said
+    store = open_store(tmp_path / "a.zarr")
+    assert len(store) == 12 and store.features.max_length == 12
+    assert all(row.embedding.argmax() == row.document for row in store)

@@ -1,0 +1,175 @@
+"""Bad captures end in one line that says what, where, and what to do; nothing of them is run."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from tests.end_to_end.support import says
+from tests.feature_store.captures.conftest import refused
+from tests.feature_store.captures.making import (
+    Taught,
+    distillkit,
+    megatron,
+    specforge,
+    speculators,
+    stacked,
+)
+
+
+def importing(source: Path, tokenizer: Path, *words: Any) -> str:
+    """Import a capture into a new store and return the line with which that is refused."""
+    target = source.parent / "refused.zarr"
+    line = refused("import", source, target, "--tokenizer", tokenizer, *words)
+    assert not target.exists()
+    return line
+
+
+def test_what_is_no_capture(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
+    says(importing(tmp_path / "gone", teacher), "gone", "no such file or folder")
+    (tmp_path / "empty").mkdir()
+    says(importing(tmp_path / "empty", teacher), "is no capture", "distillkit, megatron")
+    both = specforge(tmp_path / "both", samples[:2], (1, 2, 3))
+    speculators(both, samples[:2], (1, 2, 3))
+    says(importing(both, teacher), "speculators or of specforge", "--format")
+    says(importing(both, teacher, "--format", "megatron"), "no archive such as")
+    says(importing(both, teacher, "--format", "distillkit"), "no table with input_ids")
+    line = importing(both, teacher, "--format", "specforge", "--text-column", "text")
+    says(line, "--text-column", "is of no use for a capture of specforge")
+    line = refused("import", both, tmp_path / "a.zarr", "--format", "specforge")
+    says(line, "--tokenizer", "the characters that it covers")
+    says(refused("import", both, tmp_path / "a"), "ends in .zarr or .h5")
+    says(refused("import", both, tmp_path / "a.zarr", "--layers", "1,x"), "expected numbers")
+
+
+def test_ids_and_tokenizers_that_do_not_fit(
+    teacher: Path, samples: list[Taught], tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = distillkit(tmp_path / "capture", samples, 8, 8)
+    says(importing(source, tiny_teacher("bert")), "does not fit", "gives back")
+    says(importing(source, tmp_path / "gone"), "no such folder")
+    far = [Taught(s.text, s.ids + 600, s.logprobs, s.states, s.unnormed) for s in samples[:2]]
+    says(
+        importing(distillkit(tmp_path / "far", far, 8, 8), teacher), "beyond the vocabulary of 600"
+    )
+
+
+def test_captures_of_logits(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
+    source = distillkit(tmp_path / "capture", samples[:3], 8, 8)
+    settings = source / "compression_config.yaml"
+    told = yaml.safe_load(settings.read_text())
+    settings.write_text(yaml.safe_dump(told | {"k": 9, "exact_k": 9}))
+    says(importing(source, teacher), "settings of compression make 18 and 12", "--compression")
+    settings.write_text("{")
+    says(importing(source, teacher), "not the settings of DistillKit's compression")
+    settings.unlink()
+    says(importing(source, teacher), "compression_config.yaml", "--compression")
+    wild = [Taught(s.text, s.ids, s.logprobs + 3, s.states, s.unnormed) for s in samples[:2]]
+    says(importing(distillkit(tmp_path / "wild", wild, 8, 8), teacher), "no log-probabilities")
+    nan = [Taught(s.text, s.ids, s.logprobs * np.nan, s.states, s.unnormed) for s in samples[:2]]
+    says(importing(distillkit(tmp_path / "nan", nan, 8, 8), teacher), "token 0", "is NaN")
+    short = [Taught(s.text, s.ids[:-3], s.logprobs, s.states, s.unnormed) for s in samples[:2]]
+    line = importing(distillkit(tmp_path / "short", short, 8, 8), teacher)
+    says(line, "row 0", "token ids, and logits of")
+
+
+def test_archives(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
+    ids, logprobs = stacked(samples[:4], 16)
+    source = megatron(tmp_path / "run", [[logprobs]], 8)
+    says(importing(source, teacher), "hold no tokens", "--tokens FILE.npy")
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, ids[:3])
+    says(importing(source, teacher, "--tokens", tokens), "sequence 3 of the run", "3 sequences")
+    np.save(tokens, ids[:, :9])
+    says(importing(source, teacher, "--tokens", tokens), "has 16 tokens", "tokens.npy 9")
+    np.save(tokens, np.array([{}], object), allow_pickle=True)
+    says(importing(source, teacher, "--tokens", tokens), "--tokens")
+    np.save(tokens, ids)
+    (source / "cp0_dp1__0.tar").write_bytes(b"")
+    (source / "cp0_dp0__0.tar").rename(source / "cp1_dp1__0.tar")
+    says(importing(source, teacher, "--tokens", tokens), "2 of 4 ranks are missing")
+
+
+def test_files_of_states(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
+    source = speculators(tmp_path / "data", samples[:3], (1, 2, 3))
+    path = source / "hidden_states/hs_1.safetensors"
+    sound = load_file(path)
+    layers = ("--layers", "1,2,3,4")
+    says(importing(source, teacher, "--layers", "1,2"), "holds 4 states of a teacher with 4 layers")
+    save_file(sound | {"token_ids": sound["token_ids"][:-1].clone()}, path)
+    says(importing(source, teacher, *layers), "hs_1.safetensors", "token ids, and states of")
+    broken = sound["hidden_states"].clone()
+    broken[2, 1] = torch.nan
+    save_file(sound | {"hidden_states": broken}, path)
+    line = importing(source, teacher, *layers)
+    says(line, "hs_1.safetensors, token 2: state layer2 is NaN or infinite")
+    save_file({"other": sound["token_ids"]}, path)
+    says(importing(source, teacher, *layers), "has no token_ids")
+    path.write_bytes(b"{}")
+    says(importing(source, teacher, *layers), "hs_1.safetensors: cannot be read")
+
+
+class Dangerous:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("saved", ("torch", "pickle"))
+def test_pickled_objects_are_not_run(
+    saved: str, teacher: Path, samples: list[Taught], tmp_path: Path
+) -> None:
+    source, trace = specforge(tmp_path / "data", samples[:2], (1, 2, 3)), tmp_path / "was-run"
+    path = source / "rows_0-2000/data_0.ckpt"
+    if saved == "torch":
+        torch.save({"input_ids": Dangerous(trace)}, path)
+    else:
+        path.write_bytes(pickle.dumps(Dangerous(trace), protocol=2))
+    says(importing(source, teacher), "data_0.ckpt", "pickled objects", "not read")
+    assert not trace.exists()
+
+
+def test_tables_of_vectors(
+    tiny_teacher: Callable[..., Path], teacher: Path, tmp_path: Path
+) -> None:
+    bert = tiny_teacher("bert")
+    rows = {"a": ["one", "two"], "b": ["x", "y"], "label": [[1.0, 2.0], [3.0, 4.0]]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "two"))
+    says(importing(tmp_path / "two", bert), "--text-column NAME", "a, b")
+    says(importing(tmp_path / "two", bert, "--text-column", "c"), "those of texts are a, b")
+    uneven = datasets.Dataset.from_dict({"a": ["one", "two"], "label": [[1.0, 2.0], [3.0]]})
+    uneven.save_to_disk(str(tmp_path / "uneven"))
+    says(importing(tmp_path / "uneven", bert), "row 1", "a vector of 1 numbers")
+    nan = datasets.Dataset.from_dict({"a": ["one"], "label": [[1.0, float("nan")]]})
+    nan.save_to_disk(str(tmp_path / "nan"))
+    says(importing(tmp_path / "nan", bert), "row 0", "the vector is NaN")
+    split = datasets.Dataset.from_dict(rows)
+    datasets.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "splits"))
+    says(importing(tmp_path / "splits", bert), "several splits", "train")
+
+
+def test_exports_that_a_store_cannot_give(
+    teacher: Path, samples: list[Taught], store: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "out"
+    line = refused("export", store, target, "--to", "sentence-transformers")
+    says(line, "holds no vectors of texts", "--to datasets")
+    says(refused("export", store, target, "--to", "distillkit"), "of the token itself")
+    line = refused("export", store, target, "--to", "distillkit", "--floats", "float16")
+    says(line, "--floats", "leave it out")
+    says(refused("export", store, tmp_path, "--to", "parquet"), "exists already")
+    says(refused("export", store, target, "--to", "datasets", "--columns", "no"), "no column 'no'")
+    assert not target.exists() and list(tmp_path.iterdir()) == []

@@ -1,0 +1,54 @@
+"""Vectors that sentence-transformers and datasets keep become stores, and stores become these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+
+from store import open_store
+from tests.feature_store.captures.conftest import imported, run
+from tests.sentence_folders import modules, normalize, pooling
+from tests.texts import ENGLISH
+
+
+@pytest.fixture(scope="module")
+def cached(tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts with the vectors of a teacher as labels, as a script of distillation makes them."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = tmp_path_factory.mktemp("vectors")
+    modules(pooling("mean"), normalize(), base=tiny_teacher("bert"), folder=folder / "teacher")
+    model = SentenceTransformer(str(folder / "teacher"), device="cpu")
+    texts = datasets.Dataset.from_dict({"sentence": [*ENGLISH, ""], "source": [0] * 13})
+    made = texts.map(
+        lambda batch: {"label": model.encode(batch["sentence"])}, batched=True, batch_size=8
+    )
+    made.save_to_disk(str(folder / "cached"))
+    return folder
+
+
+def test_cached_vectors(cached: Path, tmp_path: Path) -> None:
+    said = imported(cached / "cached", tmp_path / "a.zarr", cached / "teacher", "--codec", "exact")
+    assert "13 samples, vectors 32 wide, of length 1" in said
+    store, made = open_store(tmp_path / "a.zarr"), datasets.load_from_disk(str(cached / "cached"))
+    assert len(store) in (12, 13)
+    for record in store:
+        row = made[record.document]
+        assert record.text == row["sentence"]
+        assert np.abs(record.embedding - np.array(row["label"])).max() < 1e-6
+
+
+def test_a_store_of_vectors_becomes_labels(cached: Path, tmp_path: Path) -> None:
+    """Written and read again, it is the same store but for the name of the source."""
+    first, again = tmp_path / "a.zarr", tmp_path / "b.zarr"
+    imported(cached / "cached", first, cached / "teacher", "--codec", "exact")
+    assert run("export", first, tmp_path / "labels", "--to", "sentence-transformers").exit_code == 0
+    made = datasets.load_from_disk(str(tmp_path / "labels"))
+    assert made.column_names == ["sentence", "label"] and not (tmp_path / "labels/.rows").exists()
+    imported(tmp_path / "labels", again, cached / "teacher", "--codec", "exact")
+    for one, other in zip(open_store(first), open_store(again), strict=True):
+        assert one.text == other.text and np.array_equal(one.embedding, other.embedding)
