@@ -257,6 +257,53 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Answe
 
 @main.command()
 @click.argument("path")
+@click.option(
+    "--documents",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File with the number of a document, or the SHA-256 of its text, in each line.",
+)
+@click.option(
+    "--texts", multiple=True, help="The texts themselves, in files as --corpus takes. Repeatable."
+)
+@click.option("--text-column", help="Column of --texts, as for teacher-dump.")
+@click.option("--missing-ok", is_flag=True, help="Tell documents that are not there; no error.")
+@telling
+def forget(
+    path: str,
+    documents: Path | None,
+    texts: tuple[str, ...],
+    text_column: str | None,
+    missing_ok: bool,
+) -> Iterator[Answer]:
+    """Remove documents from a store for good; the others stay as they are.
+
+    The parts that hold them are written again without them. After a stop the same command goes on;
+    until it ends no reader takes the store for finished. Nothing is changed where a document is not
+    there (exit code 1), unless --missing-ok is given.
+    """
+    from feature_store.wishes import wish
+    from store.tools.forget import forget as take_out
+    from student_train.data.token_cache import drop_tables
+
+    request, wanted = wish(documents, texts, text_column)
+    done = take_out(path, request, wanted, missing_ok, drop_tables, progress("part"))
+    lines = [f"not in the store: {line}" for line in done.unknown]
+    lines.append(
+        f"{path}: forgot {counted(done.documents, 'document')} with"
+        f" {counted(done.sequences, 'sequence')}"
+    )
+    if done.shared:
+        lines.append(
+            f"{counted(done.shared, 'part')} of these are in another store, too, which grew from"
+            " this one or from which this one grew: forget there as well"
+        )
+    facts = {"forgotten_documents": done.documents, "forgotten_sequences": done.sequences}
+    yield Answer(facts | {"unknown": done.unknown, "shared_parts": done.shared}, lines)
+    yield written(path)
+
+
+@main.command()
+@click.argument("path")
 @click.argument("number", type=int)
 @click.option("--view", default=0, help="Which view's masks and logits.")
 @allow_partial

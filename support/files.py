@@ -93,6 +93,18 @@ def write(path: Path, data: bytes | memoryview) -> None:
         raise
 
 
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name, in folders that are made where they lack; a copy of it where the
+    file system has no hard links, or the file is a link itself."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if source.is_symlink():
+            raise OSError(errno.EMLINK, "a link of a link")
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def reason(error: BaseException) -> str:
     """The cause of a failed write and what to do first: "No space left on device; make room"."""
     told = re.search(r"(?:errno =|os error) (\d+)", str(error))  # as HDF5, safetensors tell it

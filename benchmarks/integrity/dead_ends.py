@@ -29,8 +29,8 @@ from store.containers.hdf5.file import append_digest
 from support.console import command_errors
 from support.errors import UserError
 from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job import dump as job
-from teacher_dump.job.dump import gathered
+from teacher_dump.job import parts as job
+from teacher_dump.job.parts import gathered
 from teacher_dump.windows.window import Window
 from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 from tests.end_to_end.support import write_corpus

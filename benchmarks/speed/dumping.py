@@ -30,8 +30,9 @@ from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memo
 from benchmarks.common.results import of_text, publish, table
 from support.console import command_errors
 from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.dump import dump, gathered
+from teacher_dump.job.dump import dump
 from teacher_dump.job.options import DumpOptions
+from teacher_dump.job.parts import gathered
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.teacher import PRECISIONS, load_teacher
 from teacher_dump.windows.cutting import iter_windows

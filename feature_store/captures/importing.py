@@ -25,9 +25,10 @@ from support.console import counted
 from support.errors import UserError
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Document
-from teacher_dump.job.dump import gathered, kept
+from teacher_dump.job.dump import kept
 from teacher_dump.job.finished import check_finished
 from teacher_dump.job.options import DEFAULT_MAX_LENGTH
+from teacher_dump.job.parts import gathered
 
 COUNTS = ("samples", "cut", "lost", "tokens", "partial", "over", "places", "followed")
 LONGEST = 1 << 20  # tokens of a sequence that the format allows

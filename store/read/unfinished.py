@@ -31,7 +31,15 @@ def made_by(identity: Mapping[str, Any]) -> str:
     if not identity:
         return "`teacher-dump`, `feature-store merge` or `feature-store convert`, as it was typed"
     corpus = identity.get("corpus")
-    if isinstance(corpus, Mapping) and "merged" in corpus:
+    told = corpus if isinstance(corpus, Mapping) else {}
+    if "forgotten" in told:
+        made = (
+            "`feature-store forget` with the same documents where that was stopped; what was lost"
+            " since no command makes again: restore the store from a copy"
+        )
+    elif "grown_from" in told:
+        made = "`teacher-dump --grow-from` with the same arguments"
+    elif "merged" in told:
         made = "`feature-store merge` with the same stores"
     elif "mixed_vocab" in identity:
         made = "`teacher-dump mixed-vocab` with the same arguments"

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
 
 from support import files
+
+
+def asides(store: Path) -> list[Path]:
+    """The folders beside a store into which something of it was moved."""
+    real = store.resolve() if store.is_dir() else store.absolute()
+    names = re.compile(rf"{re.escape(real.name)}\.aside-\d+")
+    return sorted(path for path in real.parent.iterdir() if names.fullmatch(path.name))
 
 
 class Aside:

@@ -42,9 +42,10 @@ def begin_copy(
     features: Features,
     identity: dict[str, Any],
     numbers: Iterable[int],
+    words: bool = True,
 ) -> StoreWriter:
-    """Begin, or continue, a store with everything of `store` outside its parts; `numbers` are the
-    parts that it will have.
+    """Begin, or continue, a store with everything of `store` outside its parts, but for the counts
+    of words if it is not to have these `words`; `numbers` are the parts that it will have.
 
     Raises UserError if it was begun as a copy of another store.
     """
@@ -64,7 +65,7 @@ def begin_copy(
         weights=pairs(),
         head=store.head() if head else None,
         software=store.meta["software"],
-        more=(MixedVocab.stored(store), WordCounts.stored(store)),
+        more=(MixedVocab.stored(store), WordCounts.stored(store) if words else None),
     )
     theirs = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
     unlike = [name for name, e in writer.outside.items() if e.sha256 != theirs.get(name)]

@@ -14,6 +14,7 @@ from store.containers.hdf5.tree import Hdf5Source
 from store.errors import StoreError
 from store.format.features import EmbeddingSpec, Features, TaskSpec
 from store.format.layout import Counts, part_arrays
+from store.format.runs import number_of, runs_of
 from store.read.store import FeatureStore
 from support.console import counted, readable
 
@@ -185,13 +186,21 @@ def _corpus(corpus: Any) -> Iterator[str]:
     yield from found[:SOURCES]
     if len(found) > SOURCES:
         yield f"and {counted(len(found) - SOURCES, 'more source')}"
+    told = corpus if isinstance(corpus, Mapping) else {}
+    if isinstance(before := told.get("grown_from"), Mapping):
+        yield f"grown from a store of content {_word(before.get('content'))}"
+    if runs := runs_of(told.get("forgotten")):
+        yield f"without {counted(number_of(runs), 'document')} that were forgotten"
 
 
 def _sources(corpus: Any) -> Iterator[str]:
-    merged, sources, column = (
+    merged, sources, column, before = (
         corpus.get(key) if isinstance(corpus, Mapping) else None
-        for key in ("merged", "sources", "text_column")
+        for key in ("merged", "sources", "text_column", "grown_from")
     )
+    kept = before.get("corpora") if isinstance(before, Mapping) else None
+    for inner in kept if isinstance(kept, list) else ():
+        yield from _sources(inner)
     if isinstance(merged, list):
         for inner in merged:
             yield from _sources(inner)

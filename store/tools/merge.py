@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
@@ -37,14 +37,23 @@ FREE = frozenset(
 """Keys of the identity that say what was dumped and how, but not what is kept of a sequence."""
 
 
-def _facts(store: FeatureStore) -> dict[str, Any]:
+def facts(store: FeatureStore) -> dict[str, Any]:
     """The identity, and the teacher's configuration in place of its hash."""
     files = store.teacher_files()
     config = store.teacher_settings("config.json") if "config.json" in files else {}
     return {**store.identity, "config": config}
 
 
-def _free(features: Features) -> frozenset[str]:
+def is_merged(corpus: Any) -> bool:
+    """Whether a store of this corpus, or one that it grew from, was merged of several."""
+    if not isinstance(corpus, Mapping):
+        return False
+    before = corpus.get("grown_from")
+    return "merged" in corpus or (isinstance(before, Mapping) and before.get("merged") is True)
+
+
+def free(features: Features) -> frozenset[str]:
+    """Keys of what `facts` gives in which stores of these features may differ."""
     return FREE | {"arguments.mask_prob"} if features.views == 1 else FREE
 
 
@@ -60,8 +69,8 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         both = f"{first.path} and {other.path}"
         unlike = [
             f"{key} is {one} and {two}"
-            for key, one, two in differences(_facts(first), _facts(other))
-            if key.split(".")[0] != "corpus" and key not in _free(first.features)
+            for key, one, two in differences(facts(first), facts(other))
+            if key.split(".")[0] != "corpus" and key not in free(first.features)
         ]
         if unlike:
             raise UserError(
@@ -114,7 +123,8 @@ def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
     found: list[Any] = []
     for store in stores:
         corpus = store.identity.get("corpus")
-        inner = corpus.get("merged") if isinstance(corpus, dict) else None
+        only = isinstance(corpus, dict) and corpus.keys() == {"merged"}
+        inner = corpus["merged"] if isinstance(corpus, dict) and only else None
         found += inner if isinstance(inner, list) else [corpus]
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -20,23 +21,22 @@ from store.containers.hdf5.staging import Hdf5Staging
 from store.containers.interface import Right, Staging
 from store.containers.paths import staging_of
 from store.containers.zarr.staging import ZarrStaging
+from store.containers.zarr.tree import ZarrSource
 from store.errors import StoreError, Unreachable, without_remedy
 from store.format.features import Calibration, Features
 from store.format.layout import (
     FORMAT,
     MAX_PART,
     VERSIONS,
-    ArraySpec,
     Counts,
-    part_arrays,
 )
 from store.format.manifest import (
-    Entry,
     Part,
     check_root,
     digest,
     read_entries,
 )
+from store.read.store import FeatureStore
 from store.read.unfinished import (
     published_part,
     published_parts,
@@ -45,6 +45,7 @@ from store.read.unfinished import (
 from store.write.outside_parts import Outside, Weights, begin, complete, outside_arrays
 from store.write.part import PartWriter
 from store.write.part_queue import PartQueue
+from store.write.publishing import write_arrays
 from store.write.sealing import sealed_root
 from support import files
 from support.arrays import Array
@@ -391,13 +392,37 @@ class StoreWriter:
             try:
                 self._lease.check()
                 sink = self._staging.part(number)
-                entries = {}
-                for name, spec in part_arrays(self.features, counts).items():
-                    values = _of_spec(arrays[name], spec, f"{self.path}: part {number}: {name}")
-                    entries[name] = Entry.of(values, sink.array(name, spec, values))
-                sink.attributes("", {"part": Part(number, counts, entries).to_json()})
-                sink.close()
+                write_arrays(sink, self.features, number, counts, arrays, str(self.path))
                 self._lease.check()
+                self._staging.publish(number)
+            except BaseException:
+                self._clear()
+                raise
+        self.published.add(number)
+
+    def adopts(self, store: FeatureStore) -> bool:
+        """Whether parts of a store can become parts of this one without being written again."""
+        local = isinstance(self._staging, ZarrStaging) and isinstance(store.source, ZarrSource)
+        return local and not store.source.remote and store.features == self.features
+
+    def adopt_part(self, number: int, store: FeatureStore, place: int) -> None:
+        """Publish the part at a place of a store that `adopts` allows as part `number`.
+
+        The files are those of that store, by hard links, or copies where the disk has none; their
+        bytes are not read. Raises StoreError where one of them is lacking, or is not the one that
+        the manifest tells of.
+        """
+        self._check_number(number)
+        assert isinstance(self._staging, ZarrStaging)
+        reader = store.part(place)
+        for name in reader.names():
+            reader.array(name)
+        part = replace(reader.part, number=number)
+        folder = Path(store.path) / "parts" / str(reader.part.number)
+        with _writing(self.path, f"part {number} of "):
+            try:
+                self._lease.check()
+                self._staging.adopt(number, folder, part)
                 self._staging.publish(number)
             except BaseException:
                 self._clear()
@@ -452,12 +477,3 @@ def sealed_as(
         return False
     StoreWriter(staging, attributes, lease).seal()
     return True
-
-
-def _of_spec(values: Array, spec: ArraySpec, where: str) -> Array:
-    if values.shape != spec.shape or values.dtype != spec.dtype:
-        raise StoreError(
-            f"{where}: internal error: {values.dtype}{list(values.shape)}, "
-            f"expected {spec.dtype}{list(spec.shape)}"
-        )
-    return values

@@ -39,6 +39,7 @@ ARRAYS: Mapping[str, type] = {
 VERSION = "4"  # the version of these arrays
 DIGEST = "sha256"
 TEXTS_AT_ONCE = 4096
+UNFINISHED = ".tmp-"
 TRIED = 32  # texts by which a table that was kept is tried
 ROWS_AT_ONCE = 2**20  # of an array that may be larger than the memory
 
@@ -128,13 +129,30 @@ def cache_folder() -> Path:
         raise FileNotFoundError("this user has no home folder") from error
 
 
+def drop_tables(store: FeatureStore) -> None:
+    """Remove what is kept of a store's text, in the tokens of whichever vocabulary.
+
+    Tables of earlier releases, whose names do not tell the text, go with it: nobody reads them.
+    """
+    with contextlib.suppress(FileNotFoundError):  # a user without a home, or without a cache
+        for folder in (cache_folder() / "tokens").iterdir():
+            name = folder.name.removeprefix(UNFINISHED)
+            if name.startswith(f"{_text_key(store)}-") or "-" not in name:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _key(store: FeatureStore, tokenizer: Any) -> str:
     separator = store.features.separator
     digest = hashlib.sha256(f"{VERSION} {version('tokenizers')} {separator!r}".encode())
+    digest.update(tokenizer.to_str().encode())  # this text tells the truncation, too
+    return f"{_text_key(store)}-{digest.hexdigest()[:32]}"
+
+
+def _text_key(store: FeatureStore) -> str:
+    digest = hashlib.sha256()
     for part in store.manifest.parts:
         for name in ("text/utf8", "sequence/text_start"):
             digest.update(part.arrays[name].sha256.encode())
-    digest.update(tokenizer.to_str().encode())  # this text tells the truncation, too
     return digest.hexdigest()[:32]
 
 
@@ -213,7 +231,8 @@ def _mapped(file: Path, dtype: type) -> Array:
 def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     """Write under another name, then rename; of two that do so at once the first one stays."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder.parent))
+    mark = f"{UNFINISHED}{_text_key(store)}-"
+    temporary = Path(tempfile.mkdtemp(prefix=mark, dir=folder.parent))
     try:
         _make(store, tokenizer, temporary)
         (temporary / DIGEST).write_text(_digest(temporary))

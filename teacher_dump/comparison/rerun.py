@@ -18,6 +18,7 @@ from tqdm import tqdm
 from store import Features, FeatureStore, Record, UserError
 from store.extras.word_counts import WordCounts
 from store.format.pairs import offsets_of, tokenizer_inputs
+from store.tools.merge import is_merged
 from support.arrays import Array
 from support.console import check_device, counted
 from teacher_dump.comparison.deviations import Comparison, Errors
@@ -46,6 +47,9 @@ ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
 }
 """Arguments that the teacher is run with again: the value for a store that holds none, the values
 that are expected, in words, and a check of them."""
+
+RENUMBERED = ("merged", "forgotten", "grown_from")
+"""Keys of a corpus whose sequences may have had other numbers when the teacher read them."""
 
 MERGED = 3.0
 """Times that the codec's error is allowed where `merge --recode` may have encoded twice.
@@ -200,10 +204,11 @@ class _Sample:
             for r, encoding in zip(records, self.encodings, strict=True)
         ]
         corpus = store.identity.get("corpus")
-        self.merged = isinstance(corpus, dict) and "merged" in corpus
+        self.merged = is_merged(corpus)
         numbers = [part.number for part in store.manifest.parts]
         # Masks and their random tokens come from the number that a sequence had in its dump.
-        self.numbered = not self.merged and numbers == list(range(len(numbers)))
+        renumbered = isinstance(corpus, dict) and not corpus.keys().isdisjoint(RENUMBERED)
+        self.numbered = not renumbered and numbers == list(range(len(numbers)))
         self.left_out = 0
 
     def _types(self, record: Record, encoding: Any) -> Array | None:

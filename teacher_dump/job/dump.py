@@ -9,31 +9,29 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from store import Features, StoreWriter, TaskSpec, open_store
 from store.containers.paths import staging_of
 from store.extras.word_counts import WordCounts
-from support.arrays import Array
 from support.background import Behind, prefetched
 from support.console import counted
 from support.errors import UserError
 from support.lease import Lease
 from support.signals import Stop, stoppable
-from teacher_dump.corpus.documents import Corpus, Document
+from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.chosen_features import features_of, told, window_length
 from teacher_dump.job.early import check_config
 from teacher_dump.job.finished import check_begun, check_finished
+from teacher_dump.job.growing import Growth, Plan
 from teacher_dump.job.options import DumpOptions, describe
+from teacher_dump.job.parts import count, first_of, new_parts
 from teacher_dump.job.progress import Progress
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
-from teacher_dump.windows.cutting import iter_windows
-from teacher_dump.windows.label_numbers import Labels
-from teacher_dump.windows.pairs import iter_pairs, whole_pairs
 from teacher_dump.windows.rare_words import count_words
 from teacher_dump.windows.window import Window
 from training.wordpiece import suggested_size
@@ -42,15 +40,6 @@ if TYPE_CHECKING:
     from teacher_dump.job.identity import StageOne
     from teacher_dump.teacher.teacher import Teacher
 
-
-class Tokens(Protocol):
-    """Holds the token ids of a window, or of what is made of one."""
-
-    @property
-    def ids(self) -> Array: ...
-
-
-Cut = TypeVar("Cut", bound=Tokens)
 PARTS_AHEAD = 1  # parts cut into tokens while the teacher runs over the one before
 BATCHES_BEHIND = 2  # batches of the teacher that wait to be encoded and written
 
@@ -96,7 +85,8 @@ def dump(
     with stoppable(lambda: kept(options.out)) as stop:
         there = check_begun(options)
         resolved, model, corpus = opened(options, say)
-        return _dump(resolved, model, corpus, say, stop, stage_one, there)
+        growth = Growth.of(resolved)
+        return _dump(resolved, model, corpus, say, stop, stage_one, there, growth)
 
 
 def opened(
@@ -134,9 +124,8 @@ def _dump(
     stop: Stop,
     stage_one: StageOne | None,
     there: dict[str, Any] | None,
+    growth: Growth | None,
 ) -> DumpSummary:
-    from teacher_dump.job.identity import identity
-
     corpus.check()  # a bad line far down is told now, not after hours
     if stage_one and stage_one.corpus not in (None, corpus.identity()):
         raise UserError(
@@ -144,23 +133,28 @@ def _dump(
             f" it back, or remove {options.out}.mixed-vocab to train on the text that is there now"
         )
     teacher = teacher_of(options, model)
-    max_length = window_length(options.max_length, teacher)
-    features = features_of(options, teacher, max_length)
+    features = features_of(options, teacher, window_length(options.max_length, teacher))
+    if growth:
+        stage_one = growth.stage_one()
+        check_growth(growth, options, teacher, corpus, features)
     if there:
-        now = identity(options, teacher, corpus, teacher.files(), max_length, stage_one)
+        now = identity_of(options, teacher, corpus, features, stage_one, growth)
         counts = check_finished(options.out, there, now, features)
         say(f"{options.out}: was finished before, by the same command; nothing to do")
         return DumpSummary(*counts, vocab=_vocab(options.out), finished_before=True)
     counters: Counter[str] = Counter()
-    cut = cut_parts(options, corpus, teacher, features, counters, stop)
-    words = word_counts(options, corpus)
+    plan, cut = new_parts(options, corpus, teacher, features, counters, stop, growth, say)
+    words = word_counts(options, corpus, growth)
     with closing(prefetched(cut, PARTS_AHEAD)) as parts:
-        first = first_of(parts, options)
+        first = first_of(parts, options, plan)
         say(told(options, features))
-        with closing(begun(options, teacher, corpus, features, first, stage_one, words)) as writer:
+        writer = begun(options, teacher, corpus, features, first, stage_one, words, growth=growth)
+        with closing(writer):
+            if growth and plan:
+                plan.take(writer, growth.store, stop.check)
             resumed = len(writer.published)
-            every = itertools.chain([first], parts)
-            counters.update(_write(writer, every, teacher, options, corpus, say, stop, words))
+            every = itertools.chain([first] if first else [], parts)
+            counters.update(_write(writer, every, teacher, options, corpus, say, stop, words, plan))
             corpus.check_unchanged()
             writer.seal()
     return summary(options.out, corpus.empty_lines, counters, resumed, teacher.task)
@@ -182,51 +176,28 @@ def teacher_of(options: DumpOptions, model: ResolvedModel) -> Teacher:
     )
 
 
-def first_of(parts: Iterator[list[Window]], options: DumpOptions) -> list[Window]:
-    """Return the first part. Raises UserError where there is none."""
-    first = next(parts, None)
-    if first is None:
-        raise UserError(
-            f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
-        )
-    return first
-
-
-def cut_parts(
+def identity_of(
     options: DumpOptions,
-    corpus: Corpus,
     teacher: Teacher,
+    corpus: Corpus,
     features: Features,
-    counters: Counter[str],
-    stop: Stop,
-) -> Iterator[list[Window]]:
-    """Cut the corpus into windows, with the numbers of gold labels, and gather them into parts."""
-    task, max_length = features.task, features.max_length
-    vector = features.embedding
-    if features.separator is None:
-        windows = iter_windows(
-            prompted(corpus, vector.prompt) if vector else corpus,
-            teacher.tokenizer,
-            max_length,
-            options.stride,
-            counters,
-            one_each=bool(vector or (task and task.kind == "classification")),
-        )
-    else:
-        scored = bool(task and task.scores)
-        documents = whole_pairs(corpus, features.separator) if scored else corpus
-        windows = iter_pairs(documents, teacher.tokenizer, max_length, features.separator, counters)
-    if task:
-        labels = Labels(task, teacher.name)
-        labels.check(corpus.met(task.kind), corpus.steps())
-        windows = labels.numbered(windows)
-    return gathered(_until(stop, windows), options.part_tokens, options.limit)
+    stage_one: StageOne | None,
+    growth: Growth | None,
+) -> dict[str, Any]:
+    """Return the identity of the store that the options ask for."""
+    from teacher_dump.job.identity import identity
+
+    origin = growth.identity() if growth else None
+    files = teacher.files()
+    return identity(options, teacher, corpus, files, features.max_length, stage_one, origin)
 
 
-def prompted(documents: Iterable[Document], prompt: str) -> Iterator[Document]:
-    """Yield the documents with a prompt before each text."""
-    for document in documents:
-        yield replace(document, text=prompt + document.text) if prompt else document
+def check_growth(
+    growth: Growth, options: DumpOptions, teacher: Teacher, corpus: Corpus, features: Features
+) -> None:
+    """Raise UserError unless the store to grow from is of this teacher and these options."""
+    now = identity_of(options, teacher, corpus, features, growth.stage_one(), growth)
+    growth.check(now, teacher.files()["config.json"], features)
 
 
 def begun(
@@ -238,22 +209,23 @@ def begun(
     stage_one: StageOne | None,
     words: WordCounts | None,
     lease: Lease | None = None,
+    growth: Growth | None = None,
 ) -> StoreWriter:
-    """Begin the store, or go on with an unfinished one; the first part gives the calibration.
+    """Begin the store, or go on with an unfinished one; the first part gives the calibration,
+    unless the store that it grew from does.
 
     `lease` is that of the store, where other processes write parts of it, too.
     """
     from teacher_dump.job.calibration import calibration
-    from teacher_dump.job.identity import identity, software
+    from teacher_dump.job.identity import software
 
-    files = teacher.files()
     head = bool(features.logits and features.logits.tier == "head")
     return StoreWriter.create_or_resume(
         options.out,
-        identity=identity(options, teacher, corpus, files, features.max_length, stage_one),
+        identity=identity_of(options, teacher, corpus, features, stage_one, growth),
         features=features,
-        calibration=calibration(options, teacher, first),
-        files=files,
+        calibration=growth.calibration if growth else calibration(options, teacher, first),
+        files=teacher.files(),
         weights=teacher.weights() if options.weights else {},
         head=teacher.head_arrays() if head else None,
         software=software(),
@@ -284,22 +256,15 @@ def summary(
     )
 
 
-def word_counts(options: DumpOptions, corpus: Corpus) -> WordCounts | None:
-    """Take word counts from an unfinished store, or count; None if all words are masked alike."""
+def word_counts(
+    options: DumpOptions, corpus: Corpus, growth: Growth | None = None
+) -> WordCounts | None:
+    """Take word counts from an unfinished store, or from that which it grew from, or count; None if
+    all words are masked alike."""
     if options.mask_words == "uniform":
         return None
     kept = WordCounts.unfinished(options.out) if StoreWriter.peek(options.out) else None
-    return kept or count_words(corpus)
-
-
-def _until(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
-    """Yield the windows; raise Stopped between two of them.
-
-    The thread that cuts them would otherwise go on to the end of its part.
-    """
-    for window in windows:
-        stop.check()
-        yield window
+    return kept or (growth and growth.words()) or count_words(corpus)
 
 
 def _write(
@@ -311,26 +276,28 @@ def _write(
     say: Callable[[str], object],
     stop: Stop,
     words: WordCounts | None,
+    plan: Plan | None,
 ) -> Counter[str]:
-    """Write the parts that are not published yet.
+    """Write the parts that are not published yet, after those that the `plan` has taken over.
 
     Returns the counts of all parts, published ones too, and the tally of `forward`.
     """
     from teacher_dump.job.part_writing import check_published, write_part
 
-    done: Counter[str] = Counter()
+    done = Counter(plan.kept) if plan else Counter[str]()
+    limit = plan.tokens if plan else options.limit
     features = writer.features  # where texts are cut, or overlap, characters tell no share
     in_pieces = bool(features.task or features.embedding or options.stride)
     with (
         Behind(BATCHES_BEHIND, say) as behind,
-        Progress(corpus, options.limit, in_pieces, say) as progress,
+        Progress(corpus, limit, in_pieces, say) as progress,
     ):
 
         def advance(tokens: int) -> None:
             stop.check()
             progress.advance(tokens)
 
-        for number, part in enumerate(parts):
+        for number, part in enumerate(parts, done["parts"]):
             begun = time.perf_counter()
             progress.begin(part)
             if number in writer.published:
@@ -351,37 +318,7 @@ def _write(
     return done
 
 
-def count(done: Counter[str], part: list[Window]) -> None:
-    """Add what one more part holds to the counts of those before."""
-    done["parts"] += 1
-    done["documents"] = part[-1].document + 1
-    done["sequences"] += len(part)
-    done["tokens"] += sum(len(w.ids) for w in part)
-    done["gold"] += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
-
-
 def _vocab(path: Path | str) -> str:
     with closing(open_store(path)) as store:
         size = suggested_size(store.single_texts(), store.tokenizer().normalizer)
     return f"{size // 1000}k" if size % 1000 == 0 else str(size)
-
-
-def gathered(windows: Iterator[Cut], part_tokens: int, limit: int | None) -> Iterator[list[Cut]]:
-    """Yield consecutive windows in groups of at least `part_tokens` tokens.
-
-    The last group may be smaller. It ends before the window that would exceed `limit` tokens, but
-    never before the first.
-    """
-    part: list[Cut] = []
-    filled = total = 0
-    for window in windows:
-        if limit is not None and total + len(window.ids) > limit and total:
-            break
-        part.append(window)
-        filled += len(window.ids)
-        total += len(window.ids)
-        if filled >= part_tokens:
-            yield part
-            part, filled = [], 0
-    if part:
-        yield part

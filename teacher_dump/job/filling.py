@@ -16,9 +16,11 @@ from support.errors import UserError
 from support.lease import Lease
 from support.signals import Stop
 from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.dump import begun, count, cut_parts, first_of, word_counts
+from teacher_dump.job.dump import begun, check_growth, word_counts
+from teacher_dump.job.growing import Growth
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.job.part_writing import check_published, other_sequences
+from teacher_dump.job.parts import count, first_of, new_parts
 from teacher_dump.teacher.teacher import Teacher
 from teacher_dump.windows.packing import is_whole, packed
 from teacher_dump.windows.window import Window
@@ -45,6 +47,7 @@ class Filling:
         lease: Lease,
         say: Callable[[str], object],
         stop: Stop,
+        growth: Growth | None = None,
     ) -> None:
         self._queue, self._lease, self._say = PartQueue(options.out), lease, say
         self._ahead = max(AHEAD, 2 * processes)
@@ -53,19 +56,28 @@ class Filling:
         try:
             self._corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
             self._corpus.check()
-            words = word_counts(options, self._corpus)
-            parts = cut_parts(options, self._corpus, teacher, features, self._counters, stop)
-            first = first_of(parts, options)
+            if growth:
+                check_growth(growth, options, teacher, self._corpus, features)
+            words = word_counts(options, self._corpus, growth)
+            self._plan, parts = new_parts(
+                *(options, self._corpus, teacher, features, self._counters, stop, growth, say)
+            )
+            first = first_of(parts, options, self._plan)
+            vocab = growth.stage_one() if growth else None
             self._queued = self._queue.numbers()  # before the published: see `_offer`
             self._writer = begun(
-                options, teacher, self._corpus, features, first, None, words, lease
+                *(options, teacher, self._corpus, features, first, vocab, words, lease, growth)
             )
+            if growth and self._plan:
+                self._plan.take(self._writer, growth.store, stop.check)
             self._queue.begin()
         except BaseException:
             lease.close()
             raise
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="filling")
-        self._done: Future[None] = self._thread.submit(self._work, itertools.chain([first], parts))
+        self._done: Future[None] = self._thread.submit(
+            self._work, itertools.chain([first] if first else [], parts)
+        )
 
     def ended(self) -> bool:
         """Whether this process fills the queue no more. Raises what has ended it before the end of
@@ -93,8 +105,8 @@ class Filling:
             self._lease.close()
 
     def _put_all(self, parts: Iterator[list[Window]]) -> None:
-        counts: Counter[str] = Counter()
-        for number, windows in enumerate(parts):
+        counts = Counter(self._plan.kept) if self._plan else Counter[str]()
+        for number, windows in enumerate(parts, counts["parts"]):
             while len(self._queue.numbers() - self._queue.leased()) >= self._ahead:
                 if self._stop.wait(POLL):
                     return

@@ -59,8 +59,12 @@ def check_finished(
 
 
 def _refuse(out: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
-    differ = [f"{key} is {old} there and {new} now" for key, old, new in found]
+    each = list(found)
+    differ = [f"{key} is {old} there and {new} now" for key, old, new in each]
     if differ:
+        grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)
+        if grows:
+            differ[-1] += f" (to dump only what is new: --grow-from {out} --out ANOTHER)"
         raise UserError(
             f"{out}: exists already and is finished, made by other arguments: {'; '.join(differ)};"
             f" {ANOTHER}"

@@ -47,8 +47,13 @@ def identity(
     files: dict[str, bytes],
     max_length: int,
     stage_one: StageOne | None = None,
+    grown_from: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the attribute `identity`: stores that share it and their features are equal."""
+    """Return the attribute `identity`: stores that share it and their features are equal.
+
+    `grown_from` tells of the store whose parts were taken over, if there was one.
+    """
+    grown = {"grown_from": grown_from} if grown_from else {}
     kept = (
         "seed",
         "views",
@@ -71,7 +76,7 @@ def identity(
             "config_hash": hashlib.sha256(files["config.json"]).hexdigest(),
         },
         "tokenizer_hash": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
-        "corpus": corpus.identity(),
+        "corpus": corpus.identity() | grown,
         "arguments": {
             **arguments,
             "max_length": max_length,

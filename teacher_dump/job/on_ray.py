@@ -30,6 +30,7 @@ from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.dump import kept
 from teacher_dump.job.early import check_config
 from teacher_dump.job.finished import check_begun
+from teacher_dump.job.growing import Growth
 from teacher_dump.job.identity import software
 from teacher_dump.job.options import AUTO, DumpOptions, Shard, describe
 from teacher_dump.job.sharing import Shared, share
@@ -114,6 +115,7 @@ def share_on_ray(
             options, replace(resolve_model(options.model), trusted=options.trust_remote_code)
         )
         Corpus.open(options.sources(), options.text_column, options.label_column)
+        Growth.of(options)
         say(describe(replace(options, corpus=options.sources()), bool(options.corpus)))
         out = Path(options.out)  # a bucket is refused by the options
         with closing(_only_driver(out)) as lease, _cluster(ray, options.ray, stop):

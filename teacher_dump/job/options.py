@@ -213,6 +213,22 @@ class DumpOptions:
     limit: int | None = option(
         None, "Stop after this many tokens of the corpus: 50k, 2m.", within=at_least(1)
     )
+    grow_from: str | Path | None = option(
+        None,
+        "A finished store of this teacher and these options, of a corpus that has grown since: what"
+        " it has of the corpus is taken over, and the teacher reads the rest. It stays as it is.",
+        read=place_of,
+        told_default="no store: the teacher reads the whole corpus",
+        scope={ALONE},
+    )
+    gone: str | None = option(
+        None,
+        "With --grow-from: what becomes of documents of that store that the corpus does not have"
+        " any more, as they were removed or changed.",
+        choices=("forget", "keep"),
+        told_default="an error that tells how many they are",
+        scope={ALONE},
+    )
     part_tokens: int = PART_TOKENS
     weights: bool = option(True, "Keep the encoder's weights (fp16), from which students start.")
     plan: bool = option(
@@ -314,6 +330,10 @@ def _check_together(options: DumpOptions) -> None:
             f"--shard {options.shard} and --ray contradict each other: Ray starts the processes"
             " itself; leave one out"
         )
+    if options.grow_from is None and options.gone is not None:
+        raise UserError(f"--gone {options.gone}: of documents of another store; add --grow-from")
+    if options.grow_from is not None:
+        _check_growth(options)
     if options.ray is None and options.ray_gpus is not None:
         raise UserError(f"--ray-gpus {options.ray_gpus:g}: for workers of Ray; add --ray")
     if options.mask_words == "rare" and options.views == 1:
@@ -344,6 +364,16 @@ def _check_together(options: DumpOptions) -> None:
                 f"--{name} {getattr(options, name)}: for vectors of texts; add --head embedding, or"
                 " leave it out"
             )
+
+
+def _check_growth(options: DumpOptions) -> None:
+    if str(options.grow_from).rstrip("/") == str(options.out).rstrip("/"):
+        raise UserError(
+            f"--grow-from {options.grow_from}: is --out, too, and a finished store is not changed;"
+            " give the grown store another name, and remove the old one when you like"
+        )
+    if options.plan:
+        raise UserError("--plan and --grow-from: a plan is of a whole dump; leave one of them out")
 
 
 def _check_scored(options: DumpOptions) -> None:

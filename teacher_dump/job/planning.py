@@ -28,15 +28,9 @@ from support.errors import UserError
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus, Document
 from teacher_dump.job.chosen_features import features_of, told, window_length
-from teacher_dump.job.dump import (
-    BATCHES_BEHIND,
-    cut_parts,
-    first_of,
-    opened,
-    teacher_of,
-    word_counts,
-)
+from teacher_dump.job.dump import BATCHES_BEHIND, opened, teacher_of, word_counts
 from teacher_dump.job.options import DumpOptions
+from teacher_dump.job.parts import cut_parts, first_of
 from teacher_dump.windows.length_batches import length_batches
 from teacher_dump.windows.window import Window, storable
 

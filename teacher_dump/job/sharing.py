@@ -27,8 +27,17 @@ from support.lease import Lease, Taken
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.chosen_features import features_of, told, window_length
-from teacher_dump.job.dump import BATCHES_BEHIND, DumpSummary, kept, opened, summary, teacher_of
+from teacher_dump.job.dump import (
+    BATCHES_BEHIND,
+    DumpSummary,
+    identity_of,
+    kept,
+    opened,
+    summary,
+    teacher_of,
+)
 from teacher_dump.job.finished import check_begun, check_finished
+from teacher_dump.job.growing import Growth
 from teacher_dump.job.options import DumpOptions, Shard
 from teacher_dump.job.progress import part_line
 from teacher_dump.windows.packing import Unreadable, unpacked
@@ -62,10 +71,11 @@ def share(
     with stoppable(lambda: kept(options.out)) as stop:
         check_begun(options, shared=True)
         resolved, model, corpus = opened(options, say)
+        growth = Growth.of(resolved)
         teacher = teacher_of(resolved, model)
         features = features_of(resolved, teacher, window_length(resolved.max_length, teacher))
         say(told(resolved, features))
-        worker = _Worker(resolved, shard, teacher, features, corpus, say, stop)
+        worker = _Worker(resolved, shard, teacher, features, corpus, say, stop, growth)
         with closing(worker), Behind(BATCHES_BEHIND, say) as behind:
             return worker.run(behind)
 
@@ -82,7 +92,9 @@ class _Worker:
         corpus: Corpus,
         say: Callable[[str], object],
         stop: Stop,
+        growth: Growth | None = None,
     ) -> None:
+        self.growth = growth
         self.options, self.shard, self.teacher, self.features = options, shard, teacher, features
         self.corpus, self.say, self.stop = corpus, say, stop
         self.out, self.queue = options.out, PartQueue(options.out)
@@ -148,13 +160,13 @@ class _Worker:
         The hashes of the corpus are taken from the store: only who fills the queue reads texts, and
         compares them.
         """
-        from teacher_dump.job.identity import identity, software
+        from teacher_dump.job.identity import software
 
         if self._expects is None:
             self.corpus.trust(attributes["identity"].get("corpus") or {})
-            files = self.teacher.files()
-            options, length = self.options, self.features.max_length
-            made = identity(options, self.teacher, self.corpus, files, length)
+            vocab = self.growth.stage_one() if self.growth else None
+            given = self.options, self.teacher, self.corpus, self.features
+            made = identity_of(*given, vocab, self.growth)
             self._expects = made, self.features, software()
         return self._expects
 
@@ -176,7 +188,8 @@ class _Worker:
             lease.close()  # another process has been faster
             return
         self.filling = Filling(
-            self.options, self.teacher, self.features, self.shard.size, lease, self.say, self.stop
+            *(self.options, self.teacher, self.features, self.shard.size, lease, self.say),
+            *(self.stop, self.growth),
         )
 
     def _make(self, part: Waiting, behind: Behind) -> None:

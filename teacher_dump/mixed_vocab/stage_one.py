@@ -24,8 +24,9 @@ from support.errors import UserError
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.chosen_features import window_length
-from teacher_dump.job.dump import DumpSummary, dump, gathered, kept
+from teacher_dump.job.dump import DumpSummary, dump, kept
 from teacher_dump.job.finished import check_begun
+from teacher_dump.job.parts import gathered
 from teacher_dump.mixed_vocab.options import MixedVocabOptions
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.windows.cutting import iter_windows

@@ -16,7 +16,16 @@ import torch
 from benchmarks import gpu
 from benchmarks.common.small_store import random_teacher, small_store
 from benchmarks.reproduce.examples import Data
-from benchmarks.speed import aligning, dumping, economy, fine_tuning, growth, stepping, tool_memory
+from benchmarks.speed import (
+    aligning,
+    dumping,
+    economy,
+    fine_tuning,
+    growing,
+    growth,
+    stepping,
+    tool_memory,
+)
 from benchmarks.speed.teacher_gone import training
 from downstream.tasks.length_grouped import LengthGroupedTrainer
 from store import open_store
@@ -220,3 +229,16 @@ def test_memory_of_the_tools(tmp_path: Path) -> None:
         if name in copied:
             assert len(open_store(copy).manifest.parts) == copied[name]
             shutil.rmtree(copy)
+
+
+def test_growing(
+    tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        growing, "interleaved", lambda works, _: {name: work() for name, work in works.items()}
+    )
+    before, now = growing.texts("python-docs", 1200, tmp_path)
+    assert now.read_text("utf-8").startswith(before.read_text("utf-8"))
+    rows = growing.rows_of(str(tiny_teacher("bert")), before, now, tmp_path, 1)
+    whole, zarr, hdf5, same, forgotten = (int(str(row[1]).replace(",", "")) for row in rows)
+    assert whole > 5 * zarr > 0 and zarr == hdf5 and same == forgotten == 0

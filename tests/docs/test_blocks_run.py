@@ -26,6 +26,7 @@ QUICK = ("README.md",)
 MADE_BEFORE: dict[str, tuple[str, ...]] = {  # by commands of other pages
     "README.md": (),
     "docs/guide/train.md": ("one.zarr", "another.zarr", "store.zarr"),
+    "docs/guide/grow.md": ("store.zarr",),
     "docs/guide/processes.md": (),
     "docs/guide/python.md": ("store.zarr",),
     "docs/guide/captures.md": ("store.zarr",),
@@ -47,6 +48,7 @@ def tables(folder: Path) -> None:
     chance = random.Random(0)
     for name, documents in {"novels": 100, "texts": 40, "held-out": 20}.items():
         write_corpus(folder / f"{name}.txt", documents)
+    (folder / "takedown.txt").write_text("3\n17\n", "utf-8")
     (folder / "texts").mkdir()
     write_corpus(folder / "texts/first.txt")
     for name in ("sst", "dev", "test"):

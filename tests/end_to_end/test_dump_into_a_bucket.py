@@ -12,6 +12,7 @@ from teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok, refused
 from tests.rough_network import BUCKET, KEYS, PROXIES, running_s3
 
+GROWN = f"s3://{BUCKET}/grown.zarr"
 URL = f"s3://{BUCKET}/store.zarr"
 
 
@@ -44,5 +45,10 @@ def test_a_dump_into_a_bucket(
             teacher_dump, *words, "--out", URL, "--shard", "0/2"
         )
         far = open_store(URL).manifest.content()
-    ok(teacher_dump, *words, "--out", tmp_path / "near.zarr")
-    assert open_store(tmp_path / "near.zarr").manifest.content() == far
+        ok(teacher_dump, *words, "--limit", 900, "--out", GROWN, "--grow-from", URL)
+        grown = open_store(GROWN).manifest.content()
+    near, more = tmp_path / "near.zarr", tmp_path / "more.zarr"
+    ok(teacher_dump, *words, "--out", near)
+    assert open_store(near).manifest.content() == far
+    ok(teacher_dump, *words, "--limit", 900, "--out", more, "--grow-from", near)
+    assert open_store(more).manifest.content() == grown

@@ -20,6 +20,7 @@ from support import signals
 from support.errors import UserError
 from support.signals import stoppable
 from teacher_dump.cli import main as teacher_dump
+from teacher_dump.windows import of_documents
 from teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end.support import STUDENT, Words, refused, write_corpus
 
@@ -152,7 +153,6 @@ def test_the_thread_that_cuts_the_text_stops_too(
     words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a part, which may be long."""
-    from teacher_dump.job import dump as job
 
     cut = 0
 
@@ -165,7 +165,7 @@ def test_the_thread_that_cuts_the_text_stops_too(
                 time.sleep(0.1)  # the main thread has the signal by then
             yield window
 
-    monkeypatch.setattr(job, "iter_windows", stopped_at_10)
+    monkeypatch.setattr(of_documents, "iter_windows", stopped_at_10)
     result = CliRunner().invoke(teacher_dump, [str(word) for word in (*words, tmp_path / "a.zarr")])
     assert result.exit_code == 130 and "begins anew" in result.output
     assert cut < 15

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from store.containers.interface import Make, Sink, Source
 from store.containers.on_disk import OnDisk
-from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
+from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource, shard_path
 from store.format.layout import groups_above, part_number, teacher_array
-from store.format.manifest import Entry
+from store.format.manifest import Entry, Part
 from support import files
 from support.arrays import Array
 
 TEMPORARY = ".tmp-"
+KEPT = ".kept"  # ending of a part that waits to replace another
 LAST = ("index", "manifest")  # written when a store is sealed
 
 
@@ -60,9 +61,7 @@ class ZarrStaging(OnDisk):
             files.rename(work / name, self.path / name)
         shutil.rmtree(work)
         if entries != attributes["arrays"]:  # another release wrote other metadata
-            self._write_json(
-                GROUP | {"attributes": attributes | {"arrays": entries}}, self.path / "zarr.json"
-            )
+            self._write_root(attributes | {"arrays": entries})
 
     def _write_json(self, node: dict[str, Any], target: Path) -> None:
         new = self.path / f"{TEMPORARY}{self.mark}-root"
@@ -96,9 +95,50 @@ class ZarrStaging(OnDisk):
         files.sync(self.path / "zarr.json")  # OSError if the store was removed meanwhile
         files.rename(self._temporary(number), self.path / "parts" / str(number))
 
+    def adopt(self, number: int, folder: Path, part: Part) -> None:
+        """Make the tree of a part of the files that another store has of it: its arrays alone, by
+        hard links, or copies where there can be none."""
+        sink = ZarrSink(self._temporary(number))
+        for group in sorted({above for name in part.arrays for above in groups_above(name)}):
+            sink.attributes(group, {})
+        for name, entry in part.arrays.items():
+            shard = [shard_path(name, entry.shape)] if all(entry.shape) else []
+            for file in (f"{name}/zarr.json", *shard):
+                files.link(folder / file, sink.folder / file)
+        sink.attributes("", {"part": part.to_json()})
+        sink.close()
+
+    def keep(self, number: int) -> None:
+        """Give a part that was written a name beside that of the part that it is to replace."""
+        files.rename(self._temporary(number), self._kept(number))
+
+    def _kept(self, number: int) -> Path:
+        return self.path / "parts" / f"{number}{KEPT}"
+
+    def replace(self, numbers: Iterable[int], gone: Collection[int]) -> None:
+        """Put parts that are kept beside their predecessors in place of these, and take those that
+        are gone away. After a kill another call goes on."""
+        for number in numbers:
+            kept, old = self._kept(number), self.path / "parts" / str(number)
+            if (kept.exists() or number in gone) and old.exists():
+                files.rename(old, self.path / "parts" / f"{TEMPORARY}{self.mark}-{number}-old")
+            if kept.exists():
+                files.rename(kept, old)
+
+    def drop_kept(self) -> None:
+        """Remove what `keep` has left of a work that did not come as far as `replace`."""
+        files.discard(self.path / "parts", "", KEPT)
+
     def published(self) -> set[int]:
         numbers = (part_number(entry.name) for entry in (self.path / "parts").glob("*"))
         return {number for number in numbers if number is not None}
+
+    def unseal(self, attributes: dict[str, Any]) -> None:
+        """Make a sealed store an unfinished one, with these attributes of its root."""
+        self._write_root(attributes)
+
+    def _write_root(self, attributes: dict[str, Any]) -> None:
+        self._write_json(GROUP | {"attributes": attributes}, self.path / "zarr.json")
 
     def seal(self, make: Make) -> None:
         work = self.path / f"{TEMPORARY}{self.mark}-manifest"
@@ -108,4 +148,4 @@ class ZarrStaging(OnDisk):
                 shutil.rmtree(self.path / name, ignore_errors=True)
                 files.rename(work / name, self.path / name)
         shutil.rmtree(work)
-        self._write_json(GROUP | {"attributes": attributes}, self.path / "zarr.json")
+        self._write_root(attributes)

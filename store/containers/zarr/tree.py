@@ -64,7 +64,7 @@ def _create(store: Any, name: str, spec: ArraySpec) -> zarr.Array[Any]:
     )
 
 
-def _shard(name: str, shape: tuple[int, ...]) -> str:
+def shard_path(name: str, shape: tuple[int, ...]) -> str:
     """The path of the shard file of an array."""
     return f"{name}/c" + "/0" * len(shape)
 
@@ -250,7 +250,7 @@ class ZarrSource:
 
     def _array(self, name: str) -> Slices:
         array, chunk = self._by_us(name) or self._by_zarr(name)
-        shard, where = _shard(name, array.shape), f"{self.path}: array {name}"
+        shard, where = shard_path(name, array.shape), f"{self.path}: array {name}"
         if all(array.shape):
             try:
                 known = array.size if isinstance(array, FarSlices) else None
@@ -272,7 +272,7 @@ class ZarrSource:
             return None  # zarr-python says what is wrong with it
         if layout is None:
             return None
-        shard, where = _shard(name, layout.shape), f"{self.path}: array {name}"
+        shard, where = shard_path(name, layout.shape), f"{self.path}: array {name}"
         chunk = layout.rows * layout.row_bytes
         if self.maps is not None:
             return ShardSlices(self.maps, Path(self.path) / shard, layout, where), chunk
@@ -314,7 +314,7 @@ class ZarrSource:
                 broken.add(name)
                 continue
             if all(shape):
-                files.add(_shard(name, shape))
+                files.add(shard_path(name, shape))
         return files, broken
 
     def flaws(

@@ -22,12 +22,12 @@ from store.tools.merge import merge
 from support.arrays import Array
 from teacher_dump.comparison import rerun
 from teacher_dump.comparison.rerun import LiveReport
-from teacher_dump.job import dump as dumping
 from teacher_dump.job import part_writing
 from teacher_dump.teacher import teacher
 from teacher_dump.teacher.forward import forward
 from teacher_dump.teacher.heads import sampled_logits
 from teacher_dump.teacher.layer_groups import layer_groups
+from teacher_dump.windows import of_documents
 from teacher_dump.windows.cutting import iter_windows
 from teacher_dump.windows.masked_views import mask_spans
 from teacher_dump.windows.window import Window
@@ -133,7 +133,7 @@ def changed_windows(patch: pytest.MonkeyPatch, change: Callable[[Window], Window
     def windows(*words: Any, **named: Any) -> Iterator[Window]:
         return map(change, iter_windows(*words, **named))
 
-    patch.setattr(dumping, "iter_windows", windows)
+    patch.setattr(of_documents, "iter_windows", windows)
 
 
 def shifted_tokens(patch: pytest.MonkeyPatch, model: Path) -> None:

@@ -1,0 +1,102 @@
+"""Tell the documents of a store apart by what is stored of them."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+
+from store.format.features import TaskSpec
+from store.read.part import PartReader
+from store.read.store import FeatureStore
+from support.arrays import Array
+
+DIGEST = 16  # bytes
+COLUMNS = ("id", "begin", "end", "special")  # of tokens
+
+
+def sequence_digest(
+    document_begin: int,
+    hard_cut: bool,
+    text: str,
+    columns: Iterable[Array],
+    gold: Array | None,
+) -> bytes:
+    """Hash a sequence: the text, where it begins in its document, and its tokens.
+
+    `columns` are id uint32, begin and end int32 and special bool, each [T]; `gold` int32 holds the
+    numbers of the gold label [1] or tags [T], None where they do not matter.
+    """
+    data = text.encode()
+    found = hashlib.blake2b(
+        struct.pack("<qq?", document_begin, len(data), hard_cut), digest_size=DIGEST
+    )
+    found.update(data)
+    for values in (*columns, *([] if gold is None else [gold])):
+        found.update(np.ascontiguousarray(values).data)
+    return found.digest()
+
+
+def document_digests(sequences: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, hash) of documents, from (number of the document, hash) of their sequences in
+    order."""
+    for number, found in groupby(sequences, itemgetter(0)):
+        yield number, hashlib.blake2b(b"".join(d for _, d in found), digest_size=DIGEST).digest()
+
+
+def stored_digests(store: FeatureStore, gold: bool = True) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, hash) of the documents of a store; with `gold` the hash is also of the labels.
+
+    Raises StoreError for an array that does not match its checksum.
+    """
+    return document_digests(
+        pair
+        for place in range(len(store.manifest.parts))
+        for pair in _sequences(store.part(place), store.features.task if gold else None)
+    )
+
+
+def _sequences(part: PartReader, task: TaskSpec | None) -> Iterator[tuple[int, bytes]]:
+    documents, begin, cut = (
+        part.all(f"sequence/{name}").tolist() for name in ("document", "document_begin", "hard_cut")
+    )
+    part.all("text/utf8")  # compares it with its checksum
+    columns = [part.all(f"token/{name}") for name in COLUMNS]
+    gold = part.all(task.gold) if task else None
+    edges = part.token_start.tolist()
+    for i, text in enumerate(part.texts(0, len(documents))):
+        first, last = edges[i], edges[i + 1]
+        labels = None
+        if task and gold is not None:
+            labels = gold[first:last] if task.kind == "tagging" else gold[i : i + 1]
+        tokens = (column[first:last] for column in columns)
+        yield documents[i], sequence_digest(begin[i], cut[i], text, tokens, labels)
+
+
+def document_texts(store: FeatureStore) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of the documents of a store, put together from their sequences, without
+    the prompt; windows that overlap are laid over one another."""
+    prompt = store.features.embedding.prompt if store.features.embedding else ""
+    for number, pieces in groupby(_pieces(store), itemgetter(0)):
+        whole = ""
+        for _, begin, text in pieces:
+            whole = whole[:begin] + text
+        yield number, whole.removeprefix(prompt)
+
+
+def _pieces(store: FeatureStore) -> Iterator[tuple[int, int, str]]:
+    for place, part in enumerate(store.manifest.parts):
+        reader = store.part(place)
+        documents = reader.document.tolist()
+        begins = reader.all("sequence/document_begin").tolist()
+        yield from zip(documents, begins, reader.texts(0, part.counts.sequences), strict=True)
+
+
+def document_numbers(store: FeatureStore) -> Iterator[Array]:
+    """Yield, for each part, the document number int64 [n] of each of its sequences."""
+    for place in range(len(store.manifest.parts)):
+        yield store.part(place).document

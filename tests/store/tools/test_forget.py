@@ -1,0 +1,367 @@
+"""Documents are taken out of a store for good, whatever it holds, and whenever it is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import StoreError, UserError, open_store
+from store.extras.word_counts import WordCounts
+from store.format.layout import part_arrays
+from store.format.runs import joined, number_of, runs_of
+from store.tools.documents import document_texts
+from store.tools.forget import forget
+from store.tools.selection import selected
+from store.tools.taking import take_part
+from store.tools.verify import verify
+from support import files
+from tests.store.dying import Killed, dies_at
+from tests.store.making import begin, features_of, make_part, make_store, put_part
+from tests.store.tools import forgetting
+from tests.store.tools.forgetting import facts, holding, wants
+from tests.store.tools.test_commands import refused, run
+
+ROOT = Path(__file__).parents[3]
+GONE = (1, 4)  # sequences 2, 3, 8 and 9 of each part
+EVERY = [
+    ("zarr", "topk"), ("h5", "sample"), ("h5", "tagging"),
+    ("h5", "head"), ("zarr", "classification"), ("h5", "embedding"), ("h5", "pairs"),
+]  # fmt: skip
+QUICK = 3
+SMALL = dataclasses.replace(features_of(), hidden=("mean",), attention=(), views=1)
+Copy = Callable[..., Path]
+
+
+@pytest.fixture
+def small(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A store of three parts, alone in its folder, in the format of the parameter."""
+    path = tmp_path / "alone" / f"a.{request.param}"
+    path.parent.mkdir()
+    make_store(path, SMALL)
+    return path
+
+
+def kept_of(path: Path, gone: tuple[int, ...] = GONE) -> list[dict[str, object]]:
+    with open_store(path) as store:
+        places = [i for i in range(len(store)) if store[i].document not in gone]
+        return [facts(store, i) for i in places]
+
+
+def texts_of(path: Path, gone: tuple[int, ...] = ()) -> list[str]:
+    with open_store(path) as store:
+        return [record.text for record in store if record.document not in gone]
+
+
+def a_text(path: Path, gone: tuple[int, ...] = GONE) -> str:
+    """The longest text that is to be forgotten."""
+    with open_store(path) as store:
+        return max((r.text for r in store if r.document in gone), key=len)
+
+
+def check_forgotten(path: Path, kept: list[dict[str, object]], text: str) -> None:
+    with open_store(path) as store:
+        assert [facts(store, i) for i in range(len(store))] == kept
+        assert store.identity["corpus"] == {"hash": "c", "forgotten": "1,4"}
+    assert verify(path).problems == verify(path).strangers == []
+    assert holding(path.parent, text) == []
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("ext", "tier"),
+    [
+        pytest.param(*kind, marks=() if n < QUICK else pytest.mark.apart)
+        for n, kind in enumerate(EVERY)
+    ],
+)
+def test_what_is_left_is_what_it_was(copy: Copy, ext: str, tier: str) -> None:
+    path = copy(ext, "small" if tier == "embedding" else "default", tier)
+    kept, text = kept_of(path), a_text(path)
+    assert len(text) > 30 and holding(path.parent, text)
+    forgetting.run(path, *GONE)
+    check_forgotten(path, kept, text)
+
+
+def test_parts_of_forgotten_documents_alone_go(tmp_path: Path) -> None:
+    """Numbers of parts and of documents stay, with gaps."""
+    for path in (tmp_path / "a.zarr", tmp_path / "b.h5"):
+        writer = begin(path, SMALL)
+        for number in range(3):
+            part = make_part(SMALL, number)
+            part.document = np.full(12, 10 * number)
+            put_part(writer, number, part)
+        writer.seal()
+        forgetting.run(path, 10)
+        with open_store(path) as store:
+            assert [part.number for part in store.manifest.parts] == [0, 2]
+            assert {record.document for record in store} == {0, 20}
+        assert verify(path).problems == []
+        forgetting.run(path, 10)  # again: there is nothing to do
+        forgetting.run(path, 20)
+        with open_store(path) as store:
+            assert store.identity["corpus"]["forgotten"] == "10,20"
+        assert number_of(runs_of("10,20")) == 2
+
+
+@given(st.lists(st.booleans(), min_size=12, max_size=12).filter(any), st.sampled_from(EVERY))
+@settings(max_examples=25)
+def test_selected_sequences(keep: list[bool], kind: tuple[str, str]) -> None:
+    """Taking some and then some of these is taking these; the arrays fit the counts."""
+    features = features_of("small", kind[1])
+    arrays = _arrays(features, 5)
+    counts, some = selected(arrays, features, np.array(keep))
+    shapes = {
+        name: (spec.shape, spec.dtype) for name, spec in part_arrays(features, counts).items()
+    }
+    assert {name: (array.shape, array.dtype) for name, array in some.items()} == shapes
+    _, every = selected(arrays, features, np.ones(12, bool))
+    assert all(np.array_equal(every[name], arrays[name]) for name in arrays)
+    inner = np.arange(sum(keep)) % 2 == 0
+    if inner.any():
+        outer = np.array(keep)
+        outer[np.flatnonzero(outer)[~inner]] = False
+        _, twice = selected(some, features, inner)
+        _, once = selected(arrays, features, outer)
+        assert all(np.array_equal(once[name], twice[name]) for name in arrays)
+
+
+def _arrays(features: Any, seed: int, known: dict[Any, dict[str, Any]] = {}) -> dict[str, Any]:  # noqa: B006
+    """The arrays of a part as they are stored."""
+    if features not in known:
+        taken: dict[str, Any] = {}
+
+        class Taking:
+            published: set[int] = set()
+
+            def __init__(self) -> None:
+                self.features = features
+
+            def part(self, number: int, lengths: Any) -> Any:
+                from store.write.part import PartWriter
+                from tests.store.making import calibration_of
+
+                def write(counts: Any, arrays: dict[str, Any]) -> None:
+                    taken.update(arrays)
+
+                return PartWriter(features, calibration_of(features), lengths, write, "here")
+
+        writer: Any = Taking()
+        put_part(writer, 0, make_part(features, seed))
+        known[features] = taken
+    return known[features]
+
+
+def test_runs() -> None:
+    assert joined([(5, 5), (1, 3), (4, 4), (9, 12), (10, 11)]) == "1-5,9-12"
+    assert runs_of("1-5,9-12") == [(1, 5), (9, 12)] and runs_of("") == runs_of(None) == []
+    assert runs_of("x,1-y,7") == [(7, 7)]
+
+
+@pytest.mark.parametrize(
+    "small", ("zarr", pytest.param("h5", marks=pytest.mark.apart)), indirect=True
+)
+def test_killed_at_every_rename(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each step the store is the old one, the new one, or one that no reader opens; the command
+    typed again ends with the new one."""
+    path = small
+    kept, text, old, left = kept_of(path), a_text(path), texts_of(path), texts_of(path, GONE)
+    states, stops = set[str](), 0
+    for step in range(40):
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "rename", dies_at(1 + stops % 5, done=bool(step % 2)))
+            try:
+                forgetting.run(path, *GONE)
+                break
+            except Killed:
+                stops += 1
+        try:
+            found = texts_of(path)
+            states.add("old" if found == old else "new")
+            assert found in (old, left)
+        except StoreError as error:
+            states.add("half")
+            assert "is not finished" in str(error) and "`feature-store forget`" in str(error)
+    assert stops > 3 and ("half" in states) == path.is_dir()
+    forgetting.run(path, *GONE)
+    check_forgotten(path, kept, text)
+
+
+@pytest.mark.parametrize(
+    "small", ("zarr", pytest.param("h5", marks=pytest.mark.apart)), indirect=True
+)
+def test_killed(small: Path) -> None:
+    _kill(small, (0.0, 0.02))
+
+
+def _kill(path: Path, delays: tuple[float, ...]) -> None:
+    """Kill a process that forgets after so many seconds of its work; then let one end."""
+    kept, text, old, left = kept_of(path), a_text(path), texts_of(path), texts_of(path, GONE)
+    script = (
+        "import sys; from pathlib import Path; from tests.store.tools import forgetting;"
+        "print('ready', flush=True); sys.stdin.readline();"
+        "forgetting.run(Path(sys.argv[1]), *map(int, sys.argv[2:]))"
+    )
+    for delay in delays:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(path), *map(str, GONE)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        process.stdin.close()
+        try:
+            assert texts_of(path) in (old, left)
+        except StoreError as error:
+            assert "is not finished" in str(error)
+    forgetting.run(path, *GONE)
+    check_forgotten(path, kept, text)
+
+
+@pytest.mark.apart
+@pytest.mark.parametrize(
+    "small", ("zarr", pytest.param("h5", marks=pytest.mark.apart)), indirect=True
+)
+def test_killed_often(small: Path) -> None:
+    _kill(small, tuple(number * 0.004 for number in range(40)))
+
+
+@pytest.mark.parametrize("small", ("zarr",), indirect=True)
+def test_another_wish_after_a_kill(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was begun is finished first; then the other documents are forgotten, too."""
+    path = small
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", dies_at(5, done=True))
+        with pytest.raises(Killed):
+            forgetting.run(path, 1)
+    with pytest.raises(StoreError, match="is not finished"):
+        open_store(path)
+    forgetting.run(path, 4)
+    with open_store(path) as store:
+        assert {record.document for record in store} == {0, 2, 3, 5}
+        assert store.identity["corpus"]["forgotten"] == "1,4"
+
+
+@pytest.mark.parametrize("small", ("zarr",), indirect=True)
+def test_nothing_else_goes_on_with_a_half_forgotten_store(
+    small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = small
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", dies_at(5, done=True))
+        with pytest.raises(Killed):
+            forgetting.run(path, 1)
+    with pytest.raises(UserError, match=r"other arguments: identity.corpus.forgotten"):
+        begin(path, SMALL)
+    assert "is not finished" in refused("convert", path, tmp_path / "b.zarr")
+    assert "not all of its parts are known" in refused("seal", path)
+    assert "`feature-store forget` with the same documents" in run("repair", path).output
+    forgetting.run(path, 1)
+    assert verify(path).problems == []
+
+
+@pytest.mark.parametrize("small", ("zarr",), indirect=True)
+def test_the_list_of_the_command(small: Path, tmp_path: Path) -> None:
+    """Numbers and hashes of texts; what is not there changes nothing, unless that is allowed."""
+    path, file = small, tmp_path / "list"
+    with open_store(path) as store:
+        texts = dict(document_texts(store))  # numbers come again in each part
+    before = kept_of(path, ())
+    file.write_text(f"77\n\n{hashlib.sha256(b'no such').hexdigest()}\n1\n")
+    line = refused("forget", path, "--documents", file)
+    assert "2 documents to forget not in the store (" in line and "line 1: number 77" in line
+    assert "nothing was changed" in line and "--missing-ok" in line
+    assert kept_of(path, ()) == before
+    of_five = hashlib.sha256(texts[5].encode()).hexdigest()
+    file.write_text(f"77\n1\n{of_five.upper()}\n")
+    result = run("forget", path, "--documents", file, "--missing-ok")
+    assert result.exit_code == 0, result.output
+    assert f"not in the store: {file}, line 1: number 77" in result.output
+    assert f"{path}: forgot 2 documents with 12 sequences" in result.output
+    assert kept_of(path, ()) == [fact for fact in before if fact["document"] not in (1, 5)]
+    file.write_text("1\n5\n")
+    assert "forgot 0 documents" in run("forget", path, "--documents", file).output
+    for text, words in (
+        ("hello world\n", "line 1: 'hello world'; expected the number of a document"),
+        ("\n", "lists no document"),
+        ("0\n2\n3\n4\n", "these are all of its documents"),
+    ):
+        file.write_text(text)
+        assert words in refused("forget", path, "--documents", file)
+    assert "tell which documents" in refused("forget", path)
+    assert "copy it there with `feature-store convert`" in refused(
+        "forget", "s3://bucket/a.zarr", "--documents", file
+    )
+
+
+@pytest.mark.parametrize("small", ("zarr",), indirect=True)
+def test_refused_where_the_text_would_stay(small: Path, tmp_path: Path) -> None:
+    """Beside a folder with what repair has moved aside; and for a damaged store."""
+    path = small
+    damaged = path / "parts/1/text/utf8/c/0"
+    damaged.write_bytes(damaged.read_bytes()[:-9] + b"123456789")
+    before = damaged.read_bytes()
+    with pytest.raises(StoreError, match="parts/1/text/utf8: .*cannot be decoded"):
+        forgetting.run(path, *GONE)
+    assert damaged.read_bytes() == before and not list(path.glob("parts/*.kept"))
+    run("repair", path)
+    make_store(path, SMALL)
+    with pytest.raises(UserError, match=r"a.zarr.aside-1: holds what `feature-store repair`"):
+        forgetting.run(path, *GONE)
+    writer = begin(tmp_path / "begun.zarr", features_of())
+    writer.close()
+    with pytest.raises(StoreError, match="is not finished"):
+        forgetting.run(tmp_path / "begun.zarr", *GONE)
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_counts_of_words_go(tmp_path: Path, ext: str) -> None:
+    """A word of theirs may stand in no text that stays."""
+    path = tmp_path / "one" / f"a.{ext}"
+    path.parent.mkdir()
+    words = WordCounts({"Rumpelstilzchen": 3, "the": 9})
+    make_store(path, SMALL, more=[words])
+    assert holding(path.parent, "Rumpelstilzchen")
+    forgetting.run(path, 1)
+    assert not holding(path.parent, "Rumpelstilzchen")
+    with open_store(path) as store:
+        assert WordCounts.stored(store) is None
+    assert verify(path).problems == verify(path).strangers == []
+
+
+def test_parts_that_another_store_shares(copy: Copy, tmp_path: Path) -> None:
+    """Forgetting in one of them leaves the other as it was, and tells of it."""
+    path, other = copy("zarr"), tmp_path / "other.zarr"
+    with open_store(path) as store:
+        writer = begin(other, store.features)
+        for number in range(3):
+            keep = np.arange(12) > 3 if number == 2 else None
+            take_part(writer, number, store, number, keep)
+        writer.seal()
+    name = "text/utf8/c/0"
+    shared = [os.stat(other / f"parts/{number}/{name}").st_nlink for number in range(3)]
+    assert shared == [2, 2, 1]
+    before, text = kept_of(path, ()), a_text(other, (2,))
+    assert kept_of(other, ()) == before[:24] + before[28:]
+    done = forget(other, "", lambda store: wants(2))
+    assert done.shared == 2 and done.sequences == 6
+    assert verify(other).problems == verify(path).problems == []
+    assert not holding(other, text) and kept_of(path, ()) == before
