@@ -51,7 +51,7 @@ GROUPS = {
         *("schedule", "weight_decay", "clip", "eval_every", "patience", "best", "seed"),
         *("device", "precision", "workers", "cache"),
     ),
-    "Output": ("checkpoint_every", "resume", "push_to_hub", "private", "as_json"),
+    "Output": ("log", "checkpoint_every", "resume", "push_to_hub", "private", "as_json"),
 }
 """Headings of --help, and the options under each."""
 

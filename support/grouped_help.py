@@ -17,9 +17,10 @@ class CommandWithSubcommands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Before a subcommand the group's own options, some of them required, are not asked for.
-        ctx.resilient_parsing = bool(args) and args[0] in self.commands
+        before = ctx.resilient_parsing  # a shell completes words that are not all there yet
+        ctx.resilient_parsing = before or (bool(args) and args[0] in self.commands)
         rest = super().parse_args(ctx, args)
-        ctx.resilient_parsing = False
+        ctx.resilient_parsing = before
         return rest
 
 

@@ -11,7 +11,13 @@ from student_train.output.report import SETTINGS, read_report
 from support.errors import UserError
 from support.hub import CARD, Repository, open_repository
 
-APART = {"checkpoints", "tensorboard", "mlruns", "wandb", "__pycache__"}  # what a training leaves
+APART = {
+    "checkpoints",
+    "tensorboard",
+    "trackers.json",
+    "wandb",
+    "__pycache__",
+}  # what a training leaves
 MODELS = ("config.json", "modules.json", "export.json")
 
 

@@ -31,6 +31,7 @@ from support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, opti
 from training.optimizer import OPTIMIZERS
 from training.rare_masks import MASK_WORDS
 from training.schedule import SCHEDULES
+from training.trackers import check_known, parse_trackers
 
 FREEZABLE = r"embeddings|words|positions|types|layers(\.[1-9][0-9]*)?|head|projection"
 PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"
@@ -383,6 +384,16 @@ class OptionFields:
         " store behind a URL stays in DIR on a local disk, at most SIZE of it (100GB), for all"
         " trainings that name it. The student is the same.",
         check=check_cache_word,
+        scope={COMMAND, ONCE, MACHINE},
+    )
+    log: tuple[str, ...] = option(
+        (),
+        "wandb | mlflow | trackio, or a comma list: told each step's figures, too, beside"
+        " metrics.jsonl and TensorBoard's files.",
+        repeated=True,
+        told_default="none",
+        read=parse_trackers,
+        check=check_known,
         scope={COMMAND, ONCE, MACHINE},
     )
     allow_partial: bool = option(

@@ -33,6 +33,7 @@ from support.options import check_values, default_of, flag_of, options_of, scope
 from training.device import resolved_device, resolved_precision
 from training.optimizer import ADADELTA_LR, check_optimizer
 from training.schedule import Schedule
+from training.trackers import check_installed
 
 UNFREEZE = "top-down"
 
@@ -206,6 +207,7 @@ class TrainOptions(OptionFields):
         Raises UserError where the machine lacks the device or the optimizer's package.
         """
         check_optimizer(self.optimizer)
+        check_installed(self.log)
         device = resolved_device(self.device)
         precision = resolved_precision(self.precision, device)
         epochs = 3.0 if self.steps is None and self.epochs is None else self.epochs

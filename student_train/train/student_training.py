@@ -36,6 +36,7 @@ from training.optimizer import optimizer_of
 from training.ranks import ALONE, Ranks
 from training.schedule import Schedule
 from training.sentence_modules import VectorHead
+from training.trackers import Facts, Trackers
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
 METRICS = "metrics.jsonl"
@@ -99,6 +100,7 @@ def train(
         training.say_progress = say_progress
         training.on_validation = on_validation
         training.run(stop, "train")
+        training.finished = True
     head = training.lessons[0].distiller.vector_head
     return Trained(
         *(student, training.validation, training.step, training.tokens, training.seconds()), head
@@ -110,6 +112,9 @@ class _StudentTraining(Training):
 
     say_progress = False  # a line at each validation, where there is no terminal
     on_validation: Callable[[int, dict[str, float]], object] | None = None
+    finished = False
+    events: EventFile | None
+    trackers: Trackers | None
 
     def __init__(
         self,
@@ -146,7 +151,10 @@ class _StudentTraining(Training):
         self.before, self.begun_at = self.tokens, self.step  # of this process
         # A killed run's figures after its last checkpoint are written again.
         purge = self.step + 1 if resume else None
-        self.events = EventFile(out / "tensorboard", purge) if out and ranks.lead else None
+        self.events = self.trackers = None
+        if out and ranks.lead:
+            self.trackers = Trackers(options.log, Facts(out, options.describing()), resume, say)
+            self.events = EventFile(out / "tensorboard", purge)
 
     def enter(self, number: int, first: int) -> None:
         """Begin a stage at step `first`: its losses, its data, the weights that it trains, a new
@@ -295,11 +303,12 @@ class _StudentTraining(Training):
             self.on_validation(self.step, found)
 
     def record(self, values: dict[str, float]) -> None:
-        if self.out is None or self.events is None:  # the first process writes
-            return
+        if self.out is None or self.events is None or self.trackers is None:
+            return  # the first process writes
         with (self.out / METRICS).open("a") as file:
             file.write(json.dumps({"step": self.step, **values}) + "\n")
         self.events.add(values, self.step)
+        self.trackers.add(values, self.step)
 
     def save(self) -> None:
         if self.out is None:
@@ -352,3 +361,5 @@ class _StudentTraining(Training):
     def close(self) -> None:
         if self.events is not None:
             self.events.close()
+        if self.trackers is not None:
+            self.trackers.close(self.finished)

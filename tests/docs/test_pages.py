@@ -21,7 +21,7 @@ OTHERS = {  # options of other programs that the pages name
     "docs/guide/captures.md": {"--target-layer-ids", "--dataloader-type"},
     "docs/start.md": {"--index-url"},
     "docs/guide/dump.md": {"--no-deps"},
-    "docs/guide/share.md": {"--repo-type", "--local-dir"},
+    "docs/guide/share.md": {"--repo-type", "--local-dir", "--logdir"},
     "README.md": {"--ask"},
 }  # fmt: skip
 HELP = {"--help", "--version"}

@@ -147,7 +147,8 @@ def test_adadelta_has_a_rate_of_one() -> None:
 def test_help_shows_every_option_once_and_the_ten_that_matter_first() -> None:
     grouped = [name for names in GROUPS.values() for name in names]
     assert len(grouped) == len(set(grouped)) and len(next(iter(GROUPS.values()))) == 10
-    every = set(options_of(TrainOptions)) | {"recipe", "resume", "as_json"}
+    commands = {"recipe", "resume", "push_to_hub", "private", "as_json"}
+    every = set(options_of(TrainOptions)) | commands
     assert set(grouped) == every
     for command in (student_train, student_sweep):
         told = CliRunner().invoke(command, ["--help"]).output

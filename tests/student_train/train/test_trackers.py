@@ -1,0 +1,43 @@
+"""`--log`: a tracker hears of a training what metrics.jsonl has."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import FeatureStore
+from student_train.cli import main as student_train
+from student_train.sweep.cli import main as student_sweep
+from tests.end_to_end.support import STUDENT, ok, refused, says
+from tests.training.tracker_packages import install, told
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    yield install(tmp_path, monkeypatch)
+    sys.modules.pop("wandb", None)
+
+
+def test_a_tracker_hears_what_metrics_has(store: FeatureStore, file: Path, tmp_path: Path) -> None:
+    words = ("--store", store.path, "--vocab", "450", "--steps", "3", *STUDENT, "--log", "wandb")
+    ok(student_train, *words, "--out", tmp_path / "mine")
+    metrics = (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()
+    begun, *heard, ended = told(file)
+    assert [{"step": each["step"], **each["log"]} for each in heard] == [*map(json.loads, metrics)]
+    assert begun["init"] == "mine" and begun["config"]["steps"] == 3 and ended["finish"] == 0
+    # It is a matter of the machine: it neither names a student nor keeps one from being resumed.
+    settings = json.loads((tmp_path / "mine" / "training.json").read_text())["settings"]
+    assert "log" not in settings
+    file.unlink()
+    ok(student_sweep, *words, "--lr", "0.001", "--lr", "0.002", "--out", tmp_path / "sweep")
+    assert [each["group"] for each in told(file) if "init" in each] == ["sweep", "sweep"]
+    assert len({each["id"] for each in told(file)}) == 2
+
+
+def test_a_tracker_that_nobody_knows_is_refused(store: FeatureStore) -> None:
+    words = ("--store", store.path, "--log")
+    says(refused(student_train, *words, "neptune"), "--log neptune", "wandb, mlflow, trackio")
