@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 FEWEST = 4
 """Students that tell anything of which setting matters."""
+COLORS = 6
+"""Colours of the page, which has as many for categories."""
+DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 HEIGHT = 300
 Chart = dict[str, Any]
 """Title, Vega-Lite `spec`, and `headings` and `rows` of the same figures."""
@@ -174,6 +177,8 @@ def curves(
     if not rows:
         return None
     alt = library("altair", "report", "--page")
+    drawn_of = list(dict.fromkeys(row["student"] for row in rows))
+    dashes = [DASHES[place // COLORS % len(DASHES)] for place in range(len(drawn_of))]
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X("step:Q", title="step"),
         y=alt.Y("figure:Q", title=name, scale=alt.Scale(zero=False)),
@@ -182,7 +187,12 @@ def curves(
     )
     kept = lines if name == measure.name else {}
     rules = [each.encode(y=alt.Y("quality:Q", title=name)) for each in _rules(alt, kept)]
-    drawn = alt.layer(*rules, base.mark_line(), base.mark_point(size=25, filled=True))
+    dashed = base.mark_line().encode(  # where a colour comes again, another line
+        strokeDash=alt.StrokeDash(
+            "student:N", sort=None, title="student", scale=alt.Scale(domain=drawn_of, range=dashes)
+        )
+    )
+    drawn = alt.layer(*rules, dashed, base.mark_point(size=25, filled=True))
     return {
         "title": f"Curves of {name}",
         "about": "Each validation of each student, those that still learn included.",

@@ -71,6 +71,7 @@ def write_report(folder: Path) -> Path:
         title=f"Sweep {folder.resolve().name}",
         lead=_lead(students, measures),
         students=students,
+        ranked=_ranked(students, measures),
         columns=runs["varied"],
         measures=measures,
         cell=_cell,
@@ -153,7 +154,7 @@ def _lead(students: Sequence[Student], measures: Sequence[Measure]) -> list[str]
     if not measures:
         return [*lines, "No student has a figure that compares it with the others yet."]
     first = measures[0]
-    done = sorted((s for s in students if s.figures), key=lambda s: first.of(s.figures))
+    done = [s for s in _ranked(students, measures) if s.figures]
     best = done[0]
     lines.append(
         f"The best is number {best.number}: {first.name} {told(best.figures[first.name])}"
@@ -166,6 +167,11 @@ def _lead(students: Sequence[Student], measures: Sequence[Measure]) -> list[str]
             f" {told(small[0].figures[first.name])}, {readable(small[0].bytes or 0)}."
         )
     return lines
+
+
+def _ranked(students: Sequence[Student], measures: Sequence[Measure]) -> list[Student]:
+    """Sort students, the best by the first measure first; others behind, by their numbers."""
+    return sorted(students, key=lambda s: measures[0].of(s.figures)) if measures else [*students]
 
 
 def _cell(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,9 @@ def test_a_page_escapes_what_it_shows(tmp_path: Path) -> None:
     page = write_report(write_sweep(tmp_path / "sweep")).read_text()
     assert EVIL not in page and "It says &lt;/script&gt;" in page
     assert "6 finished, 1 pruned, 1 failed, 1 running" in page
-    assert "The best is number 2:" in page
+    assert "The best is number 2:" in page and "The best first." in page
+    order = re.findall(r'<td><a href="#card-(\d)">', page)
+    assert order[0] == "2" and sorted(order) == [*"123456789"] and order[-3:] == [*"789"]
 
 
 @pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (PHONE, True)])
