@@ -24,10 +24,10 @@ from downstream.mlm.masked_training import (
     told,
     train_mlm,
 )
-from downstream.mlm.text_blocks import blocks, read_lines
+from downstream.mlm.text_blocks import cut, read_lines, tokens_a_character, tokens_of
 from downstream.options import check
 from downstream.progress import Scoring
-from downstream.score_tables import FILE, result_of
+from downstream.score_tables import FILE, NATS, result_of
 from downstream.settings import MlmSettings
 from support.console import counted
 from support.errors import UserError
@@ -42,6 +42,13 @@ ABOUT = {
     "primary": "loss",
     "scale": 1,
 }
+
+PER_CHARACTER = "loss_per_character"
+AS_IS = {
+    **ABOUT,
+    "measures": {NATS: PER_CHARACTER, "nats/token": "loss", "perplexity": "perplexity"},
+}
+"""Nats a character compare models of any vocabulary; nats a token do not."""
 
 
 def train_seeds(
@@ -93,18 +100,19 @@ def score_as_is(
     """Score a masked LM on `tests` (from `splits_to_test`) without training it.
 
     Reads the whole of each file in blocks of `max_length`, masked as in the validation of a
-    training. Returns what `fine_tune.score_as_is` returns; its examples are blocks.
+    training. Returns what `fine_tune.score_as_is` returns; its examples are blocks. Nats a character
+    are nats a token times the text's tokens for each character that is no blank.
 
     Raises UserError on a wrong model, length or file, and where the model has no masked-LM head.
     """
-    scores, counts = _scores(model, tests, max_length, say)
+    scores, counts = _scores(model, tests, max_length, say, by_character=True)
     files = {name: str(path) for name, path in tests.items()}
     settings = {"as_is": True, "max_length": max_length}
-    return result_of(ABOUT, model, files, settings, counts, [scores])
+    return result_of(AS_IS, model, files, settings, counts, [scores])
 
 
 def _scores(
-    model: str, tests: Mapping[str, Path], max_length: int, say: Say
+    model: str, tests: Mapping[str, Path], max_length: int, say: Say, by_character: bool = False
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Compute the score and count the blocks of each file."""
     lines = {name: read_lines(path) for name, path in tests.items()}
@@ -119,7 +127,8 @@ def _scores(
         arguments = TrainingArguments(output_dir=scratch, disable_tqdm=True, report_to="none",
                                       dataloader_pin_memory=torch.cuda.is_available())  # fmt: skip
         for name, text in lines.items():
-            rows = blocks(tokenizer, text, length, f"text {tests[name]}")
+            flat = tokens_of(tokenizer, text, f"text {tests[name]}")
+            rows = cut(tokenizer, flat, length, f"text {tests[name]}")
             say(f"{tests[name]}: {counted(len(rows), 'block')}, the whole file")
             batches = held_out_batches(tokenizer, rows)
             trainer = MlmTrainer(model=network, args=arguments, fixed_dev=batches)
@@ -127,6 +136,8 @@ def _scores(
             loss = trainer.evaluate()["eval_loss"]
             check_loss(loss, "; its weights are damaged, train it anew")
             scores[name] = _score(loss)
+            if by_character:
+                scores[name][PER_CHARACTER] = loss * tokens_a_character(flat, text)
             counts[name] = len(rows)
     return scores, counts
 

@@ -57,9 +57,24 @@ def blocks(tokenizer: Any, lines: Sequence[str], length: int, what: str) -> Arra
 
     Tokens that do not fill a last block are dropped. Raises UserError where no block is filled.
     """
-    body = length - 2
+    return cut(tokenizer, tokens_of(tokenizer, lines, what), length, what)
+
+
+def tokens_of(tokenizer: Any, lines: Sequence[str], what: str) -> Array:
+    """Return token ids [n] of lines, each with a sep behind it."""
     pieces = list(_token_runs(tokenizer, lines, what))
-    flat = np.concatenate(pieces) if pieces else np.empty(0, np.int32)
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
+
+
+def tokens_a_character(flat: Array, lines: Sequence[str]) -> float:
+    """Return how many tokens a character that is no blank has, in the tokens of `tokens_of`."""
+    characters = sum(len("".join(line.split())) for line in lines)
+    return (len(flat) - len(lines)) / max(1, characters)
+
+
+def cut(tokenizer: Any, flat: Array, length: int, what: str) -> Array:
+    """Make blocks, as `blocks` does, of what `tokens_of` gave."""
+    body = length - 2
     count = len(flat) // body
     if count == 0:
         raise UserError(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from transformers import AutoTokenizer
 
 from downstream.cli import main
 from tests.downstream.learnable import entities, write_tagged
@@ -83,6 +84,14 @@ def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> No
     assert mean[f"test {dev}"]["loss"] == pytest.approx(losses[1], rel=1e-4)
     both = mean[f"test {dev}"]["loss"] + mean[f"test {text}"]["loss"]
     assert mean["test"]["loss"] == pytest.approx(both / 2)
+    assert "nats/character" in result.output
+    for path in (dev, text):
+        figures, lines = mean[f"test {path}"], path.read_text().splitlines()
+        tokenizer = AutoTokenizer.from_pretrained(out / "seed-5")
+        tokens = sum(len(tokenizer.tokenize(line)) for line in lines)
+        characters = sum(not letter.isspace() for line in lines for letter in line)
+        expected = figures["loss"] * tokens / characters
+        assert figures["loss_per_character"] == pytest.approx(expected)
     shutil.rmtree(out / "seed-5")
     (out / "scores.json").unlink()
     before = (out / "seed-4" / "model.safetensors").stat().st_mtime_ns

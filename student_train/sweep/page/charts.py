@@ -178,18 +178,20 @@ def curves(
         return None
     alt = library("altair", "report", "--page")
     drawn_of = list(dict.fromkeys(row["student"] for row in rows))
+    legend = alt.Legend(columns=2, symbolType="stroke", symbolSize=400)
+    of_each = {"sort": None, "title": "student", "legend": legend}
     dashes = [DASHES[place // COLORS % len(DASHES)] for place in range(len(drawn_of))]
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X("step:Q", title="step"),
         y=alt.Y("figure:Q", title=name, scale=alt.Scale(zero=False)),
-        color=alt.Color("student:N", sort=None, title="student", legend=alt.Legend(columns=2)),
+        color=alt.Color("student:N", scale=alt.Scale(domain=drawn_of), **of_each),
         tooltip=["student:N", "step:Q", "figure:Q"],
     )
     kept = lines if name == measure.name else {}
     rules = [each.encode(y=alt.Y("quality:Q", title=name)) for each in _rules(alt, kept)]
     dashed = base.mark_line().encode(  # where a colour comes again, another line
         strokeDash=alt.StrokeDash(
-            "student:N", sort=None, title="student", scale=alt.Scale(domain=drawn_of, range=dashes)
+            "student:N", scale=alt.Scale(domain=drawn_of, range=dashes), **of_each
         )
     )
     drawn = alt.layer(*rules, dashed, base.mark_point(size=25, filled=True))
