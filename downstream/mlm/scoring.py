@@ -42,7 +42,6 @@ ABOUT = {
     "primary": "loss",
     "scale": 1,
 }
-
 PER_CHARACTER = "loss_per_character"
 AS_IS = {
     **ABOUT,
@@ -100,8 +99,8 @@ def score_as_is(
     """Score a masked LM on `tests` (from `splits_to_test`) without training it.
 
     Reads the whole of each file in blocks of `max_length`, masked as in the validation of a
-    training. Returns what `fine_tune.score_as_is` returns; its examples are blocks. Nats a character
-    are nats a token times the text's tokens for each character that is no blank.
+    training. Returns what `fine_tune.score_as_is` returns; its examples are blocks. Nats a
+    character are nats a token times the text's tokens for each character that is no blank.
 
     Raises UserError on a wrong model, length or file, and where the model has no masked-LM head.
     """
