@@ -120,8 +120,9 @@ def matrix(cell: Any, where: str, name: str) -> Array:
     Raises UserError for another.
     """
     rows: Any = getattr(cell, "values", None)
-    inner = rows.flatten() if rows is not None and hasattr(rows, "flatten") else None
-    if inner is None or rows.null_count or inner.null_count or not _numeric(inner.type):
+    inner: Any = rows.flatten() if hasattr(rows, "flatten") else None
+    known = inner is not None and (_numeric(inner.type) or not len(inner))
+    if not known or rows.null_count or inner.null_count:
         raise UserError(f"{where}: column {name} is no list of lists of numbers")
     flat = np.asarray(inner.to_numpy(zero_copy_only=False))
     lengths = np.unique(np.asarray(rows.value_lengths().to_numpy(zero_copy_only=False)))

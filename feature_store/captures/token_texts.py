@@ -21,11 +21,12 @@ from support.errors import UserError
 from teacher_dump.windows.window import Window, make_window, storable
 
 BATCH = 64  # samples that are tokenised at once
-TRIED = 64  # tokens of a sample at which a stretch is looked for in vain, at most
+TRIED = 64  # tokens one after another at which a stretch is looked for in vain, at most
 BACK = 8  # tokens that a stretch is shortened by, at most, to end where its text does
 SHORTEST = 2  # tokens of a stretch
 ENOUGH = 0.5  # share of the tokens of the first samples that must be kept, in long stretches
 LONG = 32  # tokens of a long stretch; or most of its sample
+LOOKED_AT = 1024  # tokens of one of the first samples that is not kept whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ class Spelling:
                 begin, tried = begin + 1, tried + 1
             else:
                 yield begin, *kept
-                begin = end
+                begin, tried = end, 0
 
     def _longest(self, ids: list[int], begin: int) -> tuple[int, tuple[str, Any] | None]:
         """Find the end of the longest stretch from `begin`, with its text and encoding."""
@@ -166,9 +167,10 @@ def spelling_of(tokenizer: Any, samples: Iterable[Sample], name: str) -> Spellin
     spelt = [Spelling(tokenizer)]
     if spelt[0].before or spelt[0].after:
         spelt.append(Spelling(without_specials(tokenizer)))
-    kept = [sum(_kept(each, row) for row in ids) for each in spelt]
+    found = [[_kept(each, row) for row in ids] for each in spelt]
+    kept = [sum(count for count, _ in each) for each in found]
     best = kept.index(max(kept))
-    total = sum(map(len, ids))
+    total = sum(size for _, size in found[best])
     if kept[best] < ENOUGH * total or not total:
         where = first[0].where if first else "the capture"
         raise UserError(
@@ -179,13 +181,17 @@ def spelling_of(tokenizer: Any, samples: Iterable[Sample], name: str) -> Spellin
     return spelt[best]
 
 
-def _kept(spelling: Spelling, ids: list[int]) -> int:
-    """Count the tokens that are kept in long stretches: another tokenizer gives back short ones."""
+def _kept(spelling: Spelling, ids: list[int]) -> tuple[int, int]:
+    """Count the tokens that are kept in long stretches, and those that were looked at.
+
+    Another tokenizer gives back short stretches, too.
+    """
     (whole,) = spelling.whole([ids])
     if whole is not None:
-        return len(ids)
-    counts = [len(encoding.ids) for _, _, encoding in spelling.stretches(ids)]
-    return sum(count for count in counts if count >= min(LONG, 0.75 * len(ids)))
+        return len(ids), len(ids)
+    some = ids[:LOOKED_AT]
+    counts = [len(encoding.ids) for _, _, encoding in spelling.stretches(some)]
+    return sum(count for count in counts if count >= min(LONG, 0.75 * len(some))), len(some)
 
 
 def stretches(

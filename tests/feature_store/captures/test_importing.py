@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,6 @@ def test_texts_of_all_tokenizers(kind: str, make_tokenizer: Callable[[str], Any]
     backend = make_tokenizer(kind).backend_tokenizer
     texts = [*ENGLISH, *RUSSIAN, *SLOVAK]
     rows = [backend.encode(text).ids for text in texts]
-    from collections import Counter
-
     tally: Counter[str] = Counter()
     found = list(stretches(map(sample, rows), Spelling(backend), tally))
     assert [each.ids.tolist() for each in found] == rows
@@ -111,8 +110,6 @@ def test_cut_ids_are_kept_as_far_as_they_are_text(
 ) -> None:
     """Stretches are runs of the sample in order, and each is what the tokenizer gives of its text;
     what is left out is counted."""
-    from collections import Counter
-
     spelling = Spelling(make_tokenizer("bpe-plain").backend_tokenizer)
     whole = [t for text in (ENGLISH[first], RUSSIAN[second])
              for t in spelling.tokenizer.encode(text).ids]  # fmt: skip
@@ -129,11 +126,22 @@ def test_cut_ids_are_kept_as_far_as_they_are_text(
     assert tally["tokens"] < len(ids) / 2
 
 
+def test_marks_of_a_chat_are_characters(make_tokenizer: Callable[[str], Any]) -> None:
+    """Special tokens inside a text are spelt, and cover their own characters."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(make_tokenizer("bpe-plain").backend_tokenizer.to_str())
+    backend.add_special_tokens(["<|user|>", "<|end|>"])
+    chat = f"<|user|>\n{ENGLISH[0]}<|end|>\n<|user|>\n{RUSSIAN[0]}<|end|>\n"
+    (found,) = stretches([sample(backend.encode(chat).ids)], Spelling(backend), Counter())
+    assert found.window.text == chat and not found.window.special.any()
+    begin, end = found.window.offsets[0]
+    assert chat[begin:end] == "<|user|>"
+
+
 def test_a_sequence_that_begins_inside_a_word_says_so(
     make_tokenizer: Callable[[str], Any],
 ) -> None:
-    from collections import Counter
-
     spelling = Spelling(make_tokenizer("bpe-plain").backend_tokenizer)
     encoding = spelling.tokenizer.encode(ENGLISH[2])
     word = next(i for i, piece in enumerate(encoding.tokens) if i and piece[0].isalpha()
