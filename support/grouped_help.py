@@ -33,7 +33,8 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section for each group that has options, and one for subcommands."""
-        every = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
+        every = {option.name: option.get_help_record(ctx) for option in options}
         found = {name: record for name, record in every.items() if record is not None}
         for heading, names in self.groups.items():
             self._section(formatter, heading, [found.pop(n) for n in names if n in found])

@@ -29,6 +29,7 @@ GROUPS = {
         *("logits", "hidden", "attention", "limit", "plan"),
     ),
     "Text": ("label_column", "prompt", "max_length", "stride"),
+    "A corpus that has grown": ("grow_from", "gone"),
     "What is kept": ("pooling", "codec", "weights"),
     "Views": ("views", "mask_prob", "mask_words", "seed"),
     "Running the teacher": ("batch_tokens", "device", "precision", "trust_remote_code"),
