@@ -101,23 +101,34 @@ def _fill_in_for_vectors(given: dict[str, Any]) -> None:
     if given.get("stages") or not any(x.of_text for x in named(given.get("loss", VECTOR_LOSS))):
         return
     with closing(_store(given)) as store:
-        if store.features.embedding and not {"batch_texts", "batch_tokens"} & given.keys():
-            given["batch_texts"] = VECTOR_TEXTS
+        fill_in_batch(given, store)
+
+
+def fill_in_batch(given: dict[str, Any], store: FeatureStore) -> None:
+    """Set a batch of texts for losses of vectors where no size was given."""
+    of_text = any(loss.of_text for loss in named(given.get("loss", VECTOR_LOSS)))
+    if of_text and store.features.embedding and not {"batch_texts", "batch_tokens"} & given.keys():
+        given["batch_texts"] = VECTOR_TEXTS
 
 
 def _default_losses(given: dict[str, Any]) -> dict[str, float]:
     with closing(_store(given)) as store:
-        features = store.features
-        if features.task and features.task.scores:
-            return dict(SCORE_LOSS)
-        if features.task:
-            return {"kl": 1.0, "ce": 1.0} if has_gold(store) else {"kl": 1.0}
-        if features.embedding:
-            return dict(VECTOR_LOSS)
-        loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
-        if features.logits and not features.logits.next_token and not features.hidden:
-            loss["kl"] = 1.0
-        return loss
+        return losses_served(store)
+
+
+def losses_served(store: FeatureStore) -> dict[str, float]:
+    """Return the losses that a store can serve best, with their weights."""
+    features = store.features
+    if features.task and features.task.scores:
+        return dict(SCORE_LOSS)
+    if features.task:
+        return {"kl": 1.0, "ce": 1.0} if has_gold(store) else {"kl": 1.0}
+    if features.embedding:
+        return dict(VECTOR_LOSS)
+    loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
+    if features.logits and not features.logits.next_token and not features.hidden:
+        loss["kl"] = 1.0
+    return loss
 
 
 def _store(given: dict[str, Any]) -> FeatureStore:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from support.environment import variable
 
 VARIABLE, SLEEPING = "OMP_WAIT_POLICY", "PASSIVE"
+_told = False  # torch was imported while its threads were told to sleep
 
 
 @contextmanager
@@ -21,8 +23,23 @@ def sleeping_waits() -> Iterator[None]:
     neither the environment of this process nor that of others is changed afterwards. A torch that
     is there already, and a setting that is, stay as they are.
     """
+    global _told
     if "torch" in sys.modules:
         yield
         return
     with variable(VARIABLE, os.environ.get(VARIABLE, SLEEPING)):
         yield
+    _told = "torch" in sys.modules
+
+
+def warn_of_spinning(threads: int) -> None:
+    """Warn, in the name of the caller's caller, where several threads of torch may spin while they
+    wait: nothing told them to sleep when torch was imported."""
+    if threads > 1 and not _told and VARIABLE not in os.environ:
+        warnings.warn(
+            f"torch was imported before teachonce, and its {threads} threads spin while they wait,"
+            " which slows small students down: set OMP_WAIT_POLICY=PASSIVE, or import what you use"
+            " of teachonce first",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -25,10 +25,15 @@ from store import TaskSpec as TaskSpec
 from store import Unreachable as Unreachable
 from store import UserError as UserError
 from store import open_store as open_store
+from student_train.batches import StudentBatches as StudentBatches
+from student_train.data.batch import StudentBatch as StudentBatch
+from student_train.model.kinds import OwnStudent as OwnStudent
 from student_train.output.pruning import prune_student as prune_student
 from student_train.output.run import prepare as prepare
 from student_train.output.run import run as run
 from student_train.settings.options import TrainOptions as TrainOptions
+from student_train.train.distiller import Distiller as Distiller
+from student_train.train.distiller import Sides as Sides
 from student_train.train.student_training import Trained as Trained
 from student_train.train.student_training import train as train
 from teacher_dump.job.dump import DumpSummary as DumpSummary

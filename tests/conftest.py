@@ -17,7 +17,9 @@ import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TEACHONCE_CACHE"] = tempfile.mkdtemp(prefix="teachonce-cache-")
+os.environ["HF_DATASETS_CACHE"] = os.environ["TEACHONCE_CACHE"] + "/datasets"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the commands have it
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: more threads would only wait
     os.environ["OMP_NUM_THREADS"] = "1"
 

@@ -1,16 +1,18 @@
-"""The endless, resumable stream of student batches; a thread or processes prepare it."""
+"""The batches of each epoch, and their endless, resumable stream; a thread or processes prepare
+it."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from multiprocessing import forkserver
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from store import FeatureStore
+from store import Batch, FeatureStore
 from student_train.data.batch import StudentBatch
 from student_train.data.blocks import view_of
 from student_train.data.collator import Collator
@@ -23,53 +25,88 @@ READY = 4  # batches prepared ahead: enough to hide a slow block, small beside t
 CPU = torch.device("cpu")
 
 
+class Epochs:
+    """The batches of each epoch of a store: a pure function of the arguments and the epoch.
+
+    `batching` bounds a batch: batch_tokens or batch_texts, as of `FeatureStore.stream`. `sampling`
+    is that of the options, `check` goes to `FeatureStore.stream`.
+    """
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        collator: Collator,
+        blocks: Array,
+        *,
+        seed: int,
+        view: int | None,
+        sampling: str = "shuffled",
+        check: bool = False,
+        **batching: Any,
+    ) -> None:
+        self._store, self._collator, self._blocks = store, collator, blocks
+        self._seed, self._view, self._check, self._batching = seed, view, check, batching
+        similar = sampling == "similar"
+        self._similar = _Similar(store, blocks, seed, **batching) if similar else None
+
+    def count(self, epoch: int) -> int:
+        """Count the batches of an epoch; this reads lengths alone."""
+        if self._similar:
+            return self._similar.count
+        return self._store.batch_count(self._seed, epoch, **self._batching, blocks=self._blocks)
+
+    def batches(
+        self, epoch: int, wanted: Callable[[int], bool], skip: int = 0
+    ) -> Iterator[StudentBatch]:
+        """Yield those batches of an epoch, from number `skip` on, whose number is wanted. States
+        and maps are encoded until `StudentBatch.to`."""
+        view = view_of(epoch, self._store.features, self._view)
+        for number, batch in enumerate(self._raw(epoch, view, skip), skip):
+            if wanted(number):
+                yield self._collator(batch, view, (self._seed, epoch, number))
+
+    def _raw(self, epoch: int, view: int, skip: int) -> Iterator[Batch]:
+        read: dict[str, Any] = {"view": view, "features": self._collator.features()}
+        if self._similar:
+            return self._store.gather(self._similar.of(epoch)[skip:], **read)
+        order: dict[str, Any] = {
+            **self._batching,
+            "blocks": self._blocks,
+            "skip": skip,
+            "check": self._check,
+        }
+        return self._store.stream(self._seed, epoch, **order, **read)
+
+
 def student_batches(
     store: FeatureStore,
     collator: Collator,
     blocks: Array,
     *,
-    seed: int,
-    view: int | None,
     first: int = 0,
     every: int = 1,
     device: torch.device | None = CPU,
-    check: bool = False,
-    sampling: str = "shuffled",
-    **batching: Any,
+    **order: Any,
 ) -> Iterator[StudentBatch]:
     """Yield batches of epoch 0, 1, 2 and so on without end, from batch number `first` on, one of
-    `every`: a pure function of the arguments. `batching` bounds a batch: batch_tokens or
-    batch_texts, as of `FeatureStore.stream`. `sampling` is that of the options.
+    `every`: a pure function of the arguments. `order` is that of `Epochs`.
 
-    They are moved to `device`; with None they stay encoded, for another process to move. `check`
-    goes to `FeatureStore.stream`.
+    They are moved to `device`; with None they stay encoded, for another process to move.
     """
-    order = _Similar(store, blocks, seed, **batching) if sampling == "similar" else None
+    epochs = Epochs(store, collator, blocks, **order)
     epoch, skip, before = 0, first, 0  # batches of the epochs before
     while True:
-        number = view_of(epoch, store.features, view)
-        count = order.count if order else store.batch_count(seed, epoch, **batching, blocks=blocks)
+        count = epochs.count(epoch)
         if skip < count:
-            batches = (
-                store.gather(order.of(epoch)[skip:], view=number, features=collator.features())
-                if order
-                else store.stream(
-                    seed,
-                    epoch,
-                    **batching,
-                    view=number,
-                    blocks=blocks,
-                    features=collator.features(),
-                    skip=skip,
-                    check=check,
-                )
-            )
-            for i, batch in enumerate(batches, skip):
-                if (before + i - first) % every == 0:
-                    made = collator(batch, number, (seed, epoch, i))
-                    yield made if device is None else made.to(device)
+            mine = partial(_one_of, every, before - first)
+            for made in epochs.batches(epoch, mine, skip):
+                yield made if device is None else made.to(device)
         skip = max(0, skip - count)
         epoch, before = epoch + 1, before + count
+
+
+def _one_of(every: int, before: int, number: int) -> bool:
+    return (before + number) % every == 0
 
 
 class _Similar:

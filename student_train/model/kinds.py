@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -242,6 +242,22 @@ KINDS: dict[str, Kind] = {
 }
 
 
+@runtime_checkable
+class OwnStudent(Protocol):
+    """What a module of your own must have to learn from a store: a size, and states of tokens.
+
+    width: D of its states. layers: how many it has. For losses of a vocabulary it has a method
+    `logits` as well, which makes logits float [M,V] of states [M,D].
+    """
+
+    width: int
+    layers: int
+
+    def states(self, ids: Tensor, present: Tensor) -> list[Tensor]:
+        """Return the states of tokens, float [B,S,D]: of the embeddings, then of each layer. `ids`
+        int64 [B,S] are padded; bool [B,S] tells which are `present`."""
+
+
 def make_student(
     student: str,
     tokenizer: Any,
@@ -278,17 +294,35 @@ def has_attention(student: PreTrainedModel) -> bool:
     return bool(getattr(student.config, "num_attention_heads", 0))
 
 
+def size_of(student: Any) -> tuple[int, int]:
+    """Return the width of a student's states, and how many layers it has.
+
+    Raises UserError for a module that can be no student.
+    """
+    if isinstance(student, PreTrainedModel):
+        return student.config.hidden_size, student.config.num_hidden_layers
+    if not isinstance(student, OwnStudent):
+        raise UserError(
+            f"{type(student).__name__}: cannot be a student: expected a masked LM of transformers,"
+            " or a module with width, layers and states(ids, present); see OwnStudent"
+        )
+    return student.width, student.layers
+
+
 def reads_types(student: PreTrainedModel) -> bool:
     """Tell whether a student is told which of two texts a token is of."""
     return (getattr(student.config, "type_vocab_size", None) or 0) > 1
 
 
-def head_of(student: PreTrainedModel) -> str:
-    """Return `mlm` of a masked LM, or the kind of the task that a student is for.
+def head_of(student: Any) -> str:
+    """Return `mlm` of a masked LM and of a module of your own, or the kind of the task that a
+    student is for.
 
     Raises UserError for a model that can be no student: it has no masked-LM head, and no head of a
     task that its kind has.
     """
+    if not isinstance(student, PreTrainedModel):
+        return "mlm"
     models = _kind(student).models
     own = (head for head, model in models.items() if isinstance(student, model))
     found = next(own, "mlm" if type(student).__name__.endswith("ForMaskedLM") else None)
@@ -301,10 +335,10 @@ def head_of(student: PreTrainedModel) -> str:
     return found
 
 
-def own_projection(student: PreTrainedModel) -> nn.Module | None:
+def own_projection(student: Any) -> nn.Module | None:
     """Return the student's own map of states to the width of what its heads read, without the GELU
     behind it; None where the heads read the states."""
-    return getattr(student, "projection", None)
+    return getattr(student, "projection", None) if isinstance(student, PreTrainedModel) else None
 
 
 def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
@@ -341,7 +375,8 @@ def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -
 def pooled_tokens(student: PreTrainedModel, ids: Tensor, present: Tensor) -> Tensor:
     """Tell which of the tokens [B,S] a text's vector is pooled of: all that are present; of a
     static student those of the text itself."""
-    special = getattr(student.config, "special_ids", None)
+    config = student.config if isinstance(student, PreTrainedModel) else None
+    special = getattr(config, "special_ids", None)
     if special is None:
         return present
     return present & ~torch.isin(ids, torch.tensor(special, device=ids.device))
@@ -370,9 +405,9 @@ def _logits_by_forward(student: Any, states: Tensor) -> Tensor:
         handle.remove()
 
 
-def _no_task(student: PreTrainedModel, *_: Any) -> Any:
+def _no_task(student: Any, *_: Any) -> Any:
     raise UserError(
-        f"a student of type {student.config.model_type} learns as a masked LM alone; for a task"
+        f"a student of type {_type_of(student)} learns as a masked LM alone; for a task"
         f" take one of {', '.join(KINDS)} (teachonce.prepare makes it)"
     )
 
@@ -383,5 +418,27 @@ FOREIGN = Kind(
 )
 
 
-def _kind(student: PreTrainedModel) -> Kind:
+def _logits_of_own(student: Any, states: Tensor) -> Tensor:
+    if not hasattr(student, "logits"):
+        raise UserError(
+            f"{type(student).__name__}: has no method logits(states), which losses of a vocabulary"
+            " need; add it, or choose losses of states"
+        )
+    logits: Tensor = student.logits(states)
+    return logits
+
+
+# A module that is no model of transformers.
+OWN = Kind(_no_task, {}, None, lm=_logits_of_own, tag=_no_task, pooled=_first, classify=_no_task)
+
+
+def _type_of(student: Any) -> str:
+    if isinstance(student, PreTrainedModel):
+        return str(student.config.model_type)
+    return type(student).__name__
+
+
+def _kind(student: Any) -> Kind:
+    if not isinstance(student, PreTrainedModel):
+        return OWN
     return KINDS.get(student.config.model_type, FOREIGN)

@@ -81,9 +81,15 @@ def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
             for path in (options.store, *options.others)
         ]
         for store in stores:
-            check_tokens(store)
-            check_vocabulary(store)
+            check_tokenizers(store)
         yield stores
+
+
+def check_tokenizers(store: FeatureStore) -> None:
+    """Raise StoreError where the tokenizers installed here would give other tokens than those that
+    a store holds."""
+    check_tokens(store)
+    check_vocabulary(store)
 
 
 def train_student(
@@ -197,10 +203,7 @@ def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -
 
 def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> Prepared:
     tokenizer = student_tokenizer(options.vocab, store)
-    if store.features.separator is not None:
-        read_pairs(tokenizer, options, store)
-    longest = max(each.features.max_length for each in (store, *others))
-    tokenizer.model_max_length = options.max_length or length_read(longest)
+    fit_tokenizer(tokenizer, options, store, *others)
     torch.manual_seed(options.seed)
     student = make_student(
         options.student,
@@ -232,6 +235,19 @@ def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
     for name in ("sentence_transformers", "sbert_ce_default_activation_function"):
         if name in config:
             setattr(student.config, name, config[name])
+
+
+def fit_tokenizer(
+    tokenizer: Any, options: TrainOptions, store: FeatureStore, *others: FeatureStore
+) -> None:
+    """Set the longest input of a student's tokenizer, and what it tells of pairs of texts.
+
+    Raises UserError as `read_pairs` does.
+    """
+    if store.features.separator is not None:
+        read_pairs(tokenizer, options, store)
+    longest = max(each.features.max_length for each in (store, *others))
+    tokenizer.model_max_length = options.max_length or length_read(longest)
 
 
 def read_pairs(tokenizer: Any, options: TrainOptions, store: FeatureStore) -> None:

@@ -210,10 +210,8 @@ def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> No
     for number, stage in enumerate(stages_of(options, shape.layers), 1):
         try:
             check_frozen(stage, shape)
-            _check_task(stage, store, held_out)
             _check_static(stage, store, shape)
-            _check_features(stage, store)
-            _check_view(stage, store)
+            _check_served(stage, store, held_out)
             _check_projection(stage, store)
             _check_groups(stage, store, shape)
             for share in stage.shares():
@@ -222,6 +220,20 @@ def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> No
             if not options.stages:
                 raise
             raise UserError(f"stage {number}: {error}") from error
+
+
+def check_batches(options: TrainOptions, store: FeatureStore, held_out: Array) -> None:
+    """Refuse, in one line, what a store cannot serve, whatever the student; `held_out` are the
+    blocks to validate on."""
+    _check_alignments(options)
+    _check_vectors(options, store)
+    _check_served(options, store, held_out)
+
+
+def _check_served(options: TrainOptions, store: FeatureStore, held_out: Array) -> None:
+    _check_task(options, store, held_out)
+    _check_features(options, store)
+    _check_view(options, store)
 
 
 def _check_task(options: TrainOptions, store: FeatureStore, held_out: Array) -> None:

@@ -4,6 +4,7 @@ is trained, and both sides of each loss."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from store import FeatureStore
 from student_train.data.batch import Distillation, Inputs, StudentBatch
 from student_train.losses.registry import Loss, losses_for
 from student_train.model.kinds import (
@@ -23,6 +25,7 @@ from student_train.model.kinds import (
     pooled_tokens,
     reads_types,
     sentence_states,
+    size_of,
     tag_logits,
 )
 from student_train.settings.alignments import ALIGNMENTS, Strategy
@@ -31,6 +34,7 @@ from support.errors import UserError
 from training.sentence_modules import Dense, Normalize, Pooling, VectorHead
 
 VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
+GROUP = re.compile(r"groups(\d+)\.(\d+)")
 MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the first of these
 
 
@@ -51,15 +55,16 @@ class Outputs:
 
 class Distiller(nn.Module):
     """Holds a student, and a projection for each loss that needs one and each hidden state of a
-    teacher.
+    teacher. Its parameters are what a training moves.
 
-    `hidden` are the names of the teacher's states in the store, `width` is that of each,
-    `vector_width` that of its vectors of texts.
+    `student` is a model of transformers, or a module of your own (`OwnStudent`). `hidden` are the
+    names of the teacher's states in the store, `width` is that of each, `vector_width` that of its
+    vectors of texts. `of` takes these from a store.
     """
 
     def __init__(
         self,
-        student: PreTrainedModel,
+        student: Any,
         options: TrainOptions,
         hidden: tuple[str, ...],
         width: int,
@@ -67,10 +72,10 @@ class Distiller(nn.Module):
     ) -> None:
         super().__init__()
         self.student, self.options = student, options
-        self.layers = student.config.num_hidden_layers
+        own, self.layers = size_of(student)
+        self._check_groups(hidden)
         self.for_task: bool = head_of(student) != "mlm"
         self.projections = nn.ModuleDict()
-        own = student.config.hidden_size
         self.projected_losses = set[str]()  # by the student's own projection
         learnt = losses_for(self.for_task, options.losses())
         for loss in learnt:
@@ -88,6 +93,14 @@ class Distiller(nn.Module):
             assert vector_width is not None  # `check` has refused
             self.projections[VECTORS] = self._vector_head(
                 of_text, own, vector_width, options.matryoshka
+            )
+
+    def _check_groups(self, hidden: tuple[str, ...]) -> None:
+        counts = {int(found[1]) for name in hidden if (found := GROUP.fullmatch(name))}
+        if uneven := [count for count in counts if self.layers % count]:
+            raise UserError(
+                f"the student's {self.layers} layers do not fall into {uneven[0]} groups, as the"
+                " teacher's states in the store do; give it another number of layers"
             )
 
     @property
@@ -139,6 +152,16 @@ class Distiller(nn.Module):
             nn.init.zeros_(linear.bias)
         return linear
 
+    @classmethod
+    def of(cls, student: Any, options: TrainOptions, store: FeatureStore) -> Distiller:
+        """Make the distiller of a student that learns from a store.
+
+        Raises UserError for a model that can be no student, or has not the layers to compare.
+        """
+        features = store.features
+        vector_width = features.embedding.width if features.embedding else None
+        return cls(student, options, features.hidden, features.width, vector_width)
+
     def forward(self, batch: StudentBatch) -> dict[str, Tensor]:
         """Compute unweighted losses by name, each a scalar with its own normaliser.
 
@@ -149,43 +172,22 @@ class Distiller(nn.Module):
     def measured(self, batch: StudentBatch) -> tuple[dict[str, Tensor], Tensor | None]:
         """Compute the losses as `forward` does, and the logits [G,C] of a task; None without
         one."""
-        # `StudentBatch.to` has decoded them
-        assert all(wanted.encoded is None for wanted in batch.aligned.values())
-        losses = losses_for(self.for_task, self.options.loss)
-        maps = any(loss.student == "maps" for loss in losses)
-        own = [loss for loss in losses if loss.student == "masked"]
-        found = dict[str, Tensor]()
-        seconds = [wanted.inputs for wanted in batch.aligned.values()]
-        if own or not seconds or None in seconds or batch.vectors is not None:
-            native = self.encode(batch.inputs, maps)
-        for loss in own:
-            found[loss.name] = loss.measure(self.logits(native.last[batch.masked]), batch.labels)
-        sides = {
-            name: _Sides(
-                self,
-                wanted,
-                native if wanted.inputs is None else self.encode(wanted.inputs, maps),
-                name,
-            )
-            for name, wanted in batch.aligned.items()
-        }
-        vectors = self._vectors(batch, native) if batch.vectors is not None else None
-        for loss in losses:
-            if loss.of_text and vectors is not None:
-                parts = [vectors, *(vectors[:, :n] for n in self.options.matryoshka if loss.nests)]
-                found[loss.name] = reduce(
-                    add, (loss.measure(part, batch.vectors) / len(parts) for part in parts)
-                )
-            if loss.teacher == "nothing" or loss.of_text:
-                continue
-            pairs = sides[self.options.alignment_of(loss.name)].of(loss)
-            if loss.tempered:
-                pairs = [(*pair, self.options.temperature) for pair in pairs]
-            if pairs:  # the mean over the teacher's features
+        sides, found = self.sides(batch), dict[str, Tensor]()
+        for loss in sides.losses:
+            if pairs := sides.of(loss):  # the mean over the teacher's features
                 found[loss.name] = reduce(add, (loss.measure(*p) / len(pairs) for p in pairs))
-        return found, None if batch.of_task is None else sides[batch.of_task].answers(losses)
+        return found, sides.answers()
 
-    def _vectors(self, batch: StudentBatch, read: Outputs) -> Tensor:
+    def sides(self, batch: StudentBatch) -> Sides:
+        """Run the student over a batch, and return what its losses compare."""
+        return Sides(self, batch)
+
+    def weighted(self, losses: Mapping[str, Tensor]) -> Tensor:
+        """Sum losses by name with the weights of the options: a scalar."""
+        weights = self.options.loss
+        return torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
+
+    def vectors(self, batch: StudentBatch, read: Outputs) -> Tensor:
         """Compute the student's vectors [B,D] of the texts."""
         head = self.vector_head
         assert head is not None
@@ -211,6 +213,8 @@ class Distiller(nn.Module):
 
     def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
         """Run the student forward once; give attention maps only where asked for."""
+        if not isinstance(self.student, PreTrainedModel):
+            return self._encode_own(inputs, maps)
         types = inputs.types if reads_types(self.student) else None
         output = self.student.base_model(
             input_ids=inputs.ids,
@@ -223,12 +227,21 @@ class Distiller(nn.Module):
         averaged = [m.mean(dim=1) for m in output.attentions] if maps else []
         return Outputs(states, averaged, inputs.present)
 
+    def _encode_own(self, inputs: Inputs, maps: bool) -> Outputs:
+        if maps:
+            raise UserError(
+                f"{type(self.student).__name__}: a module of your own gives no attention maps;"
+                " choose other losses"
+            )
+        states = self.student.states(inputs.ids, inputs.present)
+        return Outputs([state[inputs.present] for state in states], [], inputs.present)
+
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
         """Return the student's counterpart of a teacher feature, of values by layer from 1: the
         mean of all layers, of group i of N, or the last layer."""
         if name in MEANS:
             return torch.stack(values).mean(dim=0)
-        group = re.fullmatch(r"groups(\d+)\.(\d+)", name)
+        group = GROUP.fullmatch(name)
         if group is None:
             return values[-1]
         count, i = int(group[1]), int(group[2])
@@ -236,8 +249,69 @@ class Distiller(nn.Module):
         return torch.stack(values[i * size : (i + 1) * size]).mean(dim=0)
 
 
-class _Sides:
-    """Finds the student's and the teacher's side of each loss of an alignment, for one batch."""
+class Sides:
+    """The student's and the teacher's side of each loss, for one batch.
+
+    The student runs over the batch once, and once more for an alignment that has an input of its
+    own. `losses` are the entries of the registry that the options weigh.
+    """
+
+    def __init__(self, distiller: Distiller, batch: StudentBatch) -> None:
+        if any(wanted.encoded is not None for wanted in batch.aligned.values()):
+            raise ValueError("the batch is encoded: call batch.to(device) first")
+        self._distiller, self._batch = distiller, batch
+        self.losses = losses_for(distiller.for_task, distiller.options.loss)
+        maps = any(loss.student == "maps" for loss in self.losses)
+        own = any(loss.of_masked for loss in self.losses)
+        seconds = [wanted.inputs for wanted in batch.aligned.values()]
+        if own or not seconds or None in seconds or batch.vectors is not None:
+            native = distiller.encode(batch.inputs, maps)
+        # The order of these decides the last bits of gradients.
+        self._masked = distiller.logits(native.last[batch.masked]) if own else None
+        self._aligned = {
+            name: _Aligned(
+                distiller,
+                wanted,
+                native if wanted.inputs is None else distiller.encode(wanted.inputs, maps),
+                name,
+            )
+            for name, wanted in batch.aligned.items()
+        }
+        self._vectors = distiller.vectors(batch, native) if batch.vectors is not None else None
+
+    def of(self, loss: Loss | str) -> list[tuple[Any, ...]]:
+        """Return the arguments of a loss's formula, once for each feature of the teacher that it
+        reads; nothing where the batch has no such targets.
+
+        They are the student's side and the teacher's, of maps which pairs of runs are present, and
+        of a tempered loss the temperature. Raises ValueError for a name that no weight is given
+        to.
+        """
+        if isinstance(loss, str):
+            named = {each.name: each for each in self.losses}
+            if loss not in named:
+                raise ValueError(f"no loss {loss!r} is learnt, of {', '.join(named)}")
+            loss = named[loss]
+        batch, options = self._batch, self._distiller.options
+        if loss.of_masked:
+            return [(self._masked, batch.labels)]
+        if loss.of_text:
+            if self._vectors is None:
+                return []
+            nested = options.matryoshka if loss.nests else ()
+            parts = [self._vectors, *(self._vectors[:, :n] for n in nested)]
+            return [(part, batch.vectors) for part in parts]
+        pairs = self._aligned[options.alignment_of(loss.name)].of(loss)
+        return [(*pair, options.temperature) for pair in pairs] if loss.tempered else pairs
+
+    def answers(self) -> Tensor | None:
+        """Return the logits [G,C] that the student answers a task by; None without one."""
+        of_task = self._batch.of_task
+        return None if of_task is None else self._aligned[of_task].answers(self.losses)
+
+
+class _Aligned:
+    """Finds both sides of each loss of an alignment, for one batch."""
 
     def __init__(
         self, distiller: Distiller, wanted: Distillation, read: Outputs, alignment: str

@@ -49,11 +49,7 @@ class Lesson:
             (each, one.reading(source_of(each, options.cache, device)))
             for each, one in ((store, collator), *others)
         ]
-        features = store.features
-        vector_width = features.embedding.width if features.embedding else None
-        self.distiller = Distiller(
-            student, options, features.hidden, features.width, vector_width
-        ).to(device)
+        self.distiller = Distiller.of(student, options, store).to(device)
         self.device, self.stages = device, stages_of(options, self.distiller.layers)
         blocks, self._held_out = split_blocks(store, options.held_out)
         self._blocks = [
@@ -143,7 +139,7 @@ class Lesson:
         """
         self.distiller.options = share = share or self.options
         parts, _ = self._measured(batch)
-        loss = torch.stack([share.loss[name] * part for name, part in parts.items()]).sum()
+        loss = self.distiller.weighted(parts)
         if not loss.requires_grad:
             raise UserError(
                 f"--freeze {','.join(self.options.freeze)}: nothing moves that the losses"

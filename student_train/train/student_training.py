@@ -29,6 +29,7 @@ from student_train.train.lesson import Lesson
 from support import files
 from support.errors import UserError
 from support.signals import stoppable
+from support.threads import warn_of_spinning
 from training.checkpoint import fitting, load_checkpoint, save_checkpoint
 from training.loop import Losses, Training
 from training.memory import give_back
@@ -90,6 +91,8 @@ def train(
             f"a student of type {student.config.model_type} cannot be trained in bf16, which its"
             " attention does not take: use precision fp32"
         )
+    if options.device == "cpu":
+        warn_of_spinning(torch.get_num_threads())
     stores = [(store, collator), *others]
     with (
         stoppable() as stop,

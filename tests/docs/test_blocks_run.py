@@ -141,11 +141,12 @@ def test_the_blocks_of_a_page_run(
     for name in MADE_BEFORE.get(page, ()):
         for words in make(name):
             run(words)
+    names = dict[str, Any]()  # a block goes on from the one before
     for block in blocks_of(page):
         if block.language == "toml":
             Path(names_in_first_line(block.text)).write_text(block.text, "utf-8")
         elif block.language == "python" and block.run:
-            exec(compile(block.text, page, "exec"), {})
+            exec(compile(block.text, page, "exec"), names)
         elif block.language == "sh" and block.run:
             for words in block.commands():
                 run(words)

@@ -13,6 +13,7 @@ import student_train
 import student_train.train as rooms
 import teacher_dump
 import teachonce
+from support import threads
 from tests.store.making import make_store
 from tests.store.write.test_writing import SMALL
 
@@ -47,11 +48,29 @@ os.environ["OMP_DISPLAY_ENV"] = "TRUE"  # OpenMP tells its settings as it is loa
 from student_train import prepare
 from student_train.train import train
 assert "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
+import warnings
+from support.threads import warn_of_spinning
+warnings.simplefilter("error")
+warn_of_spinning(2)  # says nothing
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     if "OMP_WAIT_POLICY" in run.stderr:  # another OpenMP than GNU's need not tell
         assert "OMP_WAIT_POLICY = 'PASSIVE'" in run.stderr
+
+
+def test_who_imported_torch_first_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_told", False)
+
+    def train(count: int) -> None:
+        threads.warn_of_spinning(count)
+
+    train(2)  # the tests' own environment tells threads to sleep
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    train(1)
+    with pytest.warns(RuntimeWarning, match="its 2 threads spin.* set OMP_WAIT_POLICY=PA") as told:
+        train(2)
+    assert told[0].filename == __file__
 
 
 def test_an_exported_class_is_the_one_of_its_room() -> None:

@@ -1,0 +1,208 @@
+"""The batches of a store for a training loop of one's own: those that `student-train` makes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.utils.data import IterableDataset, get_worker_info
+
+from store import FeatureStore, open_store
+from student_train.arguments import fill_in_batch, losses_served
+from student_train.data.batch import StudentBatch
+from student_train.data.blocks import chosen_blocks, split_blocks
+from student_train.data.stream import READY, Epochs
+from student_train.model.student_tokenizer import student_tokenizer
+from student_train.output.run import check_tokenizers, fit_tokenizer, make_collator
+from student_train.settings.options import TrainOptions
+from student_train.train.checks import check_batches
+from student_train.train.distiller import Distiller
+from student_train.train.evaluate import evaluate, held_out
+from support.background import prefetched
+from support.errors import UserError
+from support.options import read_words
+from support.threads import warn_of_spinning
+from training.wordpiece import check_student_tokenizer
+
+SETTINGS = (
+    *("loss", "align", "pool", "temperature", "targets", "matryoshka", "projection", "outputs"),
+    *("batch_tokens", "batch_texts", "sampling", "seed", "view", "held_out", "data", "min_length"),
+    *("max_length", "mask_prob", "mask_words", "max_masks", "student"),
+)
+
+
+class StudentBatches(IterableDataset[StudentBatch]):
+    """The batches of one epoch of a store, in a student's tokens, masked and aligned as by
+    `student-train`: iterate over it, or give it to a DataLoader with `batch_size=None`.
+
+    store: a FeatureStore, or the path or URL of one.
+    vocab: what `--vocab` takes, such as `5k` or a folder, or a fast tokenizer of transformers,
+        which is copied.
+    settings: those options of `student-train` that batches and losses depend on, by their names in
+        `TrainOptions`: `loss`, `align`, `batch_tokens`, `seed`, `view`, `mask_prob`, `held_out` and
+        so on, with the defaults of the command. `student` is needed of a BiLSTM, and of a
+        ModernBERT that reads pairs.
+    device: where batches lie. Workers of a DataLoader leave them on the CPU: `batch.to(device)`
+        moves a batch, and leaves one that is there as it is.
+    rank, world_size: this process, and how many share out the batches; by default as torchrun tells
+        or torch.distributed. All of them have equally many batches: those over are left out.
+
+    The order, and the masks of view 0, are a pure function of (seed, epoch), whatever the workers.
+    `set_epoch` chooses the epoch; without it each pass is epoch 0. `len` is the number of batches
+    of the epoch in this process. `store`, `tokenizer`, `options` and `collator` are there to use.
+    Raises UserError for settings that the store cannot serve, or that are none.
+    """
+
+    def __init__(
+        self,
+        store: FeatureStore | str | Path,
+        vocab: Any = "5k",
+        *,
+        device: torch.device | str = "cpu",
+        rank: int | None = None,
+        world_size: int | None = None,
+        **settings: Any,
+    ) -> None:
+        if torch.device(device).type == "cpu":
+            warn_of_spinning(torch.get_num_threads())
+        self.store = store if isinstance(store, FeatureStore) else open_store(store)
+        check_tokenizers(self.store)
+        self.device = torch.device(device)
+        self.rank, self.world_size = _place(rank, world_size)
+        self.options = _options(self.store, vocab, str(device), settings)
+        blocks, self._held_out = split_blocks(self.store, self.options.held_out)
+        check_batches(self.options, self.store, self._held_out)
+        self._blocks = chosen_blocks(self.store, blocks, self.options)
+        self.tokenizer = _tokenizer(vocab, self.store)
+        fit_tokenizer(self.tokenizer, self.options, self.store)
+        self.collator = make_collator(self.options, self.store, self.tokenizer)
+        self._epochs = self._epochs_of(self.store, check=True)
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers see it change
+
+    @property
+    def epoch(self) -> int:
+        """Tell the epoch that a pass gives."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass, from 0: its order, masks, and masked view. Raises
+        ValueError for a number below 0."""
+        if epoch < 0:
+            raise ValueError(f"epoch: expected at least 0, got {epoch}")
+        self._epoch.fill_(epoch)
+
+    def __len__(self) -> int:
+        return self._epochs.count(self.epoch) // self.world_size
+
+    def __iter__(self) -> Iterator[StudentBatch]:
+        worker = get_worker_info()
+        if worker is None:
+            batches = self._batches(self._epochs, 0, 1)
+            return prefetched((batch.to(self.device) for batch in batches), READY)
+        # Opened anew: what a forked process has of its parent's threads and files is of no use.
+        store = pickle.loads(pickle.dumps(self.store))
+        epochs = self._epochs_of(store, check=worker.id == 0)  # each reads all: one is enough
+        batches = self._batches(epochs, worker.id, worker.num_workers)
+        return batches if self.device.type != "cpu" else (b.to(self.device) for b in batches)
+
+    def _epochs_of(self, store: FeatureStore, check: bool) -> Epochs:
+        options = self.options
+        return Epochs(
+            store,
+            self.collator,
+            self._blocks,
+            seed=options.seed,
+            view=options.view,
+            sampling=options.sampling,
+            check=check,
+            **options.batching,
+        )
+
+    def _batches(self, epochs: Epochs, worker: int, workers: int) -> Iterator[StudentBatch]:
+        """Yield the batches of a worker: one of `workers` of those of this process."""
+        wanted = partial(_is_of, (self.rank, self.world_size), (worker, workers), len(self))
+        return epochs.batches(self.epoch, wanted)
+
+    def distiller(self, student: Any) -> Distiller:
+        """Make what computes the losses of a student: a module that holds it, and the projections
+        to the teacher's width, on the device. See `Distiller.of`."""
+        return Distiller.of(student, self.options, self.store).to(self.device)
+
+    def held_out(self) -> Iterator[StudentBatch]:
+        """Yield the batches of the share `held_out` of the store, which no epoch has, in its order,
+        under masks that never change."""
+        if len(self._held_out):
+            for batch in held_out(self.store, self.collator, self._held_out, self.options):
+                yield batch.to(self.device)
+
+    def validate(self, distiller: Distiller) -> dict[str, float]:
+        """Measure a student on the batches that are held out: figures by name, as `student-train`
+        tells them, such as `valid_loss`."""
+        return evaluate(distiller, self.store, self.collator, self._held_out, self.options)
+
+    def __repr__(self) -> str:
+        losses = ",".join(f"{name}={weight:g}" for name, weight in self.options.loss.items())
+        share = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
+        return (
+            f"<StudentBatches {self.store.path}: epoch {self.epoch} of {len(self):,} batches"
+            f"{share}; {len(self.tokenizer):,} pieces; {losses}; {self.options.align}>"
+        )
+
+
+def _is_of(rank: tuple[int, int], worker: tuple[int, int], count: int, number: int) -> bool:
+    """Tell whether a batch of an epoch is that of a rank, of `count` batches each, and of one of
+    its workers."""
+    turn, owner = divmod(number, rank[1])
+    return turn < count and owner == rank[0] and turn % worker[1] == worker[0]
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if rank is None and world_size is None:
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        rank, world_size = (int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1)))
+    if rank is None or world_size is None or not 0 <= rank < world_size:
+        raise UserError(
+            f"rank {rank} of world_size {world_size}: expected both or neither, and 0 <= rank <"
+            " world_size"
+        )
+    return rank, world_size
+
+
+def _options(
+    store: FeatureStore, vocab: Any, device: str, settings: Mapping[str, Any]
+) -> TrainOptions:
+    if unknown := sorted(settings.keys() - set(SETTINGS)):
+        known = ", ".join(sorted(SETTINGS))
+        raise UserError(f"StudentBatches: no setting {unknown[0]!r}; there are {known}")
+    given = read_words(TrainOptions, settings)
+    given.setdefault("loss", losses_served(store))
+    fill_in_batch(given, store)
+    if isinstance(vocab, str):
+        given["vocab"] = vocab
+    options = TrainOptions(store=str(store.path), device=device, **given).resolved()
+    if options.data == "balanced":
+        raise UserError(
+            "StudentBatches: data='balanced' takes two batches a step; make one of 'labelled' and"
+            " one of 'unlabelled', each with its losses"
+        )
+    return options
+
+
+def _tokenizer(vocab: Any, store: FeatureStore) -> Any:
+    if isinstance(vocab, str):
+        return student_tokenizer(vocab, store)
+    if not hasattr(vocab, "is_fast"):
+        raise UserError(
+            f"vocab: expected a word such as 5k, a folder, or a tokenizer of transformers, got"
+            f" {type(vocab).__name__}"
+        )
+    check_student_tokenizer(vocab, type(vocab).__name__)
+    return copy.deepcopy(vocab)

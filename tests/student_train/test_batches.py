@@ -1,0 +1,189 @@
+"""StudentBatches: the batches of student-train, for a loop of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import teachonce
+from store import FeatureStore, open_store
+from student_train.batches import StudentBatches
+from student_train.data.batch import StudentBatch
+from student_train.data.blocks import split_blocks
+from student_train.data.stream import student_batches
+from student_train.output.run import prepare
+from student_train.settings.options import TrainOptions
+from student_train.train.distiller import Distiller
+from support.errors import UserError
+
+CPU = torch.device("cpu")
+LOSSES = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "attention": 1.0}
+
+
+def flat(batch: StudentBatch) -> dict[str, Any]:
+    """All tensors of a batch, to be compared."""
+    assert batch.distillation is not None
+    taught = batch.distillation
+    assert taught.logits is not None
+    return {
+        **vars(batch.inputs), "masked": batch.masked, "labels": batch.labels,
+        **taught.normalised, **taught.maps, "logprobs": taught.logits.logprobs,
+        "members": taught.runs.member,
+    }  # fmt: skip
+
+
+def assert_same(found: list[StudentBatch], wanted: list[StudentBatch]) -> None:
+    assert len(found) == len(wanted) > 3
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(flat(one), flat(two), rtol=0, atol=0)
+
+
+@pytest.fixture(scope="module")
+def batches(store: FeatureStore) -> StudentBatches:
+    return StudentBatches(store, "400", loss=LOSSES, batch_tokens=512, held_out=0.1, seed=3)
+
+
+def test_they_are_those_of_student_train(store: FeatureStore, batches: StudentBatches) -> None:
+    options = TrainOptions(
+        store.path, vocab="400", student="16x1x2", loss=LOSSES, batch_tokens=512, seed=3,
+        device="cpu",
+    ).resolved()  # fmt: skip
+    collator = prepare(options, store)[1]
+    blocks, _ = split_blocks(store, 0.1)
+    endless = student_batches(store, collator, blocks, seed=3, view=None, batch_tokens=512)
+    for epoch in (0, 1):
+        batches.set_epoch(epoch)
+        found = list(batches)
+        assert len(found) == len(batches)
+        assert_same(found, [next(endless) for _ in found])
+    batches.set_epoch(0)
+    assert_same(list(StudentBatches(store.path, batches.tokenizer, loss=LOSSES, batch_tokens=512,
+                                    held_out=0.1, seed=3)), list(batches))  # fmt: skip
+
+
+def test_workers_give_the_same_batches_and_see_the_epoch(batches: StudentBatches) -> None:
+    loader = DataLoader(batches, batch_size=None, num_workers=2, persistent_workers=True)
+    for epoch in (1, 2):
+        batches.set_epoch(epoch)
+        assert len(loader) == len(batches)
+        assert_same(list(loader), list(batches))
+    batches.set_epoch(0)
+
+
+def test_ranks_share_out_the_batches(store: FeatureStore, batches: StudentBatches) -> None:
+    settings: dict[str, Any] = {"loss": LOSSES, "batch_tokens": 512, "held_out": 0.1, "seed": 3}
+    every = list(batches)
+    for rank in (0, 1, 2):
+        mine = StudentBatches(store, "400", rank=rank, world_size=3, **settings)
+        count = len(every) // 3
+        assert len(mine) == count and f"rank {rank} of 3" in repr(mine)
+        for one, two in zip(mine, every[rank : 3 * count : 3], strict=True):
+            torch.testing.assert_close(flat(one), flat(two), rtol=0, atol=0)
+
+
+def test_the_place_is_that_of_torchrun(
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    found = StudentBatches(store, "400", loss={"mlm": 1.0})
+    assert (found.rank, found.world_size) == (1, 2)
+
+
+def test_the_distiller_gives_both_sides_of_each_loss(batches: StudentBatches) -> None:
+    student, _, _ = prepare(batches.options, batches.store)
+    distiller = batches.distiller(student).eval()
+    batch = next(iter(batches))
+    with torch.no_grad():
+        losses, sides = distiller(batch), distiller.sides(batch)
+        assert list(losses) == ["mlm", "hidden", "attention", "kl"]
+        formulas: dict[str, Callable[..., Tensor]] = {
+            "mlm": teachonce.losses.logits.mlm, "hidden": teachonce.losses.states.hidden,
+            "kl": teachonce.losses.logits.kl, "attention": teachonce.losses.maps.attention,
+        }  # fmt: skip
+        for name, formula in formulas.items():
+            (arguments,) = sides.of(name)
+            torch.testing.assert_close(formula(*arguments), losses[name], rtol=0, atol=0)
+        weighted = sum(losses.values())
+        torch.testing.assert_close(distiller.weighted(losses), weighted)
+    with pytest.raises(ValueError, match="no loss 'hard' is learnt, of mlm, hidden, attention, kl"):
+        sides.of("hard")
+    assert batches.validate(distiller)["valid_loss"] > 0
+    assert sum(batch.tokens for batch in batches.held_out()) > 0
+    encoded = StudentBatches(batches.store, batches.tokenizer, loss=LOSSES, device="cpu")
+    raw = next(encoded._batches(encoded._epochs, 0, 1))
+    with pytest.raises(ValueError, match=r"the batch is encoded: call batch.to\(device\) first"):
+        distiller(raw)
+
+
+class Own(nn.Module):
+    """A student without layers."""
+
+    width, layers = 8, 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(400, 8)
+        self.projection = nn.Linear(8, 3)  # its own business
+
+    def states(self, ids: Tensor, present: Tensor) -> list[Tensor]:
+        found: Tensor = self.table(ids)
+        return [found, found * 2]
+
+
+def test_a_module_of_ones_own(batches: StudentBatches) -> None:
+    batch = next(iter(batches))
+    states = StudentBatches(batches.store, batches.tokenizer, loss={"hidden": 1.0})
+    distiller = states.distiller(Own())
+    assert distiller(batch)["hidden"].requires_grad
+    own, teacher = distiller.sides(batch).of("hidden")[0]
+    assert own.shape == teacher.shape == (len(batch.aligned["span"].runs.begin), 32)
+    with pytest.raises(
+        UserError, match=r"Own: has no method logits\(states\).*choose losses of st"
+    ):
+        StudentBatches(batches.store, batches.tokenizer, loss={"mlm": 1.0}).distiller(Own())(batch)
+    with pytest.raises(UserError, match="Own: a module of your own gives no attention maps"):
+        batches.distiller(Own())(batch)
+    with pytest.raises(UserError, match="Linear: cannot be a student: .* see OwnStudent"):
+        states.distiller(nn.Linear(2, 2))
+    with pytest.raises(UserError, match="the student's 1 layers do not fall into 2 groups"):
+        Distiller(Own(), states.options, ("groups2.0", "groups2.1"), 32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"lr": 1.0},
+            "no setting 'lr'; there are align, batch_texts, batch_tokens, data, held_out",
+        ),
+        ({"loss": {"ce": 1.0}}, "--loss ce: the teacher of .* does no task"),
+        ({"loss": {"embedding": 1.0}}, "--loss embedding: .* holds no vectors of texts"),
+        ({"loss": "mlm=0"}, "--loss: at least one loss"),
+        ({"view": 7}, "--view 7: .* has views 0 to 1"),
+        ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2: expected both or neither"),
+        ({"rank": 1}, "rank 1 of world_size None"),
+        ({"align": "word"}, "--align word: expected one of span, match, reduce"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    store: FeatureStore, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        StudentBatches(store, "400", **settings)
+
+
+def test_it_tells_what_it_is(store: FeatureStore, batches: StudentBatches) -> None:
+    told = f"<StudentBatches {store.path}: epoch 0 of {len(batches)} batches; 400 pieces; "
+    assert repr(batches) == f"{told}mlm=1,kl=1,hidden=1,attention=1; span>"
+    default = StudentBatches(open_store(store.path), "400")
+    assert default.options.loss == {"mlm": 1.0, "hidden": 30.0}
+    with pytest.raises(ValueError, match="epoch: expected at least 0, got -1"):
+        batches.set_epoch(-1)
+    with pytest.raises(UserError, match="vocab: expected a word .* got int"):
+        StudentBatches(store, 400)
