@@ -1,15 +1,16 @@
-"""Read a feature store with NumPy, and zarr (3.1 or later) or h5py with hdf5plugin; nothing else.
+"""Read a feature store with NumPy, and numcodecs for Blosc; of HDF5 with h5py and hdf5plugin.
 
-Written from store/FORMAT.md, whose sections the comments name. Copy it into your own software.
+Written from store/FORMAT.md alone, whose sections the comments name. Copy it into your software. A
+part is in memory at a time, and all that is read is compared with its checksum.
 
     python examples/read_store.py STORE        prints the first sequences of a .zarr or .h5 store
 """
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,42 @@ Json = dict[str, Any]
 OBJECTS = ("identity", "features", "software", "arrays")
 
 
-def open_tree(path: str) -> tuple[Any, Json]:
-    """The groups and arrays of a store, and its root attributes (sections 3 and 4)."""
-    if Path(path).suffix == ".h5":
-        import h5py
-        import hdf5plugin  # noqa: F401  registers filter 32001, Blosc
+def read_zarr(folder: Path) -> Array:
+    """An array of a Zarr folder: one shard, whose end tells where its chunks are (section 3)."""
+    about = json.loads((folder / "zarr.json").read_bytes())
+    shape, dtype = about["shape"], np.dtype(about["data_type"]).newbyteorder("<")
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    whole, sharding = about["chunk_grid"]["configuration"], about["codecs"][0]["configuration"]
+    size, packed = sharding["chunk_shape"], any(c["name"] == "blosc" for c in sharding["codecs"])
+    grid = [math.ceil(n / m) for n, m in zip(whole["chunk_shape"], size, strict=True)]
+    shard = folder.joinpath("c", *"0" * len(shape)).read_bytes()
+    places = np.frombuffer(shard[-16 * math.prod(grid) - 4 : -4], "<u8").reshape(*grid, 2)
+    found = np.empty([math.ceil(n / m) * m for n, m in zip(shape, size, strict=True)], dtype)
+    for number in np.ndindex(*(math.ceil(n / m) for n, m in zip(shape, size, strict=True))):
+        begin, length = places[number].tolist()
+        chunk = shard[begin : begin + length - 4]  # the last 4 bytes are a CRC
+        if packed:
+            from numcodecs.blosc import Blosc
 
-        root = h5py.File(path, "r")
-        texts = {k: v.decode() for k, v in root.attrs.items() if isinstance(v, bytes)}
-        rest = {k: int(v) for k, v in root.attrs.items() if k not in texts}
-        return root, rest | {k: json.loads(v) if k in OBJECTS else v for k, v in texts.items()}
-    import zarr
+            chunk = Blosc().decode(chunk)
+        rows = (slice(i * m, (i + 1) * m) for i, m in zip(number, size, strict=True))
+        found[tuple(rows)] = np.frombuffer(chunk, dtype).reshape(size)
+    return found[tuple(map(slice, shape))]
 
-    group = zarr.open_group(path, mode="r", zarr_format=3)
-    return group, dict(group.attrs)
+
+def open_tree(path: Path) -> tuple[Any, Json]:
+    """What reads an array by its path, and the root attributes (sections 3 and 4)."""
+    if path.suffix != ".h5":
+        attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]
+        return lambda name: read_zarr(path / name), attributes
+    import h5py
+    import hdf5plugin  # noqa: F401  registers filter 32001, Blosc
+
+    root = h5py.File(path, "r")
+    texts = {k: v.decode() for k, v in root.attrs.items() if isinstance(v, bytes)}
+    attributes = {k: json.loads(v) if k in OBJECTS else v for k, v in texts.items()}
+    return lambda name: root[name][:], attributes | {"version": int(root.attrs["version"])}
 
 
 def decode_logs(codes: Array, encoding: Json) -> Array:
@@ -47,35 +70,50 @@ def decode_logs(codes: Array, encoding: Json) -> Array:
     return values  # float32
 
 
-def decode_scaled(values: Array, scale: Any, encoding: Json) -> Array:
-    """Hidden states or inputs of the head, float32 [T, width], still normalised (section 7)."""
+def decode_scaled(part: Json, path: str, rows: slice, encoding: Json, width: int) -> Array:
+    """Rows of states, vectors or inputs of the head, float32, still normalised (section 7)."""
+    values = part[f"{path}/values"][rows]
+    if encoding["encoding"] in ("float32", "float16"):
+        return np.asarray(values, np.float32)
+    scale = part[f"{path}/scale"][rows].astype(np.float32)
     if encoding["encoding"] == "int8":
-        return np.asarray(values * scale.astype(np.float32)[:, None])
-    if encoding["encoding"] == "int4":  # two's complement; the even channel is the low half
-        halves = np.stack([values & 15, values >> 4], axis=2).reshape(len(values), -1)
-        codes = (halves.astype(np.float32) + 8) % 16 - 8
-        scale = np.repeat(scale, encoding["group"], axis=1)
-        return np.asarray(codes * scale[:, : codes.shape[1]])
-    return values.astype(np.float32)  # float32, float16
+        return np.asarray(values * scale[:, None])
+    # int4: two's complement; the even channel is the low half, and an odd width has a half over
+    halves = np.stack([values & 15, values >> 4], axis=2).reshape(len(values), -1)[:, :width]
+    codes = (halves.astype(np.float32) + 8) % 16 - 8
+    return np.asarray(codes * np.repeat(scale, encoding["group"], axis=1)[:, :width])
 
 
 class Store:
     """An open store: iterate over it for its sequences, each a dictionary."""
 
-    def __init__(self, path: str) -> None:
-        self.root, attributes = open_tree(path)
+    def __init__(self, path: str | Path) -> None:
+        self.array, attributes = open_tree(Path(path))
         if attributes["format"] != "teachonce" or attributes["version"] not in (1, 2):
             raise ValueError(f"{path}: not a feature store of version 1 or 2")
         if attributes["state"] != "sealed":
             raise ValueError(f"{path}: not finished")
-        manifest = self.root["manifest"][:].tobytes()
+        manifest = self.array("manifest").tobytes()
         seal = hashlib.sha256(manifest + attributes["created"].encode()).hexdigest()
         if seal != attributes["checksum"]:
             raise ValueError(f"{path}: the manifest does not match its checksum")
         self.manifest = json.loads(manifest)  # section 8
         self.features = self.manifest["attributes"]["features"]  # section 5
         self.encodings = self.features["encodings"]
-        self.array = cache(lambda name: self.root[name])  # opened once, read by slices
+        names = (f"calibration/hidden/{name}" for name in self.features["hidden"])
+        self.calibration = {n: [self.outside(f"{n}/{k}") for k in ("mean", "deviation")]
+                            for n in names}  # fmt: skip
+
+    def read(self, name: str, sha256: str) -> Array:
+        """A whole array. Raises ValueError if it is not what the manifest says."""
+        array: Array = self.array(name)
+        if hashlib.sha256(array.tobytes()).hexdigest() != sha256:
+            raise ValueError(f"{name} is not what the manifest says")
+        return array
+
+    def outside(self, name: str) -> Array:
+        """An array outside the parts."""
+        return self.read(name, self.manifest["arrays"][name]["sha256"])
 
     def parts(self) -> Iterator[tuple[int, dict[str, str]]]:
         """Number of each part, and the SHA-256 of its arrays (section 8)."""
@@ -85,121 +123,85 @@ class Store:
                 yield part["part"], {k: entry["sha256"] for k, entry in part["arrays"].items()}
             return
         for page in range(-(-listed["number"] // listed["page"])):
-            columns = listed["columns"]
-            counts, sums = (self.page(f"{page}/{key}") for key in ("counts", "sha256"))
+            counts, sums = (
+                self.read(f"index/{page}/{key}", listed["arrays"][f"{page}/{key}"]["sha256"])
+                for key in ("counts", "sha256")
+            )
             for number, row in zip(counts[:, 0].tolist(), sums, strict=True):
                 hexed = (digest.tobytes().hex() for digest in row.reshape(-1, 32))
-                yield number, dict(zip(columns, hexed, strict=True))
-
-    def page(self, name: str) -> Array:
-        """An array of the index of version 2."""
-        array: Array = self.array(f"index/{name}")[:]
-        entry = self.manifest["parts"]["arrays"][name]
-        if hashlib.sha256(array.tobytes()).hexdigest() != entry["sha256"]:
-            raise ValueError(f"index/{name} is not what the manifest says")
-        return array
-
-    def check(self) -> None:
-        """Compare every array with the manifest. Raises ValueError."""
-        sums = {name: entry["sha256"] for name, entry in self.manifest["arrays"].items()}
-        for where, arrays in [("", sums), *((f"parts/{n}/", a) for n, a in self.parts())]:
-            for name, sha256 in arrays.items():
-                array = self.array(where + name)[:]
-                if hashlib.sha256(array.tobytes()).hexdigest() != sha256:
-                    raise ValueError(f"{where}{name} is not what the manifest says")
+                yield number, dict(zip(listed["columns"], hexed, strict=True))
 
     def __iter__(self) -> Iterator[Json]:
-        for number, _ in self.parts():
-            here = f"parts/{number}"
-            start = self.array(f"{here}/sequence/token_start")[:].tolist()
-            pair = 0  # entries of attention maps before this sequence
-            for s, (a, b) in enumerate(zip(start, start[1:], strict=False)):
-                record = self.sequence(here, s, a, b)
-                views = range(self.features["views"])
-                record["views"] = [self.view(f"{here}/view{i}", record, s, pair) for i in views]
-                yield record
-                pair += (b - a) ** 2
+        for number, sums in self.parts():
+            part = {name: self.read(f"parts/{number}/{name}", sums[name]) for name in sums}
+            edges = part["sequence/token_start"]
+            squares = np.append(0, np.cumsum(np.diff(edges) ** 2))  # entries of attention maps
+            for s, (a, b) in enumerate(zip(edges, edges[1:], strict=False)):
+                yield self.sequence(part, s, slice(a, b), slice(*squares[s : s + 2]))
 
-    def sequence(self, here: str, s: int, a: int, b: int) -> Json:
-        """Sequence s of a part, which is its tokens a..b (section 6)."""
-        record = {key: self.array(f"{here}/token/{key}")[a:b] for key in ("id", "begin", "end")}
-        first, last = self.array(f"{here}/sequence/text_start")[s : s + 2].tolist()
-        record["text"] = self.array(f"{here}/text/utf8")[first:last].tobytes().decode("utf-8")
-        for key in ("document", "document_begin", "hard_cut"):
-            record[key] = self.array(f"{here}/sequence/{key}")[s]
-        task = self.features.get("task", {"kind": None})["kind"]
-        if task == "classification":
-            record["label"] = self.array(f"{here}/sequence/label")[s]
-        elif task == "tagging":
-            record["tag"] = self.array(f"{here}/token/tag")[a:b]
-        if "embedding" in self.features:
-            record["embedding"] = self.embedding(here, s)
-        return record | {"special": self.array(f"{here}/token/special")[a:b], "rows": (a, b)}
+    def sequence(self, part: Json, s: int, rows: slice, square: slice) -> Json:
+        """Sequence s of a part, which has these rows of tokens (section 6)."""
+        keys = ("document", "document_begin", "hard_cut", "label")
+        found = {k: part[f"sequence/{k}"][s] for k in keys if f"sequence/{k}" in part}
+        keys = ("id", "begin", "end", "special", "tag")
+        found |= {k: part[f"token/{k}"][rows] for k in keys if f"token/{k}" in part}
+        text = part["text/utf8"][slice(*part["sequence/text_start"][s : s + 2])]
+        found["text"] = text.tobytes().decode("utf-8")
+        if vector := self.features.get("embedding"):
+            how = "sequence/embedding", slice(s, s + 1), self.encodings["embedding"]
+            found["embedding"] = decode_scaled(part, *how, vector["width"])[0]
+        views = range(self.features["views"])
+        found["views"] = [self.view(part, f"view{i}", found, s, rows, square) for i in views]
+        return found
 
-    def embedding(self, here: str, s: int) -> Array:
-        """The vector of sequence s of a part, float32 [W]."""
-        arrays = {"values": self.array(f"{here}/sequence/embedding/values")[s : s + 1]}
-        encoding = self.encodings["embedding"]
-        if encoding["encoding"] != "float32":
-            arrays["scale"] = self.array(f"{here}/sequence/embedding/scale")[s : s + 1]
-        vectors = decode_scaled(arrays["values"], arrays.get("scale"), encoding)
-        return np.asarray(vectors[0, : self.features["embedding"]["width"]])
-
-    def view(self, here: str, record: Json, s: int, pair: int) -> Json:
+    def view(self, part: Json, here: str, found: Json, s: int, rows: slice, square: slice) -> Json:
         """What the teacher gave for a sequence in one view."""
-        (a, b), spans = record["rows"], np.empty((0, 3), np.int32)
-        if not here.endswith("view0"):  # characters begin, end and the action of masked words
-            first, last = self.array(f"{here}/mask/start")[s : s + 2].tolist()
-            columns = [self.array(f"{here}/mask/{key}") for key in ("begin", "end", "action")]
-            spans = np.stack([column[first:last] for column in columns], axis=1)
+        spans = np.empty((0, 3), np.int32)
+        if here != "view0":  # characters begin, end and the action of masked words
+            at = slice(*part[f"{here}/mask/start"][s : s + 2])
+            spans = np.stack([part[f"{here}/mask/{k}"][at] for k in ("begin", "end", "action")], 1)
         # A token is masked if it shares a character with a masked word.
-        begin = np.maximum(record["begin"][:, None], spans[:, 0])
-        end = np.minimum(record["end"][:, None], spans[:, 1])
+        begin = np.maximum(found["begin"][:, None], spans[:, 0])
+        end = np.minimum(found["end"][:, None], spans[:, 1])
         view: Json = {"spans": spans, "mask": (begin < end).any(axis=1), "attention": {}}
-        view["hidden"] = {n: self.hidden(here, n, a, b) for n in self.features["hidden"]}
+        view["hidden"] = {n: self.hidden(part, here, n, rows) for n in self.features["hidden"]}
         for name in self.features["attention"]:
-            values = self.array(f"{here}/attention/{name}/values")[pair : pair + (b - a) ** 2]
+            values = part[f"{here}/attention/{name}/values"][square].reshape(2 * [len(begin)])
             if self.encodings["attention"]["encoding"] != "float32":  # square, coarse
                 values = (values.astype(np.float32) / 255) ** 2
-            view["attention"][name] = values.reshape(b - a, b - a)
+            view["attention"][name] = values
         if self.features["logits"]:
-            view["logits"] = self.logits(f"{here}/logits", a, b)
-        if "label" in record:
-            view["classes"] = self.array(f"{here}/classes/values")[s]
-        if "tag" in record:
-            view["tags"] = self.array(f"{here}/tags/values")[a:b]
+            view["logits"] = self.logits(part, f"{here}/logits", rows)
+        for key, at in (("classes", s), ("tags", rows)):
+            if f"{here}/{key}/values" in part:
+                view[key] = part[f"{here}/{key}/values"][at]
         return view
 
-    def hidden(self, here: str, name: str, a: int, b: int) -> Array:
+    def hidden(self, part: Json, here: str, name: str, rows: slice) -> Array:
         """Hidden states float32 [T, D]."""
-        encoding = self.encodings["hidden"]
-        values: Array = self.array(f"{here}/hidden/{name}/values")[a:b]
+        encoding, width = self.encodings["hidden"], self.features["width"]
+        values = decode_scaled(part, f"{here}/hidden/{name}", rows, encoding, width)
         if encoding["encoding"] == "float32":
             return values
-        z = decode_scaled(values, self.array(f"{here}/hidden/{name}/scale")[a:b], encoding)
-        calibration = [self.array(f"calibration/hidden/{name}/{k}") for k in ("mean", "deviation")]
-        mean, deviation = (array[:] for array in calibration)
-        kept = z[:, : self.features["width"]]  # an odd width has a half over
-        return np.asarray(kept * deviation + mean)
+        mean, deviation = self.calibration[f"calibration/hidden/{name}"]
+        return np.asarray(values * deviation + mean)
 
-    def logits(self, here: str, a: int, b: int) -> Json:
+    def logits(self, part: Json, here: str, rows: slice) -> Json:
         """The arrays of the store's tier. Logits of tier `head` are values @ weight.T + bias."""
-        keys: Json = {"topk": ("ids", "logprobs", "rest"), "sample": (), "head": ("values",)}
-        tier = self.features["logits"]["tier"]
-        rows = {key: self.array(f"{here}/{key}")[a:b] for key in ("log_partition", *keys[tier])}
+        tier, size = self.features["logits"]["tier"], self.features["logits"]["size"]
+        found = {"log_partition": part[f"{here}/log_partition"][rows]}
         if tier == "topk":
+            found["ids"] = part[f"{here}/ids"][rows]
             for key in ("logprobs", "rest"):
-                rows[key] = decode_logs(rows[key], self.encodings[key])
-        elif tier == "sample":  # token t of the sequence has start[t]..start[t + 1] of the others
-            start = self.array(f"{here}/start")[a : b + 1]
-            first, last = start[0], start[-1]
-            rows |= {key: self.array(f"{here}/{key}")[first:last] for key in ("ids", "counts")}
-            rows["start"] = start - first
+                found[key] = decode_logs(part[f"{here}/{key}"][rows], self.encodings[key])
+        elif tier == "sample":  # token t has start[t]..start[t + 1] of the ids and counts
+            start = part[f"{here}/start"][rows.start : rows.stop + 1]
+            for key in ("ids", "counts"):
+                found[key] = part[f"{here}/{key}"][start[0] : start[-1]]
+            found["start"] = start - start[0]
         else:
-            encoding = self.encodings["head"]
-            scale = self.array(f"{here}/scale")[a:b] if encoding["encoding"] == "int8" else None
-            rows["values"] = decode_scaled(rows["values"], scale, encoding)
-        return rows
+            found["values"] = decode_scaled(part, here, rows, self.encodings["head"], size)
+        return found
 
 
 if __name__ == "__main__":

@@ -42,17 +42,16 @@ class StudentBatches(IterableDataset[StudentBatch]):
     """The batches of one epoch of a store, in a student's tokens, masked and aligned as by
     `student-train`: iterate over it, or give it to a DataLoader with `batch_size=None`.
 
-    store: a FeatureStore, or the path or URL of one.
-    vocab: what `--vocab` takes, such as `5k` or a folder, or a fast tokenizer of transformers,
-        which is copied.
-    settings: those options of `student-train` that batches and losses depend on, by their names in
-        `TrainOptions`: `loss`, `align`, `batch_tokens`, `seed`, `view`, `mask_prob`, `held_out` and
-        so on, with the defaults of the command. `student` is needed of a BiLSTM, and of a
-        ModernBERT that reads pairs.
-    device: where batches lie. Workers of a DataLoader leave them on the CPU: `batch.to(device)`
-        moves a batch, and leaves one that is there as it is.
-    rank, world_size: this process, and how many share out the batches; by default as torchrun tells
-        or torch.distributed. All of them have equally many batches: those over are left out.
+    `store` is a FeatureStore, or the path or URL of one. `vocab` is what `--vocab` takes, such as
+    `5k` or a folder, or a fast tokenizer of transformers, which is copied. `settings` are those
+    options of `student-train` that batches and losses depend on, by their names in `TrainOptions`:
+    `loss`, `align`, `batch_tokens`, `seed`, `view`, `mask_prob`, `held_out` and so on, with the
+    defaults of the command. `student` is needed of a BiLSTM, and of a ModernBERT that reads pairs.
+
+    Batches lie on `device`. Workers of a DataLoader leave them on the CPU: `batch.to(device)` moves
+    a batch, and leaves one that is there as it is. `rank` of `world_size` processes share out the
+    batches, by default as torchrun or torch.distributed tells: all have equally many, and those
+    over are left out.
 
     The order, and the masks of view 0, are a pure function of (seed, epoch), whatever the workers.
     `set_epoch` chooses the epoch; without it each pass is epoch 0. `len` is the number of batches

@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from store import open_store
+from teachonce import StudentBatches, prepare
 from tests.end_to_end.support import dumped, write_corpus
 from tests.examples.loading import example
 from tests.sentence_folders import modules, normalize, pooling
@@ -51,17 +52,34 @@ def test_a_module_and_a_loss_of_your_own(tokens: str, tmp_path: Path) -> None:
     assert torch.load(tmp_path / "a.pt")["embeddings.weight"].shape == (400, 64)
 
 
-def test_a_trainer_of_sentence_transformers(
-    tiny_teacher: Callable[..., Path], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]) -> str:
+    folder = tmp_path_factory.mktemp("vectors")
     base = tiny_teacher("bert")
-    teacher = modules(pooling("mean"), normalize(), base=base, folder=tmp_path / "teacher")
+    teacher = modules(pooling("mean"), normalize(), base=base, folder=folder / "teacher")
     made: dict[str, Any] = {"head": "embedding", "logits": "none", "hidden": "none"}
-    store = dumped(teacher, write_corpus(tmp_path / "c.txt", 40), tmp_path / "v.zarr", **made)
+    return str(dumped(teacher, write_corpus(folder / "c.txt", 40), folder / "v.zarr", **made))
+
+
+def test_a_trainer_of_sentence_transformers(
+    vectors: str, tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
     train = example("sentence_transformers_trainer").train
-    train(str(store), str(tiny_teacher("electra")), str(tmp_path / "out"), epochs=5, batch=8)
-    with open_store(store) as opened:
+    train(vectors, str(tiny_teacher("electra")), str(tmp_path), epochs=5, batch=8)
+    with open_store(vectors) as opened:
         texts, wanted = list(opened.texts()), opened.embeddings()
-    found = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
+    found = SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
     assert found.shape == wanted.shape
     assert (found * wanted).sum(axis=1).mean() > 0.6  # cosines: both have length 1
+
+
+def test_a_loop_over_vectors_of_texts(vectors: str) -> None:
+    batches = StudentBatches(vectors, "400", student="32x1x2", held_out=0.1)
+    assert batches.options.loss == {"embedding": 1.0, "similarity": 10.0}
+    assert batches.options.batch_texts == 128
+    student = prepare(batches.options, batches.store)[0]
+    distiller, batch = batches.distiller(student), next(iter(batches))
+    losses = distiller(batch)
+    assert list(losses) == ["embedding", "similarity"] and distiller.weighted(losses).requires_grad
+    own, teacher = distiller.sides(batch).of("embedding")[0]
+    assert own.shape == teacher.shape and distiller.vector_head is not None
