@@ -55,6 +55,7 @@ def test_a_store_on_the_hub_is_read_where_it_lies(pushed: tuple[Hub, Path]) -> N
     assert pinned.manifest.content() == local.manifest.content()
 
 
+@pytest.mark.apart
 def test_verify_reads_a_store_on_the_hub(pushed: tuple[Hub, Path]) -> None:
     report = verify(URL)
     assert not report.problems and report.parts == len(open_store(pushed[1]).manifest.parts)

@@ -23,8 +23,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_tracker_hears_what_metrics_has(store: FeatureStore, file: Path, tmp_path: Path) -> None:
-    words = ("--store", store.path, "--vocab", "450", "--steps", "3", *STUDENT, "--log", "wandb")
-    ok(student_train, *words, "--out", tmp_path / "mine")
+    words = ("--store", store.path, "--vocab", "450", *STUDENT, "--log", "wandb")
+    ok(student_train, *words, "--steps", "3", "--out", tmp_path / "mine")
     metrics = (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()
     begun, *heard, ended = told(file)
     assert [{"step": each["step"], **each["log"]} for each in heard] == [*map(json.loads, metrics)]
@@ -33,7 +33,8 @@ def test_a_tracker_hears_what_metrics_has(store: FeatureStore, file: Path, tmp_p
     settings = json.loads((tmp_path / "mine" / "training.json").read_text())["settings"]
     assert "log" not in settings
     file.unlink()
-    ok(student_sweep, *words, "--lr", "0.001", "--lr", "0.002", "--out", tmp_path / "sweep")
+    rates = ("--lr", "0.001", "--lr", "0.002")
+    ok(student_sweep, *words, "--steps", "1", *rates, "--out", tmp_path / "sweep")
     assert [each["group"] for each in told(file) if "init" in each] == ["sweep", "sweep"]
     assert len({each["id"] for each in told(file)}) == 2
 
