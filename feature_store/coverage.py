@@ -50,12 +50,13 @@ def coverage(student: Student) -> dict[str, Any]:
 
 def _vocabulary(student: Student) -> dict[str, Any]:
     match, unknown = student.vocabulary.match, student.vocabulary.unknown
+    pieces = sorted(student.store.tokenizer().get_vocab().values())  # some ids may have no piece
     return {
         "word": student.word,
         "pieces": len(student.tokenizer),
         "shared": len(np.unique(match[match >= 0])),
-        "teacher_pieces": len(match),
-        "teacher_pieces_unknown": int(unknown.sum()),
+        "teacher_pieces": len(pieces),
+        "teacher_pieces_unknown": int(unknown[pieces].sum()),
         "note": student.note,
     }
 

@@ -10,10 +10,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from align import AlignmentError, Tokens
+from feature_store.names import Names
 from feature_store.sample import Sample, sample
 from store.errors import VERIFY, StoreError
 from store.read.store import FeatureStore
-from store.read.stored_tokenizer import within_bounds
+from store.read.stored_tokenizer import is_plain, within_bounds
 from student_train.data.stored_vocabulary import check_vocabulary
 from student_train.data.token_cache import tokenize
 from student_train.data.vocabularies import vocabulary_map
@@ -57,8 +58,11 @@ class Student:
         self.backend = copy.deepcopy(self.tokenizer.backend_tokenizer)
         self.backend.no_padding()
         self.backend.enable_truncation(self.max_length)
+        self._settings = self.backend.to_str()
+        self._plain = is_plain(self._settings.encode())
+        self._names = Names(self._settings)
         teacher = store.teacher_file("tokenizer.json").decode()
-        self.vocabulary = vocabulary_map(teacher, self.backend.to_str())
+        self.vocabulary = vocabulary_map(teacher, self._settings)
 
     @property
     def note(self) -> str:
@@ -73,18 +77,28 @@ class Student:
 
     def sides(self, texts: Sequence[str], teacher: Tokens) -> Sides:
         """Put the student's tokens of some texts beside the teacher's."""
-        settings = self.backend.to_str()
-        native = within_bounds(
-            settings.encode(),
-            sum(len(text.encode()) for text in texts),
-            self.store.path,
-            lambda: tokenize(self.backend, list(texts), self.separator),
-            _tokenized_there,
-            *(settings, list(texts), self.separator),
-        )
-        if not isinstance(native, Tokens):
-            native = _tokens(native)
+        texts = list(texts)
+        native = self._tokens(texts)
         return Sides(texts, teacher, native, self.vocabulary, self.max_length)
+
+    def _tokens(self, texts: list[str]) -> Tokens:
+        """Tokenise texts; where the tokenizer's work has no bound, in a process that has one."""
+        if self._plain:
+            return tokenize(self.backend, texts, self.separator)
+        size = sum(len(text.encode()) for text in texts)
+        found: dict[str, Any] = within_bounds(
+            self._settings.encode(),
+            size,
+            self.store.path,
+            dict,
+            tokenized_there,
+            *(self._settings, texts, self.separator),
+        )
+        return tokens_from(found)
+
+    def name(self, number: int) -> str:
+        """Write one of its pieces for people."""
+        return self._names.written(self.backend.id_to_token(number) or str(number))
 
     def aligned(self, sides: Sides) -> dict[str, tuple[Tokens, Any]]:
         """Align two sides in every way: by name the student's tokens, and the runs of both.
@@ -110,13 +124,13 @@ def _of_text(word: str) -> bool:
     )
 
 
-def _tokenized_there(settings: str, texts: list[str], separator: str | None) -> dict[str, Any]:
+def tokenized_there(settings: str, texts: list[str], separator: str | None) -> dict[str, Any]:
     found = tokenize(Tokenizer.from_str(settings), texts, separator)
     names = ("ids", "offsets", "special", "start", "types")
     return {name: np.asarray(getattr(found, name)).tolist() for name in names}
 
 
-def _tokens(found: dict[str, Any]) -> Tokens:
+def tokens_from(found: dict[str, Any]) -> Tokens:
     """Read the tokens that another process wrote as JSON."""
     dtypes = {"ids": np.int64, "offsets": np.int32, "special": bool, "start": np.int64}
     arrays = {name: np.array(found[name], dtype) for name, dtype in dtypes.items()}

@@ -13,6 +13,11 @@ function percent(share) {
   return share >= 0.0995 ? `${(100 * share).toFixed(0)} %` : `${(100 * share).toPrecision(2)} %`;
 }
 
+// Isolated, so that letters that run the other way leave the sentence in its order.
+function quoted(text) {
+  return `“\u2068${text}\u2069”`;
+}
+
 function table(headings, rows) {
   const found = made("table"), head = made("tr"), body = made("tbody");
   for (const heading of headings) head.append(made("th", heading, { scope: "col" }));
@@ -101,15 +106,15 @@ function Looked(element, data) {
   }
 
   function said(side, from, to) {
-    return rows(side).slice(from, to).map((row) => `“${row[0]}”`).join(" ");
+    return rows(side).slice(from, to).map((row) => quoted(row[0])).join(" ");
   }
 
   function tell(token) {
     const each = light(token), more = panel.querySelector(".more");
     const [piece, begin, end, special, , text] = rows(token.side)[token.number];
-    const spelled = text === piece ? "" : `, which is “${text}” in the text`;
+    const spelled = piece.endsWith(text.trim()) ? "" : `, which is ${quoted(text)} in the text`;
     const where = special ? "stands for no text" : `characters ${begin} to ${end}${spelled}`;
-    let told = `The ${token.side}’s token ${token.number}, “${piece}”: ${where}. `;
+    let told = `The ${token.side}’s token ${token.number}, ${quoted(piece)}: ${where}. `;
     if (each) {
       told += `${state.alignment} pairs the teacher’s ${said("teacher", each[0], each[1])} with the student’s ${said("student", each[2], each[3])} (${each[1] - each[0]} : ${each[3] - each[2]}).`;
     } else if (state.alignment && !special) {

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from feature_store.coverage import common_sizes, coverage
+from feature_store.names import WrittenPieces
 from feature_store.page.nearest import Nearest, nearest
 from feature_store.page.sequence import Shown, Side, shown, squares
 from feature_store.student import Student
 from store import FeatureStore
-from store.tools.show import Pieces
 from student_train.settings.alignments import ALIGNMENTS
 from support.arrays import Array
 from support.console import counted
@@ -31,7 +31,7 @@ def write_look(
 
     Raises UserError as `support.pages.check_page` does.
     """
-    pieces, size = Pieces(store), squares(store, numbers)
+    pieces, size = WrittenPieces(store), squares(store, numbers)
     found = [shown(store, number, student, pieces, size <= MOST_SQUARES) for number in numbers]
     near, fit = nearest(store, numbers), coverage(student) if student else None
     write_page(
@@ -134,7 +134,7 @@ def _fit_told(fit: dict[str, Any]) -> str:
 
 
 def _data(
-    store: FeatureStore, found: Sequence[Shown], student: Student | None, pieces: Pieces
+    store: FeatureStore, found: Sequence[Shown], student: Student | None, pieces: WrittenPieces
 ) -> dict[str, Any]:
     """Gather what the script reads: beside the sequences, for each piece that the teacher names its
     name, the student's same piece and the first of its own pieces."""
@@ -159,7 +159,7 @@ def _learnt(student: Student | None, piece: int) -> tuple[str | None, str | None
         return None, None
 
     def name(number: int) -> str | None:
-        return student.backend.id_to_token(number) if number >= 0 else None
+        return student.name(number) if number >= 0 else None
 
     split: Array = student.vocabulary.split(piece)
     first = -1 if student.vocabulary.unknown[piece] or not len(split) else int(split[0])

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from align import Alignment, Tokens
+from feature_store.names import WrittenPieces, direction
 from feature_store.page.lattice import Cluster, clusters
 from feature_store.student import Student
 from store import FeatureStore, Record
-from store.tools.show import BEST, Pieces, headline, sequence_facts, told_best
+from store.tools.show import BEST, headline, sequence_facts, told_best
 from support.arrays import Array, starts
 
 SHOWN = 8  # most likely pieces of a token
@@ -51,6 +52,11 @@ class Shown:
     masks: list[tuple[int, str, str, str]]
     data: Mapping[str, Any]
 
+    @property
+    def direction(self) -> str:
+        """Which way the text runs."""
+        return direction(self.text)
+
     def pieces_of(self, name: str, token: int) -> str:
         """The student's pieces that an alignment pairs with a token of the teacher."""
         side = self.students.get(name, self.students.get(OWN))
@@ -72,7 +78,7 @@ class Shown:
 
 
 def shown(
-    store: FeatureStore, number: int, student: Student | None, pieces: Pieces, maps: bool
+    store: FeatureStore, number: int, student: Student | None, pieces: WrittenPieces, maps: bool
 ) -> Shown:
     """Gather all of a sequence; with `maps` its attention maps, where they are stored."""
     record = store[number]
@@ -80,7 +86,8 @@ def shown(
     whole = [0, len(record.token_ids)]
     teacher = Tokens(record.token_ids, record.offsets, record.special, np.array(whole))
     names = [pieces.name(int(each)) for each in record.token_ids]
-    drawn = Side(_rows(record.text, teacher, names, np.zeros(len(names), bool)))
+    unknown = pieces.names.written(pieces.names.unknown or "")
+    drawn = Side(_rows(record.text, teacher, names, np.array([n == unknown for n in names])))
     students, lattices, runs = dict[str, Side](), dict[str, list[Cluster]](), {}
     if student is None:
         lattices[OWN] = clusters(record.text, [teacher])
@@ -119,7 +126,7 @@ def _rows(
 
 
 def _student_side(text: str, tokens: Tokens, student: Student) -> Side:
-    names = [student.backend.id_to_token(int(each)) or str(each) for each in tokens.ids]
+    names = [student.name(int(each)) for each in tokens.ids]
     return Side(_rows(text, tokens, names, student.unknown(tokens)))
 
 

@@ -14,11 +14,11 @@ from align import FlatText, Tokens, Vocabulary, VocabularyMap, align_match, alig
 from feature_store import coverage, student
 from feature_store.cli import main
 from feature_store.sample import sample
-from feature_store.student import Student, _tokenized_there, _tokens
+from feature_store.student import Student, tokenized_there, tokens_from
 from store import open_store
 from student_train.data.token_cache import tokenize
 from tests.feature_store.test_json import facts
-from tests.store.making import begin, features_of, make_part, put_part
+from tests.store.making import PIECES, begin, features_of, make_part, put_part
 
 
 def lines(*arguments: object) -> str:
@@ -66,7 +66,8 @@ def test_coverage_is_what_the_alignments_give_text_by_text(store: Path) -> None:
     vocabulary = told["vocabulary"]
     assert vocabulary["pieces"] == len(own.tokenizer)
     assert vocabulary["shared"] == len(set(shared.match[shared.match >= 0]))
-    assert vocabulary["teacher_pieces_unknown"] == shared.unknown.sum()
+    assert vocabulary["teacher_pieces"] == len(PIECES)
+    assert vocabulary["teacher_pieces_unknown"] == shared.unknown[list(PIECES.values())].sum()
 
 
 def test_people_are_told_the_same(store: Path) -> None:
@@ -108,7 +109,7 @@ def test_tokens_are_the_same_from_another_process(store: Path) -> None:
     own = Student("5k", open_store(store))
     texts = [record.text for record in open_store(store)[:3]]
     here = tokenize(own.backend, texts)
-    there = _tokens(json.loads(json.dumps(_tokenized_there(own.backend.to_str(), texts, None))))
+    there = tokens_from(json.loads(json.dumps(tokenized_there(own.backend.to_str(), texts, None))))
     for name in ("ids", "offsets", "special", "start", "types"):
         assert np.array_equal(getattr(here, name), getattr(there, name))
 
