@@ -6,7 +6,7 @@ import copy
 import os
 import pickle
 from collections.abc import Iterator, Mapping
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
         self.tokenizer = _tokenizer(vocab, self.store)
         fit_tokenizer(self.tokenizer, self.options, self.store)
         self.collator = make_collator(self.options, self.store, self.tokenizer)
-        self._epochs = self._epochs_of(self.store, check=True)
+        self._epochs = self._epochs_of(self.store)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers see it change
 
     @property
@@ -107,11 +107,11 @@ class StudentBatches(IterableDataset[StudentBatch]):
             return prefetched((batch.to(self.device) for batch in batches), READY)
         # Opened anew: what a forked process has of its parent's threads and files is of no use.
         store = pickle.loads(pickle.dumps(self.store))
-        epochs = self._epochs_of(store, check=worker.id == 0)  # each reads all: one is enough
+        epochs = self._epochs_of(store)
         batches = self._batches(epochs, worker.id, worker.num_workers)
         return batches if self.device.type != "cpu" else (b.to(self.device) for b in batches)
 
-    def _epochs_of(self, store: FeatureStore, check: bool) -> Epochs:
+    def _epochs_of(self, store: FeatureStore) -> Epochs:
         options = self.options
         return Epochs(
             store,
@@ -120,14 +120,15 @@ class StudentBatches(IterableDataset[StudentBatch]):
             seed=options.seed,
             view=options.view,
             sampling=options.sampling,
-            check=check,
+            check=True,
             **options.batching,
         )
 
     def _batches(self, epochs: Epochs, worker: int, workers: int) -> Iterator[StudentBatch]:
         """Yield the batches of a worker: one of `workers` of those of this process."""
-        wanted = partial(_is_of, (self.rank, self.world_size), (worker, workers), len(self))
-        return epochs.batches(self.epoch, wanted)
+        first, every = self.rank + worker * self.world_size, workers * self.world_size
+        share = -(-(len(self) - worker) // workers)
+        return islice(epochs.batches(self.epoch, first, every), max(0, share))
 
     def distiller(self, student: Any) -> Distiller:
         """Make what computes the losses of a student: a module that holds it, and the projections
@@ -153,13 +154,6 @@ class StudentBatches(IterableDataset[StudentBatch]):
             f"<StudentBatches {self.store.path}: epoch {self.epoch} of {len(self):,} batches"
             f"{share}; {len(self.tokenizer):,} pieces; {losses}; {self.options.align}>"
         )
-
-
-def _is_of(rank: tuple[int, int], worker: tuple[int, int], count: int, number: int) -> bool:
-    """Tell whether a batch of an epoch is that of a rank, of `count` batches each, and of one of
-    its workers."""
-    turn, owner = divmod(number, rank[1])
-    return turn < count and owner == rank[0] and turn % worker[1] == worker[0]
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

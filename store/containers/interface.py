@@ -52,6 +52,7 @@ class Source(Protocol):
     path: str
     options: dict[str, Any] | None  # of the file system behind a URL
     remote: bool  # what is read comes over a network, which may alter it on the way
+    grain: int  # bytes of an array that are decoded at once, about: a smaller gap is read, too
     cache: DiskCache | None  # where what is read is kept
 
     def keep_on(self, cache: DiskCache, checksum: str) -> None:

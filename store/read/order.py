@@ -23,7 +23,8 @@ class StreamOrder:
 
     blocks int64 [n, 2] are rows of `PartIndex.blocks`, in any order; `features` are some of KINDS.
     `batch_texts`, if given, bounds a batch in place of `batch_tokens`. A pool then has blocks for
-    `BATCHES_OF_POOL` such batches: only its last may be smaller.
+    `BATCHES_OF_POOL` such batches: only its last may be smaller. `skip` batches are passed over;
+    of the others the first of every `every` is given.
     Raises StoreError for a number or a name that is not allowed.
     """
 
@@ -37,18 +38,19 @@ class StreamOrder:
     view: int = 0
     features: tuple[str, ...] = KINDS
     batch_texts: int | None = None
+    every: int = 1
 
     def __post_init__(self) -> None:
         if not set(self.features) <= set(KINDS):
             kinds = ", ".join(KINDS)
             raise StoreError(f"stream: features must be of {kinds}, got {self.features!r}")
         if (
-            min(self.batch_tokens, self.pool_blocks, self.batch_texts or 1) < 1
+            min(self.batch_tokens, self.pool_blocks, self.batch_texts or 1, self.every) < 1
             or min(self.skip, self.seed, self.epoch) < 0
         ):
             raise StoreError(
-                "stream: batch_tokens, batch_texts and pool_blocks must be over 0; skip, seed"
-                " and epoch at least 0"
+                "stream: batch_tokens, batch_texts, pool_blocks and every must be over 0; skip,"
+                " seed and epoch at least 0"
             )
 
     def pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
@@ -66,16 +68,17 @@ class StreamOrder:
             else:
                 yield taken, plain_batches(lengths, self.batch_tokens, self.batch_texts)
 
-    def unskipped(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
-        """Yield `pools` without the first `skip` batches."""
-        skip = self.skip
+    def given(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
+        """Yield those of `pools` of which a batch is given, each with these batches alone."""
+        first = self.skip
         for taken, batches in self.pools(index):
-            if skip < len(batches):
-                yield taken, batches[skip:]
-            skip = max(0, skip - len(batches))
+            if first < len(batches):
+                yield taken, batches[first :: self.every]
+                first += -(-(len(batches) - first) // self.every) * self.every
+            first -= len(batches)
 
     def batch_count(self, index: PartIndex) -> int:
-        """Count the batches of all pools, the skipped ones included."""
+        """Count the batches of all pools, those included that are not given."""
         return sum(len(batches) for _, batches in self.pools(index))
 
 

@@ -171,14 +171,16 @@ class PartReader:
             raise StoreError(f"{self.where}: {name} is not ascending within {total}; {DAMAGED}")
         return start
 
-    def texts(self, begin: int, end: int) -> list[str]:
-        """Texts of sequences begin..end."""
+    def texts(self, begin: int, end: int, chosen: Array | None = None) -> list[str]:
+        """Texts of sequences begin..end; "" for those that are not `chosen`, bool [n]."""
         start = self.text_start[begin : end + 1]
         data = self.read("text/utf8", int(start[0]), int(start[-1])).tobytes()
-        edges = (start - start[0]).tolist()
+        left, right = start[:-1] - start[0], start[1:] - start[0]
+        if chosen is not None:
+            right = np.where(chosen, right, left)
         try:
-            pairs = zip(edges[:-1], edges[1:], strict=True)
-            return [data[left:right].decode("utf-8") for left, right in pairs]
+            pairs = zip(left.tolist(), right.tolist(), strict=True)
+            return [data[low:high].decode("utf-8") for low, high in pairs]
         except UnicodeDecodeError as error:
             raise StoreError(f"{self.where}: text is not UTF-8 ({error}); {DAMAGED}") from error
 

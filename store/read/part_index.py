@@ -31,6 +31,7 @@ class PartIndex:
 
     def __init__(self, source: Source, features: Features, manifest: Manifest) -> None:
         self.path, self.features, self.remote = source.path, features, source.remote
+        self.grain = source.grain
         self._source, self._entries = source, manifest.parts
         self.first = manifest.first
         self._known, self._lengths = manifest.lengths, dict[int, Array]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -21,6 +22,7 @@ from support.arrays import Array, begins, ranges, starts
 
 FEW_TOKENS = 65_536
 AT_ONCE = 32  # reads over a network
+RAGGED_BYTES = 64  # a token's masked spans and draws, at most about
 
 
 class Buffers:
@@ -56,6 +58,35 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
     return runs, ranges(begin, end - begin), ranges(place, sizes)
 
 
+@dataclass(frozen=True)
+class Excerpt:
+    """The sequences of a pool that are read of some of its arrays, one after another.
+
+    `runs` [m, 2] are places begin..end among the pool's sequences; `number` [n] is the place of
+    each of these in the excerpt. `token_start` and `square_start` tell where what an excerpt holds
+    of a sequence begins, for arrays with a row a token, and for maps.
+    """
+
+    runs: Array
+    number: Array
+    token_start: Array
+    square_start: Array
+
+    @property
+    def sequence_start(self) -> Array:
+        """Where each sequence begins in an array with a row a sequence."""
+        return np.arange(len(self.token_start))
+
+    @classmethod
+    def of(cls, runs: Array, lengths: Array) -> Excerpt:
+        """Take runs out of sequences of `lengths` [n]."""
+        taken = ranges(runs[:, 0], runs[:, 1] - runs[:, 0])
+        number = np.zeros(len(lengths), np.int64)
+        number[taken] = np.arange(len(taken))
+        some = lengths[taken]
+        return cls(runs, number, starts(some), starts(some**2))
+
+
 class _Ragged(NamedTuple):
     """Of the sequences of a run: documents, masked spans, and how many and which ids were drawn."""
 
@@ -69,16 +100,29 @@ class Pool:
     """The wanted arrays of some blocks, flat, as stored (not decoded).
 
     Sequences lie in the order of the store, so that neighbouring blocks are read at once; `place`
-    [n] maps the order of the given blocks to them.
+    [n] maps the order of the given blocks to them. Of each array an `excerpt` is read.
     """
 
-    def __init__(self, parts: PartIndex, blocks: Array, view: int, kinds: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        parts: PartIndex,
+        blocks: Array,
+        view: int,
+        kinds: tuple[str, ...],
+        batches: list[Array] | None = None,
+    ) -> None:
+        """Read nothing yet. `batches` are the places, in the order of the blocks, of the sequences
+        that will be asked for; None: all of them."""
         features = parts.features
         self._index, self.features, self.view = parts, features, view
         self._runs, self.index, self.place = _in_order(parts, blocks)
         self.lengths = np.concatenate([parts.lengths(begin, end) for begin, end in self._runs])
-        self.token_start, self.square_start = starts(self.lengths), starts(self.lengths**2)
-        self._sequence_start = np.arange(len(self.lengths) + 1)
+        self._edges = starts([end - begin for begin, end in self._runs])
+        self._start = {False: starts(self.lengths), True: starts(self.lengths**2)}  # True: of maps
+        self._asked = None if batches is None else np.unique(self.place[np.concatenate(batches)])
+        if self._asked is not None and len(self._asked) == len(self.lengths):
+            self._asked = None
+        self._excerpts = dict[tuple[bool, int], Excerpt]()
         self.hidden = features.hidden if "hidden" in kinds else ()
         self.attention = features.attention if "attention" in kinds else ()
         self.logits = features.logits if "logits" in kinds else None
@@ -105,43 +149,98 @@ class Pool:
         self.maps: dict[str, Array] = {}
         self.sequence: dict[str, Array] = {}
 
+    def excerpt(self, name: str) -> Excerpt:
+        """What is read of an array: the sequences that are asked for, and what lies between them
+        and would be decoded with them."""
+        if name in self._sequence_names:
+            return self._excerpt(False, self._index.grain)
+        gap = max(1, self._index.grain // self._row_bytes(name))
+        return self._excerpt(name in self._map_names, gap)
+
     @cached_property
-    def _parts(self) -> list[tuple[PartReader, int, int]]:
-        """For each run its part, held open, and begin..end within the part."""
-        found = [(*self._index.locate(begin), end - begin) for begin, end in self._runs]
-        return [(part, first, first + size) for part, first, size in found]
+    def ragged(self) -> Excerpt:
+        """What is read of the documents, masked spans and draws."""
+        return self._excerpt(False, self._index.grain // RAGGED_BYTES)
+
+    def _excerpt(self, squares: bool, gap: int) -> Excerpt:
+        """Leave out gaps of so many tokens, or squares, within a part."""
+        if self._asked is None:
+            squares, gap = False, 0
+        key = squares, gap
+        if key not in self._excerpts:
+            runs = np.stack([self._edges[:-1], self._edges[1:]], axis=1)
+            if self._asked is not None:
+                asked, start = self._asked, self._start[squares]
+                run = np.searchsorted(self._edges, asked, "right")
+                left_out = start[asked[1:]] - start[asked[:-1] + 1] >= gap
+                new = np.append(True, left_out | (np.diff(run) > 0))
+                runs = np.stack([asked[new], asked[np.append(new[1:], True)] + 1], axis=1)
+            self._excerpts[key] = Excerpt.of(runs, self.lengths)
+        return self._excerpts[key]
+
+    @cached_property
+    def _parts(self) -> list[tuple[PartReader, int]]:
+        """For each run its part, held open, and where it begins there."""
+        return [self._index.locate(begin) for begin, _ in self._runs]
+
+    def _located(self, excerpt: Excerpt) -> Iterator[tuple[PartReader, int, int]]:
+        """List the runs of an excerpt: part, and begin..end there."""
+        places = np.searchsorted(self._edges, excerpt.runs[:, 0], "right") - 1
+        shifts = self._edges[places]
+        for place, (begin, end) in zip(
+            places.tolist(), (excerpt.runs - shifts[:, None]).tolist(), strict=True
+        ):
+            part, first = self._parts[place]
+            yield part, first + begin, first + end
 
     def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:
         """List what to read: part, array, its rows there, and the rows of the pool."""
-        done = 0
-        for part, first, last in self._parts:
-            after = done + last - first
-            for start, edges, names in (
-                (part.token_start, self.token_start, self._token_names),
-                (part.square_start, self.square_start, self._map_names),
-                (part.sequence_start, self._sequence_start, self._sequence_names),
-            ):
-                rows = slice(int(start[first]), int(start[last]))
-                place = slice(int(edges[done]), int(edges[after]))
-                for name in names:
-                    yield part, name, rows, place
-            done = after
+        names = [*self._token_names, *self._map_names, *self._sequence_names]
+        alike = dict[int, tuple[Excerpt, list[str]]]()
+        for name in names:
+            excerpt = self.excerpt(name)
+            alike.setdefault(id(excerpt), (excerpt, []))[1].append(name)
+        for excerpt, some in alike.values():
+            done = 0
+            for part, first, last in self._located(excerpt):
+                after = done + last - first
+                for name in some:
+                    start, edges = self._starts(part, name), self._edges_of(excerpt, name)
+                    rows = slice(int(start[first]), int(start[last]))
+                    yield part, name, rows, slice(int(edges[done]), int(edges[after]))
+                done = after
+
+    def _starts(self, part: PartReader, name: str) -> Array:
+        """Where the rows of each sequence of a part begin in an array."""
+        if name in self._map_names:
+            return part.square_start
+        return part.sequence_start if name in self._sequence_names else part.token_start
+
+    def _edges_of(self, excerpt: Excerpt, name: str) -> Array:
+        """Where the rows of each sequence of an excerpt begin in an array of the pool."""
+        if name in self._map_names:
+            return excerpt.square_start
+        return excerpt.sequence_start if name in self._sequence_names else excerpt.token_start
 
     @cached_property
     def nbytes(self) -> int:
         """Bytes of what `read` reads, unpacked."""
-        sizes = dict.fromkeys(self._token_names, self.token_start[-1])
-        sizes |= dict.fromkeys(self._map_names, self.square_start[-1])
-        return sum(
-            int(rows) * self._specs[name].dtype.itemsize * prod(self._specs[name].shape[1:])
-            for name, rows in sizes.items()
-        )
+        names = [*self._token_names, *self._map_names]
+        return sum(self._rows(name) * self._row_bytes(name) for name in names)
+
+    def _rows(self, name: str) -> int:
+        """Rows of what is read of an array."""
+        return int(self._edges_of(self.excerpt(name), name)[-1])
+
+    def _row_bytes(self, name: str) -> int:
+        spec = self._specs[name]
+        return spec.dtype.itemsize * prod(spec.shape[1:])
 
     def prefetch(self) -> None:
         """Let the disk or the network begin: `read` follows soon. Raises Unreachable."""
         if self._index.remote:
             self._open()
-        elif self.token_start[-1] < FEW_TOKENS:
+        elif self._start[False][-1] < FEW_TOKENS:
             return  # to ask would take longer than to wait
         with suppress(StoreError):  # reading says what is wrong, when it is its turn
             for part, name, rows, _ in self._pieces():
@@ -153,7 +252,7 @@ class Pool:
             "sequence/document", *self._ragged_names, *self._token_names, *self._map_names,
             *self._sequence_names,
         ]  # fmt: skip
-        parts = dict.fromkeys(part for part, _, _ in self._parts)
+        parts = dict.fromkeys(part for part, _ in self._parts)
 
         def opened(wanted: tuple[str, PartReader]) -> None:
             with suppress(StoreError):
@@ -163,14 +262,16 @@ class Pool:
             for some in (["sequence/token_start"], names):
                 list(readers.map(opened, product(some, parts)))
 
-    def check(self, check: ReadingCheck) -> None:
-        """Begin to check the arrays of this pool, whole, in every part that it reads."""
+    def check(self, check: ReadingCheck, share: int = 0, shares: int = 1) -> None:
+        """Begin to check the arrays of this pool, whole, in those of its parts that belong to a
+        share of all."""
         here = f"view{self.view}"
         groups = ("sequence/", "text/", f"{here}/mask/", *[f"{here}/logits/"] * bool(self.logits))
         names = {*self._token_names, *self._map_names, *self._sequence_names}
         names |= {name for name in self._specs if name.startswith(groups)}
-        for part, _, _ in self._parts:
-            check.begin(part, sorted(names))
+        for part, _ in self._parts:
+            if (part.part.number - share) % shares == 0:
+                check.begin(part, sorted(names))
 
     def read(self, buffers: Buffers) -> None:
         """Read all arrays into the buffers, over a network some at once."""
@@ -183,16 +284,18 @@ class Pool:
             self._read(buffers, readers.map)
 
     def _read(self, buffers: Buffers, each: Callable[..., Iterable[Any]]) -> None:
-        def take(names: list[str], start: Array) -> dict[str, Array]:
-            shapes = {name: (int(start[-1]), *self._specs[name].shape[1:]) for name in names}
-            return {
-                name: buffers.get(name, shapes[name], self._specs[name].dtype) for name in names
-            }
+        def take(names: list[str]) -> dict[str, Array]:
+            made = {}
+            for name in names:
+                spec = self._specs[name]
+                shape = self._rows(name), *spec.shape[1:]
+                made[name] = buffers.get(name, shape, spec.dtype)
+            return made
 
         pieces = list(self._pieces())  # what parts hold is as long as was said: before room is made
-        self.token = take(self._token_names, self.token_start)
-        self.maps = take(self._map_names, self.square_start)
-        self.sequence = take(self._sequence_names, self._sequence_start)
+        self.token = take(self._token_names)
+        self.maps = take(self._map_names)
+        self.sequence = take(self._sequence_names)
         arrays = self.token | self.maps | self.sequence
 
         def read(piece: tuple[PartReader, str, slice, slice]) -> None:
@@ -201,7 +304,7 @@ class Pool:
 
         for _ in each(read, pieces):
             pass
-        self._gather_ragged(list(each(self._ragged, self._parts)))
+        self._gather_ragged(list(each(self._ragged, self._located(self.ragged))))
 
     def _ragged(self, run: tuple[PartReader, int, int]) -> _Ragged:
         """Read what is not flat of a run."""
@@ -226,8 +329,14 @@ class Pool:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Texts of all sequences, read when first asked for: not every training needs them."""
+        """Texts of the `ragged` excerpt, read when first asked for: not every training needs them;
+        "" for those that nobody asks for."""
         found: list[str] = []
-        for part, first, last in self._parts:
-            found += part.texts(first, last)
+        asked = np.ones(len(self.ragged.token_start) - 1, bool)
+        if self._asked is not None:
+            asked[:] = False
+            asked[self.ragged.number[self._asked]] = True
+        for part, first, last in self._located(self.ragged):
+            chosen = asked[len(found) : len(found) + last - first]
+            found += part.texts(first, last, chosen)
         return found

@@ -246,22 +246,35 @@ class FeatureStore(Sequence[Record]):
         skip: int = 0,
         check: bool = False,
         batch_texts: int | None = None,
+        every: int = 1,
     ) -> Iterator[Batch]:
         """Every sequence of the blocks once, in batches with B * longest <= batch_tokens, or of
         `batch_texts` sequences, whatever their length.
 
         The order is a pure function of (blocks, seed, epoch). `blocks` are rows of `blocks()`;
         `features` a subset of hidden, logits, attention, task, embedding; `skip` batches are passed
-        over unread. A sequence longer than batch_tokens is a batch alone. Arrays of a batch are
-        valid until the next one. `check` holds each array against the manifest in a thread, whole,
-        when its part is first read: what is damaged raises StoreError, at the end of the epoch at
-        the latest. A store behind a URL is not checked so, as all of it would be fetched twice.
+        over unread, and of the others one of `every` is given: for the rest only what would be
+        decoded with it is read. A sequence longer than batch_tokens is a batch alone. Arrays of a
+        batch are valid until the next one. `check` holds each array against the manifest in a
+        thread, whole, when its part is first read: what is damaged raises StoreError, at the end of
+        the epoch at the latest. Of one of `every`, one of `every` parts is checked. A store behind
+        a URL is not, as all of it would be fetched twice.
         """
         kinds, rows = KINDS if features is None else tuple(features), self._blocks(blocks)
         if not 0 <= view < self.features.views:
             raise StoreError(f"{self.path}: no view {view}; it has 0..{self.features.views - 1}")
         order = StreamOrder(
-            seed, epoch, batch_tokens, rows, pool_blocks, shuffle, skip, view, kinds, batch_texts
+            seed,
+            epoch,
+            batch_tokens,
+            rows,
+            pool_blocks,
+            shuffle,
+            skip,
+            view,
+            kinds,
+            batch_texts,
+            every,
         )
         return self._streamer.stream(order, check and "://" not in self.path)
 

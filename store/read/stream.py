@@ -148,14 +148,14 @@ class Streamer:
         buffers = Buffers()
         checked = ReadingCheck(self._sound)
         pools = (
-            (Pool(self._index, blocks, order.view, order.features), batches)
-            for blocks, batches in order.unskipped(self._index)
+            (Pool(self._index, blocks, order.view, order.features, batches), batches)
+            for blocks, batches in order.given(self._index)
         )
         read = (self._read_far if self._index.remote else self._read_near)(pools)
         try:
             for pool, batches in read:
                 if check:
-                    pool.check(checked)
+                    pool.check(checked, order.skip, order.every)
                 for sequences in batches:
                     checked.tell()
                     yield _gather(pool, self._calibration, pool.place[sequences], buffers)
@@ -239,30 +239,36 @@ class Streamer:
             yield _gather(pool, self._calibration, pool.place, buffers)
 
 
-def _gather_stored(pool: Pool, chosen: Array, rows: Array, buffers: Buffers) -> dict[str, Array]:
-    """Copy the stored arrays of chosen sequences; their tokens are `rows` of the pool."""
-    stored, lengths = {}, pool.lengths[chosen]
+def _gather_stored(pool: Pool, chosen: Array, buffers: Buffers) -> dict[str, Array]:
+    """Copy the stored arrays of chosen sequences."""
+    stored, lengths, rows_of = {}, pool.lengths[chosen], dict[int, Array]()
     for name, whole in pool.token.items():
+        excerpt = pool.excerpt(name)
+        if id(excerpt) not in rows_of:
+            begin = excerpt.token_start[excerpt.number[chosen]]
+            rows_of[id(excerpt)] = ranges(begin, lengths)
+        rows = rows_of[id(excerpt)]
         stored[name] = buffers.get(name, (len(rows), *whole.shape[1:]), whole.dtype)
         np.take(whole, rows, axis=0, out=stored[name], mode="clip")
     for name, whole in pool.maps.items():
+        excerpt = pool.excerpt(name)
         stored[name] = buffers.get(name, (int((lengths**2).sum()),), whole.dtype)
-        gather_maps(whole, pool.square_start[chosen], lengths, stored[name])
+        begin = excerpt.square_start[excerpt.number[chosen]]
+        gather_maps(whole, begin, lengths, stored[name])
     for name, whole in pool.sequence.items():
         stored[name] = buffers.get(name, (len(chosen), *whole.shape[1:]), whole.dtype)
-        np.take(whole, chosen, axis=0, out=stored[name], mode="clip")
+        np.take(whole, pool.excerpt(name).number[chosen], axis=0, out=stored[name], mode="clip")
     return stored
 
 
 def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffers) -> Batch:
     """Make a batch of chosen sequences of a pool."""
-    lengths = pool.lengths[chosen]
-    rows = ranges(pool.token_start[chosen], lengths)
-    stored = _gather_stored(pool, chosen, rows, buffers)
-    offsets = buffers.get("offsets", (len(rows), 2), np.dtype(np.int32))
+    lengths, ragged = pool.lengths[chosen], pool.ragged.number[chosen]
+    stored = _gather_stored(pool, chosen, buffers)
+    offsets = buffers.get("offsets", (int(lengths.sum()), 2), np.dtype(np.int32))
     offsets[:, 0], offsets[:, 1] = stored["token/begin"], stored["token/end"]
-    span_sizes = np.diff(pool.span_start)[chosen]
-    spans = pool.spans[ranges(pool.span_start[chosen], span_sizes)]
+    span_sizes = np.diff(pool.span_start)[ragged]
+    spans = pool.spans[ranges(pool.span_start[ragged], span_sizes)]
     here, level = f"view{pool.view}", pool.features.level
     hidden = {
         name: HiddenBatch(
@@ -284,15 +290,15 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
         token_ids=as_ids(stored["token/id"]),
         offsets=offsets,
         special=stored["token/special"],
-        document=pool.document[chosen],
+        document=pool.document[ragged],
         spans_start=starts(span_sizes),
         spans=spans,
         hidden=LazyMap(tuple(hidden), hidden.__getitem__, "hidden state"),
-        logits=_logits(pool, rows, stored) if pool.logits else None,
+        logits=_logits(pool, ragged, lengths, stored) if pool.logits else None,
         attention=LazyMap(pool.attention, attention, "attention map"),
         stored=stored,
         level=level,
-        load_texts=lambda: [pool.texts[sequence] for sequence in chosen.tolist()],
+        load_texts=lambda: [pool.texts[sequence] for sequence in ragged.tolist()],
         labels=stored.get("sequence/label"),
         tags=stored.get("token/tag"),
         class_logits=stored.get(f"{here}/classes/values"),
@@ -326,9 +332,10 @@ def gather_maps(whole: Array, begin: Array, lengths: Array, out: Array) -> None:
         place += size * count
 
 
-def _logits(pool: Pool, rows: Array, stored: dict[str, Array]) -> Logits:
+def _logits(pool: Pool, ragged: Array, lengths: Array, stored: dict[str, Array]) -> Logits:
     draw_start, draws = None, np.empty(0, np.int64)
     if pool.draw_start is not None:
+        rows = ranges(pool.ragged.token_start[ragged], lengths)
         sizes = np.diff(pool.draw_start)[rows]
         draw_start, draws = starts(sizes), ranges(pool.draw_start[rows], sizes)
 

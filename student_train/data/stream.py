@@ -4,8 +4,8 @@ it."""
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Generator, Iterator
-from functools import partial
+from collections.abc import Generator, Iterator
+from itertools import count
 from multiprocessing import forkserver
 from typing import Any
 
@@ -55,24 +55,23 @@ class Epochs:
             return self._similar.count
         return self._store.batch_count(self._seed, epoch, **self._batching, blocks=self._blocks)
 
-    def batches(
-        self, epoch: int, wanted: Callable[[int], bool], skip: int = 0
-    ) -> Iterator[StudentBatch]:
-        """Yield those batches of an epoch, from number `skip` on, whose number is wanted. States
-        and maps are encoded until `StudentBatch.to`."""
+    def batches(self, epoch: int, first: int = 0, every: int = 1) -> Iterator[StudentBatch]:
+        """Yield batches of an epoch, from number `first` on, one of `every`. States and maps are
+        encoded until `StudentBatch.to`."""
         view = view_of(epoch, self._store.features, self._view)
-        for number, batch in enumerate(self._raw(epoch, view, skip), skip):
-            if wanted(number):
-                yield self._collator(batch, view, (self._seed, epoch, number))
+        numbers = count(first, every)
+        for number, batch in zip(numbers, self._raw(epoch, view, first, every), strict=False):
+            yield self._collator(batch, view, (self._seed, epoch, number))
 
-    def _raw(self, epoch: int, view: int, skip: int) -> Iterator[Batch]:
+    def _raw(self, epoch: int, view: int, first: int, every: int) -> Iterator[Batch]:
         read: dict[str, Any] = {"view": view, "features": self._collator.features()}
         if self._similar:
-            return self._store.gather(self._similar.of(epoch)[skip:], **read)
+            return self._store.gather(self._similar.of(epoch)[first::every], **read)
         order: dict[str, Any] = {
             **self._batching,
             "blocks": self._blocks,
-            "skip": skip,
+            "skip": first,
+            "every": every,
             "check": self._check,
         }
         return self._store.stream(self._seed, epoch, **order, **read)
@@ -94,19 +93,14 @@ def student_batches(
     They are moved to `device`; with None they stay encoded, for another process to move.
     """
     epochs = Epochs(store, collator, blocks, **order)
-    epoch, skip, before = 0, first, 0  # batches of the epochs before
+    epoch = 0
     while True:
-        count = epochs.count(epoch)
-        if skip < count:
-            mine = partial(_one_of, every, before - first)
-            for made in epochs.batches(epoch, mine, skip):
+        there = epochs.count(epoch)
+        if first < there:
+            for made in epochs.batches(epoch, first, every):
                 yield made if device is None else made.to(device)
-        skip = max(0, skip - count)
-        epoch, before = epoch + 1, before + count
-
-
-def _one_of(every: int, before: int, number: int) -> bool:
-    return (before + number) % every == 0
+            first += -(-(there - first) // every) * every
+        epoch, first = epoch + 1, first - there
 
 
 class _Similar:
@@ -158,6 +152,5 @@ class _Shares(IterableDataset[StudentBatch]):
         assert worker is not None
         every = self.order.get("every", 1)
         first = self.order["first"] + worker.id * every
-        order = {**self.order, "first": first, "every": every * worker.num_workers}
-        order["check"] = worker.id == 0  # each reads the whole store: one is enough to check it
+        order = {**self.order, "first": first, "every": every * worker.num_workers, "check": True}
         return student_batches(self.store, self.collator, self.blocks, **order)

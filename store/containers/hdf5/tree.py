@@ -23,6 +23,7 @@ from store.errors import StoreError
 from store.format.layout import groups_above, part_number
 
 OPEN_FILES = 512  # parts of an unfinished store are files, and each is mapped
+GRAIN = 2**20  # chunks are decoded whole
 MAX_DEPTH = 16  # of groups; those of a store are 6 deep
 FILE_ALTERED = "the bytes of the file do not match the SHA-256 at its end"
 
@@ -125,6 +126,7 @@ class Hdf5Source:
         self.options: dict[str, Any] | None = None
         self.remote = False
         self.cache: DiskCache | None = None
+        self.grain = GRAIN
         self._parts = Folder(f"{path}.parts")
         self._files: OrderedDict[Path, Hdf5File] = OrderedDict()
 

@@ -35,6 +35,8 @@ from support.files import sync_tree
 TOKEN_ROWS = 4096
 CHUNK_BYTES = 2**20
 MAX_DIGESTS = 4096
+BLOSC_GRAIN = 2**17  # the blocks of Blosc
+REMOTE_GRAIN = 2**24  # a chunk of wide rows is fetched whole
 GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
 
 
@@ -171,6 +173,7 @@ class ZarrSource:
     def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
         self.path, self.options = path, storage_options
         self.remote = "://" in path
+        self.grain = REMOTE_GRAIN if self.remote else BLOSC_GRAIN
         self.maps = None if self.remote else ShardMaps()
         self.far: Far | None = None
         self.cache: DiskCache | None = None
