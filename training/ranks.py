@@ -4,6 +4,7 @@ batches of each step, and sum their gradients."""
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from support.console import counted
+from support.differences import differences
 from support.errors import UserError
+from support.installed import installed
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,29 @@ class Ranks:
     def lead(self) -> bool:
         """Tell whether this is the process that speaks and writes."""
         return self.rank == 0
+
+    def check(self, accumulate: int) -> None:
+        """Raise UserError where a step has fewer batches than there are processes."""
+        if self.size > accumulate:
+            raise UserError(
+                f"--accumulate {accumulate} and {self.size} processes: a step has too few batches"
+                f" to share out; give --accumulate {self.size} (with batches as much smaller), or"
+                f" start {counted(accumulate, 'process')}"
+            )
+
+    def check_installed(self) -> None:
+        """Raise UserError where a process has other versions, or other code, than the first."""
+        here = installed()
+        first = self.agreed(here)
+        other = list(differences(first, here))
+        found = f"{socket.gethostname()}: {'; '.join(_told(*each) for each in other)}"
+        each: list[Any] = [None] * self.size
+        with _together():
+            distributed.all_gather_object(each, found if other else None)
+        if unlike := next(filter(None, each), None):
+            raise UserError(
+                f"the processes of this training differ: on {unlike}; install the same everywhere"
+            )
 
     def owns(self, batch: int) -> bool:
         """Tell whether the batch of this number is this process's to read."""
@@ -89,6 +116,10 @@ class Ranks:
 ALONE = Ranks()
 
 
+def _told(name: str, first: Any, here: Any) -> str:
+    return f"{name} is {here}, and {first} of the first process"
+
+
 @contextmanager
 def _together() -> Iterator[None]:
     """Raise UserError where another process has ended."""
@@ -106,7 +137,7 @@ def joined(device: str) -> Iterator[Ranks]:
     """Join the other processes of this training, which torchrun has told of in the environment,
     until the end of the block; alone where it has not.
 
-    Raises UserError where they cannot be reached.
+    Raises UserError where they cannot be reached, or are not of one version.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
@@ -115,6 +146,8 @@ def joined(device: str) -> Iterator[Ranks]:
         gpu = device.startswith("cuda")
         distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
     try:
-        yield Ranks(distributed.get_rank(), distributed.get_world_size())
+        ranks = Ranks(distributed.get_rank(), distributed.get_world_size())
+        ranks.check_installed()
+        yield ranks
     finally:
         distributed.destroy_process_group()

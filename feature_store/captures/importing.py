@@ -23,6 +23,7 @@ from store.format.features import Calibration
 from support.arrays import Array, starts
 from support.console import counted
 from support.errors import UserError
+from support.installed import software
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Document
 from teacher_dump.job.dump import kept
@@ -277,7 +278,6 @@ def _write(
     stop: Stop,
 ) -> None:
     """Write the parts that are not published yet, and seal the store."""
-    from teacher_dump.job.identity import software
     from teacher_dump.job.part_writing import check_published
 
     first = next(parts, None)

@@ -31,7 +31,7 @@ from student_train.output.report import SETTINGS, check_out, go_on, tokenizer_ha
 from student_train.settings.option_fields import BILSTM, NETWORK
 from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import parse_student
-from student_train.train.checks import check, check_ranks
+from student_train.train.checks import check
 from student_train.train.student_training import Trained, train
 from support import files
 from support.errors import UserError
@@ -59,7 +59,7 @@ def run(
     with joined(options.device) as ranks, open_stores(options) as stores:
         say = say if ranks.lead else lambda line: None
         check(options, *stores)
-        check_ranks(options, ranks)
+        ranks.check(options.accumulate)
         if ranks.size > 1:
             say(f"processes {ranks.size}, among which the batches of each step are shared out")
         return train_student(options, stores, resume=resume, say=say, ranks=ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from store import FeatureStore, TaskSpec
 from student_train.data.blocks import chosen_blocks, split_blocks, view_of
@@ -21,11 +21,7 @@ from student_train.settings.stages import stages_of
 from student_train.settings.words import IN_MEMORY
 from student_train.train.joinable import check_joined
 from support.arrays import Array
-from support.console import counted
 from support.errors import UserError
-
-if TYPE_CHECKING:
-    from training.ranks import Ranks
 
 
 def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> None:
@@ -72,16 +68,6 @@ def _check_start(options: TrainOptions, store: FeatureStore) -> None:
         from student_train.model.start import other_model  # torch loads only for work
 
         other_model(options.init, store)
-
-
-def check_ranks(options: TrainOptions, ranks: Ranks) -> None:
-    """Refuse more processes than a step has batches to share out among them."""
-    if ranks.size > options.accumulate:
-        raise UserError(
-            f"--accumulate {options.accumulate} and {ranks.size} processes: a step has too few"
-            f" batches to share out; give --accumulate {ranks.size} (with batches as much"
-            f" smaller), or start {counted(options.accumulate, 'process')}"
-        )
 
 
 def _views(options: TrainOptions, store: FeatureStore) -> set[int]:

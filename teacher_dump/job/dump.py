@@ -21,6 +21,7 @@ from store.extras.word_counts import WordCounts
 from support.background import Behind, prefetched
 from support.console import counted
 from support.errors import UserError
+from support.installed import software
 from support.lease import Lease
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
@@ -217,7 +218,6 @@ def begun(
     `lease` is that of the store, where other processes write parts of it, too.
     """
     from teacher_dump.job.calibration import calibration
-    from teacher_dump.job.identity import software
 
     head = bool(features.logits and features.logits.tier == "head")
     return StoreWriter.create_or_resume(

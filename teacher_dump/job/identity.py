@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -32,12 +30,6 @@ class StageOne:
             "tokenizer_hash": hashlib.sha256(self.vocab.tokenizer).hexdigest(),
             "embeddings_hash": hashlib.sha256(self.vocab.embeddings.tobytes()).hexdigest(),
         }
-
-
-def software() -> dict[str, str]:
-    """Return the versions of everything that shapes the numbers in a store."""
-    names = ("teachonce", "torch", "transformers", "tokenizers", "numpy", "zarr", "h5py")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 def identity(

@@ -7,70 +7,43 @@ a node may join late or die. If the driver dies, Ray ends its workers, and anoth
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import math
-import os
-import platform
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from store import StoreWriter
 from support.console import counted
-from support.errors import UserError, first_line, of_path
+from support.errors import UserError, of_path
 from support.extras import library
-from support.lease import Lease, Taken, lease_path
+from support.lease import Lease, Taken
+from support.ray_cluster import Home, cluster, gpus_of_worker, rooms, short
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.dump import kept
 from teacher_dump.job.early import check_config
 from teacher_dump.job.finished import check_begun
 from teacher_dump.job.growing import Growth
-from teacher_dump.job.identity import software
-from teacher_dump.job.options import AUTO, DumpOptions, Shard, describe
+from teacher_dump.job.options import DumpOptions, Shard, describe
 from teacher_dump.job.sharing import Shared, share
 from teacher_dump.teacher.checkpoint_names import resolve_model
 
 LOOK = 0.5  # seconds between looks at the nodes and at workers that have ended
 TOLD = 30.0  # seconds between lines of progress
-ANSWER = 5.0  # seconds in which an address answers
 SEALED = 120.0  # seconds that the worker that sealed the store may take to report
 DEATHS = 10  # of workers in a row, and two for each place, without a new part: a reason to give up
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
-PACKAGES = ("support", "store", "training", "teacher_dump")  # that make a store
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is told: the dump, the folder in which the command was typed, and what its
-    node must have in common with the driver."""
+    """What a worker is told: the dump, and where the driver is at home."""
 
     options: DumpOptions
-    folder: str
-    token: str  # of the driver's lease
-    software: dict[str, str]
-
-    def check(self) -> None:
-        """Raise UserError where this node would make another store than the driver asked for."""
-        here = _software()
-        for name, wanted in self.software.items():
-            if here.get(name) != wanted:
-                raise UserError(
-                    f"{name} is {here.get(name)} there and {wanted} on {self.options.out}'s driver;"
-                    " install the same on every node"
-                )
-        os.chdir(self.folder)
-        beside = lease_path(driven(Path(self.options.out)))
-        if not beside.exists() or self.token not in beside.read_text():
-            raise UserError(
-                f"{beside.parent} there is not the folder that the driver sees; --out must lie on a"
-                " disk that all nodes share, under the same path"
-            )
+    home: Home
 
 
 def driven(out: Path) -> Path:
@@ -81,21 +54,12 @@ def driven(out: Path) -> Path:
 def worker(task: Task, shard: Shard) -> Shared | str:
     """Make parts until the store is finished; or return the line that tells what is wrong here."""
     try:
-        task.check()
+        task.home.enter()
         return share(task.options, shard)
     except UserError as error:
         return f"{socket.gethostname()}: {error}"
     except OSError as error:
         return f"{socket.gethostname()}: {of_path(error)}"
-
-
-def _software() -> dict[str, str]:
-    """Versions of everything that shapes a store, and a hash of the code that makes it."""
-    code = hashlib.sha256()
-    above = Path(__file__).parents[2]
-    for file in sorted(file for name in PACKAGES for file in (above / name).rglob("*.py")):
-        code.update(f"{file.relative_to(above)}\n".encode() + file.read_bytes())
-    return {**software(), "machine": platform.machine(), "code": code.hexdigest()[:12]}
 
 
 def share_on_ray(
@@ -118,8 +82,8 @@ def share_on_ray(
         Growth.of(options)
         say(describe(replace(options, corpus=options.sources()), bool(options.corpus)))
         out = Path(options.out)  # a bucket is refused by the options
-        with closing(_only_driver(out)) as lease, _cluster(ray, options.ray, stop):
-            task = Task(options, os.getcwd(), lease.token, _software())
+        with closing(_only_driver(out)) as lease, cluster(ray, options.ray, stop):
+            task = Task(options, Home.here(driven(out), lease))
             before = _published(out)
             return _Driver(ray, task, say, stop).run(), before
 
@@ -135,52 +99,12 @@ def _published(out: Path) -> int:
     return 0 if StoreWriter.peek(out) is None else StoreWriter.kept(out)[0]
 
 
-@contextmanager
-def _cluster(ray: Any, address: str, stop: Stop) -> Iterator[None]:
-    """Be a driver of a cluster until the end of the block; `stop` goes on to handle signals."""
-    if ":" in address:
-        _check_answers(address)
-    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
-    try:
-        ray.init(
-            address=None if address == AUTO else address,
-            log_to_driver=False,
-            logging_level=logging.CRITICAL,
-            include_dashboard=False if address == "local" else None,
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"--ray {address}: Ray cannot join or start it: {_short(error)}") from None
-    try:
-        stop.listen()  # Ray has set a handler of its own
-        yield
-    except KeyboardInterrupt:
-        stop.check()  # Ray raises one without a number in place of Stopped
-        raise
-    finally:
-        ray.shutdown()
-
-
-def _check_answers(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), ANSWER).close()
-    except (OSError, OverflowError) as error:
-        raise UserError(
-            f"--ray {address}: nobody answers there ({first_line(error)}); start the cluster with"
-            " `ray start --head`, or say --ray local for one of this machine alone"
-        ) from None
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
-
-
 class _Driver:
     """Keeps workers running until the store is finished."""
 
     def __init__(self, ray: Any, task: Task, say: Callable[[str], object], stop: Stop) -> None:
         self._ray, self._task, self._say, self._stop = ray, task, say, stop
-        self._gpus = self._share_of_gpu()
+        self._gpus = gpus_of_worker(ray, task.options.ray_gpus, task.options.device)
         self._worker = ray.remote(
             num_cpus=1,
             num_gpus=self._gpus,
@@ -207,27 +131,15 @@ class _Driver:
         except self._ray.exceptions.RayError as error:
             raise UserError(
                 f"--ray {self._task.options.ray}: the cluster does not answer any more"
-                f" ({_short(error)}); the same command goes on where it was"
+                f" ({short(error)}); the same command goes on where it was"
             ) from None
         return next((each for each in done if each.store), done[0])
 
-    def _share_of_gpu(self) -> float:
-        """Of one worker: as asked for, else a whole one where any node has one."""
-        if self._task.options.ray_gpus is not None:
-            return self._task.options.ray_gpus
-        wanted = not self._task.options.device.startswith("cpu")
-        return float(wanted and self._ray.cluster_resources().get("GPU", 0) >= 1)
-
     def _start(self) -> None:
         """Start workers for all places, and one that waits for a node to join."""
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        places = sum(places_of(node, self._gpus) for node in nodes)
-        if not places and self._task.options.ray == "local":
-            raise UserError(
-                f"--ray local: this machine has no room for a worker of 1 CPU and {self._gpus:g}"
-                " GPU; say --ray-gpus 0, or name a cluster"
-            )
-        self._tell(f"{counted(len(nodes), 'node')} with {counted(places, 'place')} for workers")
+        assert self._task.options.ray is not None
+        nodes, places = rooms(self._ray, self._task.options.ray, self._gpus)
+        self._tell(f"{counted(nodes, 'node')} with {counted(places, 'place')} for workers")
         self._limit = DEATHS + 2 * places
         while len(self._running) < places + 1:
             shard = Shard(self._begun % (places or 1), places or 1)
@@ -259,7 +171,7 @@ class _Driver:
             found: Shared | str = self._ray.get(ended)
         except self._ray.exceptions.RayTaskError as error:
             raise UserError(
-                f"{self._task.options.out}: a worker failed: {_short(error.cause or error)}; its"
+                f"{self._task.options.out}: a worker failed: {short(error.cause or error)}; its"
                 " log is in the folder of Ray's session (/tmp/ray/session_latest/logs)"
             ) from None
         except self._ray.exceptions.RayError as error:
@@ -277,15 +189,5 @@ class _Driver:
         if self._deaths > self._limit:
             raise UserError(
                 f"{self._task.options.out}: {self._deaths} workers died one after the other and no"
-                f" part was made ({_short(error)}); give each more memory, the same command goes on"
+                f" part was made ({short(error)}); give each more memory, the same command goes on"
             )
-
-
-def places_of(node: dict[str, float], gpus: float) -> int:
-    """How many workers of one CPU and so many GPUs, or a share of one, a node has room for."""
-    places = math.floor(node.get("CPU", 0))
-    if gpus:
-        there = math.floor(node.get("GPU", 0))
-        each = there * math.floor(1 / gpus + 1e-9) if gpus < 1 else math.floor(there / gpus)
-        places = min(places, each)
-    return places

@@ -14,6 +14,7 @@ from store.format.features import TASKS
 from support.console import check_device
 from support.errors import UserError
 from support.options import INNER_SHARE, NOT_NEGATIVE, at_least, check_values, option
+from support.ray_cluster import check_address, check_gpus
 from teacher_dump.corpus.labelled_text import pair_of
 from teacher_dump.teacher.checkpoint_names import corpus_of, features_of_alias
 from teacher_dump.teacher.layer_groups import feature_words
@@ -83,21 +84,6 @@ def shard_of(spec: str | None) -> Shard | None:
         return Shard.read(spec)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
-
-
-def _check_cluster(address: str) -> None:
-    """Raise UserError unless it is `auto`, `local` or `HOST:PORT`."""
-    host, _, port = address.rpartition(":")
-    if address not in (AUTO, "local") and not (host and port.isdecimal() and "/" not in host):
-        raise UserError(
-            f"--ray {address}: expected HOST:PORT, as 10.0.0.1:6379, or local, or no word; the"
-            " command runs on a node of the cluster"
-        )
-
-
-def _check_gpus(gpus: float) -> None:
-    if gpus > 1 and gpus % 1:
-        raise UserError(f"--ray-gpus {gpus:g}: expected a share of one GPU, or whole GPUs")
 
 
 @dataclass(frozen=True)
@@ -250,7 +236,7 @@ class DumpOptions:
         "Let the workers of a Ray cluster make the store, on a disk that all nodes see: HOST:PORT,"
         " local (one of this machine, for this dump), or no word: the cluster of RAY_ADDRESS or of"
         " this machine, else local. Needs `pip install 'teachonce[ray]'`.",
-        check=_check_cluster,
+        check=check_address,
         bare=AUTO,
         told_default="no Ray",
         scope={ALONE},
@@ -259,7 +245,7 @@ class DumpOptions:
         None,
         "With --ray: GPUs of a worker, 0.5: two share one.",
         within=NOT_NEGATIVE,
-        check=_check_gpus,
+        check=check_gpus,
         told_default="1 where the cluster has any and --device is not cpu, else 0",
         scope={ALONE},
     )

@@ -23,6 +23,7 @@ from store.tools.seal import complete, lacking, seal
 from store.write.part_queue import PartQueue, Waiting
 from support.background import Behind
 from support.errors import UserError
+from support.installed import software
 from support.lease import Lease, Taken
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
@@ -160,7 +161,6 @@ class _Worker:
         The hashes of the corpus are taken from the store: only who fills the queue reads texts, and
         compares them.
         """
-        from teacher_dump.job.identity import software
 
         if self._expects is None:
             self.corpus.trust(attributes["identity"].get("corpus") or {})

@@ -78,6 +78,8 @@ def mixed_vocab(context: click.Context, /, recipe: str | None, **given: Any) -> 
     from teacher_dump.mixed_vocab import stage_one  # torch and transformers load only for work
 
     done = stage_one.mixed_vocab(options, say=click.echo)
+    if done is None:  # another process of torchrun speaks
+        return
     click.echo(
         f"{asked.out}: {counted(done.tokens, 'token')} in {counted(done.sequences, 'sequence')} of"
         f" {counted(done.documents, 'document')}, and the student's embeddings"

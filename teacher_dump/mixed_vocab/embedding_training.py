@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from teacher_dump.mixed_vocab.segmentation import Batch, Mixer
 from training.checkpoint import fitting, read_checkpoint, write_checkpoint
 from training.loop import Losses, Training
 from training.optimizer import optimizer_of
+from training.ranks import ALONE, Ranks
 from training.schedule import Schedule
 
 LINES = 20  # lines of losses that a training prints
@@ -74,16 +74,21 @@ def train(
     device: str,
     stop: Stop,
     say: Callable[[str], object] = lambda line: None,
+    ranks: Ranks = ALONE,
 ) -> Floats:
     """Train in place and return the student's embeddings, float32 [Vs, d].
 
-    It goes on from `checkpoint` if that file exists, along the same curve. Raises UserError if the
+    Each of several `ranks` computes its share of a step's batches, and the first of them writes. It
+    goes on from `checkpoint` if that file exists, along the same curve. Raises UserError if the
     file belongs to another training, and if the loss is no longer finite. After a signal it writes
     a checkpoint and raises Stopped.
     """
     model.to(device).train()
-    training = _EmbeddingTraining(model, mixer, course, checkpoint, torch.device(device), say)
-    with closing(Lease(checkpoint)):  # or two trainings would write one checkpoint
+    training = _EmbeddingTraining(
+        model, mixer, course, checkpoint, torch.device(device), say, ranks
+    )
+    # Two trainings would write one checkpoint.
+    with closing(Lease(checkpoint)) if ranks.lead else nullcontext():
         training.load()
         training.run(stop, "mixed vocabulary")
     embeddings: Floats = model.student.weight.detach().float().cpu().numpy().copy()
@@ -103,8 +108,9 @@ class _EmbeddingTraining(Training):
         checkpoint: Path,
         device: torch.device,
         say: Callable[[str], object],
+        ranks: Ranks,
     ) -> None:
-        super().__init__(model, course.seed, CLIP)
+        super().__init__(model, course.seed, CLIP, ranks)
         self.mixer, self.course, self.say = mixer, course, say
         self.checkpoint, self.device = checkpoint, device
         self.steps = course.steps
@@ -116,12 +122,13 @@ class _EmbeddingTraining(Training):
 
     def updates(self) -> Iterator[Losses]:
         self.since = time.perf_counter()
-        count = self.course.accumulate
-        batches = self.mixer.batches(self.step * count)
+        count, ranks = self.course.accumulate, self.ranks
+        batches = self.mixer.batches(ranks.first_from(self.step * count), ranks.size)
         while self.step < self.steps:
             rate = self.course.lr * self.schedule.factor(self.step)
-            some = (batch.to(self.device) for batch in islice(batches, count))
-            yield self.update(rate, enumerate(some), self._losses, count)
+            own = [number for number in range(count) if ranks.owns(self.step * count + number)]
+            some = ((number, next(batches).to(self.device)) for number in own)
+            yield self.update(rate, some, self._losses, count)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the mean loss of a batch, and the sums and counts of the printed lines."""
@@ -172,8 +179,11 @@ class _EmbeddingTraining(Training):
 
     def load(self) -> None:
         """Go on from the checkpoint, if there is one."""
-        if not self.checkpoint.exists():
-            return
+        if self.ranks.agreed(self.checkpoint.exists()):
+            self._restore()
+        self.ranks.any(False)  # all have read it
+
+    def _restore(self) -> None:
         state = read_checkpoint(self.checkpoint)
         if state is None:
             raise UserError(

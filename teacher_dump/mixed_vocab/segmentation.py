@@ -221,9 +221,10 @@ class Mixer:
     batch_tokens: int
     seed: int
 
-    def batches(self, first: int = 0) -> Iterator[Batch]:
-        """Yield batches from number `first` on; after the last text the first comes again."""
-        for sequences in islice(self._all(), first, None):
+    def batches(self, first: int = 0, every: int = 1) -> Iterator[Batch]:
+        """Yield batches from number `first` on, one of `every`; after the last text the first comes
+        again."""
+        for sequences in islice(self._all(), first, None, every):
             yield Batch.of(sequences)
 
     def _all(self) -> Iterator[list[Masked]]:

@@ -42,24 +42,36 @@ if TYPE_CHECKING:
     from teacher_dump.job.identity import StageOne
     from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
     from teacher_dump.teacher.teacher import Teacher
+    from training.ranks import Ranks
 
 
 def mixed_vocab(
     options: MixedVocabOptions, say: Callable[[str], object] = lambda line: None
-) -> DumpSummary:
+) -> DumpSummary | None:
     """Train the teacher on both vocabularies, then write the store.
 
     The store holds the corpus in the teacher's tokens, the student's tokenizer and embeddings, and
     the features that `options.dump` asks for, of the teacher before this training. A run that was
     stopped or killed goes on from the last checkpoint of the training, or from the parts that the
-    dump has written. Raises UserError for bad input before anything is written.
+    dump has written. Of several processes of torchrun each trains on its share of a step's batches,
+    and the first of them dumps; the others return None. Raises UserError for bad input before
+    anything is written.
     """
+    from training.ranks import joined
+
     with stoppable(lambda: _kept(options)) as stop:
         check_begun(options.dump)
         model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
         options = replace(options, dump=options.dump.resolved())
-        stage_one = _from_store(options) or _trained(options, model, corpus, stop, say)
+        with joined(options.dump.device) as ranks:
+            say = say if ranks.lead else lambda line: None
+            ranks.check(options.accumulate)
+            stage_one = _from_store(options) if ranks.lead else None
+            if not ranks.agreed(stage_one is not None):
+                stage_one = _trained(options, model, corpus, stop, say, ranks)
+            if not ranks.lead:
+                return None
     summary = dump(options.dump, say, stage_one)
     options.checkpoint().unlink(missing_ok=True)
     return summary
@@ -96,6 +108,7 @@ def _trained(
     corpus: Corpus,
     stop: Stop,
     say: Callable[[str], object],
+    ranks: Ranks,
 ) -> StageOne:
     from teacher_dump.job.identity import StageOne
     from teacher_dump.mixed_vocab.embedding_training import Course, train
@@ -135,7 +148,8 @@ def _trained(
         "limit": asked.limit,
     }
     embeddings = train(
-        network, mixer, Course.of(options, begun), options.checkpoint(), asked.device, stop, say
+        *(network, mixer, Course.of(options, begun), options.checkpoint(), asked.device, stop, say),
+        ranks=ranks,
     )
     vocab = MixedVocab(embeddings, files["tokenizer.json"], files["tokenizer_config.json"])
     corpus.check_unchanged()

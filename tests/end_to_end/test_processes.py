@@ -1,24 +1,28 @@
-"""A student trained by several processes is the student of one."""
+"""What several processes train together is what one trains."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
-from student_train.settings.options import TrainOptions
-from student_train.train.checks import check_ranks
+from store import open_store
+from store.extras.mixed_vocab import MixedVocab
 from support.errors import UserError
-from tests.end_to_end.support import ROOT, Words
-from training.ranks import Ranks
+from tests.end_to_end.support import ROOT, Words, write_corpus
+from tests.end_to_end.watched import Done, processes, together
+from training.ranks import Ranks, joined
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 STUDENT = (
     "--vocab", 400, "--student", "16x2x2", "--batch-tokens", 256, "--accumulate", 5, "--steps", 5,
     "--loss", "mlm=1,kl=1,hidden=1", "--dropout", 0.1, "--clip", 1000, "--eval-every", 2,
@@ -26,15 +30,11 @@ STUDENT = (
 )  # fmt: skip
 
 
-def trained(processes: int, words: Words, **environment: Any) -> subprocess.CompletedProcess[str]:
+def trained(count: int, words: Words, **watched: Any) -> Done:
     """Train by so many processes; the first gradient of each is beside the student."""
-    out = words[words.index("--out") + 1]
-    own = {"GRADIENTS": f"{out}.gradient", "OMP_NUM_THREADS": "1"}
-    command = TORCHRUN + (str(processes),) if processes > 1 else (sys.executable,)
-    return subprocess.run(
-        [*command, "-m", "tests.end_to_end.watched", *map(str, words)],
-        cwd=ROOT, env=os.environ | own | environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    out = Path(str(words[words.index("--out") + 1]))
+    gradients = out.with_name(f"{out.name}.gradient")
+    return processes(count, "student_train.cli", words, out.parent, gradients, **watched)
 
 
 def curve(out: Path) -> list[dict[str, float]]:
@@ -45,7 +45,7 @@ def curve(out: Path) -> list[dict[str, float]]:
 def alone(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "student"
     found = trained(1, ("--store", store, *STUDENT, "--out", out))
-    assert found.returncode == 0, found.stderr
+    assert found.codes == [0], found.said
     return out
 
 
@@ -54,23 +54,33 @@ def same_curve(one: Path, other: Path) -> None:
         assert here == pytest.approx(there, rel=1e-4)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_gradients_and_losses_are_those_of_one_process(
-    store: Path, alone: Path, tmp_path: Path, processes: int
-) -> None:
-    out = tmp_path / "student"
-    found = trained(processes, ("--store", store, *STUDENT, "--out", out))
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count("store ") == 1 and f"processes {processes}" in found.stdout
-    wanted = torch.load(f"{alone}.gradient.0")
-    first, *others = (torch.load(f"{out}.gradient.{rank}") for rank in range(processes))
+def same_gradients(one: str, other: str, count: int) -> None:
+    """Each of `count` processes has the gradients of one, but for the last bits."""
+    wanted = torch.load(f"{one}.0")
+    first, *others = (torch.load(f"{other}.{rank}") for rank in range(count))
     for each in others:
         torch.testing.assert_close(each, first, rtol=0, atol=0)
-    whole, got = (torch.cat([each.flatten() for each in some]) for some in (wanted, first))
+    pairs = zip(wanted, first, strict=True)
+    whole, got = (
+        torch.cat([each.flatten() for each in some])
+        for some in zip(*(pair for pair in pairs if pair[0] is not None), strict=True)
+    )
     assert float((whole - got).norm() / whole.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_gradients_and_losses_are_those_of_one_process(
+    store: Path, alone: Path, tmp_path: Path, count: int
+) -> None:
+    out = tmp_path / "student"
+    found = trained(count, ("--store", store, *STUDENT, "--out", out))
+    assert found.codes == [0] * count, found.said
+    assert "store " in found.said[0] and f"processes {count}" in found.said[0]
+    assert not any("store " in each or "start " in each for each in found.said[1:])
+    same_gradients(f"{alone}.gradient", f"{out}.gradient", count)
     same_curve(out, alone)
     report = json.loads((out / "training.json").read_text())
-    assert report["environments"][0]["processes"] == processes
+    assert report["environments"][0]["processes"] == count
     tokens = json.loads((alone / "training.json").read_text())["result"]["tokens"]
     assert report["result"]["tokens"] == tokens
 
@@ -79,18 +89,83 @@ def test_a_stop_of_one_stops_all_and_another_number_goes_on(
     store: Path, alone: Path, tmp_path: Path
 ) -> None:
     words = ("--store", store, *STUDENT, "--out", tmp_path / "student")
-    stopped = trained(2, words, STOPPED="1")
-    assert stopped.returncode != 0
+    stopped = trained(2, words, stopped=1)
+    assert 0 not in stopped.codes
     saved = [path.name for path in (tmp_path / "student/checkpoints").iterdir()]
     assert any("3" in name for name in saved), saved
     again = trained(3, (*words, "--resume"))
-    assert again.returncode == 0, again.stderr
-    assert "resume    after step 3" in again.stdout and "processes was 2 and is 3" in again.stdout
+    assert again.codes == [0] * 3, again.said
+    assert "resume    after step 3" in again.said[0]
+    assert "processes was 2 and is 3" in again.said[0]
     same_curve(tmp_path / "student", alone)
 
 
-def test_more_processes_than_batches_are_refused(store: Path) -> None:
-    options = TrainOptions(store=str(store), accumulate=2)
-    check_ranks(options, Ranks(0, 2))
+@pytest.mark.apart
+def test_torchrun_itself(store: Path, alone: Path, tmp_path: Path) -> None:
+    out = tmp_path / "student"
+    run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    words = ("-m", "student_train.cli", "--store", store, *STUDENT, "--out", out)
+    found = subprocess.run(
+        [*run, *map(str, words)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("store ") == 1
+    same_curve(out, alone)
+
+
+def test_embeddings_of_mixed_vocabularies_are_those_of_one_process(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 60)
+
+    def made(count: int, name: str) -> tuple[Path, Done]:
+        out = tmp_path / name
+        words = (
+            "mixed-vocab", "--model", tiny_teacher("bert"), "--corpus", corpus, "--vocab", 450,
+            "--width", 16, "--steps", 4, "--accumulate", 3, "--batch-tokens", 256,
+            "--max-length", 64, "--device", "cpu", "--precision", "fp32", "--out", out,
+        )  # fmt: skip
+        found = processes(
+            count, "teacher_dump.cli", words, tmp_path, out.with_name(f"{name}.gradient")
+        )
+        return out, found
+
+    one, alone = made(1, "one.zarr")
+    two, found = made(2, "two.zarr")
+    assert alone.codes == [0] and found.codes == [0, 0], found.said
+    same_gradients(f"{one}.gradient", f"{two}.gradient", 2)
+    stores = [open_store(path) for path in (one, two)]
+    wanted, got = (MixedVocab.of(each).embeddings for each in stores)
+    assert np.abs(got - wanted).max() < 1e-4 * np.abs(wanted).max()
+    lines = [[line for line in said.splitlines() if line.startswith("step 4/4")]
+             for said in (*alone.said, *found.said)]  # fmt: skip
+    assert lines[0][0].partition("tokens/s")[0].rsplit(" ", 2)[0] in lines[1][0] and not lines[2]
+    assert "next: student-train" in found.said[0] and found.said[1] == ""
+    assert not (tmp_path / "two.zarr.mixed-vocab").exists()
+    *_, refused = made(4, "three.zarr")
+    assert set(refused.codes) == {1}
+    assert "--accumulate 3 and 4 processes: a step has too few batches" in refused.said[0]
+
+
+def joins(code: str) -> None:
+    with mock.patch("training.ranks.installed", lambda: {"code": code, "torch": "2"}):
+        try:
+            with joined("cpu"):
+                print("joined")
+        except UserError as error:
+            print(error)
+
+
+def test_a_process_with_other_code_is_refused(tmp_path: Path) -> None:
+    found = together(3, tmp_path, lambda rank: (joins, "abc" if rank < 2 else "fed"))
+    wanted = f"on {socket.gethostname()}: code is 'fed', and 'abc' of the first process; install"
+    assert found.codes == [0] * 3
+    for said in found.said:
+        assert wanted in said and "joined" not in said and said.count("\n") == 1
+
+
+def test_more_processes_than_batches_are_refused() -> None:
+    Ranks(0, 2).check(2)
     with pytest.raises(UserError, match="--accumulate 2 and 3 processes: a step has too few"):
-        check_ranks(options, Ranks(0, 3))
+        Ranks(0, 3).check(2)

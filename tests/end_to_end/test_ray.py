@@ -23,10 +23,10 @@ from store import StoreWriter
 from store.write.part_queue import PartQueue
 from support.errors import UserError
 from support.lease import Lease
+from support.ray_cluster import Home, places_of
 from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job import on_ray
 from teacher_dump.job.dump import dump
-from teacher_dump.job.on_ray import Task, driven, places_of, share_on_ray, worker
+from teacher_dump.job.on_ray import Task, driven, share_on_ray, worker
 from teacher_dump.job.options import DumpOptions, Shard
 from teacher_dump.job.sharing import Shared
 from tests.end_to_end.support import dump_options, refused, says, write_corpus
@@ -120,7 +120,7 @@ def test_there_is_one_driver_at_a_time(options: DumpOptions) -> None:
 @pytest.fixture
 def task(options: DumpOptions) -> Iterator[Task]:
     lease = Lease(driven(place(options)))
-    yield Task(options, os.getcwd(), lease.token, on_ray._software())
+    yield Task(options, Home.here(driven(place(options)), lease))
     lease.close()
 
 
@@ -128,14 +128,16 @@ def test_a_worker_with_other_software_or_another_disk_is_refused(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(**changes: Any) -> str:
-        found = worker(replace(task, **changes), Shard(0, 1))
+        options = changes.pop("options", task.options)
+        home = replace(task.home, **{"driven": driven(place(options)), **changes})
+        found = worker(Task(options, home), Shard(0, 1))
         assert isinstance(found, str) and "\n" not in found
         return found
 
     monkeypatch.chdir(tmp_path)
     host = socket.gethostname()
-    says(told(software={**task.software, "code": "abc"}), f"{host}: code is ", "and abc on")
-    says(told(software={**task.software, "torch": "1.0"}), "torch is ", "and 1.0 on")
+    says(told(installed={**task.home.installed, "code": "abc"}), f"{host}: code is ", "and abc on")
+    says(told(installed={**task.home.installed, "torch": "1.0"}), "torch is ", "and 1.0 on")
     says(told(token="0123"), "is not the folder that the driver sees", "a disk that all nodes")
     elsewhere = replace(task.options, out=tmp_path / "another" / "store.zarr")
     says(told(options=elsewhere), "another there is not the folder")

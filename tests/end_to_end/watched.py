@@ -1,32 +1,80 @@
-"""`student-train` that keeps the gradient of its first step in GRADIENTS.RANK, and whose process
-number STOPPED gets a signal in its third."""
+"""Commands of several processes on loopback, as torchrun starts them, each of them watched."""
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-from student_train.cli import main
-
-RANK = os.environ.get("RANK", "0")
+from benchmarks.common.processes import command, finish, fork
+from tests.end_to_end.support import Words
 
 
-class Watch:
+class Done(NamedTuple):
+    """How the processes of a command ended, and what each of them printed."""
+
+    codes: list[int]
+    said: list[str]
+
+
+def processes(
+    count: int,
+    module: str,
+    words: Words,
+    folder: Path,
+    gradients: Path | None = None,
+    stopped: int | None = None,
+) -> Done:
+    """Run the `main` of a module in `count` processes that train together.
+
+    Each keeps the gradient of its first step in the file `gradients`.RANK; number `stopped` gets a
+    signal in its third.
+    """
+    return together(
+        count, folder, lambda rank: (_watched, gradients, stopped == rank, module, words)
+    )
+
+
+def together(count: int, folder: Path, work: Callable[[int], tuple[Any, ...]]) -> Done:
+    """Call a function of a module in each of `count` processes of one training: `work` gives it,
+    and its arguments, for each rank."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    logs = [folder / f"{time.monotonic_ns()}.{rank}.log" for rank in range(count)]
+    started = []
+    for rank, log in enumerate(logs):
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+        told |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        started.append(fork(_as_rank, told if count > 1 else {}, *work(rank), log=log))
+    return Done([finish(each) for each in started], [log.read_text() for log in logs])
+
+
+def _as_rank(variables: dict[str, str], work: Callable[..., object], *arguments: Any) -> None:
+    os.environ.update(variables)
+    work(*arguments)
+
+
+def _watched(gradients: Path | None, is_stopped: bool, module: str, words: Words) -> None:
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    torch.set_num_threads(1)
     steps = 0
 
-    def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self.steps += 1
+    def watch(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal steps
+        steps += 1
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        if self.steps == 1 and "GRADIENTS" in os.environ:
-            torch.save([weight.grad for weight in weights], f"{os.environ['GRADIENTS']}.{RANK}")
-        if self.steps == 3 and os.environ.get("STOPPED") == RANK:
+        if steps == 1 and gradients is not None:
+            file = f"{gradients}.{os.environ.get('RANK', '0')}"
+            torch.save([weight.grad for weight in weights], file)
+        if steps == 3 and is_stopped:
             os.kill(os.getpid(), signal.SIGTERM)
 
-
-if __name__ == "__main__":
-    register_optimizer_step_pre_hook(Watch())
-    main()
+    register_optimizer_step_pre_hook(watch)
+    command(module, *map(str, words))
