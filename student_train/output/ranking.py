@@ -68,6 +68,14 @@ OF_LOSS = frozenset(
 )
 
 
+def judged(figures: Row, varied: Collection[str]) -> float:
+    """Judge a student by the first measure that compares it with the others of a sweep of which
+    `varied` are the settings: the smallest is best, infinity where nothing compares them."""
+    loss = [LOSS] if compares_losses(varied) else []
+    values = (measure.of(figures) for measure in (*MEASURES, *loss))
+    return next(filter(math.isfinite, values), math.inf)
+
+
 def measure_of(rows: Sequence[Row]) -> Measure | None:
     """Choose what tells the best of these students; None where nothing compares them.
 

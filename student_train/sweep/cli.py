@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,11 @@ from student_train.sweep.table import CSV, show, table
 from student_train.sweep.trials import Trials
 from support.console import CONTEXT, command_errors, counted
 from support.errors import UserError
+from support.extras import library
 from support.grouped_help import GroupedCommand
+from support.lease import Lease, Taken
 from support.options import click_option, options_of, scoped
+from support.ray_cluster import AUTO, Home, check_address, check_gpus, cluster
 from support.signals import stoppable
 
 if TYPE_CHECKING:
@@ -58,6 +61,29 @@ OF_SWEEP = (
         "  [default: one after the other, in this process]",
     ),
     click.Option(
+        ["--prune"],
+        type=click.Choice(("median", "asha", "none")),
+        help="What ends a student at a validation. median: half of the trials were better at that"
+        " step; asha: at its 1st, 3rd, 9th, ... validation it is not among the best third of those"
+        " that came as far.  [default: median with --trials, else none]",
+    ),
+    click.Option(
+        ["--ray"],
+        is_flag=False,
+        flag_value=AUTO,
+        metavar="[ADDRESS]",
+        help="Train as many at once as the nodes of a Ray cluster have room for, on a disk that all"
+        " nodes see: HOST:PORT, local (a cluster of this machine, for this sweep), or no word: the"
+        " cluster of RAY_ADDRESS or of this machine, else local. Needs"
+        " `pip install 'teachonce[ray]'`.",
+    ),
+    click.Option(
+        ["--ray-gpus"],
+        type=click.FloatRange(min=0),
+        help="With --ray: GPUs of a student, 0.5: two share one.  [default: 1 where the cluster has"
+        " any and --device is not cpu, else 0]",
+    ),
+    click.Option(
         ["--downstream"],
         type=FILE,
         help="FILE.toml with tables [tasks.NAME] of downstream's options: each student is scored"
@@ -74,6 +100,7 @@ OF_SWEEP = (
         help="Print the students as JSON in place of the table, and all else to stderr.",
     ),
 )
+OF_SWEEP_NAMES = ("grid", "trials", "prune", "jobs", "ray", "ray_gpus", "downstream", "page")
 REPEATED = "repeated or a comma list"
 IN_SWEEP = "a comma list; repeated, it is another setting of the sweep, not one more loss"
 """What the help of --loss says of its words for one student, and says of them here."""
@@ -87,6 +114,9 @@ def sweep(
     grid: Path | None,
     trials: int | None,
     jobs: int | None,
+    prune: str | None,
+    ray: str | None,
+    ray_gpus: float | None,
     downstream: Path | None,
     page: Path | None,
     **arguments: Any,
@@ -104,6 +134,10 @@ def sweep(
         return
     if not store:
         raise UserError("--store: give the store that the students learn from")
+    where = Where(jobs, ray, ray_gpus)
+    where.check()
+    if prune == "median" and not trials:
+        raise UserError("--prune median: a search's trials are held against it; add --trials N")
     folder = out or beside(store[0], "sweep")
     command = arguments.keys() & scoped(TrainOptions, ONCE)
     once = {"store": store, **{name: arguments.pop(name) for name in command}}
@@ -117,20 +151,73 @@ def sweep(
     def make(point: Point, options: TrainOptions | None = None) -> Run:
         given = arguments_of(point)
         settings = {name: str(given[name]) for name in runs.varied}
-        resolved = (options or _options(once, point)).resolved()
-        made = _in_folder(folder, resolved)
+        made = where.placed(folder, options or _options(once, point))
         return runs.add(Run(len(runs.runs) + 1, settings, made))
 
-    if trials:
-        seed = planned[0][1].seed
-        source: Source = Trials(space, trials, seed, runs, make)
-    else:
-        source = Listed([make(point, options) for point, options in planned])
-    _execute(
-        source, runs, [_in_folder(folder, o.resolved()) for _, o in planned], plan.tasks, say, jobs
-    )
-    problems = _references(plan, runs, say)
-    _tell(runs, as_json, say, problems)
+    with closing(_only(folder)) as lease:
+        if trials:
+            seed = planned[0][1].seed
+            source: Source = Trials(space, trials, seed, runs, make, prune or "median")
+        else:
+            for point, options in planned:
+                make(point, options)
+            source = Listed(runs, asha=prune == "asha")
+        checked = [_in_folder(folder, where.resolved(options)) for _, options in planned]
+        _execute(source, runs, checked, plan.tasks, say, where, lease, planned[0][1].device)
+        problems = _references(plan, runs, say)
+        _tell(runs, as_json, say, problems)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where students are trained: here, in `jobs` processes, or on the cluster `ray`."""
+
+    jobs: int | None
+    ray: str | None
+    ray_gpus: float | None
+
+    def check(self) -> None:
+        """Raise UserError for words that contradict each other."""
+        if self.ray is None:
+            if self.ray_gpus is not None:
+                raise UserError(f"--ray-gpus {self.ray_gpus:g}: for students on Ray; add --ray")
+            return
+        check_address(self.ray)
+        check_gpus(self.ray_gpus or 0)
+        if self.jobs is not None:
+            raise UserError(
+                f"--jobs {self.jobs} and --ray contradict each other: Ray trains as many at once as"
+                " its nodes have room for"
+            )
+
+    def resolved(self, options: TrainOptions) -> TrainOptions:
+        """Decide what depends on the machine, for what is checked here: nodes of a cluster may have
+        a GPU that this one lacks. Raises UserError for a GPU by its number, as Ray gives it."""
+        if self.ray is None:
+            return options.resolved()
+        if options.device.startswith("cuda:"):
+            raise UserError(
+                f"--device {options.device}: Ray chooses the GPU of each student; say --device cuda"
+            )
+        return replace(options, device="cpu").resolved()
+
+    def placed(self, folder: Path, options: TrainOptions) -> TrainOptions:
+        """Name the folder of a student; device and precision a node of a cluster decides itself."""
+        made = _in_folder(folder, self.resolved(options))
+        if self.ray is None:
+            return made
+        return replace(made, device=options.device, precision=options.precision)
+
+
+def _only(folder: Path) -> Lease:
+    """Take the right to write a sweep. Raises UserError where another process has it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return Lease(folder)
+    except Taken as error:
+        raise UserError(
+            f"{folder}: another `student-sweep` fills it already: {error}; or give another --out"
+        ) from None
 
 
 def _page(folder: Path) -> Path:
@@ -157,10 +244,15 @@ def _execute(
     planned: list[TrainOptions],
     tasks: tuple[Task, ...],
     say: Callable[[str], object],
-    jobs: int | None,
+    where: Where,
+    lease: Lease,
+    device: str,
 ) -> None:
-    """Check what is planned, then do all runs."""
+    """Check what is planned, then do all runs; `device` is the one that was asked for."""
     from student_train.output.run import open_stores
+
+    def kept() -> str:
+        return f"{runs.folder}: all students are saved; the same command goes on"
 
     total = "" if isinstance(source, Trials) else f"/{len(planned)}"
 
@@ -170,15 +262,22 @@ def _execute(
     execution = Execution(source, runs, tasks, heading, say)
     with open_stores(planned[0]) as stores:
         starts = _check(planned, stores)
-        if jobs is None:
+        if where.ray is None and where.jobs is None:
             execution.here(stores, starts)
-    if jobs is not None:
+    starts.clear()
+    if where.ray is not None:
+        ray = library("ray", "ray", "--ray")
+        from student_train.sweep.on_ray import Cluster
+
+        with stoppable(kept) as stop, cluster(ray, where.ray, stop):
+            home = Home.here(runs.folder, lease)
+            Cluster(ray, execution, where.ray, where.ray_gpus, home, stop).run(device)
+    elif where.jobs is not None:
         import torch
 
-        starts.clear()
         on_gpu = planned[0].device == "cuda"
-        with stoppable(lambda: f"{runs.folder}: all students are saved; the same command goes on"):
-            execution.at_once(jobs, torch.cuda.device_count() if on_gpu else 0)
+        with stoppable(kept):
+            execution.at_once(where.jobs, torch.cuda.device_count() if on_gpu else 0)
 
 
 def _references(plan: Plan, runs: Runs, say: Callable[[str], object]) -> list[str]:
@@ -256,7 +355,7 @@ def _command() -> click.Command:
     found["loss"].help = (found["loss"].help or "").replace(REPEATED, IN_SWEEP)
     return GroupedCommand(
         "student-sweep",
-        groups={"The sweep": ("grid", "trials", "jobs", "downstream", "page"), **GROUPS},
+        groups={"The sweep": OF_SWEEP_NAMES, **GROUPS},
         params=[*found.values(), *OF_SWEEP],
         callback=sweep,
         help=sweep.__doc__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
@@ -10,9 +11,12 @@ from multiprocessing import connection, process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from student_train.output.ranking import judged
+from student_train.sweep.halving import Halving
 from student_train.sweep.runs import Pruned, Run, Runs
 from student_train.sweep.scores import SCORED, Task
 from student_train.sweep.student import Say, Work, finish, in_child
+from student_train.sweep.validations import validations
 from support.environment import variable
 
 if TYPE_CHECKING:
@@ -38,16 +42,32 @@ class Source(Protocol):
 
 
 class Listed:
-    """A source of runs that are known beforehand."""
+    """A source of runs that are known beforehand; `asha` ends some of them (see `Halving`)."""
 
-    def __init__(self, runs: list[Run]) -> None:
-        self._runs = iter(runs)
+    def __init__(self, runs: Runs, asha: bool = False) -> None:
+        """Take up what runs.json and the validations tell of an earlier command."""
+        self._varied, self._runs = runs.varied, iter(list(runs.runs))
+        self._halving = Halving() if asha else None
+        for run in runs.runs if asha else ():
+            for step, figures in validations(run.folder):
+                self.validated(run, step, figures)
+        before = runs.before["runs"] if runs.before and asha else []
+        self._pruned = {
+            each["folder"]: each["problem"] for each in before if each["state"] == "pruned"
+        }
 
     def next(self) -> Run | None:
-        return next(self._runs, None)
+        for run in self._runs:
+            if run.folder.name not in self._pruned:
+                return run
+            run.state, run.problem = "pruned", self._pruned[run.folder.name]
+        return None
 
     def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
-        return ""
+        value = judged(figures, self._varied)
+        if self._halving is None or not math.isfinite(value):
+            return ""
+        return self._halving.judge(run.number, step, value)
 
     def ended(self, run: Run) -> None:
         """Learn nothing from it."""
@@ -66,7 +86,7 @@ class Execution:
     def here(self, stores: list[FeatureStore], starts: dict[Path, Prepared]) -> None:
         """Do all runs in this process, on open stores. `starts` has students that are prepared."""
         while run := self.source.next():
-            self._begin(run)
+            self.begin(run)
             ended = finish(
                 Work(run.options, self.tasks),
                 stores,
@@ -74,7 +94,7 @@ class Execution:
                 self._pruning(run),
                 self.say,
             )
-            self._end(run, *ended)
+            self.end(run, *ended)
 
     def _pruning(self, run: Run) -> Callable[[int, dict[str, float]], None]:
         def validated(step: int, figures: dict[str, float]) -> None:
@@ -91,10 +111,7 @@ class Execution:
                 while True:
                     free = set(range(jobs)) - {slot for slot, *_ in running.values()}
                     while free and (run := self.source.next()):
-                        if self._is_done(run):  # no process only to read what stands there
-                            self._begin(run)
-                            work = Work(run.options, self.tasks)
-                            self._end(run, *finish(work, [], None, None, self.say))
+                        if self.done_before(run):
                             continue
                         slot = free.pop()
                         pipe, child = self._start(run, slot % gpus if gpus else None)
@@ -122,7 +139,7 @@ class Execution:
     def _start(
         self, run: Run, gpu: int | None
     ) -> tuple[connection.Connection, process.BaseProcess]:
-        self._begin(run)
+        self.begin(run)
         context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads
         ours, theirs = context.Pipe()
         work = Work(run.options, self.tasks)
@@ -137,7 +154,7 @@ class Execution:
             what, *told = pipe.recv()
         except (EOFError, ConnectionResetError):
             child.join()
-            self._end(run, "failed", {}, f"its process ended with {child.exitcode}")
+            self.end(run, "failed", {}, f"its process ended with {child.exitcode}")
             return True
         if what == "validated":
             pipe.send(self.source.validated(run, *told))
@@ -145,23 +162,30 @@ class Execution:
             self.say(f"[{run.number}] {told[0]}")
         else:
             child.join()
-            self._end(run, *told)
+            self.end(run, *told)
         return bool(what == "ended")
 
-    def _is_done(self, run: Run) -> bool:
-        """Tell whether the student is trained, and scored on all tasks."""
+    def done_before(self, run: Run) -> bool:
+        """Tell whether the student is trained, and scored on all tasks; then take it up, as no
+        process is needed to read what stands there."""
         folder = run.folder
-        return _is_trained(folder) and all(
+        done = _is_trained(folder) and all(
             (task.folder(folder.parent, folder.name) / SCORED).exists() for task in self.tasks
         )
+        if done:
+            self.begin(run)
+            self.end(run, *finish(Work(run.options, self.tasks), [], None, None, self.say))
+        return done
 
-    def _begin(self, run: Run) -> None:
+    def begin(self, run: Run) -> None:
+        """Tell that a run begins."""
         done = _is_trained(run.folder)
         self.say(f"{self.heading(run)}{' (finished before)' if done else ''}")
         run.state = "running"
         self.runs.write()
 
-    def _end(self, run: Run, state: Any, result: Mapping[str, Any], problem: str) -> None:
+    def end(self, run: Run, state: Any, result: Mapping[str, Any], problem: str) -> None:
+        """Take how a run has ended."""
         run.state, run.result, run.problem = state, result, problem
         if problem:
             self.say(f"[{run.number}] {state}: {problem}")

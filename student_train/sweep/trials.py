@@ -1,4 +1,4 @@
-"""`--trials N`: Optuna searches the space of a sweep, and prunes by validation."""
+"""`--trials N`: Optuna searches the space of a sweep; validations end trials (`--prune`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from student_train.output.ranking import LOSS, MEASURES, compares_losses
+from student_train.output.ranking import judged
+from student_train.sweep.halving import Halving
 from student_train.sweep.runs import Run, Runs
 from student_train.sweep.space import Interval, Point, Space
 from student_train.sweep.validations import validations
@@ -25,18 +26,28 @@ class Trials:
     """
 
     def __init__(
-        self, space: Space, count: int, seed: int, runs: Runs, make: Callable[[Point], Run]
+        self,
+        space: Space,
+        count: int,
+        seed: int,
+        runs: Runs,
+        make: Callable[[Point], Run],
+        prune: str = "median",
     ) -> None:
-        """Take up the trials of runs.json; those that had not ended are done first.
+        """Take up the trials of runs.json; those that had not ended are done first. `prune` is the
+        word of the option.
 
         Raises UserError where Optuna is missing.
         """
         self.optuna = library("optuna", "tune", "--trials")
         self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
         self.space, self.count, self.seed, self.runs, self.make = space, count, seed, runs, make
+        median = self.optuna.pruners.MedianPruner(n_startup_trials=4)
+        nothing = self.optuna.pruners.NopPruner()
         self.study = self.optuna.create_study(
-            direction="minimize", pruner=self.optuna.pruners.MedianPruner(n_startup_trials=4)
+            direction="minimize", pruner=median if prune == "median" else nothing
         )
+        self.halving = Halving() if prune == "asha" else None
         self.distributions = {n: self._distribution(each) for n, each in space.items()}
         self.asked = dict[int, Any]()
         self.known = list(runs.before["runs"]) if runs.before else []
@@ -97,29 +108,25 @@ class Trials:
         self.ended(run)
         return True
 
-    def _report(self, run: Run, step: int, figures: Mapping[str, float]) -> float:
-        value = self._value(figures)
-        if math.isfinite(value):
-            self.asked[run.number].report(value, step)
-        return value
-
-    def _value(self, figures: Mapping[str, Any]) -> float:
-        """Judge a student by the first measure that compares it with the others."""
-        loss = [LOSS] if compares_losses(self.runs.varied) else []
-        values = (measure.of(figures) for measure in (*MEASURES, *loss))
-        return next(filter(math.isfinite, values), math.inf)
-
-    def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
-        """Tell why a trial ends: half of the others were better at this step."""
-        value = self._report(run, step, figures)
-        if not math.isfinite(value) or not self.asked[run.number].should_prune():
+    def _report(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
+        """Tell the pruner of a validation; return why the trial ends."""
+        value = judged(figures, self.runs.varied)
+        if not math.isfinite(value):
+            return ""
+        if self.halving:
+            return self.halving.judge(run.number, step, value)
+        self.asked[run.number].report(value, step)
+        if not self.asked[run.number].should_prune():
             return ""
         return f"worse than the median of the trials at step {step:,}"
+
+    def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
+        return self._report(run, step, figures)
 
     def ended(self, run: Run) -> None:
         """Learn from a run that has ended."""
         state, states = run.state, self.optuna.trial.TrialState
-        value = self._value(run.result)
+        value = judged(run.result, self.runs.varied)
         if state == "finished" and math.isfinite(value):
             self.study.tell(self.asked[run.number], value)
         elif state == "pruned":

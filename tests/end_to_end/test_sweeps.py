@@ -17,6 +17,7 @@ import pytest
 from student_train.sweep import main as student_sweep
 from tests.end_to_end.support import STUDENT, Words, invoke, ok, refused, says, start
 from tests.end_to_end.test_stopping import wait_for
+from tests.support.leased import held
 
 SMALL = (*STUDENT, "--vocab", "450", "--steps", "2")
 DIVERGING = "lr = [0.001, 1e30]\nloss = {mlm = 1}\nvocab = 450"
@@ -68,6 +69,36 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
     assert f"best      {best['folder']}" in said
     grid.write_text("lr = {low = 0.1, high = 1}")
     says(refused(student_sweep, *words, "--trials", 2), "other ranges", "another --out")
+
+
+def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Path) -> None:
+    out = tmp_path / "out"
+    words: Words = ("--store", store, *STUDENT, "--vocab", "450", "--loss", "mlm", "--out", out)
+    words += ("--steps", 4, "--eval-every", 1, "--lr", 0.01, "--lr", 1e-6, "--prune", "asha")
+    said = ok(student_sweep, *words)
+    assert states(out) == ["finished", "pruned"]
+    says(
+        said, "[2] pruned: not among the best third of 2 at validation 1", "pruned    1 trial of 2"
+    )
+    again = ok(student_sweep, *words)
+    assert states(out) == ["finished", "pruned"] and "[2/2]" not in again
+    says(refused(student_sweep, *words[:-1], "median"), "--prune median", "add --trials N")
+
+
+def test_words_about_where_students_are_trained(tmp_path: Path, store: Path) -> None:
+    out = tmp_path / "out"
+    words: Words = ("--store", store, *SMALL, "--out", out)
+    for more, told in (
+        (("--ray-gpus", 0.5), "--ray-gpus 0.5: for students on Ray; add --ray"),
+        (("--ray", "host"), "--ray host: expected HOST:PORT"),
+        (("--ray", "local", "--ray-gpus", 1.5), "expected a share of one GPU, or whole GPUs"),
+        (("--ray", "local", "--jobs", 2), "--jobs 2 and --ray contradict each other"),
+        (("--ray", "local", "--device", "cuda:1"), "--device cuda:1: Ray chooses the GPU"),
+    ):
+        says(refused(student_sweep, *words, *more), told)
+    with held(out):
+        says(refused(student_sweep, *words), f"{out}: another `student-sweep` fills it already")
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
