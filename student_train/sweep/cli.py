@@ -142,6 +142,10 @@ def sweep(
     command = arguments.keys() & scoped(TrainOptions, ONCE)
     once = {"store": store, **{name: arguments.pop(name) for name in command}}
     space = over(read_space(grid, list(arguments)) if grid else {}, arguments)
+    if trials and not varied(space):
+        raise UserError(
+            "--trials: nothing varies; give ranges or lists in --grid FILE.toml, or an option twice"
+        )
     planned = [(point, _options(once, point)) for point in (corners if trials else points)(space)]
     plan = read_plan(downstream) if downstream else Plan()
     runs = Runs(folder, space, varied(space), trials is not None)

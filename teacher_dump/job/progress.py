@@ -1,4 +1,5 @@
-"""How far a dump is: a bar at a terminal, elsewhere a line for each part, with the time left."""
+"""How far a dump is: a bar at a terminal, elsewhere a line for each part and
+every half minute, with the time left."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ from tqdm import tqdm
 from support.console import counted
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.windows.window import Window
+
+EVERY = 30.0
+"""Seconds between lines within a part, where there is no terminal."""
 
 
 class Progress:
@@ -25,8 +29,8 @@ class Progress:
     ) -> None:
         self._whole = corpus.documents_in_all if by_documents else corpus.characters_in_all
         self._limit, self._by_documents, self._say = limit, by_documents, say
-        self._seen = self._tokens = self._here = 0
-        self._begun = time.perf_counter()
+        self._seen = self._tokens = self._here = self._before = 0
+        self._begun = self._told = time.perf_counter()
         self.bar: Any = tqdm(
             unit="tok", unit_scale=True, desc="dump", disable=None, total=self._limit
         )
@@ -55,12 +59,20 @@ class Progress:
 
     def skip(self, part: Sequence[Window]) -> None:
         """Tell of a part that was published before."""
-        self.bar.update(sum(len(window.ids) for window in part))
+        tokens = sum(len(window.ids) for window in part)
+        self._before += tokens
+        self.bar.update(tokens)
 
     def advance(self, tokens: int) -> None:
-        """Tell of tokens that the teacher has read just now."""
+        """Tell of tokens that the teacher has read just now; where there is no terminal, only if
+        no line was said for a while."""
         self._here += tokens
         self.bar.update(tokens)
+        now = time.perf_counter()
+        if self.bar.disable and now - self._told >= EVERY:
+            self._told, done = now, self._before + self._here
+            speed = self._here / (now - self._begun)
+            self._say(f"dump      {done:,} tokens so far, {speed:,.0f} tokens/s{self._left(done)}")
 
     def end(self, number: int, part: Sequence[Window], seconds: float) -> None:
         """Tell of a part that is written, where there is no terminal."""
@@ -68,14 +80,15 @@ class Progress:
             return
         tokens = sum(len(window.ids) for window in part)
         line = part_line(number, len(part), tokens, seconds, self._tokens)
-        self._say(line + self._left())
+        self._told = time.perf_counter()
+        self._say(line + self._left(self._tokens))
 
-    def _left(self) -> str:
+    def _left(self, done: int) -> str:
         total, spent = self.total(), time.perf_counter() - self._begun
         if total is None or not self._here:
             return ""
-        left = max(0, total - self._tokens) * spent / self._here
-        share = min(1.0, self._tokens / max(1, total))
+        left = max(0, total - done) * spent / self._here
+        share = min(1.0, done / max(1, total))
         return f", about {share:.0%} of all, {tqdm.format_interval(left)} left"
 
 

@@ -62,6 +62,13 @@ teacher --to onnx --check nowhere.txt | no such file
 teacher --to onnx --least 9 | a share above 0
 teacher --to onnx --quantize int8 --out table.tsv | exists already
 """
+SWEEP = """
+--trials 3 | nothing varies
+--trials 3 --loss mlm=1 --loss hiden=1 | did you mean hidden?
+--grid nowhere.toml | check --grid
+--downstream nowhere.toml | check --downstream
+--page nowhere | no runs.json
+"""
 SCORE = """
 --task classfy | expected one of
 --task classify --model nowhere/a/b --train table.tsv --dev table.tsv | no such folder
@@ -98,6 +105,7 @@ def test_mistakes_are_told_before_torch_is_loaded(
     for module, before, lines in (
         ("teacher_dump.cli", dump, DUMP),
         ("student_train.cli", train, TRAIN),
+        ("student_train.sweep.cli", train, SWEEP),
         ("student_export.cli", ["--out", "out"], EXPORT),
         ("downstream.cli", ["--out", "out"], SCORE),
     ):

@@ -28,6 +28,22 @@ def test_every_part_tells_its_share_and_the_time_left(
     assert shares[-1] >= 97 and abs(shares[0] - 100 / len(shares)) < 25
 
 
+def test_a_long_part_tells_how_far_it_is(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("teacher_dump.job.progress.EVERY", 0.0)
+    corpus, said = write_corpus(tmp_path / "corpus.txt", 60), list[str]()
+    options = dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", batch_tokens=500)
+    dump(options, said.append)
+    lines = [line for line in said if line.startswith(("dump ", "part "))]
+    found = [re.search(r"([\d,]+) tokens so far", line) for line in lines]
+    tokens = [int(match[1].replace(",", "")) for match in found if match]
+    assert len(tokens) == len(lines) >= 4 and tokens == sorted(tokens)
+    assert re.fullmatch(
+        r"dump      [\d,]+ tokens so far, [\d,]+ tokens/s, about \d+% of all, [\d:]+ left", lines[0]
+    )
+
+
 def test_nobody_knows_the_end_of_what_was_not_read(tmp_path: Path) -> None:
     corpus = Corpus.open([str(write_corpus(tmp_path / "corpus.txt", 7))])
     for limit in (None, 50):
