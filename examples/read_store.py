@@ -141,10 +141,10 @@ class Store:
 
     def sequence(self, part: Json, s: int, rows: slice, square: slice) -> Json:
         """Sequence s of a part, which has these rows of tokens (section 6)."""
-        keys = ("document", "document_begin", "hard_cut", "label")
-        found = {k: part[f"sequence/{k}"][s] for k in keys if f"sequence/{k}" in part}
-        keys = ("id", "begin", "end", "special", "tag")
-        found |= {k: part[f"token/{k}"][rows] for k in keys if f"token/{k}" in part}
+        one = ("document", "document_begin", "hard_cut", "label")
+        each = ("id", "begin", "end", "special", "tag")
+        found = {key: part[f"sequence/{key}"][s] for key in one if f"sequence/{key}" in part}
+        found |= {key: part[f"token/{key}"][rows] for key in each if f"token/{key}" in part}
         text = part["text/utf8"][slice(*part["sequence/text_start"][s : s + 2])]
         found["text"] = text.tobytes().decode("utf-8")
         if vector := self.features.get("embedding"):
@@ -172,9 +172,10 @@ class Store:
             view["attention"][name] = values
         if self.features["logits"]:
             view["logits"] = self.logits(part, f"{here}/logits", rows)
-        for key, at in (("classes", s), ("tags", rows)):
+        outputs: Json = {"classes": s, "tags": rows}
+        for key, where in outputs.items():
             if f"{here}/{key}/values" in part:
-                view[key] = part[f"{here}/{key}/values"][at]
+                view[key] = part[f"{here}/{key}/values"][where]
         return view
 
     def hidden(self, part: Json, here: str, name: str, rows: slice) -> Array:
