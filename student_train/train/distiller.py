@@ -73,11 +73,12 @@ class Distiller(nn.Module):
         super().__init__()
         self.student, self.options = student, options
         own, self.layers = size_of(student)
-        self._check_groups(hidden)
         self.for_task: bool = head_of(student) != "mlm"
         self.projections = nn.ModuleDict()
         self.projected_losses = set[str]()  # by the student's own projection
         learnt = losses_for(self.for_task, options.losses())
+        if any(loss.student == "runs" for loss in learnt):
+            self._check_groups(hidden)
         for loss in learnt:
             if loss.of_text or loss.projection == "none":
                 continue

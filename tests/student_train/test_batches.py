@@ -153,6 +153,8 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
         states.distiller(nn.Linear(2, 2))
     with pytest.raises(UserError, match="the student's 1 layers do not fall into 2 groups"):
         Distiller(Own(), states.options, ("groups2.0", "groups2.1"), 32)
+    without = StudentBatches(batches.store, batches.tokenizer, loss={"mlm": 1.0}).options
+    Distiller(Own(), without, ("groups2.0", "groups2.1"), 32)  # no loss compares the groups
 
 
 @pytest.mark.parametrize(
