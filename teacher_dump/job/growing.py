@@ -8,6 +8,7 @@ would be stored otherwise is new: another text, another label, another tokenizer
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -190,28 +191,32 @@ class Plan:
 
 
 class _Documents:
-    """Hashes, numbers and lengths of documents, in their order."""
+    """Hashes, numbers and lengths of documents, in their order: 32 bytes for each."""
 
     def __init__(self, found: Iterable[tuple[int, bytes]]) -> None:
-        numbers, digests = [], bytearray()
+        numbers, digests = array("q"), bytearray()
         for number, digest in found:
             numbers.append(number)
             digests += digest
-        self.numbers = np.array(numbers, np.int64)
-        self.digests = np.frombuffer(bytes(digests), DIGEST)
+        self.numbers = np.frombuffer(numbers, np.int64)
+        self.digests = np.frombuffer(digests, DIGEST)
         self.tokens = np.zeros(len(numbers), np.int64)
 
     @staticmethod
     def of_windows(windows: Iterable[Window]) -> _Documents:
-        lengths = Counter[int]()
+        tokens, last = array("q"), -1
 
         def seen() -> Iterator[Window]:
+            nonlocal last
             for window in windows:
-                lengths[window.document] += len(window.ids)
+                if window.document != last:
+                    last = window.document
+                    tokens.append(0)
+                tokens[-1] += len(window.ids)
                 yield window
 
         found = _Documents(window_digests(seen()))
-        found.tokens = np.array([lengths[n] for n in found.numbers.tolist()], np.int64)
+        found.tokens = np.frombuffer(tokens, np.int64)
         return found
 
 
