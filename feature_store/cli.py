@@ -275,11 +275,11 @@ def forget(
     text_column: str | None,
     missing_ok: bool,
 ) -> Iterator[Answer]:
-    """Remove documents from a store for good; the others stay as they are.
+    """Remove documents from a store for good.
 
-    The parts that hold them are written again without them. After a stop the same command goes on;
-    until it ends no reader takes the store for finished. Nothing is changed where a document is not
-    there (exit code 1), unless --missing-ok is given.
+    The parts that hold them are written again without them, all else stays. After a stop the same
+    command goes on; until it ends no reader takes the store for finished. Nothing is changed where
+    a document is not there (exit code 1), unless --missing-ok is given.
     """
     from feature_store.wishes import wish
     from store.tools.forget import forget as take_out
