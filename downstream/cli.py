@@ -133,8 +133,15 @@ def _mlm(asked: Asked) -> None:
         each = [score_as_is(model, tests, length, _say(asked)) for model in asked.model]
         result = score_tables.of_models(each)
     else:
+        from training.device import resolved_device
+        from training.ranks import joined
+
         settings = asked.settings(MlmSettings, model=asked.model[0], **more)
-        result = train_seeds(settings, asked.seeds or 1, tests, _say(asked))
+        with joined(resolved_device("auto")) as ranks:
+            say = _say(asked) if ranks.lead else lambda line: None
+            result = train_seeds(settings, asked.seeds or 1, tests, say, ranks)
+        if not ranks.lead:
+            return
     score_tables.save(result, asked.out)
     _show(asked, score_tables.seed_table, result)
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback
 
 from support.arrays import Array
+from training.ranks import ALONE, Ranks
 
 
 class BatchMasking(DataCollatorForLanguageModeling):
@@ -66,21 +68,30 @@ class MlmTrainer(Trainer):
     """A Trainer that computes the head at masked positions alone and validates on fixed masks.
 
     Six sevenths of the positions have no label, and with a large vocabulary the head costs more
-    than the encoder. The loss stays the mean over labelled tokens.
+    than the encoder. The loss stays the mean over labelled tokens, of all `ranks` together.
     """
 
-    def __init__(self, *, fixed_dev: MaskedBatches, **kwargs: Any) -> None:
+    def __init__(self, *, fixed_dev: MaskedBatches, ranks: Ranks = ALONE, **kwargs: Any) -> None:
         super().__init__(eval_dataset=fixed_dev, **kwargs)
-        self.fixed_dev = fixed_dev
+        self.fixed_dev, self.ranks = fixed_dev, ranks
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the dev batches, whose masks are fixed."""
         return DataLoader(self.fixed_dev, batch_size=None)
 
+    def training_step(self, model: Any, *arguments: Any, **named: Any) -> torch.Tensor:
+        """Sum the gradients of the processes' shares of a batch; return the loss, of which the mean
+        over the processes is that of the batch."""
+        assert not isinstance(model, DistributedDataParallel)  # it would take their mean
+        loss = super().training_step(model, *arguments, **named)
+        self.ranks.sum_gradients(model)
+        return loss * self.ranks.size
+
     def compute_loss(  # type: ignore[override]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
-        """Return the mean cross-entropy in nats over the tokens whose label is not -100."""
+        """Return the mean cross-entropy in nats over the tokens whose label is not -100; in
+        training this process's share of the mean over the tokens of all."""
         labels = inputs["labels"].view(-1)
         chosen = labels.ne(-100).nonzero().squeeze(1)
         body = self.accelerator.unwrap_model(model).base_model
@@ -91,7 +102,10 @@ class MlmTrainer(Trainer):
         finally:
             handle.remove()
         total = torch.nn.functional.cross_entropy(logits.float(), labels[chosen], reduction="sum")
-        loss = total / max(1, len(chosen))
+        count = len(chosen)
+        if model.training:
+            count = int(self.ranks.summed({"": count})[""])
+        loss = total / max(1, count)
         return (loss, {"loss": loss}) if return_outputs else loss
 
 

@@ -31,6 +31,7 @@ from support.errors import UserError
 from support.signals import stoppable
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
+from training.ranks import ALONE, Ranks
 from training.tokenizer_folder import save_tokenizer
 from training.wordpiece import fewer_pieces
 
@@ -41,15 +42,20 @@ EVAL_TOKENS = 32_768
 MOST = 100.0  # nats a token; a network with sound weights stays far below
 
 
-def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict[str, Any]:
+def train_mlm(
+    settings: MlmSettings, say: Callable[[str], None] = print, ranks: Ranks = ALONE
+) -> dict[str, Any]:
     """Train, save an ordinary transformers folder and return the figures (also in `metrics.json`).
 
-    The `minutes` of a resumed run are those up to its checkpoint and those since.
+    Several `ranks` share out each batch, and the first of them writes. The `minutes` of a resumed
+    run are those up to its checkpoint and those since.
 
     Raises UserError on a wrong model, text, size or output folder, and where the training does not
     stay finite.
     """
     _check_out(settings)
+    _check_shares(settings, ranks)
+    ranks.any(False)  # all have looked at the folder
     set_seed(settings.seed)
     lines = [line for path in settings.train for line in read_lines(path)]
     train, held_out = (
@@ -77,18 +83,37 @@ def train_mlm(settings: MlmSettings, say: Callable[[str], None] = print) -> dict
         f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters; "
         f"learning rate {_lr(settings):g}"
     )
-    settings.out.mkdir(parents=True, exist_ok=True)
-    files.write(settings.out / BEGUN, json.dumps(told(settings), indent=1).encode())
-    save_tokenizer(tokenizer, settings.out)  # first, because a resumed run must read the same one
-    return _run(settings, model, tokenizer, rows, dev_rows, say)
+    if ranks.lead:
+        settings.out.mkdir(parents=True, exist_ok=True)
+        files.write(settings.out / BEGUN, json.dumps(told(settings), indent=1).encode())
+        save_tokenizer(tokenizer, settings.out)  # first: a resumed run must read the same one
+    found: dict[str, Any] = ranks.agreed(
+        _run(settings, model, tokenizer, rows, dev_rows, say, ranks)
+    )
+    return found
+
+
+def _check_shares(settings: MlmSettings, ranks: Ranks) -> None:
+    if settings.batch_size % ranks.size:
+        raise UserError(
+            f"--batch-size {settings.batch_size} and {ranks.size} processes: a batch cannot be"
+            f" shared out evenly; give a multiple of {ranks.size}"
+        )
 
 
 def _run(
-    settings: MlmSettings, model: Any, tokenizer: Any, rows: Any, dev_rows: Any, say: Any
+    settings: MlmSettings,
+    model: Any,
+    tokenizer: Any,
+    rows: Any,
+    dev_rows: Any,
+    say: Any,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     trainer = MlmTrainer(
         model=model,
-        args=_arguments(settings),
+        args=_arguments(settings, ranks),
+        ranks=ranks,
         train_dataset=Rows(rows),
         fixed_dev=held_out_batches(tokenizer, dev_rows),
         data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
@@ -111,8 +136,9 @@ def _run(
     minutes = clock.spent()
     steps = counted(trainer.state.global_step, "step")
     say(f"held-out loss after:  {after:.4f} ({steps}, {minutes:.1f} min)")
-    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
-    files.open_weights(settings.out)
+    if ranks.lead:
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
+        files.open_weights(settings.out)
     figures = {
         "blocks": {"train": len(rows), "dev": len(dev_rows)},
         "learning_rate": _lr(settings),
@@ -124,9 +150,10 @@ def _run(
         "minutes": minutes,
         "curve": [row for row in trainer.state.log_history if "eval_loss" in row],
     }
-    files.write(settings.out / METRICS, json.dumps(figures, indent=1).encode())
-    for left in settings.out.glob(CHECKPOINTS):
-        shutil.rmtree(left)
+    if ranks.lead:
+        files.write(settings.out / METRICS, json.dumps(figures, indent=1).encode())
+        for left in settings.out.glob(CHECKPOINTS):
+            shutil.rmtree(left)
     return figures
 
 
@@ -149,8 +176,12 @@ def _lr(settings: MlmSettings) -> float:
     return settings.lr or (1e-3 if settings.model.startswith(PREFIX) else 2e-4)
 
 
-def _arguments(settings: MlmSettings) -> TrainingArguments:
+def _arguments(settings: MlmSettings, ranks: Ranks = ALONE) -> TrainingArguments:
+    # The first process makes and masks each batch, as a single one does, and shares it out.
+    shares = {"split_batches": True, "dispatch_batches": True} if ranks.size > 1 else None
     return TrainingArguments(
+        accelerator_config=shares,
+        ddp_backend="gloo" if ranks.size > 1 and not torch.cuda.is_available() else None,
         output_dir=str(settings.out),
         max_steps=settings.steps if settings.steps is not None else -1,
         num_train_epochs=settings.epochs,

@@ -34,6 +34,7 @@ from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.loading import load_config
 from teacher_dump.teacher.networks import load_with_head
+from training.ranks import ALONE, Ranks
 
 Say = Callable[[str], None]
 ABOUT = {
@@ -51,7 +52,11 @@ AS_IS = {
 
 
 def train_seeds(
-    settings: MlmSettings, seeds: int, tests: Mapping[str, Path], say: Say = print
+    settings: MlmSettings,
+    seeds: int,
+    tests: Mapping[str, Path],
+    say: Say = print,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Train once for each of `seeds` seeds, `settings.seed` and those after it.
 
@@ -59,7 +64,7 @@ def train_seeds(
     several in its folder seed-N. Returns what `fine_tune.fine_tune` returns: its scores on `dev`
     are the figures at the end of each training, its scores on `tests` those of `score_as_is`, its
     examples are blocks, and `saved` names the models' folders. With `settings.resume` it goes on
-    with the first training that is not finished.
+    with the first training that is not finished. Several `ranks` train together.
 
     Raises UserError as `train_mlm` does.
     """
@@ -77,7 +82,7 @@ def train_seeds(
         one = replace(settings, seed=seed, out=folder, resume=resume)
         if seeds > 1:
             say(f"seed {seed}: {folder}")
-        figures = finished(one) or train_mlm(one, say)
+        figures = finished(one) or train_mlm(one, say, ranks)
         tested = str(folder), tests, settings.max_length, say
         scores, counts = _scores(*tested) if tests else ({}, {})
         run = {"seed": seed, "lr": figures["learning_rate"], "steps": figures["steps"]}

@@ -169,3 +169,28 @@ def test_more_processes_than_batches_are_refused() -> None:
     Ranks(0, 2).check(2)
     with pytest.raises(UserError, match="--accumulate 2 and 3 processes: a step has too few"):
         Ranks(0, 3).check(2)
+
+
+def test_a_masked_lm_is_that_of_one_process(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 200)
+
+    def trained_mlm(count: int, name: str, *more: str | int) -> Done:
+        words = (
+            "--task", "mlm", "--model", "scratch:16x1x2", "--vocab", 400, "--train", corpus,
+            "--max-length", 32, "--batch-size", 6, "--steps", 4, "--evaluate-every", 2,
+            "--out", tmp_path / name, *more,
+        )  # fmt: skip
+        gradients = tmp_path / f"{name}.gradient"
+        return processes(count, "downstream.cli", words, tmp_path, gradients)
+
+    alone, found = trained_mlm(1, "one"), trained_mlm(2, "two")
+    assert alone.codes == [0] and found.codes == [0, 0], (alone.said, found.said)
+    same_gradients(f"{tmp_path}/one.gradient", f"{tmp_path}/two.gradient", 2)
+    one, two = (
+        json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")
+    )
+    assert two["held_out_loss"] == pytest.approx(one["held_out_loss"], rel=1e-5)
+    assert two["tokens"] == one["tokens"] and "held-out loss after" not in found.said[1]
+    refused = trained_mlm(4, "three")
+    assert "--batch-size 6 and 4 processes: a batch cannot be shared out evenly" in refused.said[0]
+    assert set(refused.codes) == {1} and not (tmp_path / "three").exists()
