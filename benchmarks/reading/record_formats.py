@@ -166,6 +166,10 @@ class LitData(Records):
         dataset = StreamingDataset(str(path), shuffle=True)
         return lambda epoch: _grouped(corpus, dataset)
 
+    def load(self) -> None:
+        """Import what `open_far` uses."""
+        from litdata.streaming import downloader  # noqa: F401
+
     def open_far(self, corpus: Corpus, url: str, local: Path) -> Epoch:
         """As `open`, from an address, by way of a folder."""
         from litdata import StreamingDataset
@@ -203,6 +207,10 @@ class Mosaic(Records):
             local=str(path), shuffle=True, batch_size=corpus.batch_sequences
         )
         return lambda epoch: _grouped(corpus, dataset)
+
+    def load(self) -> None:
+        """Import what `open_far` uses."""
+        self._streaming()
 
     def open_far(self, corpus: Corpus, url: str, local: Path) -> Epoch:
         """As `open`, from an address, by way of a folder."""

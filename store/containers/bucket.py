@@ -102,7 +102,7 @@ class Bucket:
         data = await found.bytes_async()
         if len(data) != high - low:
             raise OSError(f"{len(data):,} bytes of {name} came, expected {high - low:,}")
-        return Piece(bytes_of(data), whole)
+        return Piece(bytes_of(data), whole, set())
 
     def tagged(self, name: str) -> Tagged | None:
         """Read an object with its tag; None if there is none."""

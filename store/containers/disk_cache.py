@@ -26,7 +26,7 @@ import numpy as np
 
 from store.containers.blosc import Bytes
 from store.containers.cache_word import PREFIX
-from store.containers.memory_map import FileMap
+from store.containers.memory_map import prefetch
 from support import files
 from support.errors import UserError
 
@@ -40,10 +40,12 @@ _numbers = count()
 
 
 class Piece(NamedTuple):
-    """Bytes of an object, and how many it has in all."""
+    """Bytes of an object, how many it has in all, and what of them was compared with its checksum,
+    in the words of their reader."""
 
     data: Bytes
     whole: int
+    sound: set[int]
 
 
 def taken_by(size: int) -> int:
@@ -116,16 +118,20 @@ class DiskCache:
         named = hashlib.sha256(f"{store}/{name}".encode()).hexdigest()[:32]
         return self.folder / f"{named}.{begin}.{end}"
 
-    def has(self, store: str, name: str, begin: int, end: int) -> bool:
-        """Whether there is such an entry, whole or not."""
-        return self._path(store, name, begin, end).exists()
+    def announced(self, store: str, name: str, begin: int, end: int) -> bool:
+        """Whether there is such an entry, whole or not; the disk begins to read it."""
+        try:
+            prefetch(str(self._path(store, name, begin, end)), 0, max(1, abs(end)))
+        except OSError:
+            return False
+        return True
 
     def get(self, store: str, name: str, begin: int, end: int) -> Piece | None:
         """Read an entry of a store, which is named by its checksum; None if there is none. A
         damaged one is removed."""
         path = self._path(store, name, begin, end)
         try:
-            data = FileMap(path).data
+            data = np.fromfile(path, np.uint8)  # a map would keep the room of what is removed
             os.utime(path)
         except OSError:
             return None
@@ -133,7 +139,7 @@ class DiskCache:
         if len(data) >= END.size:
             mark, checksum, whole = END.unpack(data[-END.size :].tobytes())
             if mark == MARK and google_crc32c.value(payload) == checksum:
-                return Piece(payload, whole)
+                return Piece(payload, whole, set())
         self._remove([path])
         return None
 

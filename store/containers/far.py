@@ -110,7 +110,7 @@ class Far:
                 return
             if wanted in self._asked:
                 return
-        if self._disk is None or not self._disk.has(self._store, *wanted):
+        if self._disk is None or not self._disk.announced(self._store, *wanted):
             self._begun(wanted, ahead=True)
 
     def _begun(self, wanted: Range, ahead: bool) -> Future[Piece]:
@@ -177,25 +177,30 @@ class Far:
             future.set_exception(error)
 
     def _keep(self, wanted: Range, piece: Piece) -> None:
+        """Keep what was fetched, in memory and on the disk."""
         with self._lock:
             if self._disk is not None and self._unwritten < UNWRITTEN:
                 self._unwritten += len(piece.data)
                 self._writer.submit(self._write, self._disk, wanted, piece)
             self._asked.pop(wanted, None)
-            self._pieces[wanted] = piece
-            self._held += len(piece.data)
-            if self._held <= HELD:
-                return
-            for old in list(self._pieces):
-                if self._held <= HELD:
-                    break
-                if old not in self._wanted or self._held > 2 * HELD:
-                    self._let_go(old)
+            self._hold(wanted, piece)
 
-    def _let_go(self, old: Range) -> None:
+    def _hold(self, wanted: Range, piece: Piece) -> None:
+        """Keep a range in memory, and let go of what was read longest ago. The lock is held."""
+        self._let_go(wanted, read=False)
+        self._pieces[wanted] = piece
+        self._held += len(piece.data)
+        for old in list(self._pieces) if self._held > HELD else ():
+            if self._held <= HELD:
+                break
+            if old not in self._wanted or self._held > 2 * HELD:
+                self._let_go(old)
+
+    def _let_go(self, old: Range, read: bool = True) -> None:
         if piece := self._pieces.pop(old, None):
             self._held -= len(piece.data)
-        self._wanted.discard(old)
+        if read:
+            self._wanted.discard(old)
 
     def get(self, wanted: Range) -> Piece:
         """Read a range: from memory, from the disk, or over the network."""
@@ -207,6 +212,8 @@ class Far:
             asked = wanted in self._asked
         kept = self._disk.get(self._store, *wanted) if self._disk and not asked else None
         if kept:
+            with self._lock:
+                self._hold(wanted, kept)
             return kept
         piece = self._begun(wanted, ahead=False).result()
         with self._lock:

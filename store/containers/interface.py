@@ -22,6 +22,7 @@ class Slices(Protocol):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    waits: bool  # each read waits for a network, whatever was announced
 
     def read(self, begin: int, end: int) -> Array:
         """Rows begin..end, decoded. Raises StoreError if the bytes are damaged or missing."""

@@ -207,7 +207,7 @@ class KeptSlices:
 
     def __init__(self, slices: Slices) -> None:
         self._slices = slices
-        self.shape, self.dtype = slices.shape, slices.dtype
+        self.shape, self.dtype, self.waits = slices.shape, slices.dtype, slices.waits
         self._rows = np.empty(self.shape, self.dtype)  # takes memory where it is written
         self._there = np.zeros(-(-self.shape[0] // BLOCK), bool)  # of each block of rows
         self._reading = Lock()

@@ -21,7 +21,8 @@ from store.read.reading_check import ReadingCheck
 from support.arrays import Array, begins, ranges, starts
 
 FEW_TOKENS = 65_536
-AT_ONCE = 32  # reads over a network
+AT_ONCE = 32  # reads that wait for a network
+DECODERS = 2  # threads that decode what has come: it is no use if many wait for one another
 RAGGED_BYTES = 64  # a token's masked spans and draws, at most about
 
 
@@ -281,6 +282,11 @@ class Pool:
         with ThreadPoolExecutor(AT_ONCE, "read-at-once") as readers:
             # What tells where things lie in a part comes first, of all parts at once.
             list(readers.map(lambda run: run[0].token_start, self._parts))
+            waits = any(part.array(name).waits for part, name, _, _ in self._pieces())
+            if waits:
+                self._read(buffers, readers.map)
+                return
+        with ThreadPoolExecutor(DECODERS, "read-at-once") as readers:
             self._read(buffers, readers.map)
 
     def _read(self, buffers: Buffers, each: Callable[..., Iterable[Any]]) -> None:

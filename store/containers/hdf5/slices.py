@@ -17,6 +17,8 @@ from support.arrays import Array
 class Hdf5Slices:
     """Slices of rows of an HDF5 dataset."""
 
+    waits = False
+
     def __init__(self, blocks: Blocks, dataset: Dataset, where: str) -> None:
         self._blocks, self.dataset, self._where = blocks, dataset, where
         self.shape, self.dtype = dataset.shape, dataset.dtype

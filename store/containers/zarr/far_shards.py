@@ -8,7 +8,8 @@ from threading import Lock
 
 import numpy as np
 
-from store.containers.blosc import Bytes, Damage
+from store.containers.blosc import Damage
+from store.containers.disk_cache import Piece
 from store.containers.far import Far, Range
 from store.containers.network import surely
 from store.containers.zarr.shards import (
@@ -28,6 +29,8 @@ SMALL = 4 * RUN  # decoded bytes of an array that is taken to be stored in RUN b
 
 class FarSlices:
     """Slices of rows of an array that is one shard, over a network."""
+
+    waits = False
 
     def __init__(self, far: Far, name: str, layout: Layout, where: str) -> None:
         """Fetch the index, or all of a small array. FileNotFoundError if it is missing."""
@@ -79,16 +82,18 @@ class FarSlices:
     def _read_into(self, begin: int, end: int, out: Array) -> None:
         target = out.reshape(-1).view(np.uint8)
         try:
-            runs, held = self._index(), dict[Range, Bytes]()
+            runs, held = self._index(), dict[Range, Piece]()
             for chunk, low, high, place in row_pieces(self._layout, begin, end):
                 run, (first, size) = runs[chunk], self._places[chunk]
                 if not size:
                     raise Damage(f"chunk {chunk} is missing or lies outside the file")
                 if run not in held:
-                    held = {run: self._far.get(run).data}
-                data = held[run][first - run.begin : first - run.begin + size]
-                into = target[place : place + high - low]
-                decode_rows(data, chunk, self._layout, low, high, into)
+                    held = {run: self._far.get(run)}
+                piece = held[run]
+                data = piece.data[first - run.begin : first - run.begin + size]
+                into, sound = target[place : place + high - low], chunk in piece.sound
+                decode_rows(data, chunk, self._layout, low, high, into, sound)
+                piece.sound.add(chunk)
                 self._count(run, high - low)
         except FileNotFoundError as error:
             raise StoreError(

@@ -199,7 +199,7 @@ class RemoteFiles:
         data = await self._fs._cat_file(address, start=low, end=high)
         if len(data) != high - low:
             raise OSError(f"{len(data):,} bytes of {name} came, expected {high - low:,}")
-        return Piece(bytes_of(data), whole)
+        return Piece(bytes_of(data), whole, set())
 
     def read(self, name: str) -> bytes:
         asked = RangeByteRequest(0, MAX_JSON + 1)  # bounded, and one answer for size and bytes

@@ -209,6 +209,8 @@ class ShardMaps:
 class ShardSlices:
     """Slices of rows of an array that is one shard."""
 
+    waits = False
+
     def __init__(self, maps: ShardMaps, path: Path, layout: Layout, where: str) -> None:
         self._maps, self._path, self._layout, self._where = maps, path, layout, where
         self.shape, self.dtype = layout.shape, layout.dtype

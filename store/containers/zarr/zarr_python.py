@@ -74,6 +74,7 @@ class ZarrSlices:
 
     def __init__(self, array: zarr.Array[Any], where: str, remote: bool) -> None:
         self._array, self._where, self._remote = array, where, remote
+        self.waits = remote
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
 

@@ -19,7 +19,7 @@ def piece_of(name: int) -> Piece:
     """The piece that belongs to a name: nobody else's bytes are like it."""
     chance = np.random.default_rng(name)
     size = int(chance.integers(1, LARGEST))
-    return Piece(chance.integers(0, 256, size, np.uint8), size + name)
+    return Piece(chance.integers(0, 256, size, np.uint8), size + name, set())
 
 
 def put(cache: DiskCache, name: int) -> None:

@@ -255,11 +255,12 @@ def test_killed_writers_lose_nothing(s3: S3, local: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.apart
-def test_credentials_that_expire_in_the_middle(
-    s3: S3, local: Path, features: Features, tmp_path: Path
+@pytest.mark.parametrize("fault", ("expired", "full", "403", "redirect"))
+def test_what_a_bucket_refuses_in_the_middle(
+    s3: S3, local: Path, features: Features, tmp_path: Path, fault: str
 ) -> None:
-    s3.weather = Weather({"expired": 1.0}, writes("parts/1/"))
-    with pytest.raises(Unreachable, match="parts/1/.*ExpiredToken.*renew them"):
+    s3.weather = Weather({fault: 1.0}, writes("parts/1/"))
+    with pytest.raises(Unreachable, match=f"parts/1/.*{REFUSED[fault]}"):
         make_store(URL, features, parts=2)
     s3.weather = Weather()
     assert StoreWriter.kept(URL)[0] == 1

@@ -51,7 +51,7 @@ def counted(folder: Path) -> int:
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
-    pieces = {str(n): Piece(np.full(UNIT - END.size, n, np.uint8), 9) for n in range(8)}
+    pieces = {str(n): Piece(np.full(UNIT - END.size, n, np.uint8), 9, set()) for n in range(8)}
     cache = DiskCache(tmp_path, 5 * UNIT)
     (tmp_path / "notes.txt").write_text("mine")
     for name in "01234":
@@ -65,7 +65,9 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert cache.get("s", "0", 0, 2) is None
     DiskCache(tmp_path, 2 * UNIT)  # that have another bound keep to it
     assert sum(sizes(tmp_path)) == counted(tmp_path) == 2 * UNIT
-    other.put("s", "6", 0, 1, Piece(np.zeros(9 * UNIT, np.uint8), 1))  # larger than the cache
+    other.put(
+        "s", "6", 0, 1, Piece(np.zeros(9 * UNIT, np.uint8), 1, set())
+    )  # larger than the cache
     assert len(sizes(tmp_path)) == 2
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -154,12 +156,12 @@ def test_one_that_is_killed_as_it_writes_leaves_nothing(
 def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = DiskCache(tmp_path, 2**24)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    small = Piece(np.zeros(1000, np.uint8), 1)
+    small = Piece(np.zeros(1000, np.uint8), 1, set())
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (UNIT, limit[1]))
         cache.put("s", "small", 0, 1, small)
         for number in range(3):
-            cache.put("s", str(number), 0, 1, Piece(np.zeros(2**16, np.uint8), 1))
+            cache.put("s", str(number), 0, 1, Piece(np.zeros(2**16, np.uint8), 1, set()))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     (line,) = caplog.messages

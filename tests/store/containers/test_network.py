@@ -190,6 +190,24 @@ def test_refusals_are_not_asked_again(s3: S3, small: Path, answer: str) -> None:
     refusal(["info", URL], *REFUSALS[answer])
 
 
+def test_credentials_that_expire_in_the_middle_of_an_epoch(
+    s3: S3, small: Path, tmp_path: Path
+) -> None:
+    """What came is kept, and the same typed again goes on from it."""
+    word = f"disk:{tmp_path / 'cache'},100MB"
+    with open_store(URL, cache=word) as fs:
+        s3.weather = Weather({"expired": 1.0}, later("parts/1/token"))
+        with pytest.raises(Unreachable, match="parts/1/token/.*have expired: renew them") as caught:
+            streamed(fs)
+        assert "\n" not in str(caught.value)
+        s3.weather = Weather()
+        assert_same(streamed(fs), streamed(open_store(small)))
+    s3.weather = Weather({"503": 1.0}, later("parts/"))
+    with open_store(URL, cache=word) as fs:
+        assert_same(streamed(fs), streamed(open_store(small)))
+    assert not s3.weather.met["503"]
+
+
 def test_what_is_damaged_there_is_called_so(s3: S3, small: Path) -> None:
     key, url = "parts/1/token/id/c/0", f"s3://{BUCKET}/damaged.zarr"
     s3.put(small, "damaged.zarr")
