@@ -1,0 +1,33 @@
+"""The benchmark of far stores, on a small one and in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.interleaved import Figures
+from benchmarks.reading import far
+from benchmarks.reading.far import Bench, measure
+
+
+def here(work: Callable[[], Figures]) -> Figures:
+    return work()
+
+
+def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
+    monkeypatch.setattr(far, "alone", here)
+    monkeypatch.setattr(far, "STEPS", 1)
+    bench = Bench(tmp_path, 3000, 16, 4, 5.0)
+    assert bench.tokens > 2900
+    monkeypatch.setattr(bench, "peers", {})  # are measured in an environment of their own
+    streams, students = measure(bench, [5.0], 1)
+    near, _, none, empty, full = (line.split(" | ") for line in streams.splitlines()[2:])
+    assert len(students.splitlines()) == 4
+    assert near[3] == "100%" and float(near[6]) == 0
+    requests = [float(row[6]) for row in (none, empty, full)]
+    size = [float(row[7].strip(" |").replace(",", "")) for row in (none, empty, full)]
+    # Of an address whose store is on the disk its root and its manifest are asked for.
+    assert requests[0] == requests[1] > 5 * requests[2] > 0 and size[0] == size[1] > size[2]
