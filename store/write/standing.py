@@ -1,0 +1,230 @@
+"""What stands at the path of a store: nothing, an unfinished store, a finished one, or no store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from store.containers.hdf5.staging import Hdf5Staging
+from store.containers.interface import Staging
+from store.containers.paths import staging_of
+from store.containers.zarr.staging import ZarrStaging
+from store.errors import StoreError, Unreachable, without_remedy
+from store.format.features import Calibration, Features
+from store.format.layout import FORMAT, VERSIONS
+from store.format.manifest import check_root
+from store.read.unfinished import published_parts, read_calibration
+from store.write.part_queue import PartQueue
+from support import files
+from support.differences import changed, check_same, differences
+from support.errors import ANOTHER, UserError
+from support.lease import Lease, lease_path
+
+
+def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+    try:
+        decoded: dict[str, Any] = json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{what} cannot be written as JSON ({error})") from error
+    return decoded
+
+
+@contextmanager
+def writing(path: Path | str, what: str = "") -> Iterator[None]:
+    """Turn an error of the disk into a StoreError that tells the cause and what is kept."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # h5py tells a full disk as RuntimeError
+        kept = "" if isinstance(path, Path) and not path.exists() else " (published parts are kept)"
+        raise StoreError(
+            f"cannot write {what}{path}: {files.reason(error)} and start again with the same"
+            f" arguments{kept}"
+        ) from error
+
+
+def unfinished(staging: Staging) -> dict[str, Any]:
+    """Root attributes of an unfinished store. Raises UserError if there is none."""
+    attributes = root_of(staging)
+    if attributes is None or attributes["state"] != "writing":
+        raise UserError(f"{staging.path}: is no unfinished store")
+    return attributes
+
+
+def check_joinable(
+    path: str | Path,
+    identity: Mapping[str, Any],
+    features: Features,
+    software: Mapping[str, Any],
+) -> None:
+    """Raise UserError if a store at `path`, finished or not, is not what would be written."""
+    attributes = begun_as(identity, features, software)
+    is_continued(staging_of(path), attributes, shared=True)
+
+
+def begun_as(
+    identity: Mapping[str, Any], features: Features, software: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the root attributes of a store that is begun now."""
+    return {
+        "format": FORMAT,
+        "version": VERSIONS[0],  # what it is in the end is known when it is sealed
+        "state": "writing",
+        "identity": _json(identity, "identity"),
+        "features": features.to_json(),
+        "software": _json(software or {}, "software"),
+        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def is_continued(staging: Staging, attributes: dict[str, Any], shared: bool = False) -> bool:
+    """Whether there is a store. Raises UserError if it has other arguments; a shared one also if it
+    was begun with other software."""
+    stored = root_of(staging)
+    if stored is None:
+        return False
+    found = begun_otherwise(stored, attributes["identity"], attributes["features"])
+    if found and all(key.startswith("features.encodings.") for key, _, _ in found):
+        raise UserError(
+            f"{staging.path}: holds an unfinished store in another form of codec"
+            f" {stored['features']['codec']}, as an earlier version wrote it; make it anew:"
+            f" {ANOTHER}"
+        )
+    check_same(staging.path, found)
+    versions = changed(stored["software"], attributes["software"]) if shared else ""
+    if versions:
+        raise UserError(
+            f"{staging.path}: was begun with other versions ({versions}), and processes that"
+            " write one store together must have the same; install those, go on without --shard"
+            " in one process, or give another name"
+        )
+    return True
+
+
+def begun_otherwise(
+    stored: Mapping[str, Any], identity: Mapping[str, Any], features: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+    """List what differs between the root attributes of a store and the identity and features,
+    as JSON, of a dump; see `differences`."""
+    encodings = Features.from_json(stored["features"]).level.encodings()
+    told = {**stored["features"], "encodings": encodings}  # no prose
+    then = {**stored, "features": told}
+    now = {"identity": _json(identity, "identity"), "features": features}
+    return list(chain.from_iterable(differences(then[key], now[key], key) for key in now))
+
+
+def finished(path: str | Path) -> dict[str, Any] | None:
+    """Root attributes of a finished store; None if there is none. Raises UserError if what is
+    there is no store, or something else is at work on it."""
+    staging = staging_of(path)
+    stored = root_of(staging)
+    if stored is None or stored["state"] != "sealed":
+        return None
+    _tidy(staging)
+    return stored
+
+
+def check(path: str | Path, shared: bool = False) -> None:
+    """Raise UserError unless a store can be begun or continued at `path`; `shared` where other
+    processes may write it, too."""
+    if finished(path) is not None:
+        raise UserError(
+            f"{path}: exists already and is finished; {ANOTHER}; or if it is damaged, move what"
+            " is damaged aside with `feature-store repair` and type this again"
+        )
+    staging = staging_of(path)
+    if isinstance(staging, Hdf5Staging) and not staging.exists() and staging.published():
+        raise UserError(
+            f"{staging.parts}: holds parts of an unfinished store whose file {path} is gone:"
+            f" put that back and type this again; or remove {staging.parts} to begin anew"
+        )
+    staging.check_place()
+    if not shared:
+        with writing(staging.path):
+            staging.check_free()
+            if isinstance(staging.path, Path):
+                PartQueue(staging.path).check_idle()
+
+
+def _tidy(staging: Staging) -> None:
+    """Remove what a writer left that was killed between sealing and tidying up.
+
+    Raises UserError if a writer or a repair is alive: then the parts belong to it.
+    """
+    if not isinstance(staging.path, Path):
+        return  # a writer of a bucket leaves a lease and folders of its machine, no more
+    queue = PartQueue(staging.path)
+    left = [lease_path(staging.path), queue.folder]
+    left += [staging.parts] if isinstance(staging, Hdf5Staging) else []
+    if not any(path.exists() for path in left):
+        return
+    # A folder that cannot be written is no reason to refuse.
+    with suppress(OSError), closing(Lease(staging.path)):
+        stored = root_of(staging)
+        if stored and stored["state"] == "sealed":  # a repair may have ended just now
+            if isinstance(staging, Hdf5Staging):
+                staging.clean()
+            queue.remove()
+
+
+def root_of(staging: Staging) -> dict[str, Any] | None:
+    """Root attributes of the store at a path, None if nothing is there. Raises UserError if it
+    is no store."""
+    path = staging.path
+    if not staging.exists():
+        return None
+    try:
+        if isinstance(path, Path) and path.is_dir() != isinstance(staging, ZarrStaging):
+            raise StoreError(f"{path}: not a store of this format")
+        with closing(staging.source()) as source:
+            attributes = source.attributes()
+        check_root(attributes, str(path))
+    except StoreError as error:
+        raise UserError(
+            f"{path}: exists and is not a feature store that can be continued"
+            f" ({without_remedy(error)}); nothing was touched: if it was one, run"
+            f" `feature-store repair`; else {ANOTHER}"
+        ) from error
+    return attributes
+
+
+def check_parts(staging: Staging) -> None:
+    """Raise StoreError if a published part of an unfinished store does not say what it holds:
+    hours later it could not be sealed."""
+    with closing(staging.source()) as source:
+        attributes = source.attributes()
+        for _ in published_parts(source, check_root(attributes, str(staging.path))):
+            pass
+
+
+def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
+    """Root attributes of a store in this state; None if there is none that can be read."""
+    try:
+        attributes = root_of(staging_of(path))
+    except Unreachable:  # nothing is known
+        raise
+    except UserError:
+        return None
+    return attributes if attributes and attributes["state"] == state else None
+
+
+def kept(path: str | Path) -> tuple[int, int]:
+    """Count the parts and tokens that an unfinished store has so far."""
+    with closing(staging_of(path).source()) as source:
+        features = check_root(source.attributes(), str(path))
+        tokens = [part.counts.tokens for part in published_parts(source, features)]
+    return len(tokens), sum(tokens)
+
+
+def calibration(path: str | Path) -> Calibration | None:
+    """(mean, deviation) float32 [D] of every hidden state of an unfinished store; None if it
+    lacks one.
+
+    Raises StoreError if a checksum differs: all parts are encoded relative to them.
+    """
+    with closing(staging_of(path).source()) as source:
+        return read_calibration(source)
