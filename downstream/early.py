@@ -23,6 +23,8 @@ def refuse_early(asked: Asked) -> None:
     not there, and for a model from scratch that has no such size or vocabulary."""
     if asked.task in FINE_TUNED and not asked.as_is and asked.dev is None:
         raise UserError(f"--task {asked.task} needs --dev: the best epoch is chosen on it")
+    if asked.task == "speed" and asked.text_column and not asked.test:
+        raise UserError("--text-column needs --test, the file that has the column")
     for path in (*asked.train, asked.dev, *asked.test):
         if path is not None and not path.exists():
             raise UserError(f"{path}: cannot be read: No such file or directory; check the path")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import pickle
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -106,7 +105,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
             batches = self._batches(self._epochs, 0, 1)
             return prefetched((batch.to(self.device) for batch in batches), READY)
         # Opened anew: what a forked process has of its parent's threads and files is of no use.
-        store = pickle.loads(pickle.dumps(self.store))
+        store = copy.copy(self.store)
         epochs = self._epochs_of(store)
         batches = self._batches(epochs, worker.id, worker.num_workers)
         return batches if self.device.type != "cpu" else (b.to(self.device) for b in batches)

@@ -115,7 +115,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-IN_THE_SUITE = ("mukherjee", "tinymbert")  # seconds each, the others minutes
+IN_THE_SUITE = ("tinymbert",)
 
 
 @pytest.mark.parametrize(

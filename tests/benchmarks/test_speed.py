@@ -231,6 +231,7 @@ def test_memory_of_the_tools(tmp_path: Path) -> None:
             shutil.rmtree(copy)
 
 
+@pytest.mark.apart
 def test_growing(
     tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 import click
 import pytest
 
+from support.console import CONTEXT
 from tests.docs.pages import COMMANDS, PAGES, ROOT, blocks_of, leaf, ours
 
 OTHERS = {  # options of other programs that the pages name
@@ -55,7 +56,7 @@ def test_each_line_of_a_shell_parses(page: str) -> None:
                 command, rest = leaf(*found)
                 try:
                     with suppress(click.exceptions.Exit):  # --recipe list
-                        command.make_context(words[0], list(rest))
+                        command.make_context(words[0], list(rest), **CONTEXT)
                 except click.BadParameter as error:  # a file that is not here
                     assert not isinstance(error, click.MissingParameter), words
                     assert "does not exist" in error.format_message(), (words, error)

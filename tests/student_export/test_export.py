@@ -252,9 +252,10 @@ def test_a_missing_exporter_and_a_bare_encoder_are_one_line(
     assert "no column 'text'" in refused(*words, "--check", tagged)
     strange = classified(tmp_path / "labels.tsv", 6, 0)
     assert "unknown to the model" in refused(*words, "--check", strange)
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert "needs onnxscript" in refused(*words)
-    assert "pip install 'teachonce[export]'" in refused(*words)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "onnxscript", None)
+        assert "needs onnxscript" in refused(*words)
+        assert "pip install 'teachonce[export]'" in refused(*words)
     from transformers import AutoModel
 
     AutoModel.from_pretrained(tiny_teacher("bert")).save_pretrained(tmp_path / "bare")

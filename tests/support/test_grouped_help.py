@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from support.console import CONTEXT
 from support.grouped_help import GroupedCommand
 from tests.docs.pages import COMMANDS
 
@@ -44,7 +45,7 @@ def test_help_has_each_option_in_a_group_and_the_ten_that_matter_before_the_othe
     options = {str(param.name) for param in command.params if isinstance(param, click.Option)}
     assert options - set(grouped) == set(), "name the group of a new option"
     assert len(command.groups["The ten that matter most"]) == 10
-    context = click.Context(command, info_name=name)
+    context = click.Context(command, info_name=name, **CONTEXT)
     told = command.get_help(context)
     places = [told.index(f"\n{heading}:\n") for heading in command.groups]
     assert places == sorted(places)
