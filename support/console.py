@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
@@ -25,7 +25,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 WIDE = 200  # of a table that goes to a file or another program
-CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
 """Settings of every command; a group hands them on to its subcommands."""
 
 

@@ -115,7 +115,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-IN_THE_SUITE = ("tinymbert",)
+IN_THE_SUITE = ("tinymbert",)  # half a minute, the others longer
 
 
 @pytest.mark.parametrize(
