@@ -11,7 +11,8 @@ from support.console import CONTEXT, command_errors, counted
 from support.environment import leads
 from support.grouped_help import GroupedCommandWithSubcommands
 from support.options import click_options, read_words
-from teacher_dump.job.options import DumpOptions, Shard, shard_of
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.job.shards import Shard, shard_of
 from teacher_dump.mixed_vocab.cli import mixed_vocab
 
 if TYPE_CHECKING:

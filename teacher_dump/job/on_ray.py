@@ -28,7 +28,8 @@ from teacher_dump.job.dump import kept
 from teacher_dump.job.early import check_config
 from teacher_dump.job.finished import check_begun
 from teacher_dump.job.growing import Growth
-from teacher_dump.job.options import DumpOptions, Shard, describe
+from teacher_dump.job.options import DumpOptions, describe
+from teacher_dump.job.shards import Shard
 from teacher_dump.job.sharing import Shared, share
 from teacher_dump.teacher.checkpoint_names import resolve_model
 

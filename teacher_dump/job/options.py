@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from store import LogitsSpec
 from store.errors import NO_QUEUE
@@ -16,6 +15,7 @@ from support.errors import UserError
 from support.options import INNER_SHARE, NOT_NEGATIVE, at_least, check_values, option
 from support.ray_cluster import check_address, check_gpus
 from teacher_dump.corpus.labelled_text import pair_of
+from teacher_dump.job.shards import Shard, shard_of
 from teacher_dump.teacher.checkpoint_names import corpus_of, features_of_alias
 from teacher_dump.teacher.layer_groups import feature_words
 from training.device import resolved_device
@@ -58,32 +58,6 @@ def listed(words: tuple[str, ...] | str) -> tuple[str, ...]:
     """Split the words of a repeated option, each perhaps a comma list, into their parts."""
     values = (words,) if isinstance(words, str) else words
     return tuple(part for value in values for part in value.split(",") if part)
-
-
-class Shard(NamedTuple):
-    """Number `place`, from 0, of the `size` processes that make one store."""
-
-    place: int
-    size: int
-
-    @staticmethod
-    def read(spec: str) -> Shard:
-        """Read `i/n`. Raises UserError for anything else."""
-        place, _, size = spec.partition("/")
-        if place.isdecimal() and size.isdecimal() and int(place) < int(size):
-            return Shard(int(place), int(size))
-        raise UserError(
-            f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, as 0/4"
-        )
-
-
-def shard_of(spec: str | None) -> Shard | None:
-    """Return which of the processes this is: what `--shard` says, else what torchrun has told in
-    the environment; None for the only one."""
-    if spec is not None:
-        return Shard.read(spec)
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
 
 
 @dataclass(frozen=True)

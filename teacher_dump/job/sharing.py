@@ -39,8 +39,9 @@ from teacher_dump.job.dump import (
 )
 from teacher_dump.job.finished import check_begun, check_finished
 from teacher_dump.job.growing import Growth
-from teacher_dump.job.options import DumpOptions, Shard
+from teacher_dump.job.options import DumpOptions
 from teacher_dump.job.progress import part_line
+from teacher_dump.job.shards import Shard
 from teacher_dump.windows.packing import Unreadable, unpacked
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from teacher_dump.cli import main as teacher_dump
 from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job import part_writing
 from teacher_dump.job.growing import _both
-from teacher_dump.job.options import Shard
+from teacher_dump.job.shards import Shard
 from teacher_dump.job.sharing import share
 from teacher_dump.windows.digests import window_digests
 from teacher_dump.windows.of_documents import windows_as_in

@@ -33,7 +33,8 @@ from support.lease import Lease
 from support.options import click_options, read_words
 from teacher_dump.cli import main as teacher_dump
 from teacher_dump.job import sharing
-from teacher_dump.job.options import DumpOptions, Shard
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.job.shards import Shard
 from tests.end_to_end.support import ok, refused, says, write_corpus
 
 DUMP = ("--logits", "sample:9", "--views", 2, "--mask-words", "rare", "--max-length", 64)

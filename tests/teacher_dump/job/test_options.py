@@ -11,7 +11,8 @@ import pytest
 from support.errors import UserError
 from support.options import options_of
 from teacher_dump.cli import main
-from teacher_dump.job.options import DumpOptions, Shard, shard_of
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.job.shards import Shard, shard_of
 from teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from tests.end_to_end.support import ok, refused
 
