@@ -86,8 +86,8 @@ def dump(
     with stoppable(lambda: kept(options.out)) as stop:
         there = check_begun(options)
         resolved, model, corpus = opened(options, say)
-        growth = Growth.of(resolved)
-        return _dump(resolved, model, corpus, say, stop, stage_one, there, growth)
+        with Growth.of(resolved) as growth:
+            return _dump(resolved, model, corpus, say, stop, stage_one, there, growth)
 
 
 def opened(
@@ -151,8 +151,8 @@ def _dump(
         say(told(options, features))
         writer = begun(options, teacher, corpus, features, first, stage_one, words, growth=growth)
         with closing(writer):
-            if growth and plan:
-                plan.take(writer, growth.store, stop.check)
+            if plan:
+                plan.take(writer, stop.check)
             resumed = len(writer.published)
             every = itertools.chain([first] if first else [], parts)
             counters.update(_write(writer, every, teacher, options, corpus, say, stop, words, plan))
@@ -290,7 +290,7 @@ def _write(
     in_pieces = bool(features.task or features.embedding or options.stride)
     with (
         Behind(BATCHES_BEHIND, say) as behind,
-        Progress(corpus, limit, in_pieces, say) as progress,
+        Progress(None if plan else corpus, limit, in_pieces, say) as progress,
     ):
 
         def advance(tokens: int) -> None:

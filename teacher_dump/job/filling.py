@@ -68,8 +68,8 @@ class Filling:
             self._writer = begun(
                 *(options, teacher, self._corpus, features, first, vocab, words, lease, growth)
             )
-            if growth and self._plan:
-                self._plan.take(self._writer, growth.store, stop.check)
+            if self._plan:
+                self._plan.take(self._writer, stop.check)
             self._queue.begin()
         except BaseException:
             lease.close()

@@ -11,6 +11,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,15 @@ class Growth:
         self.store, self.gone = store, gone
 
     @staticmethod
-    def of(options: DumpOptions) -> Growth | None:
-        """Open the store that the options name. Raises StoreError for one that is unfinished or
-        damaged."""
+    @contextmanager
+    def of(options: DumpOptions) -> Iterator[Growth | None]:
+        """Open the store that the options name until the end of the block; None where they name
+        none. Raises StoreError for one that is unfinished or damaged."""
         if options.grow_from is None:
-            return None
-        return Growth(open_store(options.grow_from), options.gone)
+            yield None
+            return
+        with closing(open_store(options.grow_from)) as store:
+            yield Growth(store, options.gone)
 
     def identity(self) -> dict[str, Any]:
         """Return what the identity of a grown store tells of the store that it grew from."""
@@ -124,7 +128,7 @@ class Growth:
         kept["documents"] = int(stored.numbers.max()) + 1
         fresh = np.zeros(int(corpus.numbers.max(initial=-1)) + 1, bool)
         fresh[corpus.numbers[new]] = True
-        return Plan(keep, fresh, int(corpus.tokens[new].sum()), kept)
+        return Plan(self.store, keep, fresh, int(corpus.tokens[new].sum()), kept)
 
     def _tell(self, gone: Array, new: int, documents: int, say: Callable[[str], object]) -> None:
         path = self.store.path
@@ -158,13 +162,14 @@ class Growth:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is taken over, and what is new.
+    """What is taken over of a store, and what is new.
 
-    keep: of each part that is taken over, by its place, which sequences; None for all.
+    keep: of each of its parts that is taken over, by its place, which sequences; None for all.
     fresh: bool [documents of the corpus], which of them are new. tokens: of these.
     kept: the counts of what is taken over.
     """
 
+    store: FeatureStore
     keep: dict[int, Array | None]
     fresh: Array
     tokens: int
@@ -178,16 +183,11 @@ class Plan:
                 yield replace(document, number=number)
                 number += 1
 
-    def take(
-        self,
-        writer: StoreWriter,
-        store: FeatureStore,
-        check: Callable[[], object],
-    ) -> None:
+    def take(self, writer: StoreWriter, check: Callable[[], object]) -> None:
         """Publish what is taken over; `check` is called before each part."""
         for number, (place, keep) in enumerate(self.keep.items()):
             check()
-            take_part(writer, number, store, place, keep)
+            take_part(writer, number, self.store, place, keep)
 
 
 class _Documents:

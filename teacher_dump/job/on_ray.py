@@ -80,7 +80,8 @@ def share_on_ray(
             options, replace(resolve_model(options.model), trusted=options.trust_remote_code)
         )
         Corpus.open(options.sources(), options.text_column, options.label_column)
-        Growth.of(options)
+        with Growth.of(options):
+            pass  # it can be opened
         say(describe(replace(options, corpus=options.sources()), bool(options.corpus)))
         out = Path(options.out)  # a bucket is refused by the options
         with closing(_only_driver(out)) as lease, cluster(ray, options.ray, stop):

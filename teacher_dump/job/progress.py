@@ -21,15 +21,22 @@ class Progress:
     """Counts tokens, and estimates how many there will be: from the share of the corpus that the
     parts so far hold, of its characters, or where texts are cut or overlap of its documents.
 
-    Of a dataset of the hub nobody knows the size: then nothing but `limit` tells the end.
+    Of a dataset of the hub nobody knows the size: then nothing but `limit` tells the end, as it
+    does where `corpus` is None.
     """
 
     def __init__(
-        self, corpus: Corpus, limit: int | None, by_documents: bool, say: Callable[[str], object]
+        self,
+        corpus: Corpus | None,
+        limit: int | None,
+        by_documents: bool,
+        say: Callable[[str], object],
     ) -> None:
-        self._whole = corpus.documents_in_all if by_documents else corpus.characters_in_all
+        self._whole: int | None = None
+        if corpus:
+            self._whole = corpus.documents_in_all if by_documents else corpus.characters_in_all
         self._limit, self._by_documents, self._say = limit, by_documents, say
-        self._seen = self._tokens = self._here = self._before = 0
+        self._seen = self._tokens = self._here = self._done = 0
         self._begun = self._told = time.perf_counter()
         self.bar: Any = tqdm(
             unit="tok", unit_scale=True, desc="dump", disable=None, total=self._limit
@@ -60,19 +67,22 @@ class Progress:
     def skip(self, part: Sequence[Window]) -> None:
         """Tell of a part that was published before."""
         tokens = sum(len(window.ids) for window in part)
-        self._before += tokens
+        self._done += tokens
         self.bar.update(tokens)
 
     def advance(self, tokens: int) -> None:
         """Tell of tokens that the teacher has read just now; where there is no terminal, only if
         no line was said for a while."""
         self._here += tokens
+        self._done += tokens
         self.bar.update(tokens)
         now = time.perf_counter()
         if self.bar.disable and now - self._told >= EVERY:
-            self._told, done = now, self._before + self._here
+            self._told = now
             speed = self._here / (now - self._begun)
-            self._say(f"dump      {done:,} tokens so far, {speed:,.0f} tokens/s{self._left(done)}")
+            self._say(
+                f"dump      {self._done:,} tokens so far, {speed:,.0f} tokens/s{self._left()}"
+            )
 
     def end(self, number: int, part: Sequence[Window], seconds: float) -> None:
         """Tell of a part that is written, where there is no terminal."""
@@ -81,14 +91,14 @@ class Progress:
         tokens = sum(len(window.ids) for window in part)
         line = part_line(number, len(part), tokens, seconds, self._tokens)
         self._told = time.perf_counter()
-        self._say(line + self._left(self._tokens))
+        self._say(line + self._left())
 
-    def _left(self, done: int) -> str:
+    def _left(self) -> str:
         total, spent = self.total(), time.perf_counter() - self._begun
         if total is None or not self._here:
             return ""
-        left = max(0, total - done) * spent / self._here
-        share = min(1.0, done / max(1, total))
+        left = max(0, total - self._done) * spent / self._here
+        share = min(1.0, self._done / max(1, total))
         return f", about {share:.0%} of all, {tqdm.format_interval(left)} left"
 
 

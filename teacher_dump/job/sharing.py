@@ -73,13 +73,13 @@ def share(
     with stoppable(lambda: kept(options.out)) as stop:
         check_begun(options, shared=True)
         resolved, model, corpus = opened(options, say)
-        growth = Growth.of(resolved)
-        teacher = teacher_of(resolved, model)
-        features = features_of(resolved, teacher, window_length(resolved.max_length, teacher))
-        say(told(resolved, features))
-        worker = _Worker(resolved, shard, teacher, features, corpus, say, stop, growth)
-        with closing(worker), Behind(BATCHES_BEHIND, say) as behind:
-            return worker.run(behind)
+        with Growth.of(resolved) as growth:
+            teacher = teacher_of(resolved, model)
+            features = features_of(resolved, teacher, window_length(resolved.max_length, teacher))
+            say(told(resolved, features))
+            worker = _Worker(resolved, shard, teacher, features, corpus, say, stop, growth)
+            with closing(worker), Behind(BATCHES_BEHIND, say) as behind:
+                return worker.run(behind)
 
 
 class _Worker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,28 @@ def test_every_part_tells_its_share_and_the_time_left(
 ) -> None:
     corpus, said = write_corpus(tmp_path / "corpus.txt", 200), list[str]()
     dump(dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **changes), said.append)
+    check_shares(said)
+
+
+def check_shares(said: list[str]) -> None:
     found = [LINE.fullmatch(line) for line in said if line.startswith("part ")]
     shares = [int(match[2]) for match in found if match]
     assert len(shares) == len(found) >= 2 and shares == sorted(shares)
     assert shares[-1] >= 97 and abs(shares[0] - 100 / len(shares)) < 25
+
+
+def test_what_is_new_of_a_grown_corpus_is_the_whole(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    """Its documents are numbered after those of the old store, which tells no share of them."""
+    teacher, said = tiny_teacher("bert"), list[str]()
+    changes = {"stride": 8, "max_length": 24}
+    before, grown = write_corpus(tmp_path / "before.txt", 150), tmp_path / "grown.txt"
+    grown.write_text(before.read_text() + write_corpus(tmp_path / "more.txt", 350).read_text())
+    dump(dump_options(teacher, before, tmp_path / "a.zarr", **changes))
+    options = dump_options(teacher, grown, tmp_path / "b.zarr", **changes)
+    dump(replace(options, grow_from=tmp_path / "a.zarr"), said.append)
+    check_shares(said)
 
 
 def test_a_long_part_tells_how_far_it_is(
