@@ -3,7 +3,7 @@
 from student_train.batches import StudentBatches as StudentBatches
 from student_train.data.batch import StudentBatch as StudentBatch
 from student_train.data.collator import Collator as Collator
-from student_train.model.kinds import OwnStudent as OwnStudent
+from student_train.model.any_student import OwnStudent as OwnStudent
 from student_train.output.pruning import prune_student as prune_student
 from student_train.output.run import prepare as prepare
 from student_train.output.run import run as run

@@ -27,7 +27,7 @@ from store import UserError as UserError
 from store import open_store as open_store
 from student_train.batches import StudentBatches as StudentBatches
 from student_train.data.batch import StudentBatch as StudentBatch
-from student_train.model.kinds import OwnStudent as OwnStudent
+from student_train.model.any_student import OwnStudent as OwnStudent
 from student_train.output.pruning import prune_student as prune_student
 from student_train.output.run import prepare as prepare
 from student_train.output.run import run as run

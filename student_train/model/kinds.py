@@ -1,18 +1,17 @@
 """The kinds of student: one entry of `KINDS` for each says how it is built from its shape and cut
-out of a teacher, and how its heads are applied. `settings/shapes.py` reads the shape.
+out of a teacher, and how its heads are applied. `settings/shapes.py` reads the shape;
+`any_student.py` asks the entry.
 
-Shape letters: B batch, S tokens, M and N flat tokens (N all that are present, row by row), D width
-of the states, V vocabulary, C labels.
+Shape letters: B batch, S tokens, M flat tokens, D width of the states, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -35,7 +34,6 @@ from student_train.bilstm import (
 )
 from student_train.settings.shapes import DEFAULT_KIND, Shape, parse_student
 from student_train.static import StaticConfig, StaticModel
-from support.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def _headless(*_: Any) -> Tensor:
     raise AssertionError("a static student has no head, and `check` refuses losses that need one")
 
 
-def _first(model: Any, states: Tensor, present: Tensor) -> Tensor:
+def first_state(model: Any, states: Tensor, present: Tensor) -> Tensor:
     return states[:, 0]
 
 
@@ -191,7 +189,7 @@ KINDS: dict[str, Kind] = {
         ),
         lm=lambda model, states: model.cls(states),
         tag=lambda model, states: model.dropout(states),
-        pooled=_first,
+        pooled=first_state,
         classify=lambda model, pooled: model.dropout(model.bert.pooler(pooled[:, None])),
     ),
     "modernbert": Kind(  # Warner et al. 2024: rotary positions, normalised before a block
@@ -242,22 +240,6 @@ KINDS: dict[str, Kind] = {
 }
 
 
-@runtime_checkable
-class OwnStudent(Protocol):
-    """What a module of your own must have to learn from a store: a size, and states of tokens.
-
-    width: D of its states. layers: how many it has. For losses of a vocabulary it has a method
-    `logits` as well, which makes logits float [M,V] of states [M,D].
-    """
-
-    width: int
-    layers: int
-
-    def states(self, ids: Tensor, present: Tensor) -> list[Tensor]:
-        """Return the states of tokens, float [B,S,D]: of the embeddings, then of each layer. `ids`
-        int64 [B,S] are padded; bool [B,S] tells which are `present`."""
-
-
 def make_student(
     student: str,
     tokenizer: Any,
@@ -287,158 +269,3 @@ def make_student(
     return kind.models[task.kind if task else "mlm"](
         kind.config(shape, tokenizer, positions, **settings, **common)
     )
-
-
-def has_attention(student: PreTrainedModel) -> bool:
-    """Tell whether a student has attention maps."""
-    return bool(getattr(student.config, "num_attention_heads", 0))
-
-
-def size_of(student: Any) -> tuple[int, int]:
-    """Return the width of a student's states, and how many layers it has.
-
-    Raises UserError for a module that can be no student.
-    """
-    if isinstance(student, PreTrainedModel):
-        return student.config.hidden_size, student.config.num_hidden_layers
-    if not isinstance(student, OwnStudent):
-        raise UserError(
-            f"{type(student).__name__}: cannot be a student: expected a masked LM of transformers,"
-            " or a module with width, layers and states(ids, present); see OwnStudent"
-        )
-    return student.width, student.layers
-
-
-def reads_types(student: PreTrainedModel) -> bool:
-    """Tell whether a student is told which of two texts a token is of."""
-    return (getattr(student.config, "type_vocab_size", None) or 0) > 1
-
-
-def head_of(student: Any) -> str:
-    """Return `mlm` of a masked LM and of a module of your own, or the kind of the task that a
-    student is for.
-
-    Raises UserError for a model that can be no student: it has no masked-LM head, and no head of a
-    task that its kind has.
-    """
-    if not isinstance(student, PreTrainedModel):
-        return "mlm"
-    models = _kind(student).models
-    own = (head for head, model in models.items() if isinstance(student, model))
-    found = next(own, "mlm" if type(student).__name__.endswith("ForMaskedLM") else None)
-    if found is None:
-        raise UserError(
-            f"{type(student).__name__}: cannot be a student: expected a masked LM of transformers"
-            f" (AutoModelForMaskedLM), or a classifier or tagger of {', '.join(KINDS)}"
-            " (teachonce.prepare makes one)"
-        )
-    return found
-
-
-def own_projection(student: Any) -> nn.Module | None:
-    """Return the student's own map of states to the width of what its heads read, without the GELU
-    behind it; None where the heads read the states."""
-    return getattr(student, "projection", None) if isinstance(student, PreTrainedModel) else None
-
-
-def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
-    """Return LM-head logits [M,V] of flat last states [M,D] of a masked LM."""
-    return _kind(student).lm(student, states)
-
-
-def tag_logits(student: Any, states: Tensor, output: nn.Module | None = None) -> Tensor:
-    """Return logits [M,C] of flat last states [M,D] of a tagger, by its `classifier` or by another
-    `output` in its place."""
-    found: Tensor = (output or student.classifier)(_kind(student).tag(student, states))
-    return found
-
-
-def class_logits(
-    student: Any, states: Tensor, present: Tensor, output: nn.Module | None = None
-) -> Tensor:
-    """Return logits [B,C] of a classifier, of the last states [N,D] of all tokens that are
-    `present` [B,S]; `output` as for `tag_logits`."""
-    pooled = sentence_states(student, states, present)
-    found: Tensor = (output or student.classifier)(_kind(student).classify(student, pooled))
-    return found
-
-
-def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -> Tensor:
-    """Return the states [B,D] that texts are classified by, of the last states [N,D] of all tokens
-    that are `present` [B,S]. They are the first token's, the mean, or of a BiLSTM the largest value
-    of each channel."""
-    padded = states.new_zeros(*present.shape, states.shape[1])
-    padded[present] = states
-    return _kind(student).pooled(student, padded, present)
-
-
-def pooled_tokens(student: PreTrainedModel, ids: Tensor, present: Tensor) -> Tensor:
-    """Tell which of the tokens [B,S] a text's vector is pooled of: all that are present; of a
-    static student those of the text itself."""
-    config = student.config if isinstance(student, PreTrainedModel) else None
-    special = getattr(config, "special_ids", None)
-    if special is None:
-        return present
-    return present & ~torch.isin(ids, torch.tensor(special, device=ids.device))
-
-
-def parts_of(student: PreTrainedModel) -> Parts | None:
-    """Return the names of what can be cut for a student out of a teacher of its kind; None for
-    nothing."""
-    return _kind(student).parts
-
-
-def _logits_by_forward(student: Any, states: Tensor) -> Tensor:
-    """Apply the masked-LM head of any model of transformers: it runs over one token, and reads
-    these states in place of the encoder's."""
-
-    def given(_module: Any, _arguments: Any, output: Any) -> Any:
-        output["last_hidden_state"] = states.unsqueeze(0)
-        return output
-
-    handle = student.base_model.register_forward_hook(given)
-    try:
-        one = torch.ones(1, 1, dtype=torch.int64, device=states.device)
-        logits: Tensor = student(input_ids=one, attention_mask=one).logits[0]
-        return logits
-    finally:
-        handle.remove()
-
-
-def _no_task(student: Any, *_: Any) -> Any:
-    raise UserError(
-        f"a student of type {_type_of(student)} learns as a masked LM alone; for a task"
-        f" take one of {', '.join(KINDS)} (teachonce.prepare makes it)"
-    )
-
-
-# A student of another type that the caller of `train` has made.
-FOREIGN = Kind(
-    _no_task, {}, None, lm=_logits_by_forward, tag=_no_task, pooled=_no_task, classify=_no_task
-)
-
-
-def _logits_of_own(student: Any, states: Tensor) -> Tensor:
-    if not hasattr(student, "logits"):
-        raise UserError(
-            f"{type(student).__name__}: has no method logits(states), which losses of a vocabulary"
-            " need; add it, or choose losses of states"
-        )
-    logits: Tensor = student.logits(states)
-    return logits
-
-
-# A module that is no model of transformers.
-OWN = Kind(_no_task, {}, None, lm=_logits_of_own, tag=_no_task, pooled=_first, classify=_no_task)
-
-
-def _type_of(student: Any) -> str:
-    if isinstance(student, PreTrainedModel):
-        return str(student.config.model_type)
-    return type(student).__name__
-
-
-def _kind(student: Any) -> Kind:
-    if not isinstance(student, PreTrainedModel):
-        return OWN
-    return KINDS.get(student.config.model_type, FOREIGN)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from align import Vocabulary, VocabularyMap
 from store import FeatureStore
 from store.extras.mixed_vocab import MixedVocab
-from student_train.model.kinds import parts_of
+from student_train.model.any_student import parts_of
 from student_train.model.model_folder import ModelFolder, Source
 from student_train.model.named_start import check_pieces, other_teacher
 from student_train.model.teacher_layers import cut_layers, layer_count, take_transform

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from student_train.model.kinds import parts_of
+from student_train.model.any_student import parts_of
 from student_train.model.model_folder import Source
 from student_train.model.named_start import layer_numbers
 from support.arrays import Array

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from store import FeatureStore
 from store.tools.store_card import hub_datasets
 from student_train.losses.registry import losses_for
-from student_train.model.kinds import head_of
+from student_train.model.any_student import head_of
 
 THIS_FOLDER = '"this folder"'
 """What the code of a card loads; on the hub it is the repository."""

@@ -20,7 +20,8 @@ from store.tools.laws import check_tokens
 from student_train.data.collator import Collator
 from student_train.data.stored_vocabulary import check_vocabulary
 from student_train.losses.registry import losses_for
-from student_train.model.kinds import has_attention, make_student
+from student_train.model.any_student import has_attention
+from student_train.model.kinds import make_student
 from student_train.model.pruning import pruned, shared_pieces
 from student_train.model.start import RANDOM, initialise
 from student_train.model.student_tokenizer import check_pair_form, length_read, student_tokenizer

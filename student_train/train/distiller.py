@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from store import FeatureStore
 from student_train.data.batch import Distillation, Inputs, StudentBatch
 from student_train.losses.registry import Loss, losses_for
-from student_train.model.kinds import (
+from student_train.model.any_student import (
     class_logits,
     head_of,
     lm_logits,

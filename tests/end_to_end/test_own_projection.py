@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from store import FeatureStore
 from student_train.cli import main
 from student_train.losses.states import hidden_kld
-from student_train.model.kinds import own_projection
+from student_train.model.any_student import own_projection
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.distiller import Distiller

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from store import FeatureStore
-from student_train.model.kinds import class_logits, head_of, lm_logits
+from student_train.model.any_student import class_logits, head_of, lm_logits
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
 from student_train.train.distiller import Distiller

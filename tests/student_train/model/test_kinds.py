@@ -21,15 +21,14 @@ from transformers import (
 from store import FeatureStore
 from store.format.features import TaskSpec
 from student_train.losses.registry import losses_for
-from student_train.model.kinds import (
-    KINDS,
+from student_train.model.any_student import (
     class_logits,
     has_attention,
     lm_logits,
-    make_student,
     sentence_states,
     tag_logits,
 )
+from student_train.model.kinds import KINDS, make_student
 from student_train.output.run import run
 from student_train.settings.alignments import ALIGNMENTS
 from student_train.settings.options import TrainOptions
