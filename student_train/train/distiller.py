@@ -34,7 +34,6 @@ from support.errors import UserError
 from training.sentence_modules import Dense, Normalize, Pooling, VectorHead
 
 VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
-GROUP = re.compile(r"groups(\d+)\.(\d+)")
 MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the first of these
 
 
@@ -77,8 +76,6 @@ class Distiller(nn.Module):
         self.projections = nn.ModuleDict()
         self.projected_losses = set[str]()  # by the student's own projection
         learnt = losses_for(self.for_task, options.losses())
-        if any(loss.student == "runs" for loss in learnt):
-            self._check_groups(hidden)
         for loss in learnt:
             if loss.of_text or loss.projection == "none":
                 continue
@@ -94,14 +91,6 @@ class Distiller(nn.Module):
             assert vector_width is not None  # `check` has refused
             self.projections[VECTORS] = self._vector_head(
                 of_text, own, vector_width, options.matryoshka
-            )
-
-    def _check_groups(self, hidden: tuple[str, ...]) -> None:
-        counts = {int(found[1]) for name in hidden if (found := GROUP.fullmatch(name))}
-        if uneven := [count for count in counts if self.layers % count]:
-            raise UserError(
-                f"the student's {self.layers} layers do not fall into {uneven[0]} groups, as the"
-                " teacher's states in the store do; give it another number of layers"
             )
 
     @property
@@ -157,7 +146,7 @@ class Distiller(nn.Module):
     def of(cls, student: Any, options: TrainOptions, store: FeatureStore) -> Distiller:
         """Make the distiller of a student that learns from a store.
 
-        Raises UserError for a model that can be no student, or has not the layers to compare.
+        Raises UserError for a model that can be no student.
         """
         features = store.features
         vector_width = features.embedding.width if features.embedding else None
@@ -239,14 +228,20 @@ class Distiller(nn.Module):
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
         """Return the student's counterpart of a teacher feature, of values by layer from 1: the
-        mean of all layers, of group i of N, or the last layer."""
+        mean of all layers, of group i of N, or the last layer. Raises UserError for layers that do
+        not fall into N groups."""
         if name in MEANS:
             return torch.stack(values).mean(dim=0)
-        group = GROUP.fullmatch(name)
+        group = re.fullmatch(r"groups(\d+)\.(\d+)", name)
         if group is None:
             return values[-1]
         count, i = int(group[1]), int(group[2])
-        size = self.layers // count
+        if len(values) % count:
+            raise UserError(
+                f"{name}: the student's {len(values)} layers do not fall into {count} groups; give"
+                " it another number of layers"
+            )
+        size = len(values) // count
         return torch.stack(values[i * size : (i + 1) * size]).mean(dim=0)
 
 

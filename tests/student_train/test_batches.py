@@ -18,7 +18,6 @@ from student_train.data.blocks import split_blocks
 from student_train.data.stream import student_batches
 from student_train.output.run import prepare
 from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
 from support.errors import UserError
 
 CPU = torch.device("cpu")
@@ -151,10 +150,8 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
         batches.distiller(Own())(batch)
     with pytest.raises(UserError, match="Linear: cannot be a student: .* see OwnStudent"):
         states.distiller(nn.Linear(2, 2))
-    with pytest.raises(UserError, match="the student's 1 layers do not fall into 2 groups"):
-        Distiller(Own(), states.options, ("groups2.0", "groups2.1"), 32)
-    without = StudentBatches(batches.store, batches.tokenizer, loss={"mlm": 1.0}).options
-    Distiller(Own(), without, ("groups2.0", "groups2.1"), 32)  # no loss compares the groups
+    with pytest.raises(UserError, match=r"groups2\.1: .* 3 layers do not fall into 2 groups"):
+        distiller.counterpart([own, own, own], "groups2.1")
 
 
 @pytest.mark.parametrize(
