@@ -1,5 +1,5 @@
-"""What the words of --init name: layers, another store, the folder of another model. Checked before
-torch is loaded."""
+"""What the words of --init and --word-vectors name: layers, another store, the folder of another
+model, a file. Checked before torch is loaded."""
 
 from __future__ import annotations
 
@@ -30,14 +30,11 @@ def check_named(how: str, shape: Shape, store: FeatureStore) -> None:
     if not how.startswith(LAYERS):
         return
     chosen, at, folder = how.removeprefix(LAYERS).partition("@")
-    config = checked_folder(folder, f"--init {how}") if at else _settings(store)
+    option = f"--init {how}"
+    config = checked_folder(folder, option) if at else store.teacher_settings("config.json")
     layers = layers_of(config)
     if layers is not None and shape.heads:  # what has no heads cannot be cut out of layers
         layer_numbers(chosen, layers, shape.layers)
-
-
-def _settings(store: FeatureStore) -> Mapping[str, Any]:
-    return store.teacher_settings("config.json")
 
 
 def layer_numbers(chosen: str, teacher_layers: int, student_layers: int) -> list[int]:

@@ -101,27 +101,25 @@ class Trials:
     def _has_ended(self, run: Run, before: Mapping[str, Any]) -> bool:
         """Take up a trial as an earlier command left it; tell whether it had ended for good."""
         for step, figures in validations(run.folder):
-            self._report(run, step, figures)
+            self.validated(run, step, figures)
         if before["state"] != "pruned":
             return False  # a finished one is read again, a failed one tried again
         run.state, run.problem = "pruned", before["problem"]
         self.ended(run)
         return True
 
-    def _report(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
-        """Tell the pruner of a validation; return why the trial ends."""
+    def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
+        """Tell Optuna of a validation; return why the trial ends, or ""."""
         value = judged(figures, self.runs.varied)
         if not math.isfinite(value):
             return ""
+        # A trial that was ended counts by its last figure; without one as worse than any.
+        self.asked[run.number].report(value, step)
         if self.halving:
             return self.halving.judge(run.number, step, value)
-        self.asked[run.number].report(value, step)
         if not self.asked[run.number].should_prune():
             return ""
         return f"worse than the median of the trials at step {step:,}"
-
-    def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
-        return self._report(run, step, figures)
 
     def ended(self, run: Run) -> None:
         """Learn from a run that has ended."""

@@ -18,7 +18,9 @@ pytest.importorskip("optuna")
 SPACE: Space = {"lr": Interval(1e-4, 1e-1, True, False), "dropout": (0.0, 0.1)}
 
 
-def begun(folder: Path, count: int, space: Space = SPACE) -> tuple[Trials, Runs]:
+def begun(
+    folder: Path, count: int, space: Space = SPACE, prune: str = "median"
+) -> tuple[Trials, Runs]:
     runs = Runs(folder, space, list(space), searched=True)
 
     def make(point: Mapping[str, Any]) -> Run:
@@ -26,7 +28,7 @@ def begun(folder: Path, count: int, space: Space = SPACE) -> tuple[Trials, Runs]
         options = TrainOptions(store="s", out=folder / f"student{number}", **point)
         return runs.add(Run(number, {n: str(v) for n, v in point.items()}, options))
 
-    return Trials(space, count, 7, runs, make), runs
+    return Trials(space, count, 7, runs, make, prune), runs
 
 
 def finish(trials: Trials, runs: Runs, run: Run) -> None:
@@ -82,6 +84,18 @@ def test_a_bad_trial_is_pruned_and_stays_so(tmp_path: Path) -> None:
     again, _ = begun(tmp_path, 6)
     assert len(all_of(again, again.runs)) == 6
     assert again.runs.runs[-1].state == "pruned"
+
+
+def test_halving_ends_a_trial_whose_last_figure_is_learnt_from(tmp_path: Path) -> None:
+    trials, runs = begun(tmp_path, 2, prune="asha")
+    good, bad = trials.next(), trials.next()
+    assert good is not None and bad is not None
+    assert trials.validated(good, 10, {"valid_mlm_per_character": 1.0}) == ""
+    told = trials.validated(bad, 10, {"valid_mlm_per_character": 3.0})
+    assert told.startswith("not among the best third")
+    bad.state, bad.problem = "pruned", told
+    trials.ended(bad)
+    assert trials.study.trials[-1].intermediate_values == {10: 3.0}
 
 
 def test_a_student_that_nothing_compares(tmp_path: Path) -> None:
