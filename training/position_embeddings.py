@@ -7,6 +7,7 @@ from typing import Any
 
 from support.errors import UserError
 
+UNBOUND = 1_000_000  # tokens; a tokenizer without a bound tells 10**30
 AFTER_PADDING = frozenset(
     {
         "camembert",
@@ -43,3 +44,13 @@ def first_position(config: Mapping[str, Any]) -> int:
             " piece"
         )
     return 1 + padding
+
+
+def longest_input(tokens: Any, positions: Any, config: Mapping[str, Any]) -> int | None:
+    """Return the tokens of the longest input, special ones included, by `model_max_length` of a
+    tokenizer and `max_position_embeddings` of a config; None where neither is a bound. Raises
+    UserError as `first_position` does."""
+    if isinstance(positions, int) and positions:
+        positions -= first_position(config)
+    known = [int(n) for n in (tokens, positions) if isinstance(n, int | float) and 0 < n < UNBOUND]
+    return min(known, default=None)

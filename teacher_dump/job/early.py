@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from support.errors import UserError
 from teacher_dump.job.options import (
     DEFAULT_MAX_LENGTH,
@@ -15,7 +13,7 @@ from teacher_dump.teacher.checkpoint_names import ResolvedModel
 from teacher_dump.teacher.declared_heads import DECLARED, check_declared, config_of
 from teacher_dump.teacher.layer_groups import layer_groups
 from training.config_sizes import layers_of
-from training.position_embeddings import first_position
+from training.position_embeddings import longest_input
 
 
 def check_config(options: DumpOptions, model: ResolvedModel) -> None:
@@ -32,18 +30,9 @@ def check_config(options: DumpOptions, model: ResolvedModel) -> None:
     head = {"score": "classification"}.get(options.head, options.head)
     if head in DECLARED:
         check_declared(model, config, head)
-    longest = _longest(config, model)
+    tokens = config_of(model, "tokenizer_config.json").get("model_max_length")
+    longest = longest_input(tokens, config.get("max_position_embeddings"), config)
     check_length(options.max_length, longest)
     window = options.max_length or min(longest or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
     if options.stride >= window:
         raise UserError(f"--stride {options.stride}: expected less than --max-length {window}")
-
-
-def _longest(config: dict[str, Any], model: ResolvedModel) -> int | None:
-    """Return the tokens that a teacher reads at most; None where no file tells."""
-    tokens = config_of(model, "tokenizer_config.json").get("model_max_length")
-    positions = config.get("max_position_embeddings")
-    if isinstance(positions, int):
-        positions -= first_position(config)
-    known = [n for n in (tokens, positions) if isinstance(n, int) and 0 < n < 1_000_000]
-    return min(known, default=None)

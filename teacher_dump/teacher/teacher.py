@@ -24,7 +24,7 @@ from teacher_dump.teacher.loading import load_config, load_tokenizer
 from teacher_dump.teacher.networks import EMBEDDING, FACTORIES, load_with_head, task_of
 from teacher_dump.teacher.taps import Accumulator, tapped
 from teacher_dump.teacher.text_vectors import TextVectors, text_vectors
-from training.position_embeddings import first_position
+from training.position_embeddings import longest_input
 from training.sentence_folder import SETTINGS
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -147,12 +147,8 @@ class Teacher:
 
     def max_length(self) -> int | None:
         """Return the longest input in tokens, special ones included; None if nothing tells it."""
-        limit = self.tokenizer.model_max_length
         positions = getattr(self.config, "max_position_embeddings", None)
-        if positions:
-            positions -= first_position(self.config.to_dict())
-        known = [int(n) for n in (limit, positions) if n and 0 < n < 1_000_000]
-        return min(known, default=None)
+        return longest_input(self.tokenizer.model_max_length, positions, self.config.to_dict())
 
     def weights(self) -> Iterator[tuple[str, Array]]:
         """Yield parameters as float16 by name, in a fixed order.
