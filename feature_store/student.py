@@ -20,6 +20,7 @@ from student_train.data.token_cache import tokenize
 from student_train.data.vocabularies import vocabulary_map
 from student_train.model.student_tokenizer import check_pair_form, length_read, student_tokenizer
 from student_train.settings.alignments import ALIGNMENTS, Sides
+from student_train.settings.words import is_made_of_text
 from support.arrays import Array
 from support.errors import UserError
 from training.wordpiece import fewer_pieces
@@ -68,7 +69,7 @@ class Student:
     def note(self) -> str:
         """What is to be known of the vocabulary; "" where it is that of a training."""
         notes = [fewer_pieces(self.word, len(self.tokenizer))]
-        if not self.made_of.whole and _of_text(self.word):
+        if not self.made_of.whole and is_made_of_text(self.word):
             notes.append(
                 f"made of {self.made_of.told}: a training makes it of all, so that pieces differ a"
                 " little; give the folder of a student for its own"
@@ -115,13 +116,6 @@ class Student:
         if self.tokenizer.unk_token_id is None:
             return np.zeros(len(tokens.ids), bool)
         return np.asarray(tokens.ids == self.tokenizer.unk_token_id) & ~tokens.special
-
-
-def _of_text(word: str) -> bool:
-    """Tell whether a vocabulary is made of the store's text."""
-    return (
-        word.rpartition(":")[0] in ("", "words", "pruned") and word[-1:].lower() in "0123456789ks"
-    )
 
 
 def tokenized_there(settings: str, texts: list[str], separator: str | None) -> dict[str, Any]:

@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from support.errors import UserError
@@ -91,6 +93,28 @@ def write(path: Path, data: bytes | memoryview) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def begun(path: Path) -> Iterator[Path]:
+    """Give the name that a new file or folder has until it is whole, then sync and rename it; where
+    the block fails nothing of it is left."""
+    new = path.with_name(f"{UNFINISHED}{path.name}")
+    _remove(new)
+    try:
+        yield new
+        sync_tree(new) if new.is_dir() else sync(new)
+        rename(new, path)
+    except BaseException:
+        _remove(new)
+        raise
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder; it may be missing."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
 
 
 def link(source: Path, target: Path) -> None:

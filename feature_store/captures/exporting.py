@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,24 +61,11 @@ def export_store(
                 "sentence-transformers": _labelled,
                 "distillkit": _distillkit,
             }
-            with _begun(target) as new:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with files.begun(target) as new:
+                new.mkdir()
                 note = writers[kind](store, new)
         return Exported(str(target), kind, len(store), _size(target), note)
-
-
-@contextmanager
-def _begun(target: Path) -> Iterator[Path]:
-    """Give a new folder that becomes `target` once it is whole."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    new = target.with_name(f"{files.UNFINISHED}{target.name}")
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        new.mkdir()
-        yield new
-        files.sync_tree(new)
-        files.rename(new, target)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def _size(path: Path) -> int:

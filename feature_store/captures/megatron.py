@@ -51,7 +51,7 @@ class Microbatch:
 
 def recognises(path: Path) -> bool:
     """Whether archives of Megatron-LM lie there."""
-    return path.is_dir() and any(ARCHIVE.fullmatch(found.name) for found in path.glob("*.tar"))
+    return path.is_dir() and bool(_archives(path))
 
 
 class Megatron:
@@ -59,12 +59,10 @@ class Megatron:
 
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         self._source = options.source
-        self._files = numbered(
-            path for path in options.source.glob("*.tar") if ARCHIVE.fullmatch(path.name)
-        )
+        self._files = _archives(options.source)
         if not self._files:
             raise UserError(f"{options.source}: no archive such as cp0_dp0__99.tar in it")
-        ranks = {tuple(map(int, _named(path)[:2])) for path in self._files}
+        ranks = set(map(_rank, self._files))
         self._context, self._data = (1 + max(rank[i] for rank in ranks) for i in (0, 1))
         if lost := self._context * self._data - len(ranks):
             raise UserError(
@@ -144,7 +142,7 @@ class Megatron:
 
     def _of_rank(self, context: int, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
         for path in self._files:
-            if tuple(map(int, _named(path)[:2])) != (context, rank):
+            if _rank(path) != (context, rank):
                 continue
             for name, data in _members(path):
                 if found := PAYLOAD.fullmatch(name):
@@ -152,10 +150,15 @@ class Megatron:
                     yield int(found[1]), _microbatches(unzstd(data, where), where)
 
 
-def _named(path: Path) -> tuple[str, ...]:
+def _archives(folder: Path) -> list[Path]:
+    return numbered(path for path in folder.glob("*.tar") if ARCHIVE.fullmatch(path.name))
+
+
+def _rank(path: Path) -> tuple[int, int]:
+    """Return the context rank and the data rank that wrote an archive."""
     found = ARCHIVE.fullmatch(path.name)
     assert found is not None
-    return found.groups()
+    return int(found[1]), int(found[2])
 
 
 def _members(path: Path) -> Iterator[tuple[str, bytes]]:

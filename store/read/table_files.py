@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,36 +34,15 @@ def write_parquet(
         raise StoreError(f"{path}: exists already; remove it, or choose another name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _begun(path) as new:
+        with files.begun(path) as new:
             if path.suffix == SUFFIX:
                 _write(table.batches(), table, new, None, told)
                 return [path]
             new.mkdir()
             names = _write_several(table, new, file_bytes, told)
-            files.sync_tree(new)
         return [path / name for name in names]
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {files.reason(error)}") from error
-
-
-@contextmanager
-def _begun(path: Path) -> Iterator[Path]:
-    """Give the name that a file or folder has until it is whole; rename it then."""
-    new = path.with_name(f"{files.UNFINISHED}{path.name}")
-    _remove(new)
-    try:
-        yield new
-        files.sync(new)
-        files.rename(new, path)
-    except BaseException:
-        _remove(new)
-        raise
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
 
 
 def _write_several(
@@ -117,7 +94,7 @@ def dataset_of(table: Table, content: str, folder: Path | None) -> datasets.Data
         with path.with_suffix(".lock").open("w") as lock:  # another process may be writing it
             files.lock(lock.fileno(), wait=True)
             if not path.exists():
-                with _begun(path) as new, pa.ipc.new_stream(str(new), table.schema) as out:
+                with files.begun(path) as new, pa.ipc.new_stream(str(new), table.schema) as out:
                     for batch in table.batches():
                         out.write_batch(batch)
     except OSError as error:

@@ -29,12 +29,9 @@ from store.format.runs import joined, runs_of
 from store.read.store import FeatureStore, open_store
 from store.tools.aside import asides
 from store.tools.copy import begin_copy
-from store.tools.documents import (
-    document_numbers,
-    document_texts,
-    stored_digests,
-)
+from store.tools.documents import document_numbers, document_texts, stored_digests
 from store.tools.selection import selected
+from store.tools.taking import take_part
 from store.write.part_queue import PartQueue
 from store.write.publishing import write_arrays
 from store.write.writer import StoreWriter
@@ -252,15 +249,12 @@ def _write_part(
 ) -> None:
     """Write what stays of a part beside it."""
     number = store.manifest.parts[place].number
-    counts, arrays = _part_without(store, place, keep)
+    part = store.part(place)
+    whole = {name: part.all(name) for name in part.names()}
+    counts, arrays = selected(whole, store.features, keep)
     lease.check()
     write_arrays(staging.part(number), store.features, number, counts, arrays, store.path)
     staging.keep(number)
-
-
-def _part_without(store: FeatureStore, place: int, keep: Array) -> tuple[Any, dict[str, Array]]:
-    part = store.part(place)
-    return selected({name: part.all(name) for name in part.names()}, store.features, keep)
 
 
 def _unsealed(staging: ZarrStaging, plan: _Plan) -> dict[str, Any]:
@@ -338,9 +332,7 @@ def _write_file(staging: Hdf5Staging, plan: _Plan, lease: Lease, progress: Progr
     identity = _identity(plan)
     with closing(begin_copy(new, store, store.features, identity, numbers, words=False)) as writer:
         for place, number in progress(list(zip(kept, numbers, strict=True))):
-            everything = np.ones(store.manifest.parts[place].counts.sequences, bool)
-            keep = plan.keep.get(place, everything)
-            writer.write_part(number, *_part_without(store, place, keep))
+            take_part(writer, number, store, place, plan.keep.get(place))
         writer.seal()
     store.close()
     lease.check()

@@ -193,23 +193,37 @@ def _corpus(corpus: Any) -> Iterator[str]:
         yield f"without {counted(number_of(runs), 'document')} that were forgotten"
 
 
-def _sources(corpus: Any) -> Iterator[str]:
-    merged, sources, column, before = (
-        corpus.get(key) if isinstance(corpus, Mapping) else None
-        for key in ("merged", "sources", "text_column", "grown_from")
-    )
+def corpora(corpus: Any) -> Iterator[Any]:
+    """Yield each corpus that a store holds text of, by the `corpus` of its identity: those of the
+    store that it grew from, those that were merged, or its own."""
+    told = corpus if isinstance(corpus, Mapping) else {}
+    before, merged = told.get("grown_from"), told.get("merged")
     kept = before.get("corpora") if isinstance(before, Mapping) else None
     for inner in kept if isinstance(kept, list) else ():
-        yield from _sources(inner)
+        yield from corpora(inner)
     if isinstance(merged, list):
         for inner in merged:
-            yield from _sources(inner)
-    elif isinstance(sources, list) and all(isinstance(source, Mapping) for source in sources):
-        for source in sources:
-            rest = {key: value for key, value in source.items() if key not in ("name", "kind")}
-            yield f"{source.get('name')} ({_words(rest | {'column': column})})"
+            yield from corpora(inner)
     else:
-        yield _words(corpus)
+        yield corpus
+
+
+def sources(corpus: Any) -> list[Mapping[str, Any]]:
+    """List the sources of one of `corpora`; none where it tells them in another way."""
+    found = corpus.get("sources") if isinstance(corpus, Mapping) else None
+    if not isinstance(found, list) or not all(isinstance(source, Mapping) for source in found):
+        return []
+    return found
+
+
+def _sources(corpus: Any) -> Iterator[str]:
+    for each in corpora(corpus):
+        if not (found := sources(each)):
+            yield _words(each)
+        for source in found:
+            rest = {key: value for key, value in source.items() if key not in ("name", "kind")}
+            rest["column"] = each.get("text_column")
+            yield f"{source.get('name')} ({_words(rest)})"
 
 
 def _words(values: Any) -> str:

@@ -39,6 +39,8 @@ def push(
     line each, what a user should know. Raises UserError where another store of that name is there,
     and as `open_repository` does; StoreError where the source is damaged.
     """
+    from huggingface_hub import CommitOperationAdd
+
     if "://" in str(path):
         raise UserError(f"{path}: only a store on this machine can be pushed; copy it here first")
     name = Path(path).name
@@ -48,16 +50,21 @@ def push(
         if found := verify_store(store).problems:
             raise StoreError(f"{path}: {found[0]}; {DAMAGED}")
         message = message or f"{name}: a store of teachonce"
-        root = f"{name}/{ROOT}" if isinstance(store.source, ZarrSource) else name
-        last = {root: Path(path) / ROOT if root != name else Path(path)}
-        if target.holds(root, last[root]) is False:
+        is_folder = isinstance(store.source, ZarrSource)
+        root, last = (f"{name}/{ROOT}", Path(path) / ROOT) if is_folder else (name, Path(path))
+        if target.holds(root, last) is False:
             raise UserError(
                 f"{target.id}: has another store {name} already; rename this one, remove that one,"
                 " or give another repository"
             )
-        if isinstance(store.source, ZarrSource):
+        if is_folder:
             _send_folder(store, target, name, message, say)
-        return _send_last(store, target, name, last, message, say)
+        sent = [CommitOperationAdd(root, str(last))]  # it makes the copy whole
+        if target.has(CARD):
+            say(f"{CARD} of {target.id} stays as it is")
+        else:
+            sent.append(CommitOperationAdd(CARD, store_card(store, target.id, name).encode()))
+        return target.add(sent, message)
 
 
 def _send_folder(
@@ -81,23 +88,3 @@ def _send_folder(
             raise UserError(
                 f"{target.id}: {name}/{each} has not arrived whole; type the command again"
             )
-
-
-def _send_last(
-    store: FeatureStore,
-    target: Repository,
-    name: str,
-    files: dict[str, Path],
-    message: str,
-    say: Any,
-) -> str:
-    """Send what makes the copy whole, and the card."""
-    from huggingface_hub import CommitOperationAdd
-
-    sent = [CommitOperationAdd(where, str(path)) for where, path in files.items()]
-    if target.has(CARD):
-        say(f"{CARD} of {target.id} stays as it is")
-    else:
-        card = store_card(store, target.id, name).encode()
-        sent.append(CommitOperationAdd(CARD, card))
-    return target.add(sent, message)

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from store.read.store import FeatureStore
-from store.tools.info import describe, info_lines
+from store.tools.info import corpora, describe, info_lines, sources
 from support.console import counted, readable
 
 SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
@@ -91,13 +91,10 @@ def _size(sequences: int) -> str:
 
 def hub_datasets(corpus: Any) -> Iterator[str]:
     """Yield the names of the hub's datasets that a corpus was read from."""
-    if not isinstance(corpus, Mapping):
-        return
-    for merged in corpus.get("merged") or ():
-        yield from hub_datasets(merged)
-    for source in corpus.get("sources") or ():
-        if isinstance(source, Mapping) and source.get("kind") == "hf" and source.get("revision"):
-            yield str(source["name"])
+    for each in corpora(corpus):
+        for source in sources(each):
+            if source.get("kind") == "hf" and source.get("revision"):
+                yield str(source["name"])
 
 
 def _teacher_of(store: FeatureStore) -> str:

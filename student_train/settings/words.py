@@ -14,7 +14,8 @@ from support.errors import UserError
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 CACHES = ("none", "ram", "device")
 IN_MEMORY = CACHES[1:]
-VOCABULARY = r"(words:|pruned:)?\d+k?|teacher|words|mixed-vocab"
+OF_TEXT = r"(words:|pruned:)?\d+k?|words"
+VOCABULARY = rf"{OF_TEXT}|teacher|mixed-vocab"
 START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"
 
 
@@ -23,6 +24,11 @@ def check_vocabulary_word(word: str, option: str = "--vocab") -> None:
     training before this one may make it."""
     if os.sep not in word:
         check_vocabulary(word, option)
+
+
+def is_made_of_text(word: str) -> bool:
+    """Whether a vocabulary is made of the text of a store."""
+    return re.fullmatch(OF_TEXT, word.lower()) is not None
 
 
 def check_vocabulary(word: str, option: str = "--vocab") -> None:

@@ -91,7 +91,9 @@ def test_bytes_by_feature_add_up(store: Path, tmp_path: Path) -> None:
     assert facts("info", store)["bytes_by_feature"]["view1/attention/mean"] == maps
 
 
-def test_a_large_store_is_sampled(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_store_is_sampled(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert sample(open_store(store), 1).told == "12 of 24 sequences, spread evenly"
     assert sample(open_store(store), 10**9).told == "all 24 sequences"
     monkeypatch.setattr(coverage, "SAMPLE_TOKENS", 1)
@@ -99,6 +101,9 @@ def test_a_large_store_is_sampled(store: Path, monkeypatch: pytest.MonkeyPatch) 
     told = facts("info", store, "--vocab", "5k")
     assert (told["coverage"]["sequences"], told["coverage"]["of"]) == (12, 24)
     assert "made of 12 of 24 sequences" in told["vocabulary"]["note"]
+    folder = tmp_path / "student-5"  # its name ends as a size does
+    Student("5k", open_store(store)).tokenizer.save_pretrained(folder)
+    assert not Student(str(folder), open_store(store)).note
     first = "".join(open_store(store)[number].text for number in range(12))
     assert set(first.replace(" ", "")) >= {
         c for c in Student("words", open_store(store)).tokenizer.get_vocab() if len(c) == 1

@@ -14,7 +14,7 @@ from huggingface_hub import DatasetCard, snapshot_download
 from feature_store.cli import main as feature_store
 from store import UserError, open_store
 from store.tools.push import push
-from store.tools.store_card import store_card
+from store.tools.store_card import hub_datasets, store_card
 from store.tools.verify import verify
 from support.hub import Repository
 from tests.hub_contents import NOBODY, READER, WRITER, Hub
@@ -188,3 +188,13 @@ def test_a_branch_is_made_for_the_copy(lfs: Hub, made: Made) -> None:
     repository = lfs.repositories[NAME]
     assert not repository.files() and path.name in repository.files("next")
     assert repository.messages[-1] == "as it is"
+
+
+def test_a_card_names_the_datasets_of_all_corpora() -> None:
+    def read(name: str) -> dict[str, Any]:
+        return {"sources": [{"kind": "hf", "name": name, "revision": "1a"}, {"kind": "file"}]}
+
+    merged = {"merged": [read("user/a"), read("user/b")]}
+    grown = {**read("user/c"), "grown_from": {"content": "00", "corpora": [merged]}}
+    assert sorted(hub_datasets(grown)) == ["user/a", "user/b", "user/c"]
+    assert not list(hub_datasets("words of another tool"))
