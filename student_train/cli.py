@@ -134,9 +134,9 @@ def main(
     target = None
     if leads() and push_to_hub is not None:  # before hours of work
         target = open_repository(push_to_hub, "model", private)
-    if leads():
-        click.echo(describe(options))
     with stoppable(lambda: kept(options.out_folder())):
+        if leads():
+            click.echo(describe(options))
         from student_train.output.run import run
 
         report = run(options, resume=resume, say=click.echo)

@@ -247,6 +247,8 @@ def test_a_store_is_fetched_once(s3: S3, stores: tuple[Path, Path], tmp_path: Pa
 
     s3.weather = Weather({"503": 0.1, "torn": 0.1, "flipped": 0.05})
     assert_same(read(), near)
+    s3.weather = Weather()
+    assert_same(read(), near)  # whoever drops a flipped entry may drop what another thread fetched
     found = list[list[Array]]()
     again = asked_for(s3, lambda: found.append(read()))
     assert again == {"zarr.json", "manifest/zarr.json", "manifest/c/0"}
