@@ -1,7 +1,7 @@
 """Open a store with zarr, xarray or h5py alone: python examples/open_elsewhere.py STORE
 
 Each gives the tokens of the first sequence, and the best logits of its second token.
-store/FORMAT.md names every array; examples/read_store.py reads all of them.
+store/FORMAT.md names every array; examples/read_store.py reads a store with NumPy alone.
 """
 
 import sys

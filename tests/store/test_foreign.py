@@ -1,5 +1,6 @@
-"""Readers that know nothing of this software: `examples/read_store.py`, written from FORMAT.md
-alone, with NumPy and h5py; tensorstore and zarrs open every array."""
+"""Readers that know nothing of this software: `reference_reader.py` and the short one of
+`examples/read_store.py`, both written from FORMAT.md alone; tensorstore and zarrs
+open every array."""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ from store import open_store
 from store.format.features import TASKS
 from store.read.record import Record
 from tests.examples.loading import EXAMPLES, example
+from tests.store import reference_reader
 from tests.store.golden.make import STORES
 from tests.store.making import features_of, make_store
+from tests.store.reference_reader import Store
 
 Made = Callable[..., Any]
 EXAMPLE = EXAMPLES / "read_store.py"
 
 
-Example: Callable[[Path], Any] = example("read_store").Store
-
-
-def test_the_example_imports_nothing_of_ours() -> None:
-    code = f"import runpy, sys; runpy.run_path({str(EXAMPLE)!r}); print(*sys.modules)"
+@pytest.mark.parametrize("reader", (EXAMPLE, Path(reference_reader.__file__)))
+def test_the_readers_import_nothing_of_ours(reader: Path) -> None:
+    code = f"import runpy, sys; runpy.run_path({str(reader)!r}); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = {name.split(".")[0] for name in run.stdout.split()}
     assert not {"store", "support", "torch", "zarr", "numcodecs", "h5py"} & found
@@ -76,7 +77,7 @@ def test_a_reader_written_from_the_format_alone(
 ) -> None:
     path = tmp_path / f"a.{ext}"
     make_store(path, features_of(codec, kind), parts=2, sequences=4)
-    reader, fs = Example(path), open_store(path)
+    reader, fs = Store(path), open_store(path)
     records = list(zip(reader, fs, strict=True))
     assert len(records) == 8
     for found, record in records:
@@ -92,9 +93,9 @@ def test_a_reader_written_from_the_format_alone(
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_the_example_reads_the_golden_stores(name: str) -> None:
+def test_it_reads_the_golden_stores(name: str) -> None:
     path = Path(__file__).parent / "golden" / name
-    for found, record in zip(Example(path), open_store(path), strict=True):
+    for found, record in zip(Store(path), open_store(path), strict=True):
         assert_equal(found, record)
 
 
@@ -106,7 +107,7 @@ def test_the_example_reads_the_golden_stores(name: str) -> None:
         ("", "not finished"),
     ),
 )
-def test_the_example_refuses_what_is_not_finished_or_altered(
+def test_it_refuses_what_is_not_finished_or_altered(
     copy: Callable[..., Path], name: str, told: str
 ) -> None:
     path = copy("h5")
@@ -116,16 +117,65 @@ def test_the_example_refuses_what_is_not_finished_or_altered(
         else:
             file.attrs["state"] = np.bytes_(b"writing")
     with pytest.raises(ValueError, match=told):
-        list(Example(path))
+        list(Store(path))
 
 
-def test_the_example_prints_sequences(made: Made) -> None:
-    path = made("zarr")[0]
+@pytest.mark.parametrize("codec", ("exact", "default"))
+@pytest.mark.parametrize("kind, most", (("topk", 4096), ("topk", 1), ("embedding", 4096)))
+def test_the_short_reader_of_the_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, kind: str, most: int
+) -> None:
+    """Stores of more than `most` parts have an index: format version 2."""
+    monkeypatch.setattr("store.write.sealing.FEW_PARTS", most)
+    path = tmp_path / "a.zarr"
+    make_store(path, features_of(codec, kind), parts=2, sequences=4)
+    read, fs = example("read_store").read_store, open_store(path)
+    pairs = list(zip(read(path), fs, strict=True))
+    assert len(pairs) == 8
+    for found, record in pairs:
+        assert_same_arrays(found, record)
+
+
+def assert_same_arrays(found: dict[str, Any], record: Record) -> None:
+    """The short reader's arrays are all that the record has, but for rounding of float32."""
+    spans = np.stack([found["token/begin"], found["token/end"]], 1)
+    expected: dict[str, Any] = {"token/id": record.token_ids, "token/special": record.special}
+    if record.features.embedding:
+        expected["sequence/embedding/values"] = record.embedding[None]
+    for number, view in enumerate(record.views):
+        here, logits = f"view{number}", view.logits if record.features.logits else None
+        for name, states in view.hidden.items():
+            expected[f"{here}/hidden/{name}/values"] = states
+        for name, attention in view.attention.items():
+            expected[f"{here}/attention/{name}/values"] = attention.reshape(-1)
+        for name in ("ids", "logprobs", "rest") if logits else ():
+            expected[f"{here}/logits/{name}"] = getattr(logits, name)
+        for column, name in enumerate(("begin", "end", "action") if number else ()):
+            expected[f"{here}/mask/{name}"] = view.spans[:, column]
+    assert found["text/utf8"] == record.text and np.array_equal(spans, record.offsets)
+    assert set(found) == {*expected, "text/utf8", "token/begin", "token/end"}
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_the_short_reader_refuses_and_prints(copy: Callable[..., Path]) -> None:
+    path, short = copy("zarr"), example("read_store")
     run = subprocess.run(
         [sys.executable, str(EXAMPLE), str(path)], capture_output=True, text=True, check=True
     )
-    assert len(run.stdout.splitlines()) == 3
-    assert repr(open_store(path)[2].text) in run.stdout
+    record = open_store(path)[0]
+    assert f"text/utf8 {record.text}\n" in run.stdout
+    assert f"view0/logits/ids ({len(record.token_ids)}, 5)\n" in run.stdout
+    root = json.loads((path / "zarr.json").read_text())
+    for name, value, told in (
+        ("created", "2020-01-01T00:00:00Z", "does not match its checksum"),
+        ("state", "writing", "not a sealed store"),
+        ("version", 3, "not a sealed store of version 1 or 2"),
+    ):
+        wrong = {**root, "attributes": {**root["attributes"], name: value}}
+        (path / "zarr.json").write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=told):
+            next(short.read_store(path))
 
 
 def arrays_of(path: Path) -> list[str]:
@@ -160,7 +210,7 @@ def test_zarrs_opens_every_array(made: Made, codec: str) -> None:
 
 
 def test_the_same_checksums_in_both_formats(made: Made) -> None:
-    zarr_store, h5_store = (Example(made(ext)[0]).manifest for ext in ("zarr", "h5"))
+    zarr_store, h5_store = (Store(made(ext)[0]).manifest for ext in ("zarr", "h5"))
     for part in [*zarr_store["parts"], zarr_store]:
         for entry in part["arrays"].values():
             entry.pop("zarr_json")
