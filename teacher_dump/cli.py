@@ -29,7 +29,7 @@ GROUPS = {
         *("model", "out", "corpus", "text_column", "head"),
         *("logits", "hidden", "attention", "limit", "plan"),
     ),
-    "Text": ("label_column", "prompt", "max_length", "stride"),
+    "Text": ("label_column", "student_column", "prompt", "max_length", "stride"),
     "A corpus that has grown": ("grow_from", "gone"),
     "What is kept": ("pooling", "codec", "weights"),
     "Views": ("views", "mask_prob", "mask_words", "seed"),

@@ -159,31 +159,35 @@ class EmbeddingSpec:
 
     `pooling` says how the teacher made it of its states, for people. `prompt` is the text that the
     teacher read before each text: every text of the store begins with it. `normalised`: the vectors
-    have length 1.
+    have length 1. `parallel`: the teacher read another text than that of the sequence, as that in
+    another language, which is not stored.
     """
 
     width: int
     pooling: str
     prompt: str = ""
     normalised: bool = False
+    parallel: bool = False
 
     def __post_init__(self) -> None:
         _whole(self.width, "width of the embedding", 1, 2**20)
         for key in ("pooling", "prompt"):
             if not isinstance(value := getattr(self, key), str):
                 raise StoreError(f"features: {key} must be a text, got {value!r:.80}")
-        if not isinstance(self.normalised, bool):
-            raise StoreError(f"features: normalised must be true or false, got {self.normalised!r}")
+        for key in ("normalised", "parallel"):
+            if not isinstance(value := getattr(self, key), bool):
+                raise StoreError(f"features: {key} must be true or false, got {value!r:.80}")
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"width": self.width, "pooling": self.pooling}
-        found |= {"prompt": self.prompt} if self.prompt else {}
-        return found | ({"normalised": True} if self.normalised else {})
+        more = {"prompt": self.prompt, "normalised": self.normalised, "parallel": self.parallel}
+        return found | {key: value for key, value in more.items() if value}
 
     @staticmethod
     def from_json(value: object) -> EmbeddingSpec:
         keys = {"width", "pooling"}
-        known = keys | {"prompt", "normalised"}  # another key may change what a vector means
+        # another key may change what a vector means
+        known = keys | {"prompt", "normalised", "parallel"}
         if not isinstance(value, Mapping) or not keys <= set(value) <= known:
             raise StoreError(f"features: embedding must have width and pooling, got {value!r:.80}")
         return EmbeddingSpec(**value)
@@ -265,10 +269,8 @@ class Features:
             "hidden": list(self.hidden),
             "attention": list(self.attention),
             "logits": None if self.logits is None else self.logits.to_json(),
-            "encodings": self.level.encodings(),
+            "encodings": self.level.encodings(self.kinds),
         }
-        if self.embedding:
-            found["encodings"]["embedding"] = dict(self.level.embedding.description)
         more = {"task": self.task, "embedding": self.embedding}
         return found | {key: spec.to_json() for key, spec in more.items() if spec}
 

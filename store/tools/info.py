@@ -170,7 +170,8 @@ def _task(task: TaskSpec) -> str:
 def _embedding(spec: EmbeddingSpec) -> str:
     length = ", of length 1" if spec.normalised else ""
     prompt = f", prompt {spec.prompt!r}" if spec.prompt else ""
-    return f"{spec.width} wide, {spec.pooling}{length}{prompt}"
+    parallel = ", of a parallel text" if spec.parallel else ""
+    return f"{spec.width} wide, {spec.pooling}{length}{prompt}{parallel}"
 
 
 def _teacher(teacher: Any) -> str:

@@ -110,8 +110,8 @@ def begun_otherwise(
 ) -> list[tuple[str, str, str]]:
     """List what differs between the root attributes of a store and the identity and features,
     as JSON, of a dump; see `differences`."""
-    encodings = Features.from_json(stored["features"]).level.encodings()
-    told = {**stored["features"], "encodings": encodings}  # no prose
+    begun = Features.from_json(stored["features"])
+    told = {**stored["features"], "encodings": begun.level.encodings(begun.kinds)}  # no prose
     then = {**stored, "features": told}
     now = {"identity": _json(identity, "identity"), "features": features}
     return list(chain.from_iterable(differences(then[key], now[key], key) for key in now))

@@ -3,7 +3,7 @@ teacher's, whole or pruned, or that of a mixed-vocabulary training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -21,24 +21,28 @@ from training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_siz
 
 
 def student_tokenizer(
-    word: str, store: FeatureStore, blocks: Array | None = None
+    word: str,
+    store: FeatureStore,
+    blocks: Array | None = None,
+    others: Sequence[FeatureStore] = (),
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer that `--vocab` asks for.
 
-    It has fewer pieces than a size asks for where the store's text has no more. With `blocks`, rows
-    of `store.blocks()`, it is made of their text alone. Raises UserError
-    for a word that means no vocabulary, a size that cannot hold the characters of the text, and a
-    folder without a fast tokenizer.
+    It has fewer pieces than a size asks for where the text has no more. With `blocks`, rows of
+    `store.blocks()`, it is made of their text alone; else a size and `words` are of the text of the
+    `others`, too, those of the same corpus excepted. Raises UserError for a word that means no
+    vocabulary, a size that cannot hold the characters of the text, and a folder without a fast
+    tokenizer.
     """
     size = vocabulary_size(word)
     if size is not None:
-        return train_wordpiece(store.single_texts(blocks), size, store.tokenizer().normalizer)
+        return train_wordpiece(_texts(store, blocks, others), size, store.tokenizer().normalizer)
     if word == "teacher":
         return teacher_tokenizer(store)
     kind, colon, number = word.partition(":")
     size = vocabulary_size(number)
     if kind == "words" and bool(colon) == (size is not None):
-        return _named(wordpiece.words_of(store.single_texts(blocks), size))
+        return _named(wordpiece.words_of(_texts(store, blocks, others), size))
     if kind == "pruned" and size:
         config = store.teacher_settings("tokenizer_config.json")
         return _from_files(pruned_tokenizer(store, size, blocks), config, word)
@@ -61,6 +65,18 @@ def student_tokenizer(
     check_student_tokenizer(tokenizer, word)
     loaded: PreTrainedTokenizerFast = tokenizer
     return loaded
+
+
+def _texts(
+    store: FeatureStore, blocks: Array | None, others: Sequence[FeatureStore]
+) -> Iterator[str]:
+    yield from store.single_texts(blocks)
+    known = [store.identity.get("corpus")]
+    for other in others:
+        corpus = other.identity.get("corpus")
+        if corpus not in known:
+            known.append(corpus)
+            yield from other.single_texts()
 
 
 def check_pair_form(tokenizer: PreTrainedTokenizerFast, word: str, store: FeatureStore) -> None:

@@ -203,7 +203,7 @@ def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -
 
 
 def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> Prepared:
-    tokenizer = student_tokenizer(options.vocab, store)
+    tokenizer = student_tokenizer(options.vocab, store, others=others)
     fit_tokenizer(tokenizer, options, store, *others)
     torch.manual_seed(options.seed)
     student = make_student(

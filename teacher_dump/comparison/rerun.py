@@ -145,6 +145,11 @@ def _head(features: Features) -> str:
 def _check_vectors(store: FeatureStore, teacher: Teacher) -> None:
     ours = teacher.text_vectors.spec if teacher.text_vectors else None
     theirs = store.features.embedding
+    if theirs and theirs.parallel:
+        raise UserError(
+            f"{store.path}: its vectors are of texts that it does not hold: of each it has the text"
+            " beside it, for the student (--student-column); verify it without --model"
+        )
     if ours != theirs:
         raise UserError(
             f"--model {teacher.name}: gives vectors by {ours}, the store's are by {theirs}; give"

@@ -64,31 +64,40 @@ class Corpus:
 
     @classmethod
     def open(
-        cls, sources: Sequence[str], text_column: str | None = None, label_column: str | None = None
+        cls,
+        sources: Sequence[str],
+        text_column: str | None = None,
+        label_column: str | None = None,
+        student_column: str | None = None,
     ) -> Corpus:
         """Find the sources and read the first text of each, so that most mistakes are told at once.
 
         Tables hold the text in `text_column` (see `choose_column` where it is None), or the texts
-        of pairs in two columns `A,B`, and the gold label in `label_column` if that is given. Raises
+        of pairs in two columns `A,B`, and the gold label in `label_column` if that is given. With
+        `student_column` a document is a pair, too: the teacher's text and the student's. Raises
         CorpusError for a source that is missing, empty, no text, not UTF-8, or has no such columns.
         The rest of a file is checked while iterating, or by `check`.
         """
-        columns = Columns.named(text_column, label_column)
+        columns = Columns.named(text_column, label_column, student_column)
         found = [source for name in sources for source in _resolve(name, columns)]
         if not found:
             raise CorpusError(
                 f"no corpus given; expected files ({SUFFIXES}), a folder, hf:NAME or {PYTHON_DOCS}"
             )
-        for option, column in (("--text-column", text_column), ("--label-column", label_column)):
-            if column is not None and not any(source.tabular for source in found):
-                names = ", ".join(source.name for source in found)
-                raise CorpusError(f"{option} {column}: {names} has no columns; leave it out")
-        if columns.second is not None and (
-            plain := [source.name for source in found if not source.tabular]
-        ):
+        given = {
+            name: f"--{name.replace('_', '-')} {column}"
+            for name, column in columns.options().items()
+            if column is not None
+        }
+        plain = [source.name for source in found if not source.tabular]
+        if given and len(plain) == len(found):
+            told = next(iter(given.values()))
+            raise CorpusError(f"{told}: {', '.join(plain)} has no columns; leave it out")
+        if columns.second is not None and plain:
+            told = given["student_column" if columns.parallel else "text_column"]
             raise CorpusError(
-                f"--text-column {text_column}: {plain[0]} has no columns, so no pairs of texts;"
-                " leave it out, or write it as a table"
+                f"{told}: {plain[0]} has no columns, so no pairs of texts; leave it out, or write"
+                " it as a table"
             )
         for source in found:
             next(source.rows(), None)
@@ -161,16 +170,14 @@ class Corpus:
     def identity(self) -> dict[str, Any]:
         """Describe the corpus as JSON: two corpora with the same identity give the same documents.
 
-        It holds `text_column`, `label_column` if one was given, and kind and name of each source.
+        It holds `text_column`, `label_column` and `student_column` if they were given, and kind and
+        name of each source.
         Files add bytes and sha256; datasets of the hub add config, split and revision; python-docs
         adds the version of Python, and number and sha256 of the paragraphs. A file that `check`
         has not hashed is read once more.
         """
-        label = {} if self.columns.label is None else {"label_column": self.columns.label}
-        names = [name for name in (self.columns.text, self.columns.second) if name is not None]
         return {
-            "text_column": ",".join(names) or None,
-            **label,
+            **self.columns.options(),
             "sources": [source.identity() for source in self.sources],
         }
 

@@ -21,22 +21,33 @@ class Columns:
     text: None for `text`, or the only column of texts.
     label: None where texts have no label.
     second: the column of the second text, where the texts come in pairs.
+    parallel: whether the teacher reads the first text of a pair alone, and the student the second.
     """
 
     text: str | None = None
     label: str | None = None
     second: str | None = None
+    parallel: bool = False
 
     @classmethod
-    def named(cls, text: str | None, label: str | None) -> Columns:
-        """Read the words of `--text-column` and `--label-column`.
+    def named(cls, text: str | None, label: str | None, student: str | None = None) -> Columns:
+        """Read the words of `--text-column`, `--label-column` and `--student-column`.
 
         Raises CorpusError for more than two columns of texts, and for a column that is named twice.
         """
-        names = pair_of(text) or (text, None)
+        names = pair_of(text) or (text, student)
         if label is not None and label in names:
             raise CorpusError(f"--label-column {label}: holds the text; name another")
-        return cls(names[0], label, names[1])
+        return cls(names[0], label, names[1], student is not None)
+
+    def options(self) -> dict[str, str | None]:
+        """Return the options that name these columns, by their names in Python."""
+        if self.parallel:
+            texts = {"text_column": self.text, "student_column": self.second}
+        else:
+            names = [name for name in (self.text, self.second) if name is not None]
+            texts = {"text_column": ",".join(names) or None}
+        return texts | ({} if self.label is None else {"label_column": self.label})
 
     def chosen(self, columns: list[str], textual: list[str], where: object) -> list[str]:
         """Name the columns of a table that hold its texts: one, or both of pairs.

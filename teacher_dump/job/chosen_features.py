@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from store import Features
 from store.format.pairs import SEPARATOR
-from support.console import counted
 from support.errors import UserError
 from teacher_dump.corpus.labelled_text import pair_of
 from teacher_dump.job.options import (
@@ -21,30 +20,6 @@ from teacher_dump.job.options import (
 
 if TYPE_CHECKING:
     from teacher_dump.teacher.teacher import Teacher
-
-
-def told(options: DumpOptions, features: Features) -> str:
-    """Tell what the store is going to hold.
-
-    Which logits it holds is only known once the teacher is loaded.
-    """
-    logits = options.logits or DEFAULT_LOGITS
-    if task := features.task:
-        logits = f"of {counted(len(task.labels), 'label')} ({task.kind})"
-        logits = "a score of each pair" if task.scores and task.separator else logits
-    elif logits != "none" and not features.logits:
-        reason = "--head none" if options.head == "none" else "no masked-LM head in the checkpoint"
-        logits = f"none ({reason})"
-    if vector := features.embedding:
-        length = ", length 1" if vector.normalised else ""
-        prompt = f", prompt {vector.prompt!r}" if vector.prompt else ""
-        kept = f"embedding {vector.width} wide ({vector.pooling}{length}{prompt})"
-    else:
-        kept = f"logits {logits}"
-    return (
-        f"features  {kept}, hidden {options.hidden}, attention {options.attention}, "
-        f"{counted(features.views, 'view')}, windows of at most {features.max_length} tokens"
-    )
 
 
 def window_length(asked: int | None, teacher: Teacher) -> int:
@@ -81,6 +56,8 @@ def features_of(options: DumpOptions, teacher: Teacher, max_length: int) -> Feat
             " --task mlm`"
         )
     vector = teacher.text_vectors.spec if teacher.text_vectors else None
+    if vector and options.student_column:
+        vector = replace(vector, parallel=True)
     kept = logits or teacher.task or vector or teacher.hidden.groups or teacher.attention.groups
     if not (kept or options.text_only):
         raise UserError(

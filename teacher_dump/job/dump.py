@@ -25,13 +25,14 @@ from support.installed import software
 from support.lease import Lease
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.chosen_features import features_of, told, window_length
+from teacher_dump.job.chosen_features import features_of, window_length
 from teacher_dump.job.early import check_config
 from teacher_dump.job.finished import check_begun, check_finished
 from teacher_dump.job.growing import Growth, Plan
-from teacher_dump.job.options import DumpOptions, describe
-from teacher_dump.job.parts import count, first_of, new_parts
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.job.parts import count, first_of, new_parts, opened_corpus
 from teacher_dump.job.progress import Progress
+from teacher_dump.job.telling import describe, told
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teacher_dump.windows.rare_words import count_words
 from teacher_dump.windows.window import Window
@@ -99,7 +100,7 @@ def opened(
     """
     model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
     check_config(options, model)
-    corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
+    corpus = opened_corpus(options)
     resolved = options.resolved()
     say(describe(resolved, bool(options.corpus)))
     return resolved, model, corpus

@@ -15,12 +15,11 @@ from store.write.part_queue import PartQueue
 from support.errors import UserError
 from support.lease import Lease
 from support.signals import Stop
-from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.dump import begun, check_growth, word_counts
 from teacher_dump.job.growing import Growth
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.job.part_writing import check_published, other_sequences
-from teacher_dump.job.parts import count, first_of, new_parts
+from teacher_dump.job.parts import count, first_of, new_parts, opened_corpus
 from teacher_dump.teacher.teacher import Teacher
 from teacher_dump.windows.packing import is_whole, packed
 from teacher_dump.windows.window import Window
@@ -54,7 +53,7 @@ class Filling:
         self._counters: Counter[str] = Counter()
         self._stop = threading.Event()
         try:
-            self._corpus = Corpus.open(options.sources(), options.text_column, options.label_column)
+            self._corpus = opened_corpus(options)
             self._corpus.check()
             if growth:
                 check_growth(growth, options, teacher, self._corpus, features)

@@ -23,14 +23,15 @@ from support.extras import library
 from support.lease import Lease, Taken
 from support.ray_cluster import Home, cluster, gpus_of_worker, rooms, short
 from support.signals import Stop, stoppable
-from teacher_dump.corpus.documents import Corpus
 from teacher_dump.job.dump import kept
 from teacher_dump.job.early import check_config
 from teacher_dump.job.finished import check_begun
 from teacher_dump.job.growing import Growth
-from teacher_dump.job.options import DumpOptions, describe
+from teacher_dump.job.options import DumpOptions
+from teacher_dump.job.parts import opened_corpus
 from teacher_dump.job.shards import Shard
 from teacher_dump.job.sharing import Shared, share
+from teacher_dump.job.telling import describe
 from teacher_dump.teacher.checkpoint_names import resolve_model
 
 LOOK = 0.5  # seconds between looks at the nodes and at workers that have ended
@@ -79,7 +80,7 @@ def share_on_ray(
         check_config(
             options, replace(resolve_model(options.model), trusted=options.trust_remote_code)
         )
-        Corpus.open(options.sources(), options.text_column, options.label_column)
+        opened_corpus(options)
         with Growth.of(options):
             pass  # it can be opened
         say(describe(replace(options, corpus=options.sources()), bool(options.corpus)))

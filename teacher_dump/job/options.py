@@ -14,7 +14,7 @@ from support.console import check_device
 from support.errors import UserError
 from support.options import INNER_SHARE, NOT_NEGATIVE, at_least, check_values, option
 from support.ray_cluster import check_address, check_gpus
-from teacher_dump.corpus.labelled_text import pair_of
+from teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
 from teacher_dump.job.shards import Shard, shard_of
 from teacher_dump.teacher.checkpoint_names import corpus_of, features_of_alias
 from teacher_dump.teacher.layer_groups import feature_words
@@ -90,6 +90,13 @@ class DumpOptions:
         "Column with the text in .jsonl/.csv/.tsv/.parquet and hf: sources; A,B: two columns of"
         " pairs of texts, for a teacher that classifies pairs.",
         check=pair_of,
+    )
+    student_column: str | None = option(
+        None,
+        "With --head embedding: column with the student's text, such as the translation of that in"
+        " --text-column, which the teacher reads.",
+        scope={ALONE},
+        told_default="the student reads what the teacher reads",
     )
     label_column: str | None = option(
         None,
@@ -260,26 +267,6 @@ class DumpOptions:
         return self.corpus or (corpus_of(self.model) or DEFAULT_CORPUS,)
 
 
-def describe(options: DumpOptions, corpus_was_given: bool) -> str:
-    """Tell the settings that are known before the teacher is loaded, one line each."""
-    source = "" if corpus_was_given else " (no --corpus given: the default)"
-    if not corpus_was_given and options.limit is None and corpus_of(options.model):
-        source = " (no --corpus given: all of the alias's own; --limit 2m takes 2 million tokens)"
-    rows = {
-        "teacher": options.model,
-        "corpus": ", ".join(options.corpus) + source,
-        "codec": options.codec,
-        "device": (
-            f"{options.device}, {options.precision}, {options.batch_tokens} tokens a batch, seed"
-            f" {options.seed}"
-        ),
-        "out": str(options.out),
-    }
-    if options.trust_remote_code:
-        rows["warning"] = f"the Python code that comes with {options.model} runs on this machine"
-    return "\n".join(f"{name:9} {value}" for name, value in rows.items())
-
-
 def _check_together(options: DumpOptions) -> None:
     """Raise UserError for options that contradict each other, whatever the teacher is."""
     together = options.ray is not None or shard_of(options.shard)
@@ -318,12 +305,14 @@ def _check_together(options: DumpOptions) -> None:
         check_head(options, "classification")
     elif options.head != "auto":
         check_head(options, options.head)
-    for name in ("pooling", "prompt"):
+    for name in ("pooling", "prompt", "student_column"):
         if options.head != "embedding" and getattr(options, name) is not None:
             raise UserError(
-                f"--{name} {getattr(options, name)}: for vectors of texts; add --head embedding, or"
-                " leave it out"
+                f"--{name.replace('_', '-')} {getattr(options, name)}: for vectors of texts; add"
+                " --head embedding, or leave it out"
             )
+    if options.student_column is not None:
+        _check_parallel(options, options.student_column)
 
 
 def _check_growth(options: DumpOptions) -> None:
@@ -334,6 +323,24 @@ def _check_growth(options: DumpOptions) -> None:
         )
     if options.plan:
         raise UserError("--plan and --grow-from: a plan is of a whole dump; leave one of them out")
+
+
+def _check_parallel(options: DumpOptions, column: str) -> None:
+    """Raise UserError for what cannot be known of two texts, of which the teacher reads one."""
+    told = f"--student-column {column}: the teacher reads another text than the student"
+    if column in (options.text_column or DEFAULT_COLUMN).split(","):
+        raise UserError(f"--student-column {column}: is the teacher's, too; name another, or none")
+    if not options.hidden == options.attention == "none":
+        raise UserError(
+            f"{told}, so of its tokens nothing can be aligned; leave --hidden and --attention out"
+        )
+    if options.views > 1:
+        raise UserError(f"{told}, and a masked word of one is none of the other; use --views 1")
+    if options.grow_from is not None:
+        raise UserError(
+            f"{told}, and the store keeps no teacher's text that could be compared with the"
+            " corpus; leave --grow-from out"
+        )
 
 
 def _check_scored(options: DumpOptions) -> None:

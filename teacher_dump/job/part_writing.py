@@ -56,13 +56,13 @@ def write_part(
     start = starts(lengths)
     part = writer.part(number, lengths)
     part.set_sequences(**sequences_of(windows, features))
-    batches = length_batches(lengths, options.batch_tokens)
+    batches = length_batches([len(w.teacher_ids) for w in windows], options.batch_tokens)
     for view in range(features.views):
         keys = [(options.seed, view, first_sequence + i) for i in range(len(windows))]
         inputs = (
             _view_inputs(part, view, windows, keys, teacher, options, words)
             if view
-            else [w.ids for w in windows]
+            else [w.teacher_ids for w in windows]
         )
         if not (features.of_tokens or features.task or (features.embedding and not view)):
             progress(0 if view else int(lengths.sum()))

@@ -33,6 +33,12 @@ class Tokens(Protocol):
 Cut = TypeVar("Cut", bound=Tokens)
 
 
+def opened_corpus(options: DumpOptions) -> Corpus:
+    """Open the corpus that the options name; raises CorpusError as `Corpus.open` does."""
+    columns = options.text_column, options.label_column, options.student_column
+    return Corpus.open(options.sources(), *columns)
+
+
 def new_parts(
     options: DumpOptions,
     corpus: Corpus,
@@ -72,6 +78,7 @@ def cut_parts(
         features,
         options.stride,
         counters,
+        parallel=options.student_column is not None,
     )
     if task:
         labels = Labels(task, teacher.name)

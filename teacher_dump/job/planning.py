@@ -27,10 +27,11 @@ from support.console import counted, readable
 from support.errors import UserError
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus, Document
-from teacher_dump.job.chosen_features import features_of, told, window_length
+from teacher_dump.job.chosen_features import features_of, window_length
 from teacher_dump.job.dump import BATCHES_BEHIND, opened, teacher_of, word_counts
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.job.parts import cut_parts, first_of
+from teacher_dump.job.telling import told
 from teacher_dump.windows.length_batches import length_batches
 from teacher_dump.windows.window import Window, storable
 

@@ -27,7 +27,7 @@ from support.installed import software
 from support.lease import Lease, Taken
 from support.signals import Stop, stoppable
 from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.chosen_features import features_of, told, window_length
+from teacher_dump.job.chosen_features import features_of, window_length
 from teacher_dump.job.dump import (
     BATCHES_BEHIND,
     DumpSummary,
@@ -42,6 +42,7 @@ from teacher_dump.job.growing import Growth
 from teacher_dump.job.options import DumpOptions
 from teacher_dump.job.progress import part_line
 from teacher_dump.job.shards import Shard
+from teacher_dump.job.telling import told
 from teacher_dump.windows.packing import Unreadable, unpacked
 
 if TYPE_CHECKING:

@@ -98,6 +98,12 @@ def encoder(backend: Any) -> Encode:
     return encode
 
 
+def prompted(documents: Iterable[Document], prompt: str) -> Iterator[Document]:
+    """Yield the documents with a prompt before each text."""
+    for document in documents:
+        yield replace(document, text=prompt + document.text) if prompt else document
+
+
 def document_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Yield the documents in lists whose tokens memory holds."""
     batch: list[Document] = []

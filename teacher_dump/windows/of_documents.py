@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from store import Features, FeatureStore
 from support.errors import UserError
 from teacher_dump.corpus.documents import Document
-from teacher_dump.windows.cutting import iter_windows
+from teacher_dump.windows.cutting import iter_windows, prompted
 from teacher_dump.windows.pairs import iter_pairs, whole_pairs
+from teacher_dump.windows.parallel import iter_parallel
 from teacher_dump.windows.window import Window
 
 
@@ -21,13 +22,16 @@ def windows_of(
     features: Features,
     stride: int,
     counters: Counter[str] | None = None,
+    parallel: bool = False,
 ) -> Iterator[Window]:
     """Yield the windows of all documents in order, without numbers of labels; see `iter_windows`
-    and `iter_pairs`."""
+    and `iter_pairs`, and for documents of two `parallel` texts `iter_parallel`."""
     task, vector, length = features.task, features.embedding, features.max_length
+    if vector and parallel:
+        return iter_parallel(documents, tokenizer, length, vector.prompt, counters)
     if features.separator is None:
         return iter_windows(
-            _prompted(documents, vector.prompt) if vector else documents,
+            prompted(documents, vector.prompt) if vector else documents,
             tokenizer,
             length,
             stride,
@@ -35,7 +39,7 @@ def windows_of(
             one_each=bool(vector or (task and task.kind == "classification")),
         )
     if task and task.scores:
-        documents = whole_pairs(documents, features.separator)
+        documents = whole_pairs(documents, features.separator, "a score is of both")
     return iter_pairs(documents, tokenizer, length, features.separator, counters)
 
 
@@ -60,9 +64,3 @@ class _Stored:
 
     backend_tokenizer: Any
     is_fast: bool = True
-
-
-def _prompted(documents: Iterable[Document], prompt: str) -> Iterator[Document]:
-    """Yield the documents with a prompt before each text."""
-    for document in documents:
-        yield replace(document, text=prompt + document.text) if prompt else document

@@ -15,7 +15,7 @@ from support.arrays import Array, starts
 from teacher_dump.windows.window import Window
 
 ABSENT = -1  # the length of an array that a window does not have
-OPTIONAL = ("numbers", "types")
+OPTIONAL = ("numbers", "types", "read")
 
 
 class Unreadable(ValueError):
@@ -74,7 +74,7 @@ def _windows(arrays: dict[str, Array]) -> tuple[int, list[Window]]:
     tokens = np.cumsum(arrays["lengths"])[:-1]
     ids, offsets, special = (np.split(arrays[n], tokens) for n in ("ids", "offsets", "special"))
     text, ends = arrays["text"].tobytes(), starts(arrays["text_lengths"])
-    numbers, types = (_optional(arrays, name) for name in OPTIONAL)
+    numbers, types, read = (_optional(arrays, name) for name in OPTIONAL)
     windows = [
         Window(
             text[ends[i] : ends[i + 1]].decode(),
@@ -86,6 +86,7 @@ def _windows(arrays: dict[str, Array]) -> tuple[int, list[Window]]:
             special[i],
             numbers=numbers[i],
             types=types[i],
+            read=read[i],
         )
         for i in range(len(arrays["lengths"]))
     ]

@@ -62,8 +62,9 @@ def iter_pairs(
                 yield window
 
 
-def whole_pairs(documents: Iterable[Document], separator: str) -> Iterator[Document]:
-    """Yield the documents; raise UserError at a pair of which one text is empty."""
+def whole_pairs(documents: Iterable[Document], separator: str, why: str) -> Iterator[Document]:
+    """Yield the documents; raise UserError at a pair of which one text is empty, and say `why` both
+    are needed."""
     for document in documents:
         for text, side in zip(
             divided(document.text, separator, document.source), ("first", "second"), strict=True
@@ -71,7 +72,7 @@ def whole_pairs(documents: Iterable[Document], separator: str) -> Iterator[Docum
             if not text or text.isspace():
                 raise UserError(
                     f"{document.source}: the {side} text of pair {document.number + 1} is empty"
-                    f" ({document.text.replace(separator, ' | ')!r:.60}), and a score is of both;"
+                    f" ({document.text.replace(separator, ' | ')!r:.60}), and {why};"
                     " fill it in, or take the row out"
                 )
         yield document

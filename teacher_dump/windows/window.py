@@ -22,7 +22,8 @@ class Window:
     is inside a word. `offsets` are half-open spans of characters of `text`; special tokens have
     (0, 0). `gold` holds the document's gold label or tags. `numbers` int32 holds them as numbers of
     the teacher's labels: the label [1] or the tags of the tokens [T], -1 where there is none.
-    `types` tells of a pair of texts which one each token is of, as the tokenizer tells it.
+    `types` tells of a pair of texts which one each token is of, as the tokenizer tells it. `read`
+    are the ids that the teacher reads, where these are of another text.
     """
 
     text: str
@@ -35,6 +36,12 @@ class Window:
     gold: Gold | None = None
     numbers: Array | None = None
     types: Array | None = None  # int32[T]
+    read: Array | None = None  # int32
+
+    @property
+    def teacher_ids(self) -> Array:
+        """The ids that the teacher reads, in view 0."""
+        return self.ids if self.read is None else self.read
 
 
 def make_window(

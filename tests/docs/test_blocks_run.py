@@ -20,7 +20,7 @@ from tests.downstream.search.collections import collection
 from tests.end_to_end.support import write_corpus
 from tests.end_to_end.test_students_of_pairs import reader_of_pairs
 from tests.sentence_folders import modules, normalize, pooling
-from tests.texts import ENGLISH
+from tests.texts import ENGLISH, RUSSIAN
 
 QUICK = ("README.md",)
 MADE_BEFORE: dict[str, tuple[str, ...]] = {  # by commands of other pages
@@ -56,6 +56,8 @@ def tables(folder: Path) -> None:
         table(folder / f"{name}.tsv", "text\tlabel", rows)
     pairs = [tuple(chance.sample(ENGLISH, 2)) for _ in range(40)]
     table(folder / "pairs.tsv", "query\tpassage", ["\t".join(pair) for pair in pairs])
+    parallel = [f"{one}\t{other}" for one, other in zip(ENGLISH, RUSSIAN, strict=False)]
+    table(folder / "parallel.tsv", "en\tru", parallel * 4)
     nli = [f"{one}\t{other}\t{chance.choice(['yes', 'no'])}" for one, other in pairs]
     table(folder / "nli.tsv", "premise\thypothesis\tlabel", nli)
     stsb = [f"{one}\t{other}\t{chance.random():.2f}" for one, other in pairs]

@@ -32,9 +32,9 @@ class Level:
     ids: Packing = FAST
     embedding: Codec = Int8()
 
-    def encodings(self) -> dict[str, Any]:
-        """What undoes the lossy arrays that are of every store's KINDS (JSON)."""
-        return {kind: dict(getattr(self, kind).description) for kind in KINDS}
+    def encodings(self, kinds: tuple[str, ...] = KINDS) -> dict[str, Any]:
+        """What undoes the lossy arrays of these kinds (JSON)."""
+        return {kind: dict(getattr(self, kind).description) for kind in kinds}
 
     def unlike(
         self, found: Mapping[str, Any], kinds: tuple[str, ...] = KINDS

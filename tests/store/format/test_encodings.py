@@ -117,7 +117,7 @@ def written(
 ) -> pytest.MonkeyPatch:
     """From now on stores are written by software whose encodings are described otherwise."""
     real = Level.encodings
-    monkeypatch.setattr(Level, "encodings", lambda self: change(real(self)))
+    monkeypatch.setattr(Level, "encodings", lambda self, *kinds: change(real(self, *kinds)))
     return monkeypatch
 
 

@@ -13,6 +13,7 @@ from teacher_dump.corpus.documents import Document
 from teacher_dump.windows.cutting import iter_windows
 from teacher_dump.windows.packing import Unreadable, is_whole, packed, unpacked
 from teacher_dump.windows.pairs import iter_pairs
+from teacher_dump.windows.parallel import iter_parallel
 from teacher_dump.windows.window import Window
 from tests.texts import ENGLISH, RUSSIAN
 
@@ -31,7 +32,7 @@ def check(windows: list[Window]) -> None:
     for one, other in zip(windows, found, strict=True):
         for name in ("text", "document", "document_begin", "hard_cut"):
             assert getattr(one, name) == getattr(other, name)
-        for name in ("ids", "offsets", "special", "numbers", "types"):
+        for name in ("ids", "offsets", "special", "numbers", "types", "read"):
             before, after = getattr(one, name), getattr(other, name)
             assert (before is None) == (after is None)
             if before is not None:
@@ -47,6 +48,13 @@ def test_windows_of_pairs_come_back(make_tokenizer: MakeTokenizer) -> None:
     texts = [SEPARATOR.join(ENGLISH[i : i + 2]) for i in range(3)]
     pairs = iter_pairs(documents(*texts), make_tokenizer("wordpiece"), 32, SEPARATOR)
     check(list(pairs))
+
+
+def test_windows_of_parallel_texts_come_back(make_tokenizer: MakeTokenizer) -> None:
+    texts = [SEPARATOR.join(pair) for pair in zip(ENGLISH, RUSSIAN[:3], strict=False)]
+    windows = list(iter_parallel(documents(*texts), make_tokenizer("wordpiece"), 32, "find: "))
+    assert len(windows) == 3 and all(window.read is not None for window in windows)
+    check(windows)
 
 
 def test_torn_bytes_are_found(make_tokenizer: MakeTokenizer) -> None:

@@ -1,0 +1,141 @@
+"""`--student-column`: the teacher reads a text in one language, the student in another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feature_store.cli import main as feature_store
+from store import open_store
+from store.tools.verify import verify
+from student_train.cli import main as student_train
+from teacher_dump.cli import main as teacher_dump
+from teacher_dump.job.shards import Shard
+from teacher_dump.job.sharing import share
+from tests.end_to_end.support import Words, dump_options, dumped, ok, refused, says
+from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
+
+PAIRS = (
+    ("The old keeper lights the lamp.", "Старый смотритель зажигает лампу."),
+    ("A story is never finished.", "История никогда не кончается."),
+    ("She counted the ships in the harbour.", "Она считала корабли в гавани."),
+    ("The student learns from the teacher.", "Ученик учится у учителя."),
+    ("Nobody knows why the clock stopped.", "Никто не знает, почему часы остановились."),
+    ("Rivers carry stones.", "Реки несут камни."),
+    ("The trains leave for the north.", "Поезда уходят на север."),
+    ("In the library they keep maps.", "В библиотеке хранятся карты."),
+)
+COLUMNS = ("--text-column", "en", "--student-column", "ru")
+
+
+@pytest.fixture(scope="module")
+def teacher(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parallel") / "model"
+    behind = (pooling("mean"), normalize())
+    return modules(*behind, base=tiny_teacher("bert"), folder=folder, prompts=PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
+    path.write_text("ru\ten\n" + "".join(f"{ru}\t{en}\n" for en, ru in PAIRS), encoding="utf-8")
+    return path
+
+
+def typed(teacher: Path, table: Path, out: Path) -> Words:
+    return ("--model", teacher, "--corpus", table, "--out", out, "--device", "cpu")
+
+
+def library(folder: Path, texts: list[str], **more: Any) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu").encode(texts, **more)
+
+
+def test_vectors_of_one_text_beside_the_other(teacher: Path, table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.zarr"
+    words = (*typed(teacher, table, out), "--head", "embedding", *COLUMNS, "--codec", "exact")
+    told = ok(teacher_dump, *words, "--prompt", "query")
+    says(told, "embedding 32 wide (mean, length 1, prompt 'find: ', of column en)")
+    store = open_store(out)
+    assert list(store.texts()) == [f"find: {ru}" for _, ru in PAIRS]
+    english = library(teacher, [en for en, _ in PAIRS], prompt_name="query")
+    assert np.allclose(store.embeddings(), english, atol=2e-5)
+    assert store.identity["corpus"]["text_column"] == "en"
+    assert store.identity["corpus"]["student_column"] == "ru"
+    assert verify(out).problems == []
+    says(ok(feature_store, "info", out), "of length 1, prompt 'find: ', of a parallel text")
+    line = refused(feature_store, "verify", out, "--model", teacher)
+    says(line, "its vectors are of texts that it does not hold", "verify it without --model")
+
+
+def test_processes_that_share_a_dump_make_the_same_store(
+    teacher: Path, table: Path, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {
+        "head": "embedding", "logits": None, "text_column": "en", "student_column": "ru",
+        "part_tokens": 40,
+    }  # fmt: skip
+    one, two = tmp_path / "one.zarr", tmp_path / "two.zarr"
+    dumped(teacher, table, one, **asked)
+    share(dump_options(teacher, table, two, **asked), Shard(0, 1))
+    assert len(open_store(two).manifest.parts) > 2
+    contents = {open_store(path).manifest.content() for path in (one, two)}
+    assert len(contents) == 1
+
+
+def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
+    teacher: Path, table: Path, tmp_path: Path
+) -> None:
+    """And of a store of the teacher's own language the same student learns that, too."""
+    stores = tmp_path / "ru.zarr", tmp_path / "en.zarr"
+    for path, columns in zip(stores, (COLUMNS, ("--text-column", "en")), strict=True):
+        ok(teacher_dump, *typed(teacher, table, path), "--head", "embedding", *columns)
+    both = [word for path in stores for word in ("--store", path)]
+    ok(
+        student_train, *both, "--out", tmp_path / "s", "--vocab", "300", "--student", "32x1x2",
+        "--device", "cpu", "--steps", "300", "--batch-texts", "8", "--lr", "0.003",
+        "--held-out", "0",
+    )  # fmt: skip
+    wanted = library(teacher, [en for en, _ in PAIRS])
+    for side in (0, 1):
+        found = library(tmp_path / "s", [pair[side] for pair in PAIRS])
+        assert (found * wanted).sum(axis=1).mean() > 0.95
+        # A teacher of random weights says nearly the same of all texts: what is left tells them.
+        rest, other = (vectors - vectors.mean(axis=0) for vectors in (found, wanted))
+        places = (rest @ (other / np.linalg.norm(other, axis=1, keepdims=True)).T).argmax(axis=1)
+        assert (places == np.arange(len(PAIRS))).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    (
+        (("--student-column", "en"), "--student-column en: is the teacher's, too; name another"),
+        (("--student-column", "sk"), "no column 'sk'; its columns are 'ru', 'en'"),
+        (("--student-column", "ru", "--hidden", "mean"), "of its tokens nothing can be aligned"),
+        (("--student-column", "ru", "--views", "2"), "a masked word of one is none of the other"),
+        (("--student-column", "ru", "--grow-from", "b.zarr"), "leave --grow-from out"),
+        (("--student-column", "ru", "--head", "none", "--hidden", "mean"), "add --head embedding"),
+    ),
+)
+def test_refused(
+    teacher: Path, table: Path, tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    given = (*typed(teacher, table, tmp_path / "a.zarr"), "--head", "embedding")
+    says(refused(teacher_dump, *given, "--text-column", "en", *words), told)
+    assert not (tmp_path / "a.zarr").exists()
+
+
+def test_texts_without_another(teacher: Path, tmp_path: Path) -> None:
+    half, plain = tmp_path / "half.tsv", tmp_path / "plain.txt"
+    half.write_text("en\tru\nRivers carry stones.\t\n", encoding="utf-8")
+    plain.write_text("Rivers carry stones.\n", encoding="utf-8")
+    for path, told in (
+        (half, "the second text of pair 1 is empty ('Rivers carry stones. | ')"),
+        (plain, "--text-column en: plain.txt has no columns; leave it out"),
+    ):
+        given = (*typed(teacher, path, tmp_path / "a.zarr"), "--head", "embedding", *COLUMNS)
+        says(refused(teacher_dump, *given), told)
