@@ -139,7 +139,7 @@ def _mlm(asked: Asked) -> None:
         settings = asked.settings(MlmSettings, model=asked.model[0], **more)
         with joined(resolved_device("auto")) as ranks:
             say = _say(asked) if ranks.lead else lambda line: None
-            result = train_seeds(settings, asked.seeds or 1, tests, say, ranks)
+            result = train_seeds(settings, asked.seeds or 1, tests, say, ranks, asked.log)
         if not ranks.lead:
             return
     score_tables.save(result, asked.out)
@@ -150,6 +150,7 @@ def _fine_tune(asked: Asked) -> None:
     _quiet_transformers()
     from downstream import score_tables
     from downstream.tasks.fine_tune import fine_tune, score_as_is
+    from downstream.tracking import Log
 
     assert asked.out is not None  # the task needs it
     files = score_tables.splits_to_test(asked.test)
@@ -164,7 +165,8 @@ def _fine_tune(asked: Asked) -> None:
             result = score_tables.of_models(each)
         else:
             settings, keep = asked.settings(FineTuneSettings), out / "model" if asked.save else None
-            result = fine_tune(task, asked.model[0], files, settings, _say(asked), keep)
+            log = Log(asked.log, out)
+            result = fine_tune(task, asked.model[0], files, settings, _say(asked), keep, log)
         score_tables.save(result, out)
     _show(asked, score_tables.seed_table, result)
 

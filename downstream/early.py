@@ -10,6 +10,7 @@ from student_train.settings.shapes import parse_student
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import is_sentence_folder, resolve_model
 from teacher_dump.teacher.declared_heads import check_declared, config_of
+from training.trackers import check_installed
 
 HEADS = {"pos": "tagging", "ner": "tagging", "classify": "classification", "pair": "classification"}
 PREFIX = "scratch:"
@@ -19,7 +20,9 @@ KIND = "modernbert"  # of a model from scratch that names none
 
 def refuse_early(asked: Asked) -> None:
     """Raise UserError for a task without the files that it needs, for files and folders that are
-    not there, and for a model from scratch that has no such size or vocabulary."""
+    not there, for a model from scratch that has no such size or vocabulary, and for a tracker that
+    is not installed."""
+    check_installed(asked.log)
     if asked.task in FINE_TUNED and not asked.as_is and asked.dev is None:
         raise UserError(f"--task {asked.task} needs --dev: the best epoch is chosen on it")
     if asked.task == "speed" and asked.text_column and not asked.test:

@@ -28,6 +28,7 @@ from support.options import (
     options_of,
 )
 from training.optimizer import OPTIMIZERS
+from training.trackers import check_known, parse_trackers
 
 Settings = TypeVar("Settings")
 
@@ -267,6 +268,15 @@ class Asked:
     depth: int | None = _asked("Candidates of a query.", ["rerank"], within=at_least(1))
     repeat: int | None = _asked("Runs to take medians of.", ["speed"], within=at_least(1))
 
+    log: tuple[str, ...] = _asked(
+        "wandb | mlflow | trackio, or a comma list: told the losses, the scores on --dev and, at"
+        " the end, on --test; a run for each seed.",
+        TRAINED,
+        default=(),
+        several=TRAINED,
+        read=parse_trackers,
+        check=check_known,
+    )
     json: bool = _flag(
         "Print what scores.json holds in place of the table, and all else to stderr.",
         [*TASKS, AS_IS],

@@ -28,7 +28,7 @@ GROUPS = {
     "Rankings and speed": (
         *("teacher", "documents_by", "candidates", "candidates_by", "depth", "repeat"),
     ),
-    "Output": ("json",),
+    "Output": ("log", "json"),
 }
 """Headings of --help, and the options under each."""
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tqdm import tqdm
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
+from training.loop import pace
+
+COUNTED = "non_padding"
+"""What a Trainer must be told of `include_num_input_tokens_seen`, for `Progress` to tell it."""
+
 
 class Progress(TrainerCallback):
-    """Says step, training loss and `measures` at every evaluation during training.
+    """Says step, training loss, `measures`, speed and time left at every evaluation in training.
 
     say: is called with each line.
     measures: metrics of the Trainer by what to call them.
@@ -22,7 +28,8 @@ class Progress(TrainerCallback):
     ) -> None:
         self.say, self.measures, self.what = say, measures, what
         self.bar: Any = None
-        self.loss: float | None = None
+        self.losses = dict[int, float]()
+        """Since the last evaluation, by the step at which the Trainer has logged them."""
 
     def follow(self, trainer: Trainer) -> None:
         """Replace the Trainer's own callback, which prints dictionaries."""
@@ -30,6 +37,8 @@ class Progress(TrainerCallback):
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.begun, self.first = time.perf_counter(), state.global_step
+        self.before, self.evaluated = state.num_input_tokens_seen, state.global_step
         self.bar = tqdm(
             total=state.max_steps,
             initial=state.global_step,
@@ -39,22 +48,40 @@ class Progress(TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        speed, _ = self._pace(state)  # the bar tells the time left by itself
+        self.bar.set_postfix_str(speed, refresh=False)
         self.bar.update(1)
 
+    def _pace(self, state: Any) -> tuple[str, str]:
+        tokens = state.num_input_tokens_seen - self.before
+        steps, left = state.global_step - self.first, state.max_steps - state.global_step
+        return pace(tokens, time.perf_counter() - self.begun, steps, left)
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        self.loss = (logs or {}).get("loss", self.loss)
+        if "loss" in (logs or {}):
+            self.losses[state.global_step] = float(logs["loss"])
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any
     ) -> None:
         if self.bar is None:  # not in training
             return
-        told = [] if self.loss is None else [f"loss {float(self.loss):.4f}"]
+        told = [f"loss {self._mean_loss():.4f}"] if self.losses else []
         told += [f"{name} {metrics[key]:.4f}" for name, key in self.measures.items()]
         with tqdm.external_write_mode():
             self.say(
-                f"{self.what}step {state.global_step:,}/{state.max_steps:,}: {', '.join(told)}"
+                f"{self.what}step {state.global_step:,}/{state.max_steps:,}: {', '.join(told)};"
+                f" {', '.join(self._pace(state))}"
             )
+
+    def _mean_loss(self) -> float:
+        """Take the mean over the steps since the last evaluation."""
+        first, total = self.evaluated, 0.0
+        for step, loss in self.losses.items():  # each the mean over the steps since the one before
+            total += loss * (step - self.evaluated)
+            self.evaluated = step
+        self.losses.clear()
+        return total / (self.evaluated - first)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.close()

@@ -28,6 +28,13 @@ Losses = dict[str, float]
 B = TypeVar("B")
 
 
+def pace(tokens: int, seconds: float, done: int, left: int) -> tuple[str, str]:
+    """Tell how many tokens a second a training reads that has taken `done` steps in so many
+    seconds, and how long the steps that are left will take."""
+    remaining = tqdm.format_interval(left * seconds / max(1, done))
+    return f"{tokens / seconds:,.0f} tokens/s", f"{remaining} left"
+
+
 class Training(ABC):
     """A model, its optimizer and the number of steps that they have taken.
 

@@ -32,10 +32,12 @@ LONGEST = 500  # characters of a setting; MLflow takes up to 6,000
 @dataclass(frozen=True)
 class Facts:
     """What a tracker shows of a training: its name and that of the folder around it, its settings,
-    and its folder."""
+    and its folder; where else its figures are; whether a training of before can be gone on with."""
 
     folder: Path
     settings: Mapping[str, Any]
+    figures: str = "metrics.jsonl and tensorboard/"
+    resumable: bool = True
 
     @property
     def name(self) -> str:
@@ -188,8 +190,7 @@ def check_installed(names: Iterable[str]) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UserError(
-                f"--log {name}: {name} is not installed; `pip install {name}`, or leave it out:"
-                " TensorBoard's files are written in any case"
+                f"--log {name}: {name} is not installed; `pip install {name}`, or leave it out"
             )
 
 
@@ -205,7 +206,7 @@ class Trackers:
     ) -> None:
         """Begin a run with each, or go on with those of the folder. Raises UserError where one
         cannot begin."""
-        self._say, self._open = say, dict[str, Tracker]()
+        self._say, self._facts, self._open = say, facts, dict[str, Tracker]()
         path = facts.folder / RUNS
         before = json.loads(path.read_text()) if resume and path.exists() else {}
         for name in names:
@@ -219,7 +220,7 @@ class Trackers:
                     f"--log {name}: cannot begin ({first_line(error)}); check its settings and the"
                     " network, or leave it out"
                 ) from error
-        if self._open:
+        if self._open and facts.resumable:
             runs = before | {name: tracker.id for name, tracker in self._open.items()}
             files.write(path, json.dumps(runs).encode())
 
@@ -241,5 +242,5 @@ class Trackers:
                 del self._open[name]
                 self._say(
                     f"log       {name} fails and is told no more ({first_line(error)}); the figures"
-                    " are in metrics.jsonl and tensorboard/"
+                    f" are in {self._facts.figures}"
                 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForMaskedLM, TrainingArguments, set_seed
+from transformers import AutoModelForMaskedLM, TrainerCallback, TrainingArguments, set_seed
 
 from downstream.early import KIND, OPTION, PREFIX
 from downstream.encoders import longest_input
@@ -21,7 +21,7 @@ from downstream.mlm.from_scratch import (
 )
 from downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, Minutes, MlmTrainer, Rows
 from downstream.mlm.text_blocks import blocks, hold_out, read_lines
-from downstream.progress import Progress
+from downstream.progress import COUNTED, Progress
 from downstream.settings import MlmSettings
 from student_train.settings.shapes import parse_student
 from support import files
@@ -43,11 +43,15 @@ MOST = 100.0  # nats a token; a network with sound weights stays far below
 
 
 def train_mlm(
-    settings: MlmSettings, say: Callable[[str], None] = print, ranks: Ranks = ALONE
+    settings: MlmSettings,
+    say: Callable[[str], None] = print,
+    ranks: Ranks = ALONE,
+    watchers: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
     """Train, save an ordinary transformers folder and return the figures (also in `metrics.json`).
 
-    Several `ranks` share out each batch, and the first of them writes. The `minutes` of a resumed
+    `watchers` are told of each step. Several `ranks` share out each batch, and the first of them
+    writes. The `minutes` of a resumed
     run are those up to its checkpoint and those since.
 
     Raises UserError on a wrong model, text, size or output folder, and where the training does not
@@ -88,7 +92,7 @@ def train_mlm(
         files.write(settings.out / BEGUN, json.dumps(told(settings), indent=1).encode())
         save_tokenizer(tokenizer, settings.out)  # first: a resumed run must read the same one
     found: dict[str, Any] = ranks.agreed(
-        _run(settings, model, tokenizer, rows, dev_rows, say, ranks)
+        _run(settings, model, tokenizer, rows, dev_rows, say, ranks, watchers)
     )
     return found
 
@@ -109,6 +113,7 @@ def _run(
     dev_rows: Any,
     say: Any,
     ranks: Ranks,
+    watchers: Sequence[TrainerCallback],
 ) -> dict[str, Any]:
     trainer = MlmTrainer(
         model=model,
@@ -121,7 +126,8 @@ def _run(
     )
     Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
     clock = Minutes()
-    trainer.add_callback(clock)
+    for callback in (clock, *watchers):
+        trainer.add_callback(callback)
     # before the checkpoint of a resumed run is loaded, so that it says what the first run said
     before = trainer.evaluate()["eval_loss"]
     say(f"held-out loss before: {before:.4f} nats per masked token")
@@ -199,6 +205,7 @@ def _arguments(settings: MlmSettings, ranks: Ranks = ALONE) -> TrainingArguments
         save_steps=settings.evaluate_every,
         save_total_limit=1,
         disable_tqdm=True,  # `Progress` does it
+        include_num_input_tokens_seen=COUNTED,
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,14 @@ from downstream.options import check
 from downstream.progress import Scoring
 from downstream.score_tables import FILE, NATS, result_of
 from downstream.settings import MlmSettings
+from downstream.tracking import Tracked, folder_of
 from support.console import counted
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.loading import load_config
 from teacher_dump.teacher.networks import load_with_head
 from training.ranks import ALONE, Ranks
+from training.trackers import Facts
 
 Say = Callable[[str], None]
 ABOUT = {
@@ -57,6 +59,7 @@ def train_seeds(
     tests: Mapping[str, Path],
     say: Say = print,
     ranks: Ranks = ALONE,
+    log: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train once for each of `seeds` seeds, `settings.seed` and those after it.
 
@@ -64,7 +67,8 @@ def train_seeds(
     several in its folder seed-N. Returns what `fine_tune.fine_tune` returns: its scores on `dev`
     are the figures at the end of each training, its scores on `tests` those of `score_as_is`, its
     examples are blocks, and `saved` names the models' folders. With `settings.resume` it goes on
-    with the first training that is not finished. Several `ranks` train together.
+    with the first training that is not finished. Several `ranks` train together, and the first of
+    them scores. The trackers of `log` are told of each training.
 
     Raises UserError as `train_mlm` does.
     """
@@ -76,15 +80,19 @@ def train_seeds(
     elif (out / FILE).exists():
         raise UserError(f"--resume: the training in {out} is finished; choose another --out")
     for seed in range(settings.seed, settings.seed + seeds):
-        folder = out if seeds == 1 else out / f"seed-{seed}"
+        folder = folder_of(out, seed, seeds)
         # the first is resumed even where it was never begun: `train_mlm` says so
         resume = settings.resume and (not runs or (folder / BEGUN).exists())
         one = replace(settings, seed=seed, out=folder, resume=resume)
         if seeds > 1:
             say(f"seed {seed}: {folder}")
-        figures = finished(one) or train_mlm(one, say, ranks)
-        tested = str(folder), tests, settings.max_length, say
-        scores, counts = _scores(*tested) if tests else ({}, {})
+        facts = Facts(folder, told(one), "metrics.json and scores.json")
+        with Tracked(log, facts, resume, say) as tracked:
+            figures = finished(one) or train_mlm(one, say, ranks, [tracked])
+            tested = str(folder), tests, settings.max_length, say
+            found = _scores(*tested) if tests and ranks.lead else ({}, {})
+            scores, counts = ranks.agreed(found)
+            tracked.add_scores(scores)
         run = {"seed": seed, "lr": figures["learning_rate"], "steps": figures["steps"]}
         runs.append({**run, "dev": _score(figures["held_out_loss"]), **scores})
         saved.append(str(folder))

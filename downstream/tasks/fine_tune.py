@@ -14,17 +14,19 @@ from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
 from downstream.card import write_card
 from downstream.encoders import default_lr, longest_input
-from downstream.progress import Progress
+from downstream.progress import COUNTED, Progress
 from downstream.score_tables import SHARES, result_of
 from downstream.settings import FineTuneSettings
 from downstream.tasks.length_grouped import LengthGroupedTrainer
 from downstream.tasks.task_interface import Task
+from downstream.tracking import SILENT, Log, Tracked, folder_of
 from support import files
 from support.console import counted
 from support.errors import UserError
 from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from training.optimizer import ADADELTA_LR, optimizer_of
 from training.tokenizer_folder import save_tokenizer
+from training.trackers import Facts
 
 WEIGHT_DECAY = 0.01
 BETAS = (0.9, 0.999)
@@ -38,12 +40,14 @@ def fine_tune(
     settings: FineTuneSettings,
     say: Say = print,
     keep: Path | None = None,
+    log: Log = SILENT,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed; scores on dev, and on test where it is given.
 
     files: `train`, `dev` and, where there are files to test, `splits_to_test`.
     say: is called with a line for each epoch.
     keep: a folder for the model of the first seed; the result then names it in a list, `saved`.
+    log: trackers that are told of each seed's training.
 
     Returns `{"task", "model", "measures", "primary", "scale", "files", "settings", "examples":
     {split: number}, "seeds": [{"seed", "lr", "best_epoch", "dev", "test"}], "mean": {split: score},
@@ -59,10 +63,14 @@ def fine_tune(
     splits["train"] = splits["train"][: settings.limit]
     task.prepare(splits)
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    runs = [
-        _one_seed(task, source, splits, settings, seed, say, keep if seed == seeds[0] else None)
-        for seed in seeds
-    ]
+    runs = []
+    about = {"task": task.name, "model": model, **asdict(settings), **task.options()}
+    for seed in seeds:
+        folder = folder_of(log.out, seed, settings.seeds)
+        facts = Facts(folder, about | {"seed": seed}, "scores.json", resumable=False)
+        with Tracked(log.names, facts, False, say, [*task.measures.values()]) as tracked:
+            kept = keep if seed == seeds[0] else None
+            runs.append(_one_seed(task, source, splits, settings, seed, say, kept, tracked))
     used = {**splits, "train": task.sample(splits["train"], settings.seed)}
     result = _result(task, model, files, asdict(settings), used, runs)
     if keep is None:
@@ -140,6 +148,7 @@ def _one_seed(
     seed: int,
     say: Say,
     keep: Path | None,
+    tracked: Tracked,
 ) -> dict[str, Any]:
     set_seed(seed)
     tokenizer, model = task.load_fresh(source)
@@ -165,18 +174,21 @@ def _one_seed(
         _set_steps(trainer, settings, lr)
         told = {heading: f"eval_{name}" for heading, name in task.measures.items()}
         Progress(say, {"held-out loss": "eval_loss", **told}, f"seed {seed}, ").follow(trainer)
+        trainer.add_callback(tracked)
         trainer.train()
         curve = [row["eval_primary"] for row in trainer.state.log_history if "eval_primary" in row]
         result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
         trainer.compute_metrics = None  # `predict` would score every split as if it were dev
-        for split in [name for name in splits if name != "train"]:
-            result[split] = score(split, _predict(trainer, rows[split]))
+        scores = {
+            name: score(name, _predict(trainer, rows[name])) for name in splits if name != "train"
+        }
+        tracked.add_scores(scores)
         if keep is not None:
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(keep)
             files.open_weights(keep)
             save_tokenizer(tokenizer, keep)
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
-    return result
+    return result | scores
 
 
 def _length(task: Task, asked: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:
@@ -247,6 +259,7 @@ def _arguments(folder: str, settings: FineTuneSettings, lr: float, seed: int) ->
         logging_strategy="epoch",
         save_only_model=True,
         save_total_limit=1,
+        include_num_input_tokens_seen=COUNTED,
         load_best_model_at_end=True,
         metric_for_best_model="eval_primary",
         greater_is_better=True,

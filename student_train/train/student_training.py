@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from store import FeatureStore
@@ -31,7 +30,7 @@ from support.errors import UserError
 from support.signals import stoppable
 from support.threads import warn_of_spinning
 from training.checkpoint import fitting, load_checkpoint, save_checkpoint
-from training.loop import Losses, Training
+from training.loop import Losses, Training, pace
 from training.memory import give_back
 from training.optimizer import optimizer_of
 from training.ranks import ALONE, Ranks
@@ -156,8 +155,10 @@ class _StudentTraining(Training):
         purge = self.step + 1 if resume else None
         self.events = self.trackers = None
         if out and ranks.lead:
+            self.events = EventFile(
+                out / "tensorboard", purge
+            )  # first: a run must not be left open
             self.trackers = Trackers(options.log, Facts(out, options.describing()), resume, say)
-            self.events = EventFile(out / "tensorboard", purge)
 
     def enter(self, number: int, first: int) -> None:
         """Begin a stage at step `first`: its losses, its data, the weights that it trains, a new
@@ -254,7 +255,7 @@ class _StudentTraining(Training):
 
     def after(self, losses: Losses, progress: Any) -> None:
         progress.total = self.steps  # less where a stage has ended early
-        speed = f"{self.speed():,.0f} tok/s"
+        speed, _ = self._pace()  # the bar tells the time left by itself
         progress.set_postfix_str(f"loss={losses['loss']:.3f}, {speed}", refresh=False)
         if self.on_step:
             self.on_step(self.step, losses)
@@ -264,23 +265,19 @@ class _StudentTraining(Training):
             if (
                 self.say_progress and progress.disable
             ):  # no terminal: a line now and then instead of a bar
-                self.say(self._line(losses, speed))
+                self.say(self._line(losses))
 
-    def speed(self) -> float:
-        """Measure the tokens a second of this process."""
-        return (self.tokens - self.before) / (time.perf_counter() - self.begun)
-
-    def _line(self, losses: Losses, speed: str) -> str:
-        """Tell where the training is: its losses, its speed and the time left."""
+    def _pace(self) -> tuple[str, str]:
         taken = time.perf_counter() - self.begun
-        left = (self.steps - self.step) * taken / max(1, self.step - self.begun_at)
+        steps = self.step - self.begun_at  # of this process, as the tokens and the time
+        return pace(self.tokens - self.before, taken, steps, self.steps - self.step)
+
+    def _line(self, losses: Losses) -> str:
+        """Tell where the training is: its losses, its speed and the time left."""
         found = f"loss {losses['loss']:.4g}"
         if "valid_loss" in self.validation:
             found += f", valid_loss {self.validation['valid_loss']:.4g}"
-        return (
-            f"step      {self.step:,} of {self.steps:,}: {found}; {speed.replace('tok', 'tokens')},"
-            f" {tqdm.format_interval(left)} left"
-        )
+        return f"step      {self.step:,} of {self.steps:,}: {found}; {', '.join(self._pace())}"
 
     def is_due(self) -> bool:
         return self.step % self.checkpoint_every == 0

@@ -41,7 +41,10 @@ def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
     assert "learning rate 0.0002" in result.stdout and "{" not in result.output
     for step in (1, 2):
         assert re.search(
-            rf"^step {step}/2: loss \d+\.\d+, held-out loss \d+\.\d+$", result.stdout, re.M
+            rf"^step {step}/2: loss \d+\.\d+, held-out loss \d+\.\d+; [1-9][\d,]* tokens/s,"
+            r" \d\d:\d\d left$",
+            result.stdout,
+            re.M,
         )
     assert result.stderr == ""  # no terminal, so no bar
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
