@@ -28,6 +28,7 @@ class Progress(TrainerCallback):
     ) -> None:
         self.say, self.measures, self.what = say, measures, what
         self.bar: Any = None
+        self.begun, self.before, self.first, self.evaluated = 0.0, 0, 0, 0
         self.losses = dict[int, float]()
         """Since the last evaluation, by the step at which the Trainer has logged them."""
 
@@ -37,8 +38,8 @@ class Progress(TrainerCallback):
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.begun, self.first = time.perf_counter(), state.global_step
-        self.before, self.evaluated = state.num_input_tokens_seen, state.global_step
+        self.begun, self.before = time.perf_counter(), int(state.num_input_tokens_seen)
+        self.first = self.evaluated = int(state.global_step)
         self.bar = tqdm(
             total=state.max_steps,
             initial=state.global_step,
@@ -48,7 +49,7 @@ class Progress(TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        speed, _ = self._pace(state)  # the bar tells the time left by itself
+        speed = self._pace(state)[0]  # the bar tells the time left by itself
         self.bar.set_postfix_str(speed, refresh=False)
         self.bar.update(1)
 

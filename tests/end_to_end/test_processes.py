@@ -178,7 +178,7 @@ def test_a_masked_lm_is_that_of_one_process(tmp_path: Path) -> None:
         words = (
             "--task", "mlm", "--model", "scratch:16x1x2", "--vocab", 400, "--train", corpus,
             "--max-length", 32, "--batch-size", 6, "--steps", 4, "--evaluate-every", 2,
-            "--out", tmp_path / name, *more,
+            "--test", corpus, "--out", tmp_path / name, *more,
         )  # fmt: skip
         gradients = tmp_path / f"{name}.gradient"
         return processes(count, "downstream.cli", words, tmp_path, gradients)
@@ -191,6 +191,8 @@ def test_a_masked_lm_is_that_of_one_process(tmp_path: Path) -> None:
     )
     assert two["held_out_loss"] == pytest.approx(one["held_out_loss"], rel=1e-5)
     assert two["tokens"] == one["tokens"] and "held-out loss after" not in found.said[1]
+    scores = json.loads((tmp_path / "two" / "scores.json").read_text())
+    assert scores["mean"]["test"]["loss"] > 0 and f"{corpus}: " in found.said[0]
     refused = trained_mlm(4, "three")
     assert "--batch-size 6 and 4 processes: a batch cannot be shared out evenly" in refused.said[0]
     assert set(refused.codes) == {1} and not (tmp_path / "three").exists()

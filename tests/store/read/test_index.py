@@ -26,7 +26,7 @@ from store.tools.repair import repair
 from store.tools.verify import verify
 from support.arrays import Array
 from tests.store.making import begin, features_of, make_part, make_store, put_part
-from tests.store.test_foreign import Example
+from tests.store.reference_reader import Store
 from tests.store.tools.test_repair import contents
 
 SMALL = dataclasses.replace(features_of(), hidden=("mean",), attention=(), views=1)
@@ -79,7 +79,7 @@ def test_an_index_says_what_the_list_says(both: list[Path]) -> None:
 
 @EXT
 def test_a_stranger_reads_it(both: list[Path]) -> None:
-    indexed, listed = map(Example, both)
+    indexed, listed = map(Store, both)
     for one, other in zip(indexed, listed, strict=True):
         assert one["text"] == other["text"] and np.array_equal(one["id"], other["id"])
 
