@@ -19,6 +19,7 @@ from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with
 from tests.end_to_end.support import ROOT, STUDENT, dumped, write_corpus
 
 EXT = ("zarr", "h5")
+APART = pytest.mark.apart  # each is a dump or a training in a process, and another that goes on
 DUMP, TRAIN = "teacher_dump.cli", "student_train.cli"
 STORE = "feature_store.cli"
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
@@ -79,7 +80,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Callabl
     return lambda ext: folder / f"a.{ext}"
 
 
-@pytest.mark.parametrize(("ext", "begun"), [("zarr", False), ("h5", False), ("h5", True)])
+@pytest.mark.parametrize(
+    ("ext", "begun"), [("zarr", False), pytest.param("h5", False, marks=APART), ("h5", True)]
+)
 def test_files_that_cannot_grow(
     tmp_path: Path, words: Any, log: Path, ext: str, undisturbed: Any, begun: bool
 ) -> None:
@@ -102,7 +105,12 @@ def blocks(store: Path) -> int:
 
 @pytest.mark.parametrize(
     ("ext", "share"),
-    [("zarr", 0.3), ("zarr", 0.9), ("h5", 0.0), ("h5", 0.3), ("h5", 0.6), ("h5", 0.95)],
+    [
+        ("zarr", 0.3),
+        ("h5", 0.0),
+        ("h5", 0.95),
+        *(pytest.param(*case, marks=APART) for case in (("zarr", 0.9), ("h5", 0.3), ("h5", 0.6))),
+    ],
 )
 def test_full_disk(
     tmp_path: Path, words: Any, log: Path, undisturbed: Any, ext: str, share: float
@@ -134,8 +142,15 @@ def test_read_only_folder(tmp_path: Path, words: Any, log: Path, ext: str) -> No
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("ext", EXT)
-@pytest.mark.parametrize("gone", ["store", "folder"])
+@pytest.mark.parametrize(
+    ("gone", "ext"),
+    [
+        ("store", "zarr"),
+        ("folder", "h5"),
+        pytest.param("store", "h5", marks=APART),
+        pytest.param("folder", "zarr", marks=APART),
+    ],
+)
 def test_folder_removed(tmp_path: Path, words: Any, log: Path, ext: str, gone: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -157,7 +172,7 @@ def test_folder_removed(tmp_path: Path, words: Any, log: Path, ext: str, gone: s
     assert sound(out) > 2 and len(open_store(out)) > 20
 
 
-@pytest.mark.parametrize("limit", [1_000, 300_000])
+@pytest.mark.parametrize("limit", [pytest.param(1_000, marks=APART), 300_000])
 def test_training_files_that_cannot_grow(
     tmp_path: Path, store: Path, log: Path, limit: int
 ) -> None:
@@ -227,7 +242,13 @@ in_small_parts(*sys.argv[3:])
 
 @pytest.mark.parametrize(
     ("work", "free"),
-    [("dump", 20_000), ("dump", 300_000), ("convert", 0), ("convert", 200_000), ("merge", 200_000)],
+    [
+        ("dump", 300_000),
+        ("convert", 200_000),
+        pytest.param("dump", 20_000, marks=APART),
+        pytest.param("convert", 0, marks=APART),
+        pytest.param("merge", 200_000, marks=APART),
+    ],
 )
 def test_a_process_of_its_own_ends_with_1_on_a_full_disk(
     tmp_path: Path, words: Any, store: Path, work: str, free: int

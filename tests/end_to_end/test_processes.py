@@ -68,7 +68,7 @@ def same_gradients(one: str, other: str, count: int) -> None:
     assert float((whole - got).norm() / whole.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.apart)])
 def test_gradients_and_losses_are_those_of_one_process(
     store: Path, alone: Path, tmp_path: Path, count: int
 ) -> None:

@@ -28,18 +28,18 @@ from teacher_dump.job.dump import dump
 from tests.end_to_end import dumping
 from tests.end_to_end.support import ROOT, STUDENT, dumped, ok, refused, start, tree, write_corpus
 
-STEPS = 90
+STEPS = 60
 SETTINGS = (
     *("--vocab", "500", *STUDENT, "--steps", STEPS, "--held-out", "0.1"),
     *("--loss", "mlm=1,hidden=1,kl=1", "--align", "reduce", "--schedule", "plateau"),
-    *("--eval-every", "20", "--checkpoint-every", "10"),
+    *("--eval-every", "15", "--checkpoint-every", "10"),
 )
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
     folder = tmp_path_factory.mktemp("resume")
-    corpus = write_corpus(folder / "corpus.txt", 60)
+    corpus = write_corpus(folder / "corpus.txt", 40)
     return dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", attention="none")
 
 
@@ -111,7 +111,7 @@ def test_a_finished_dump_typed_again_says_so_and_stays(
 def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     out, chance = tmp_path / "student", random.Random(1)
     killed = fork(command, "student_train.cli", "--store", store, "--out", out, *SETTINGS)
-    step = chance.randrange(15, 60)
+    step = chance.randrange(11, 30)
     wait_for(killed, lambda: step <= last_step(out))
     killed.kill()
     assert finish(killed) == -signal.SIGKILL
@@ -132,7 +132,7 @@ def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None
 def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     out = tmp_path / "student"
     stopped = training(store, out)
-    said = stop_at(stopped, out, 42, signal.SIGTERM)
+    said = stop_at(stopped, out, 22, signal.SIGTERM)
     assert stopped.returncode == 143
     told = [line for line in said.splitlines() if line.startswith("Stopped")]
     assert len(told) == 1 and told[0].endswith("go on with the same command and --resume")
@@ -216,7 +216,7 @@ def test_killed_dump(
     monkeypatch: pytest.MonkeyPatch,
     ext: str,
 ) -> None:
-    corpus, model = write_corpus(tmp_path / "corpus.txt", 80), tiny_teacher("bert")
+    corpus, model = write_corpus(tmp_path / "corpus.txt", 50), tiny_teacher("bert")
     (tmp_path / "whole").mkdir()
     whole, broken = tmp_path / "whole" / f"store.{ext}", tmp_path / f"store.{ext}"
     parts = broken / "parts" if ext == "zarr" else tmp_path / "store.h5.parts"

@@ -102,7 +102,7 @@ def options_of(job: Job, **changes: Any) -> DumpOptions:
     return replace(DumpOptions(**read_words(DumpOptions, given)), **changes)
 
 
-@pytest.mark.parametrize("ext", ["zarr", "h5"])
+@pytest.mark.parametrize("ext", ["zarr", pytest.param("h5", marks=pytest.mark.apart)])
 def test_two_processes_make_the_store_of_one(
     single: Callable[[str], object], model: Path, corpus: Path, place: Path, ext: str
 ) -> None:
@@ -117,7 +117,7 @@ def test_two_processes_make_the_store_of_one(
     says(ok(feature_store, "seal", job.out), "is finished already", " sequences, ")
 
 
-@pytest.mark.parametrize("ext", ["zarr", "h5"])
+@pytest.mark.parametrize("ext", [pytest.param("zarr", marks=pytest.mark.apart), "h5"])
 def test_killed_while_others_go_on(
     single: Callable[[str], object], model: Path, corpus: Path, place: Path, ext: str
 ) -> None:
