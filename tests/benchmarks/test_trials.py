@@ -141,6 +141,7 @@ def test_codecs_are_measured_by_kind(
         assert sum(of_kinds) < whole[2]  # teacher and manifest are there as well
 
 
+@pytest.mark.apart
 def test_quality_by_codec_and_tier(
     tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,7 +67,9 @@ def test_bfloat16_learns_as_well(
         assert len(weights[0]) == len(weights[1]) and weights[0] != weights[1]
 
 
-@pytest.mark.parametrize("kind", ["distilbert", "modernbert", "bilstm"])
+@pytest.mark.parametrize(
+    "kind", ["distilbert", "bilstm", pytest.param("modernbert", marks=pytest.mark.apart)]
+)
 def test_pairs_are_classified_by_both_texts(
     kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
@@ -141,7 +143,9 @@ def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
     assert result["mean"]["test"]["spearman"] > 0.7
 
 
-@pytest.mark.parametrize(("length", "unanswered"), [(8, 0.0), (30, 0.3)])
+@pytest.mark.parametrize(
+    ("length", "unanswered"), [pytest.param(8, 0.0, marks=pytest.mark.apart), (30, 0.3)]
+)
 def test_qa_learns(length: int, unanswered: float, tiny_teacher: Teacher, tmp_path: Path) -> None:
     """Contexts of 30 words are read in several windows of 40 tokens."""
     files = {
