@@ -1,6 +1,5 @@
-// Embeds texts by a folder that student-export made, with transformers.js alone, in Node or in a
-// browser: node run_export.mjs FOLDER TEXT...   (npm install @huggingface/transformers)
-// In a browser, import it from a URL, and set env.localModelPath to the URL above the folder.
+// Embeds texts by a folder that student-export made, with transformers.js alone, in Node:
+// node run_export.mjs FOLDER TEXT...   (npm install @huggingface/transformers)
 import path from "node:path";
 import { AutoModel, AutoTokenizer, env } from "@huggingface/transformers";
 

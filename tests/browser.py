@@ -15,11 +15,14 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 @contextmanager
-def opened(path: Path, size: tuple[int, int] = WIDE, dark: bool = False) -> Iterator[Any]:
-    """A page from file://, without a network; at its end nothing may stand on the console.
+def opened(path: Path | str, size: tuple[int, int] = WIDE, dark: bool = False) -> Iterator[Any]:
+    """A page from file://, without a network, or the address of one on a server of this machine,
+    which asks that server alone; at its end nothing may stand on the console.
 
     Skips the test on a machine without Chromium or Playwright.
     """
+    address = path if isinstance(path, str) else path.absolute().as_uri()
+    server = address[: address.index("/", len("http://"))] if isinstance(path, str) else None
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     if CHROMIUM is None:
         pytest.skip("needs Chromium (apt install chromium)")
@@ -28,19 +31,24 @@ def opened(path: Path, size: tuple[int, int] = WIDE, dark: bool = False) -> Iter
         context = browser.new_context(
             viewport={"width": size[0], "height": size[1]},
             color_scheme="dark" if dark else "light",
-            offline=True,
+            offline=server is None,
         )
         page = context.new_page()
         said = list[str]()
         page.on("console", lambda line: said.append(line.text))
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda r: said.append(r.url) if r.url.startswith("http") else None)
-        page.goto(path.absolute().as_uri())
+        page.on("request", lambda request: said.extend(_foreign(request.url, server)))
+        page.goto(address)
         try:
             yield page
         finally:
             browser.close()
             assert said == [], said
+
+
+def _foreign(url: str, server: str | None) -> list[str]:
+    own = server is not None and url.startswith(f"{server}/")
+    return [url] if url.startswith("http") and not own else []
 
 
 def check_accessible(page: Any) -> None:
