@@ -43,6 +43,7 @@ UNTRAINED = (*SEARCHES, MTEB)
 TASKS = (*TRAINED, *UNTRAINED, "speed", "table")
 LABELLED = ("pos", "ner", "classify")
 AS_IS = "as-is"
+COLUMN = "_column"  # ends the names of options that name columns
 """Stands in a scope beside the tasks: the option may be given together with --as-is."""
 SHORTEST = 8
 """Tokens of the shortest --max-length."""
@@ -316,9 +317,8 @@ class Asked:
 
     def columns(self) -> dict[str, str]:
         """Names of columns that are not called as what they hold, by what they hold."""
-        suffix = "_column"
-        names = {name: each for name, each in self.given().items() if name.endswith(suffix)}
-        return {name.removesuffix(suffix): each for name, each in names.items()}
+        names = {name: each for name, each in self.given().items() if name.endswith(COLUMN)}
+        return {name.removesuffix(COLUMN): each for name, each in names.items()}
 
     def _check_scope(self) -> None:
         """UserError for options that the task does not take, lacks, or has too often."""
@@ -328,7 +328,15 @@ class Asked:
         where = AS_IS if AS_IS in scope else self.kind
         wrong = [_spelt(name) for name in given if not scope <= OPTIONS[name].scope]
         if wrong:
-            raise UserError(f"{what} does not take {', '.join(wrong)}; leave out")
+            columns = [
+                _spelt(name)
+                for name, option in OPTIONS.items()
+                if name.endswith(COLUMN) and scope <= option.scope
+            ]
+            named = any(word.endswith("-column") for word in wrong) and columns
+            them = "it" if len(wrong) == 1 else "them"
+            instead = f", or name columns by {', '.join(columns)}" if named else ""
+            raise UserError(f"{what} does not take {', '.join(wrong)}; leave {them} out{instead}")
         missing = [
             _spelt(name) for name in OPTIONS if where in OPTIONS[name].needed and name not in given
         ]

@@ -233,6 +233,8 @@ class _Count(click.types.IntParamType):
             number = Decimal(found[1]) * {"k": 1000, "m": 1_000_000}[found[2]]
             if number == int(number):
                 return int(number)
+        if not isinstance(value, int) and not re.fullmatch(r"[+-]?\d+", str(value)):
+            self.fail(f"{value!r}: expected a whole number, such as 200, 50k or 2m", param, ctx)
         return super().convert(value, param, ctx)
 
 

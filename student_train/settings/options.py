@@ -104,7 +104,8 @@ class TrainOptions(OptionFields):
             "://" in str(path) for path in (self.store, *self.others)
         ):
             raise UserError(
-                f"--cache {self.cache}: {self.store} lies on a disk; leave it out, or give ram"
+                f"--cache {self.cache}: for stores behind a URL, and {self.store} lies on a disk;"
+                " leave --cache out, or give ram"
             )
         if self.workers and self.cache in IN_MEMORY:
             raise UserError(

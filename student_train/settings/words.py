@@ -14,7 +14,7 @@ from support.errors import UserError
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 CACHES = ("none", "ram", "device")
 IN_MEMORY = CACHES[1:]
-OF_TEXT = r"(words:|pruned:)?\d+k?|words"
+OF_TEXT = r"(words:|pruned:)?[1-9]\d*k?|words"
 VOCABULARY = rf"{OF_TEXT}|teacher|mixed-vocab"
 START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"
 

@@ -207,7 +207,7 @@ def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: 
         (("--task", "pos", "--train", "a", "--dev", "b"), "does not take --train, --dev; leave"),
         (
             ("--task", "ner", "--seeds", 1, "--seed", 0, "--epochs", 1, "--lr", 1, "--limit", 1),
-            "--task ner --as-is does not take --seeds, --seed, --epochs, --lr, --limit; leave out",
+            "ner --as-is does not take --seeds, --seed, --epochs, --lr, --limit; leave them out",
         ),
         (("--task", "classify", "--save", "--per-class", 2), "not take --save, --per-class"),
         (("--task", "ner", "--pieces", "all"), "--task ner --as-is does not take --pieces"),

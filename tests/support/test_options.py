@@ -167,7 +167,7 @@ def test_python_refuses_what_no_option_takes(name: str, value: Any, expected: st
     [
         ({"kind": "other"}, "'other' is not one of 'span', 'match'"),
         ({"rate": 0}, "--rate 0: expected a finite number above 0"),
-        ({"steps": "many"}, "'many' is not a valid integer"),
+        ({"steps": "many"}, "'many': expected a whole number, such as 200, 50k or 2m"),
         ({"best": "perhaps"}, "'perhaps' is not a valid boolean"),
         ({"loss": {"mlm": 1}}, "loss: expected a text, a number or a list of texts"),
         ({"inner": "x"}, "unknown key 'inner'; there are best, kind"),
@@ -210,5 +210,5 @@ def test_counts_of_thousands_and_millions(word: str, number: int) -> None:
 
 @pytest.mark.parametrize("word", ["k", "1.2345k", "-3k", "5kk", "five"])
 def test_what_is_no_count(word: str) -> None:
-    with pytest.raises(click.UsageError, match="not a valid integer"):
+    with pytest.raises(click.UsageError, match="expected a whole number, such as 200, 50k or 2m"):
         click_type(Settings, "steps").convert(word, None, None)
