@@ -236,7 +236,7 @@ def main(
         f" --rounds {rounds} --latencies {latencies} --seconds {seconds:g}`; synthetic store, codec"
         f" default, {bench.tokens:,} tokens, hidden mean, attention mean, values as stored; a"
         " server on loopback in a process of its own; speeds from the opening of the store on,"
-        f" medians of {rounds} interleaved rounds and of their ratios; other work ran, the load was"
+        f" medians of {rounds} interleaved rounds and of their ratios; the load was"
         f" {os.getloadavg()[1]:.0f}; {versions()}."
     )
     body = [
