@@ -17,7 +17,7 @@ from store.containers.network import Line
 from store.errors import Unreachable
 
 HELD = 2**29  # bytes in memory; more only while they are waited for
-FIRST_AT_ONCE, LEAST_AT_ONCE, MOST_AT_ONCE = 32, 4, 256
+FIRST_AT_ONCE, LEAST_AT_ONCE, MOST_AT_ONCE = 64, 4, 256
 WORTH = 1.15  # times as many bytes a second, and twice the requests at once were worth it
 UNWRITTEN = 2**28  # bytes that wait for a slow disk; what comes then is not kept there
 

@@ -66,6 +66,10 @@ class Source(Protocol):
     def members(self, group: str) -> list[str]:
         """Names directly under a group, sorted; empty if there is no such group."""
 
+    def announce(self, names: Iterable[str]) -> None:
+        """Tell that small arrays of one dimension are read soon, so that they are asked for at
+        once; nothing where that would gain nothing."""
+
     def array(self, name: str) -> Slices:
         """Open an array by its path; its data is read later. StoreError if there is none."""
 

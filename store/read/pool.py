@@ -21,7 +21,7 @@ from store.read.reading_check import ReadingCheck
 from support.arrays import Array, begins, ranges, starts
 
 FEW_TOKENS = 65_536
-AT_ONCE = 32  # reads that wait for a network
+AT_ONCE = 64  # reads that wait for a network
 DECODERS = 2  # threads that decode what has come: it is no use if many wait for one another
 RAGGED_BYTES = 64  # a token's masked spans and draws, at most about
 

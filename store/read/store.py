@@ -74,6 +74,7 @@ def _open(source: Source, allow_partial: bool, cache: DiskCache | None) -> Featu
         with opening():
             return FeatureStore(source, attributes, features, manifest)
     with opening():
+        source.announce(["manifest"])
         manifest, _ = sealed_manifest(source, attributes, features)
         if cache is not None:
             source.keep_on(cache, attributes["checksum"])
@@ -113,6 +114,7 @@ class FeatureStore(Sequence[Record]):
             "text_bytes": totals.text_bytes,
         }
         names = features.hidden if calibrated else ()
+        source.announce(array for name in names for array in _calibration_of(name))
         self.calibration: Calibration = {name: self.read_calibration(name) for name in names}
         self._streamer = Streamer(self._index, self.calibration)
 
@@ -125,9 +127,7 @@ class FeatureStore(Sequence[Record]):
 
     def read_calibration(self, name: str) -> tuple[Floats, Floats]:
         """Mean and deviation [D] of a hidden state. Raises StoreError if they are damaged."""
-        mean, deviation = (
-            self.outside(f"calibration/hidden/{name}/{key}") for key in ("mean", "deviation")
-        )
+        mean, deviation = map(self.outside, _calibration_of(name))
         for array in (mean, deviation):
             if array.shape != (self.features.width,) or array.dtype != np.float32:
                 raise StoreError(f"{self.path}: calibration of {name} is not [D]; {DAMAGED}")
@@ -438,3 +438,8 @@ class FeatureStore(Sequence[Record]):
         self.source.close()
         self._streamer.close()
         self._index.close()
+
+
+def _calibration_of(name: str) -> tuple[str, str]:
+    """Paths of mean and deviation of a hidden state."""
+    return f"calibration/hidden/{name}/mean", f"calibration/hidden/{name}/deviation"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,9 @@ class Hdf5Source:
         return None
 
     def keep_on(self, cache: DiskCache, checksum: str) -> None:
+        """Do nothing: the file is on a disk."""
+
+    def announce(self, names: Iterable[str]) -> None:
         """Do nothing: the file is on a disk."""
 
     def forget(self, name: str) -> None:

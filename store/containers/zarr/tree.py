@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -21,7 +21,7 @@ from store.containers.far import Far, Range
 from store.containers.interface import Flaw, Make, Slices
 from store.containers.network import ABSENT, fetches, surely
 from store.containers.untrusted import MAX_JSON, MAX_TOLD, check_size
-from store.containers.zarr.far_shards import FarSlices
+from store.containers.zarr.far_shards import RUN, FarSlices
 from store.containers.zarr.files import Files, LocalFiles, Remote, remote_files
 from store.containers.zarr.metadata import unlawful
 from store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
@@ -204,7 +204,7 @@ class ZarrSource:
     def bytes(self, name: str) -> bytes | None:
         """Read a whole small file; None if there is none."""
         try:
-            if self.cache is not None and self.far is not None and "/" in name:
+            if self.far is not None and "/" in name:
                 return _kept(self.far, name, self.path)
             return self._files.read(name)
         except ABSENT:
@@ -240,6 +240,12 @@ class ZarrSource:
         except ABSENT:
             return []
         return sorted(name for name in found if name != "zarr.json" and name[:1] != ".")
+
+    def announce(self, names: Iterable[str]) -> None:
+        if self.far is not None:
+            for name in names:
+                self.far.ask(Range(f"{name}/zarr.json", 0, MAX_JSON))
+                self.far.ask(Range(shard_path(name, (1,)), 0, RUN))
 
     def array(self, name: str) -> Slices:
         return surely(self.remote, lambda: self._opened(name))
