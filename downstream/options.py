@@ -43,8 +43,8 @@ UNTRAINED = (*SEARCHES, MTEB)
 TASKS = (*TRAINED, *UNTRAINED, "speed", "table")
 LABELLED = ("pos", "ner", "classify")
 AS_IS = "as-is"
-COLUMN = "_column"  # ends the names of options that name columns
 """Stands in a scope beside the tasks: the option may be given together with --as-is."""
+COLUMN = "_column"  # ends the names of options that name columns
 SHORTEST = 8
 """Tokens of the shortest --max-length."""
 CONTRADICTING = (

@@ -155,9 +155,8 @@ class _StudentTraining(Training):
         purge = self.step + 1 if resume else None
         self.events = self.trackers = None
         if out and ranks.lead:
-            self.events = EventFile(
-                out / "tensorboard", purge
-            )  # first: a run must not be left open
+            # Before the trackers, whose runs must not be left open where this fails.
+            self.events = EventFile(out / "tensorboard", purge)
             self.trackers = Trackers(options.log, Facts(out, options.describing()), resume, say)
 
     def enter(self, number: int, first: int) -> None:

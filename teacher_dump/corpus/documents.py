@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from support.console import counted
+from support.options import flag_of
 from teacher_dump.corpus.iob import Step
 from teacher_dump.corpus.labelled_text import Columns, Gold
 from teacher_dump.corpus.readers import READERS
@@ -85,7 +86,7 @@ class Corpus:
                 f"no corpus given; expected files ({SUFFIXES}), a folder, hf:NAME or {PYTHON_DOCS}"
             )
         given = {
-            name: f"--{name.replace('_', '-')} {column}"
+            name: f"{flag_of(name)} {column}"
             for name, column in columns.options().items()
             if column is not None
         }

@@ -12,7 +12,7 @@ from store.format.codecs.levels import LEVELS
 from store.format.features import TASKS
 from support.console import check_device
 from support.errors import UserError
-from support.options import INNER_SHARE, NOT_NEGATIVE, at_least, check_values, option
+from support.options import INNER_SHARE, NOT_NEGATIVE, at_least, check_values, flag_of, option
 from support.ray_cluster import check_address, check_gpus
 from teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
 from teacher_dump.job.shards import Shard, shard_of
@@ -308,8 +308,8 @@ def _check_together(options: DumpOptions) -> None:
     for name in ("pooling", "prompt", "student_column"):
         if options.head != "embedding" and getattr(options, name) is not None:
             raise UserError(
-                f"--{name.replace('_', '-')} {getattr(options, name)}: for vectors of texts; add"
-                " --head embedding, or leave it out"
+                f"{flag_of(name)} {getattr(options, name)}: for vectors of texts; add --head"
+                " embedding, or leave it out"
             )
     if options.student_column is not None:
         _check_parallel(options, options.student_column)

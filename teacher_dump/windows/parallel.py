@@ -31,11 +31,12 @@ def iter_parallel(
     `counters` is filled as by `iter_windows`, where `cut` and `no_tokens` count texts. Raises
     UserError as `iter_windows` does, and at an empty text.
     """
-    tally = Counter[str]() if counters is None else counters
     for batch in document_batches(whole_pairs(documents, SEPARATOR, "each is of no use alone")):
         first, second = (
             iter_windows(
-                prompted(_sides(batch, side), prompt), tokenizer, max_length, 0, tally, True
+                *(prompted(_sides(batch, side), prompt), tokenizer, max_length),
+                counters=counters,
+                one_each=True,
             )
             for side in (0, 1)
         )
