@@ -2,57 +2,102 @@
 
     python -m benchmarks.quality.embedding_students --work DIR [--store STORE] [--seeds N]
 
-Trains from vectors of sentences of novels, WikiText, SST-2 and SNIPS, and scores tables of
-similarity, of which no pair was trained on.
+Trains from vectors of sentences of novels, of an encyclopedia, reviews, requests, the web and
+questions, and of random words of the teacher's vocabulary, and scores tables of similarity and
+search, of which no pair, no query and no document was trained on. Model2Vec's students of the same
+teacher stand beside them where it is installed (`pip install 'model2vec[distill]'`). What is
+finished in --work is not made again.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 import re
+import time
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 import numpy as np
+import torch
 
 from benchmarks.common.results import RESULTS, SHARED, mean_and_deviation, publish, table
 from downstream.embedders import Embedder
+from downstream.search import measures
+from downstream.search.beir import read_collection
+from downstream.search.rankings import retrieved
 from store import open_store
 from student_train.arguments import options_from
 from student_train.output.run import run
 from support.console import command_errors
 
-STUDENTS = ("static:64", "static:256", "128x2x2", "tiny")
+STUDENTS = ("static:64", "static:128", "static:256", "modernbert:128x2x2", "modernbert:tiny")
+MODEL2VEC = (64, 128, 256)
+"""Widths of Model2Vec's students, which have the teacher's own pieces."""
+
 TABLES = ("stsb_en.dev", "sts2012_en", "sts2013_en", "sts2014_en")
+SEARCHED = "cranfield"
 TEXTS = {
-    "text/en_novels.txt": 26_000,
-    "text/en_wikitext2.txt": 14_000,
+    "text/en_novels.txt": 50_000,
+    "text/en_wikitext2.txt": 16_000,
     "classify/en_sst2.train.tsv": 8_000,
-    "intent/en_snips.train.tsv": 8_000,
+    "intent/en_snips.train.tsv": 14_000,
+    "pos/en_ewt.train.tsv": 12_000,
+    "ner/en_wikiann.train.tsv": 8_000,
+    "qa/en_xquad.json": 3_000,
 }
-"""Files of the shared data, and how many of their sentences are taken."""
+"""Files of the shared data, and how many of their sentences are taken at most."""
+
+OF_WORDS = 80_000
+"""Texts of 2 to 8 random words, for words that the sentences lack."""
 
 SHORTEST, LONGEST = 4, 50  # words of a sentence
+MEASURED = 1_000  # texts by which speed is measured
 
 
 def sentences(file: Path) -> Iterator[str]:
-    """Yield the sentences of a file; of a table those of its first column."""
-    for line in file.read_text("utf-8").splitlines():
-        for text in re.split(r"(?<=[.!?])[\"”']?\s+(?=[\"“'A-Z])", line.split("\t")[0].strip()):
-            if SHORTEST <= len(text.split()) <= LONGEST and "<unk>" not in text:
-                yield text
+    """Yield the sentences of a file: of text, of a table's first column, of tags, or of
+    questions."""
+    text = file.read_text("utf-8")
+    if file.parent.name in ("pos", "ner"):
+        blocks = text.strip().split("\n\n")
+        lines = [" ".join(line.split("\t")[0] for line in each.splitlines()) for each in blocks]
+    elif file.suffix == ".json":
+        paragraphs = [each for title in json.loads(text)["data"] for each in title["paragraphs"]]
+        lines = [each["context"] for each in paragraphs]
+        lines += [asked["question"] for each in paragraphs for asked in each["qas"]]
+    else:
+        lines = [line.split("\t")[0] for line in text.splitlines()]
+    for line in lines:
+        line = re.sub(r" @([-,.])@ ", r"\1", line.replace("<unk>", ""))  # of WikiText
+        for each in re.split(r"(?<=[.!?])[\"”']?\s+(?=[\"“'A-Z])", line):
+            if SHORTEST <= len(words := each.split()) <= LONGEST:
+                yield " ".join(words)
 
 
-def write_corpus(path: Path, data: Path, seed: int = 0) -> None:
-    """Write the sentences of TEXTS, each once, in a random order, one a line."""
+def of_words(model: str, count: int, chance: random.Random) -> Iterator[str]:
+    """Yield texts of random words of a teacher's vocabulary, those that come early in it, which are
+    the frequent ones, more often."""
+    pieces = Embedder(model).model.tokenizer.get_vocab()
+    words = [each for each in sorted(pieces, key=pieces.get) if re.fullmatch("[a-z]{3,}", each)]
+    weights = list(itertools.accumulate((100 + rank) ** -0.4 for rank in range(len(words))))
+    for _ in range(count):
+        yield " ".join(chance.choices(words, cum_weights=weights, k=chance.randint(2, 8)))
+
+
+def write_corpus(path: Path, data: Path, model: str, seed: int = 0) -> None:
+    """Write the sentences of TEXTS, each once, in a random order, one a line; then those of
+    words."""
     chance, found = random.Random(seed), list[str]()
     for name, count in TEXTS.items():
         some = list(dict.fromkeys(sentences(data / name)))
         found += chance.sample(some, min(count, len(some)))
     found = list(dict.fromkeys(found))
     chance.shuffle(found)
-    path.write_text("\n".join(found) + "\n", "utf-8")
+    path.write_text("\n".join([*found, *of_words(model, OF_WORDS, chance)]) + "\n", "utf-8")
 
 
 def dumped(work: Path, model: str, data: Path) -> Path:
@@ -62,16 +107,16 @@ def dumped(work: Path, model: str, data: Path) -> Path:
 
     corpus, store = work / "corpus.txt", work / "vectors.zarr"
     if not corpus.exists():
-        write_corpus(corpus, data)
+        write_corpus(corpus, data, model)
     dump(DumpOptions(model, store, (str(corpus),), head="embedding", max_length=128), click.echo)
     return store
 
 
-def correlations(model: str, tables: Sequence[Path]) -> list[float]:
+def correlations(embedder: Embedder, tables: Sequence[Path]) -> list[float]:
     """Spearman's rank correlation of cosines and scores, of each table."""
     from scipy.stats import spearmanr
 
-    embedder, found = Embedder(model), []
+    found = []
     for path in tables:
         rows = [line.split("\t") for line in path.read_text("utf-8").splitlines()[1:]]
         one, other = (embedder.vectors([row[side] for row in rows]) for side in (0, 1))
@@ -80,16 +125,72 @@ def correlations(model: str, tables: Sequence[Path]) -> list[float]:
     return found
 
 
+def searches(embedder: Embedder, documents: Embedder, folder: Path) -> float:
+    """nDCG@10 of a collection, with queries by the first and documents by the second."""
+    collection = read_collection(folder)
+    assert collection.judgements is not None
+    ranking = retrieved(collection, embedder, documents)
+    return measures.judged(collection.judgements, ranking)["ndcg_10"]
+
+
+def speed(embedder: Embedder, texts: Sequence[str], threads: int) -> float:
+    """Texts a second on so many threads, the median of three times."""
+    before, seconds = torch.get_num_threads(), []
+    torch.set_num_threads(threads)
+    for _ in range(3):
+        begun = time.perf_counter()
+        embedder.vectors(texts)
+        seconds.append(time.perf_counter() - begun)
+    torch.set_num_threads(before)
+    return len(texts) / sorted(seconds)[1]
+
+
+def figures(model: str, teacher: Embedder, data: Path) -> list[float]:
+    """What a model is measured by: the tables, their mean, search by itself and with the teacher's
+    documents, and texts a second on one and two threads."""
+    embedder = Embedder(model)
+    tables = [data / "sts" / f"{name}.tsv" for name in TABLES]
+    found = correlations(embedder, tables)
+    texts = [line.split("\t")[0] for line in tables[0].read_text("utf-8").splitlines()[1:]]
+    folder = data / "retrieval" / SEARCHED
+    width = embedder.model.get_sentence_embedding_dimension()
+    shared = width == teacher.model.get_sentence_embedding_dimension()
+    return [
+        *found,
+        float(np.mean(found)),
+        searches(embedder, embedder, folder),
+        searches(embedder, teacher, folder) if shared else np.nan,
+        *(speed(embedder, texts[:MEASURED], threads) for threads in (1, 2)),
+    ]
+
+
+def from_model2vec(model: str, width: int, out: Path) -> tuple[float, float]:
+    """Distil a student by Model2Vec, unless it is there; returns its MB and minutes."""
+    minutes = out / "minutes"
+    if not minutes.exists():
+        from model2vec.distill import distill
+
+        from teacher_dump.teacher.checkpoint_names import resolve_model
+
+        resolved = resolve_model(model)
+        begun = time.perf_counter()
+        made = distill(str(resolved.root or resolved.path_or_id), pca_dims=width)
+        made.save_pretrained(out)
+        minutes.write_text(str((time.perf_counter() - begun) / 60))
+    return megabytes(out), float(minutes.read_text())
+
+
+def megabytes(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
+
+
 def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> tuple[float, float]:
     """Train a student by the default recipe, unless it is there; returns its MB and minutes."""
-    import json
-
     settings = {"vocab": "5k", "student": student, "epochs": epochs, "seed": seed, "out": out}
-    if not (out / "model.safetensors").exists():
-        run(options_from({"store": (str(store),), **settings}), say=click.echo)
+    if not (out / "training.json").exists():
+        run(options_from({"store": (str(store),), "cache": "ram", **settings}), say=click.echo)
     report = json.loads((out / "training.json").read_text())
-    weights = sum(file.stat().st_size for file in out.rglob("*.safetensors"))
-    return weights / 1e6, report["result"]["seconds"] / 60
+    return megabytes(out), report["result"]["seconds"] / 60
 
 
 @click.command()
@@ -98,7 +199,7 @@ def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> t
 @click.option("--model", default="minilm")
 @click.option("--data", type=click.Path(path_type=Path), default=SHARED / "data")
 @click.option("--students", default=",".join(STUDENTS))
-@click.option("--epochs", type=float, default=8.0)
+@click.option("--epochs", type=float, default=4.0)
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
@@ -115,26 +216,44 @@ def main(
     """Train students of vectors by the default recipe, and score them as search would use them."""
     work.mkdir(parents=True, exist_ok=True)
     store = store or dumped(work, model, data)
-    tables = [data / "sts" / f"{name}.tsv" for name in TABLES]
-    texts, teacher = len(open_store(store)), correlations(model, tables)
-    rows: list[list[object]] = [["teacher", "", "", *teacher, float(np.mean(teacher)), "100 %"]]
+    texts, teacher = len(open_store(store)), Embedder(model)
+    own = figures(model, teacher, data)
+    mean, searched = len(TABLES), len(TABLES) + 1
+
+    def row(name: str, costs: list[tuple[float, float]], scores: list[list[float]]) -> list[object]:
+        """Tell of one kind of student, of each of its seeds."""
+        columns = [list(column) for column in zip(*scores, strict=True)]
+        each = [
+            "" if np.isnan(column[0]) else mean_and_deviation(column) for column in columns[:-2]
+        ]
+        shares = [f"{np.mean(columns[place]) / own[place]:.1%}" for place in (mean, searched)]
+        rates = [f"{np.median(column):,.0f}" for column in columns[-2:]]
+        size, minutes = np.mean(costs, axis=0)
+        return [name, f"{size:.1f}", f"{minutes:.1f}", *each, *shares, *rates]
+
+    rows = [
+        ["teacher", "", "", *own[:-2], "100 %", "100 %", *(f"{rate:,.0f}" for rate in own[-2:])]
+    ]
+    for width in MODEL2VEC if find_spec("model2vec") else ():
+        folder = work / f"model2vec-{width}"
+        cost = from_model2vec(model, width, folder)
+        rows.append(row(f"Model2Vec {width}", [cost], [figures(str(folder), teacher, data)]))
     for student in students.split(","):
         folders = [work / f"{student.replace(':', '-')}-{seed}" for seed in range(seeds)]
         costs = [trained(store, student, epochs, n, out) for n, out in enumerate(folders)]
-        scores = np.array([correlations(str(out), tables) for out in folders])
-        means = scores.mean(axis=1)
-        each = [mean_and_deviation(list(column)) for column in scores.T]
-        share = f"{means.mean() / np.mean(teacher):.1%}"
-        size, minutes = np.mean(costs, axis=0)
-        rows.append([student, f"{size:.1f}", f"{minutes:.1f}", *each,
-                     mean_and_deviation(list(means)), share])  # fmt: skip
+        rows.append(row(student, costs, [figures(str(out), teacher, data) for out in folders]))
     settings = (
         f"`python -m benchmarks.quality.embedding_students --epochs {epochs:g} --seeds {seeds}`;"
-        f" teacher {model}, {texts:,} sentences, none of them of these tables; 5k WordPiece,"
-        f" default recipe, {epochs:g} epochs of batches of 128 texts; float32 weights. Spearman's"
-        " rank correlation of cosines and people's scores."
+        f" teacher {model}, {texts:,} texts, of which {OF_WORDS:,} are of random words, none of"
+        f" them of these tables or this collection; 5k WordPiece, default recipe, {epochs:g} epochs"
+        " of batches of 128 texts; float32 weights, Model2Vec's as it saves them. Spearman's rank"
+        f" correlation of cosines and people's scores; nDCG@10 of {SEARCHED}, with documents by the"
+        " model itself and by the teacher; texts a second of STS-B on one thread and two, medians."
     )
-    head = ("student", "MB", "minutes", *TABLES, "mean", "of the teacher's")
+    head = (
+        "student", "MB", "minutes", *TABLES, "mean", "nDCG@10", "documents by the teacher",
+        "mean, of the teacher's", "nDCG@10, of the teacher's", "texts/s", "on two threads",
+    )  # fmt: skip
     publish("Students of sentence embeddings", settings, table(head, rows), results)
 
 

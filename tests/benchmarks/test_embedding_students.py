@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,14 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     pairs = [f"{a}\t{b}\t{n % 6}" for n, (a, b) in enumerate(zip(ENGLISH, SLOVAK, strict=False))]
     (data / "sts" / "own.tsv").write_text("\n".join(["text_a\ttext_b\tscore", *pairs]), "utf-8")
     monkeypatch.setattr(embedding_students, "TEXTS", {"text/a.txt": 30})
+    monkeypatch.setattr(embedding_students, "OF_WORDS", 10)
     monkeypatch.setattr(embedding_students, "TABLES", ("own",))
+    searched = data / "retrieval" / embedding_students.SEARCHED
+    searched.mkdir(parents=True)
+    documents = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate(ENGLISH)]
+    (searched / "corpus.jsonl").write_text("\n".join(documents), "utf-8")
+    (searched / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": ENGLISH[0]}), "utf-8")
+    (searched / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\t0\t1\n", "utf-8")
     behind = (pooling("mean"), normalize())
     model = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m")
     words: Words = ("--work", tmp_path / "work", "--model", model, "--data", data, "--seeds", 2)
@@ -35,7 +43,10 @@ def test_students_are_trained_and_scored_beside_the_teacher(
         if line.startswith(("| teacher", "| static", "| 16x"))
     ]
     assert [row[0] for row in rows] == ["teacher", "static:8", "16x1x2"]
-    assert rows[0][-1] == "100 %" and all(row[-1].endswith("%") for row in rows)
+    assert rows[0][-3] == "100 %" and all(row[-3].endswith("%") for row in rows)
+    assert float(rows[0][5]) == 1 and float(rows[0][6]) == 1  # the query is a document
     assert " ± " in rows[1][3] and rows[1][3] == rows[1][4]  # one table: it is the mean
     corpus = (tmp_path / "work" / "corpus.txt").read_text("utf-8").splitlines()
-    assert len(corpus) == len(set(corpus)) <= 30 and "Short." not in corpus
+    texts, words = corpus[:-10], corpus[-10:]
+    assert len(texts) == len(set(texts)) <= 30 and "Short." not in texts
+    assert all(2 <= len(text.split()) <= 8 for text in words)
