@@ -187,7 +187,7 @@ def megabytes(folder: Path) -> float:
 def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> tuple[float, float]:
     """Train a student by the default recipe, unless it is there; returns its MB and minutes."""
     settings = {"vocab": "5k", "student": student, "epochs": epochs, "seed": seed, "out": out}
-    if not (out / "training.json").exists():
+    if not (out / "model.safetensors").exists():
         run(options_from({"store": (str(store),), "cache": "ram", **settings}), say=click.echo)
     report = json.loads((out / "training.json").read_text())
     return megabytes(out), report["result"]["seconds"] / 60

@@ -47,6 +47,6 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     assert float(rows[0][5]) == 1 and float(rows[0][6]) == 1  # the query is a document
     assert " ± " in rows[1][3] and rows[1][3] == rows[1][4]  # one table: it is the mean
     corpus = (tmp_path / "work" / "corpus.txt").read_text("utf-8").splitlines()
-    texts, words = corpus[:-10], corpus[-10:]
+    texts, drawn = corpus[:-10], corpus[-10:]
     assert len(texts) == len(set(texts)) <= 30 and "Short." not in texts
-    assert all(2 <= len(text.split()) <= 8 for text in words)
+    assert all(2 <= len(text.split()) <= 8 for text in drawn)
