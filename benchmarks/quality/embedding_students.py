@@ -29,9 +29,11 @@ from downstream.embedders import Embedder
 from downstream.search import measures
 from downstream.search.beir import read_collection
 from downstream.search.rankings import retrieved
+from downstream.tasks.tagged_sentences import read_tagged
 from store import open_store
 from student_train.arguments import options_from
 from student_train.output.run import run
+from support.arrays import Floats
 from support.console import command_errors
 
 STUDENTS = ("static:64", "static:128", "static:256", "modernbert:128x2x2", "modernbert:tiny")
@@ -63,8 +65,7 @@ def sentences(file: Path) -> Iterator[str]:
     questions."""
     text = file.read_text("utf-8")
     if file.parent.name in ("pos", "ner"):
-        blocks = text.strip().split("\n\n")
-        lines = [" ".join(line.split("\t")[0] for line in each.splitlines()) for each in blocks]
+        lines = [" ".join(sentence.words) for sentence in read_tagged(file)]
     elif file.suffix == ".json":
         paragraphs = [each for title in json.loads(text)["data"] for each in title["paragraphs"]]
         lines = [each["context"] for each in paragraphs]
@@ -125,6 +126,22 @@ def correlations(embedder: Embedder, tables: Sequence[Path]) -> list[float]:
     return found
 
 
+class Teacher(Embedder):
+    """Embeds documents once, though every student searches them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.known = dict[tuple[str, ...], Floats]()
+
+    def vectors(self, texts: Sequence[str], role: str | None = None) -> Floats:
+        if role != "document":
+            return super().vectors(texts, role)
+        key = tuple(texts)
+        if key not in self.known:
+            self.known[key] = super().vectors(texts, role)
+        return self.known[key]
+
+
 def searches(embedder: Embedder, documents: Embedder, folder: Path) -> float:
     """nDCG@10 of a collection, with queries by the first and documents by the second."""
     collection = read_collection(folder)
@@ -145,21 +162,19 @@ def speed(embedder: Embedder, texts: Sequence[str], threads: int) -> float:
     return len(texts) / sorted(seconds)[1]
 
 
-def figures(model: str, teacher: Embedder, data: Path) -> list[float]:
+def figures(embedder: Embedder, teacher: Teacher, data: Path) -> list[float]:
     """What a model is measured by: the tables, their mean, search by itself and with the teacher's
     documents, and texts a second on one and two threads."""
-    embedder = Embedder(model)
     tables = [data / "sts" / f"{name}.tsv" for name in TABLES]
     found = correlations(embedder, tables)
     texts = [line.split("\t")[0] for line in tables[0].read_text("utf-8").splitlines()[1:]]
     folder = data / "retrieval" / SEARCHED
-    width = embedder.model.get_sentence_embedding_dimension()
-    shared = width == teacher.model.get_sentence_embedding_dimension()
+    widths = {each.vectors(texts[:1]).shape[1] for each in (embedder, teacher)}
     return [
         *found,
         float(np.mean(found)),
         searches(embedder, embedder, folder),
-        searches(embedder, teacher, folder) if shared else np.nan,
+        searches(embedder, teacher, folder) if len(widths) == 1 else np.nan,
         *(speed(embedder, texts[:MEASURED], threads) for threads in (1, 2)),
     ]
 
@@ -215,9 +230,10 @@ def main(
 ) -> None:
     """Train students of vectors by the default recipe, and score them as search would use them."""
     work.mkdir(parents=True, exist_ok=True)
-    store = store or dumped(work, model, data)
-    texts, teacher = len(open_store(store)), Embedder(model)
-    own = figures(model, teacher, data)
+    path = store or dumped(work, model, data)
+    drawn = "" if store else f", of which {OF_WORDS:,} are of random words"
+    texts, teacher = len(open_store(path)), Teacher(model)
+    own = figures(teacher, teacher, data)
     mean, searched = len(TABLES), len(TABLES) + 1
 
     def row(name: str, costs: list[tuple[float, float]], scores: list[list[float]]) -> list[object]:
@@ -237,15 +253,18 @@ def main(
     for width in MODEL2VEC if find_spec("model2vec") else ():
         folder = work / f"model2vec-{width}"
         cost = from_model2vec(model, width, folder)
-        rows.append(row(f"Model2Vec {width}", [cost], [figures(str(folder), teacher, data)]))
+        rows.append(
+            row(f"Model2Vec {width}", [cost], [figures(Embedder(str(folder)), teacher, data)])
+        )
     for student in students.split(","):
         folders = [work / f"{student.replace(':', '-')}-{seed}" for seed in range(seeds)]
-        costs = [trained(store, student, epochs, n, out) for n, out in enumerate(folders)]
-        rows.append(row(student, costs, [figures(str(out), teacher, data) for out in folders]))
+        costs = [trained(path, student, epochs, n, out) for n, out in enumerate(folders)]
+        scores = [figures(Embedder(str(out)), teacher, data) for out in folders]
+        rows.append(row(student, costs, scores))
     settings = (
         f"`python -m benchmarks.quality.embedding_students --epochs {epochs:g} --seeds {seeds}`;"
-        f" teacher {model}, {texts:,} texts, of which {OF_WORDS:,} are of random words, none of"
-        f" them of these tables or this collection; 5k WordPiece, default recipe, {epochs:g} epochs"
+        f" teacher {model}, {texts:,} texts{drawn}, none of"
+        " them of these tables or this collection; 5k WordPiece, default recipe, {epochs:g} epochs"
         " of batches of 128 texts; float32 weights, Model2Vec's as it saves them. Spearman's rank"
         f" correlation of cosines and people's scores; nDCG@10 of {SEARCHED}, with documents by the"
         " model itself and by the teacher; texts a second of STS-B on one thread and two, medians."
