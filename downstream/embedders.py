@@ -107,7 +107,8 @@ def _config(name: str) -> bool:
 
 
 def _load(kind: str, name: str, max_length: int | None) -> Any:
-    """Load a model by a class of sentence-transformers, in silence."""
+    """Load a model by a class of sentence-transformers, in silence and float32, as all encoders
+    are scored."""
     made = getattr(library("sentence_transformers", EXTRA, f"model {name}"), kind)
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     folder = Path(os.path.expanduser(name))
@@ -125,4 +126,4 @@ def _load(kind: str, name: str, max_length: int | None) -> Any:
     if max_length:
         known = model.max_seq_length
         model.max_seq_length = min(max_length, known or max_length)
-    return model
+    return model.float()  # in float16 the vector of an empty text is 0 / 0, as 1e-12 is 0 there

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from downstream.embedders import Embedder
 from downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.tasks.test_sts import alike
 from tests.downstream.test_as_is import refused, scored
@@ -70,3 +72,13 @@ def test_a_damaged_folder_is_one_line(tiny_teacher: Teacher, tmp_path: Path) -> 
     pairs = alike(tmp_path / "test.tsv", 8, 0)
     words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
     assert "sentence-transformers cannot load it" in refused(*words, "--out", tmp_path / "out")
+
+
+def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path) -> None:
+    """Model2Vec saves float16, whose smallest number is above the 1e-12 that guards a division."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    static = StaticEmbedding(tokenizer, embedding_dim=8)
+    SentenceTransformer(modules=[static, Normalize()]).half().save(str(tmp_path / "half"))
+    found = Embedder(str(tmp_path / "half")).vectors(["", "cat"])
+    assert not found[0].any() and abs(float((found[1] ** 2).sum()) - 1) < 1e-3
