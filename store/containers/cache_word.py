@@ -1,4 +1,5 @@
-"""The word that names a cache on a local disk, `disk:DIR,SIZE`, read before anything is loaded."""
+"""The words that name the folder of a cache, `disk:DIR,SIZE` and `shared:DIR`, read before anything
+is loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from support.sizes import parse_size
 
 PREFIX = "disk:"
 EXPECTED = "disk:DIR,SIZE, such as disk:/scratch/cache,100GB"
+SHARED = "shared:"
 
 
 def is_disk_cache(word: str) -> bool:
@@ -22,3 +24,12 @@ def parse_disk_cache(word: str) -> tuple[Path, int]:
     if not is_disk_cache(word) or not folder:
         raise UserError(f"--cache {word}: expected {EXPECTED}")
     return Path(folder).expanduser(), parse_size(size, f"--cache {word}")
+
+
+def shared_folder(word: str) -> Path | None:
+    """Read the folder of `shared:DIR`; None for another word. Raises UserError if it has none."""
+    if not word.startswith(SHARED):
+        return None
+    if word == SHARED:
+        raise UserError(f"--cache {word}: expected {SHARED}DIR, such as {SHARED}/dev/shm/sweep")
+    return Path(word.removeprefix(SHARED)).expanduser()

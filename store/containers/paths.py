@@ -19,13 +19,10 @@ LocalStaging = ZarrStaging | Hdf5Staging
 
 
 def open_source(path: str | Path, storage_options: dict[str, Any] | None = None) -> Source:
-    """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store. Raises StoreError, and
-    Unreachable where a network gives no answer."""
+    """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store, which is not asked yet.
+    Raises StoreError."""
     if "://" in str(path):
-        source = ZarrSource(str(path).rstrip("/"), storage_options)
-        if source.bytes("zarr.json") is None:
-            raise StoreError(f"{path}: there is no Zarr store (no zarr.json); check the address")
-        return source
+        return ZarrSource(str(path).rstrip("/"), storage_options)
     try:
         return _local(Path(path))
     except OSError as error:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from functools import cached_property
-from threading import Lock
 
 import numpy as np
 
@@ -15,10 +13,10 @@ from store.errors import VERIFY, StoreError, without_remedy
 from store.format.features import Features
 from store.format.layout import EMBEDDING, part_arrays
 from store.format.manifest import Part, digest
+from store.read.kept import BLOCK, Keeping
 from support.arrays import Array, Floats, starts
 
 SLICE_BYTES = 2**24  # decoded at once for a checksum
-BLOCK = 4096  # rows of a kept array with one flag: one for each would double what a map takes
 DAMAGED = f"the store is damaged: {VERIFY}"
 
 
@@ -43,15 +41,15 @@ class PartReader:
         part: Part,
         features: Features,
         lengths: Array | None = None,
-        keeps: Callable[[str], bool] = lambda name: False,
+        keeping: Keeping | None = None,
     ) -> None:
         """Open no array yet.
 
-        `lengths` [n] are the tokens of its sequences by the manifest, if it has them. Arrays that
-        `keeps` names stay in memory once they are read.
+        `lengths` [n] are the tokens of its sequences by the manifest, if it has them. Arrays of
+        which `keeping` tells so stay in memory once they are read.
         """
         self._source, self.part, self.features = source, part, features
-        self._lengths, self._keeps = lengths, keeps
+        self._lengths, self._keeping = lengths, keeping
         self.where = f"{source.path}: part {part.number}"
         self._specs = part_arrays(features, part.counts)
         self._open: dict[str, Slices] = {}
@@ -60,7 +58,9 @@ class PartReader:
         """Open an array of the part. Raises StoreError if it is not what the manifest says."""
         if name not in self._open:
             array = surely(self._source.remote, lambda: self._opened(name))
-            self._open[name] = KeptSlices(array) if self._keeps(name) else array
+            if self._keeping is not None:
+                array = self._keeping.of(array, name, self.part.arrays[name].sha256)
+            self._open[name] = array
         return self._open[name]
 
     def _opened(self, name: str) -> Slices:
@@ -200,46 +200,3 @@ class PartReader:
         columns = [self.read(f"view{view}/mask/{k}", left, right) for k in ("begin", "end")]
         action = self.read(f"view{view}/mask/action", left, right).astype(np.int32)
         return start - left, np.stack([*columns, action], axis=1)
-
-
-class KeptSlices:
-    """Slices of an array whose rows stay in memory from their first use on."""
-
-    def __init__(self, slices: Slices) -> None:
-        self._slices = slices
-        self.shape, self.dtype, self.waits = slices.shape, slices.dtype, slices.waits
-        self._rows = np.empty(self.shape, self.dtype)  # takes memory where it is written
-        self._there = np.zeros(-(-self.shape[0] // BLOCK), bool)  # of each block of rows
-        self._reading = Lock()
-
-    def read(self, begin: int, end: int) -> Array:
-        end = min(end, self.shape[0])
-        self._keep(begin, end)
-        rows = self._rows[begin:end]
-        rows.flags.writeable = False
-        return rows
-
-    def read_into(self, begin: int, end: int, out: Array) -> None:
-        self._keep(begin, end)
-        out[...] = self._rows[begin:end]
-
-    def prefetch(self, begin: int, end: int) -> None:
-        if not self._there[_blocks(begin, end)].all():
-            self._slices.prefetch(begin, end)
-
-    def _keep(self, begin: int, end: int) -> None:
-        blocks = _blocks(begin, end)
-        if self._there[blocks].all():
-            return
-        # Never a block twice: another thread may hold a view of it, and a decoder writes into it.
-        with self._reading:
-            edges = np.flatnonzero(np.diff(self._there[blocks], prepend=True, append=True))
-            for first, last in (blocks.start + edges.reshape(-1, 2)).tolist():
-                low, high = first * BLOCK, min(last * BLOCK, self.shape[0])
-                self._slices.read_into(low, high, self._rows[low:high])
-                self._there[first:last] = True
-
-
-def _blocks(begin: int, end: int) -> slice:
-    """The blocks that hold rows begin..end."""
-    return slice(begin // BLOCK, -(-end // BLOCK))

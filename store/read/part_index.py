@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from itertools import pairwise
 from threading import Lock
 
@@ -15,6 +14,7 @@ from store.errors import StoreError
 from store.format.features import Features
 from store.format.layout import ArraySpec, part_arrays
 from store.format.manifest import Manifest
+from store.read.kept import Keeping
 from store.read.part import PartReader
 from support.arrays import Array, begins
 
@@ -50,18 +50,18 @@ class PartIndex:
                 begin, end = self.first[place : place + 2]
                 known = None if self._known is None else self._known[begin:end]
                 entry = self._entries[place]
-                part = PartReader(self._source, entry, self.features, known, self._keeps)
+                part = PartReader(self._source, entry, self.features, known, self._keeping)
             self._parts[place] = part
             if len(self._parts) > self._open_parts:
                 self._parts.popitem(last=False)
             return part
 
-    def keep(self, keeps: Callable[[str], bool] | None) -> None:
-        """Choose the arrays of parts, by their paths there, that stay in memory from their first
-        use on; None: no array, as when the store is opened."""
+    def keep(self, keeping: Keeping | None) -> None:
+        """Choose what stays in memory from its first use on; None: nothing, as when the store is
+        opened."""
         with self._opening:
-            self._keeps = keeps or (lambda name: False)
-            self._open_parts = len(self._entries) if keeps else OPEN_PARTS
+            self._keeping = keeping
+            self._open_parts = len(self._entries) if keeping else OPEN_PARTS
             self._parts.clear()
 
     def close(self) -> None:

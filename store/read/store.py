@@ -21,6 +21,7 @@ from store.format.features import Calibration, Features
 from store.format.layout import EMBEDDING
 from store.format.manifest import DAMAGED, Manifest, check_root, opening
 from store.format.pairs import divided
+from store.read.kept import Keeping
 from store.read.order import KINDS, StreamOrder
 from store.read.part import PartReader
 from store.read.part_index import PartIndex
@@ -74,7 +75,7 @@ def _open(source: Source, allow_partial: bool, cache: DiskCache | None) -> Featu
         with opening():
             return FeatureStore(source, attributes, features, manifest)
     with opening():
-        source.announce(["manifest"])
+        source.announce(["manifest", *_calibration_names(features)])
         manifest, _ = sealed_manifest(source, attributes, features)
         if cache is not None:
             source.keep_on(cache, attributes["checksum"])
@@ -114,7 +115,7 @@ class FeatureStore(Sequence[Record]):
             "text_bytes": totals.text_bytes,
         }
         names = features.hidden if calibrated else ()
-        source.announce(array for name in names for array in _calibration_of(name))
+        source.announce(_calibration_names(features) if calibrated else ())
         self.calibration: Calibration = {name: self.read_calibration(name) for name in names}
         self._streamer = Streamer(self._index, self.calibration)
 
@@ -152,10 +153,11 @@ class FeatureStore(Sequence[Record]):
         """The part at a place (not its number), opened; a few are kept open."""
         return self._index.part(place)
 
-    def keep(self, keeps: Callable[[str], bool] | None) -> None:
+    def keep(self, keeps: Callable[[str], bool] | None, shared: Path | None = None) -> None:
         """Choose the arrays of parts, by their paths there, that stay in memory from their first
-        use on; None: no array, as when the store is opened."""
-        self._index.keep(keeps)
+        use on; None: no array, as when the store is opened. `shared`: in files of this folder, for
+        all processes that name it."""
+        self._index.keep(Keeping(keeps, shared) if keeps else None)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
         """The part of a sequence, and its position there."""
@@ -443,3 +445,8 @@ class FeatureStore(Sequence[Record]):
 def _calibration_of(name: str) -> tuple[str, str]:
     """Paths of mean and deviation of a hidden state."""
     return f"calibration/hidden/{name}/mean", f"calibration/hidden/{name}/deviation"
+
+
+def _calibration_names(features: Features) -> list[str]:
+    """Paths of the calibration of all hidden states."""
+    return [path for name in features.hidden for path in _calibration_of(name)]

@@ -4,6 +4,7 @@ device. The module also checks that memory suffices for a copy."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -14,15 +15,18 @@ import torch
 from torch import Tensor
 
 from store import Batch, FeatureStore
+from store.containers.cache_word import shared_folder
 from store.format.codecs.codec import Elementwise
-from store.format.layout import part_arrays
+from store.format.layout import ArraySpec, part_arrays
+from store.read.kept import bytes_of, shared_file
 from student_train.data.encoded import TeacherStates
-from student_train.settings.words import IN_MEMORY
+from student_train.settings.words import stays_in_memory
 from support.arrays import Array, begins, starts
 from support.errors import UserError
 
 ON_DEVICE = ("hidden", "attention")  # groups of a view; --cache device keeps others in RAM
 GROUPS_OF = {"task": ("classes", "tags")}  # groups of other kinds have the kind's name
+MEMORY_DISK = Path("/dev/shm")  # a disk that is memory
 SHARE = 0.8  # of the free memory, for a cache; a training takes some, too
 
 
@@ -130,7 +134,8 @@ def source_of(store: FeatureStore, cache: str, device: torch.device) -> Streamed
     apart = ON_DEVICE if cache == "device" else ()
     if isinstance(store, FeatureStore):  # other sources of batches keep nothing
         # Also to keep nothing: an earlier training may have kept arrays.
-        store.keep(None if cache not in IN_MEMORY else lambda path: _group(path) not in apart)
+        keeps = (lambda path: _group(path) not in apart) if stays_in_memory(cache) else None
+        store.keep(keeps, shared_folder(cache))
     return Resident(store, device) if cache == "device" else Streamed()
 
 
@@ -146,11 +151,15 @@ def check_cache(
 ) -> None:
     """Check that memory suffices for `--cache`, or raise UserError. `needs` lists the stores that
     are read, each with the kinds of features and the views."""
-    if cache not in IN_MEMORY:
+    if not stays_in_memory(cache):
+        return
+    if folder := shared_folder(cache):
+        _check_room(cache, folder, needs)
         return
     on_device = in_ram = 0
     for store, kinds, views in needs:
-        for path, size in _sizes(store, kinds, views):
+        for path, _, spec in _read(store, kinds, views):
+            size = _bytes(spec)
             if cache == "device" and _group(path) in ON_DEVICE:
                 on_device += size
             else:
@@ -173,14 +182,37 @@ def _check_fits(cache: str, needed: int, free: int, where: str) -> None:
         )
 
 
-def _sizes(store: FeatureStore, kinds: set[str], views: set[int]) -> Iterable[tuple[str, int]]:
-    """Yield path and bytes, unpacked, of each array that a training reads."""
+def _check_room(
+    cache: str, folder: Path, needs: Iterable[tuple[FeatureStore, set[str], set[int]]]
+) -> None:
+    """Check that the folder has room for what is not there yet."""
+    missing = {
+        path: bytes_of(spec.shape, spec.dtype)
+        for store, kinds, views in needs
+        for _, sha256, spec in _read(store, kinds, views)
+        if not (path := shared_file(folder, sha256, spec.shape, spec.dtype)).exists()
+    }
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    free = shutil.disk_usage(there).free
+    if there.is_relative_to(MEMORY_DISK):
+        free = min(free, free_memory())
+    _check_fits(cache, sum(missing.values()), free, str(folder))
+
+
+def _read(
+    store: FeatureStore, kinds: set[str], views: set[int]
+) -> Iterable[tuple[str, str, ArraySpec]]:
+    """Yield path, checksum and spec of each array that a training reads."""
     groups = {"mask", *(group for kind in kinds for group in GROUPS_OF.get(kind, (kind,)))}
     read = tuple(f"view{view}/{group}/" for view in views for group in groups)
     for part in store.manifest.parts:
         for path, spec in part_arrays(store.features, part.counts).items():
             if not path.startswith("view") or path.startswith(read):
-                yield path, spec.dtype.itemsize * int(np.prod(spec.shape, dtype=np.int64))
+                yield path, part.arrays[path].sha256, spec
+
+
+def _bytes(spec: ArraySpec) -> int:
+    return spec.dtype.itemsize * int(np.prod(spec.shape, dtype=np.int64))
 
 
 def free_memory_of(device: torch.device) -> int:

@@ -380,9 +380,10 @@ class OptionFields:
     cache: str = option(
         "none",
         "none; ram: the store is read and unpacked once, and stays in memory; device: its hidden"
-        " states and attention maps in the memory of --device; disk:DIR,SIZE: what is read of a"
-        " store behind a URL stays in DIR on a local disk, at most SIZE of it (100GB), for all"
-        " trainings that name it. The student is the same.",
+        " states and attention maps in the memory of --device; shared:DIR: as ram, but once for"
+        " all trainings that name DIR (/dev/shm/NAME), such as the students of a sweep;"
+        " disk:DIR,SIZE: what is read of a store behind a URL stays in DIR on a local disk, at"
+        " most SIZE of it (100GB), for all trainings that name it. The student is the same.",
         check=check_cache_word,
         scope={COMMAND, ONCE, MACHINE},
     )

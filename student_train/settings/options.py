@@ -27,7 +27,7 @@ from student_train.settings.option_fields import (
     OptionFields,
 )
 from student_train.settings.shapes import parse_student
-from student_train.settings.words import IN_MEMORY
+from student_train.settings.words import stays_in_memory
 from support.errors import UserError
 from support.options import check_values, default_of, flag_of, options_of, scoped
 from training.device import resolved_device, resolved_precision
@@ -107,7 +107,7 @@ class TrainOptions(OptionFields):
                 f"--cache {self.cache}: for stores behind a URL, and {self.store} lies on a disk;"
                 " leave --cache out, or give ram"
             )
-        if self.workers and self.cache in IN_MEMORY:
+        if self.workers and stays_in_memory(self.cache):
             raise UserError(
                 f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
                 " of its own; give one of the two"

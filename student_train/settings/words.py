@@ -7,13 +7,18 @@ import os
 import re
 from pathlib import Path
 
-from store.containers.cache_word import EXPECTED, is_disk_cache, parse_disk_cache
+from store.containers.cache_word import (
+    EXPECTED,
+    SHARED,
+    is_disk_cache,
+    parse_disk_cache,
+    shared_folder,
+)
 from student_train.settings.shapes import parse_student
 from support.errors import UserError
 
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 CACHES = ("none", "ram", "device")
-IN_MEMORY = CACHES[1:]
 OF_TEXT = r"(words:|pruned:)?[1-9]\d*k?|words"
 VOCABULARY = rf"{OF_TEXT}|teacher|mixed-vocab"
 START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"
@@ -58,8 +63,13 @@ def check_cache_word(word: str) -> None:
     """Raise UserError for a word that means no cache."""
     if is_disk_cache(word):
         parse_disk_cache(word)
-    elif word not in CACHES:
-        raise UserError(f"--cache {word}: expected {', '.join(CACHES)} or {EXPECTED}")
+    elif word not in CACHES and not shared_folder(word):
+        raise UserError(f"--cache {word}: expected {', '.join(CACHES)}, {SHARED}DIR or {EXPECTED}")
+
+
+def stays_in_memory(word: str) -> bool:
+    """Whether a word of --cache keeps what is unpacked."""
+    return word in CACHES[1:] or shared_folder(word) is not None
 
 
 def check_student(student: str) -> None:

@@ -18,7 +18,7 @@ from student_train.settings.loss_alignments import parse_alignments
 from student_train.settings.options import TrainOptions
 from student_train.settings.shapes import Shape, parse_student
 from student_train.settings.stages import stages_of
-from student_train.settings.words import IN_MEMORY
+from student_train.settings.words import stays_in_memory
 from student_train.train.joinable import check_joined
 from support.arrays import Array
 from support.errors import UserError
@@ -47,7 +47,7 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
             f"--combine outputs: joins the teachers of several stores, and {store.path} is one;"
             " give --store twice or more"
         )
-    if options.cache not in IN_MEMORY:
+    if not stays_in_memory(options.cache):
         return
     import torch
 

@@ -216,6 +216,9 @@ class ZarrSource:
         file = f"{name}/zarr.json".lstrip("/")
         data = self.bytes(file)
         if data is None:
+            if self.remote and not name:
+                problem = "there is no Zarr store (no zarr.json); check the address"
+                raise StoreError(f"{self.path}: {problem}")
             raise StoreError(f"{self.path}: {file} is missing")
         if len(self._digests) > MAX_DIGESTS:
             self._digests = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from store.format.codecs.integers import Int4, Int8
 from store.format.codecs.logs import Fixed, Root
 from store.format.codecs.squares import Coarse, Square
 from store.format.layout import part_arrays
-from store.read.part import KeptSlices
+from store.read.kept import KeptSlices
 from store.tools.copy import convert
 from student_train.cli import main
 from student_train.data import cache
@@ -69,7 +70,7 @@ def losses_of(
 
 @pytest.mark.parametrize("codec", ["default", "small"])
 def test_every_cache_gives_the_same_losses(
-    store: FeatureStore, small: str, codec: str, monkeypatch: pytest.MonkeyPatch
+    store: FeatureStore, small: str, codec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One training after another on an open store: each keeps what it was asked to, and no table
     stays on the device, where the next one needs the room."""
@@ -84,7 +85,7 @@ def test_every_cache_gives_the_same_losses(
 
     monkeypatch.setattr(cache.Resident, "_loaded", watched)
     found = []
-    for kind in ("device", "ram", "none"):
+    for kind in ("device", "ram", f"shared:{tmp_path}", "none"):
         gc.disable()
         try:
             found.append(losses_of(source, options_of(stored, cache=kind)))
@@ -93,7 +94,7 @@ def test_every_cache_gives_the_same_losses(
             gc.enable()
         kept = isinstance(source.part(0).array("text/utf8"), KeptSlices)
         assert kept == (kind != "none")
-    assert found[0] == found[1] == found[2]
+    assert all(each == found[0] for each in found)
 
 
 @pytest.mark.parametrize("kind", ["ram", "device"])
@@ -185,6 +186,25 @@ def test_what_does_not_fit(
     says(refused(main, *words), "--cache ram", "the main memory", "--cache none")
     says(refused(main, *words, "--workers", 2), "--cache ram and --workers 2", "a copy of its own")
     assert not out.exists()
+
+
+def test_what_does_not_fit_into_a_shared_folder(
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is there already needs no more room."""
+    options = options_of(store.path, cache=f"shared:{tmp_path}/of/many")
+    check(options, store)
+    some = [each.stat().st_size for each in tmp_path.rglob("*") if each.is_file()]
+    assert not some  # a check takes no room
+    losses_of(open_store(store.path), options)
+    full = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    check(options, store)
+    told = f"^--cache shared:{tmp_path}/other: .* GiB of {tmp_path}/other, .* give --cache none"
+    with pytest.raises(UserError, match=told):
+        check(replace(options, cache=f"shared:{tmp_path}/other"), store)
+    with pytest.raises(UserError, match="--cache shared:: expected shared:DIR, such as"):
+        replace(options, cache="shared:")
 
 
 def test_what_torch_kept_of_a_training_before_is_free(
