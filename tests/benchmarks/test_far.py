@@ -26,8 +26,8 @@ def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     streams, students = measure(bench, [5.0], 1)
     near, _, none, empty, full = (line.split(" | ") for line in streams.splitlines()[2:])
     assert len(students.splitlines()) == 4
-    assert near[3] == "100%" and float(near[6]) == 0
-    requests = [float(row[6]) for row in (none, empty, full)]
-    size = [float(row[7].strip(" |").replace(",", "")) for row in (none, empty, full)]
+    assert near[3] == "100%" and float(near[8]) == 0
+    requests = [float(row[8]) for row in (none, empty, full)]
+    size = [float(row[9].strip(" |").replace(",", "")) for row in (none, empty, full)]
     # Of an address whose store is on the disk its root and its manifest are asked for.
     assert requests[0] == requests[1] > 5 * requests[2] > 0 and size[0] == size[1] > size[2]
