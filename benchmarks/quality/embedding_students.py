@@ -4,9 +4,9 @@
 
 Trains from vectors of sentences of novels, of an encyclopedia, reviews, requests, the web and
 questions, and of random words of the teacher's vocabulary, and scores tables of similarity and
-search, of which no pair, no query and no document was trained on. Model2Vec's students of the same
-teacher stand beside them where it is installed (`pip install 'model2vec[distill]'`). What is
-finished in --work is not made again.
+search, of which no pair, no query and no document was trained on. Students that others make of the
+same teacher stand beside them; Model2Vec's where it is installed (`pip install
+'model2vec[distill]'`). What is finished in --work is not made again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.results import RESULTS, SHARED, mean_and_deviation, publish, table
+from benchmarks.quality.embedding_peers import made, peers
 from downstream.embedders import Embedder
 from downstream.search import measures
 from downstream.search.beir import read_collection
@@ -37,9 +37,6 @@ from support.arrays import Floats
 from support.console import command_errors
 
 STUDENTS = ("static:64", "static:128", "static:256", "modernbert:128x2x2", "modernbert:tiny")
-MODEL2VEC = (64, 128, 256)
-"""Widths of Model2Vec's students, which have the teacher's own pieces."""
-
 TABLES = ("stsb_en.dev", "sts2012_en", "sts2013_en", "sts2014_en")
 SEARCHED = "cranfield"
 TEXTS = {
@@ -179,22 +176,6 @@ def figures(embedder: Embedder, teacher: Teacher, data: Path) -> list[float]:
     ]
 
 
-def from_model2vec(model: str, width: int, out: Path) -> tuple[float, float]:
-    """Distil a student by Model2Vec, unless it is there; returns its MB and minutes."""
-    minutes = out / "minutes"
-    if not minutes.exists():
-        from model2vec.distill import distill
-
-        from teacher_dump.teacher.checkpoint_names import resolve_model
-
-        resolved = resolve_model(model)
-        begun = time.perf_counter()
-        made = distill(str(resolved.root or resolved.path_or_id), pca_dims=width)
-        made.save_pretrained(out)
-        minutes.write_text(str((time.perf_counter() - begun) / 60))
-    return megabytes(out), float(minutes.read_text())
-
-
 def megabytes(folder: Path) -> float:
     return sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
 
@@ -250,12 +231,11 @@ def main(
     rows = [
         ["teacher", "", "", *own[:-2], "100 %", "100 %", *(f"{rate:,.0f}" for rate in own[-2:])]
     ]
-    for width in MODEL2VEC if find_spec("model2vec") else ():
-        folder = work / f"model2vec-{width}"
-        cost = from_model2vec(model, width, folder)
-        rows.append(
-            row(f"Model2Vec {width}", [cost], [figures(Embedder(str(folder)), teacher, data)])
-        )
+    for name, make in peers(model, path).items():
+        folder = work / re.sub(r"\W+", "-", name.lower())
+        minutes = made(make, folder)
+        cost = megabytes(folder), minutes
+        rows.append(row(name, [cost], [figures(Embedder(str(folder)), teacher, data)]))
     for student in students.split(","):
         folders = [work / f"{student.replace(':', '-')}-{seed}" for seed in range(seeds)]
         costs = [trained(path, student, epochs, n, out) for n, out in enumerate(folders)]

@@ -38,7 +38,8 @@ STORE, CACHE = "a.zarr", "8GB"
 LOCAL, EVICTED = "local disk, in memory", "local disk, evicted"
 HEAD = (
     "latency, ms", "reader", "tokens/s", "of the local disk in memory", "of it evicted",
-    "first batch, s", "tokens/s after it", "of the local disk evicted", "requests a 1,000 tokens", "bytes a token",
+    "first batch, s", "tokens/s after it", "of the local disk evicted",
+    "requests a 1,000 tokens", "bytes a token",
 )  # fmt: skip
 STEPS = 160
 STUDENT_HEAD = ("latency, ms", "student", "tokens/s", "of the local disk", "first step, s")
@@ -56,8 +57,9 @@ def _told(sizes: Iterator[int], begun: float, seconds: float) -> Figures:
         if time.perf_counter() - begun > seconds:
             break
     all_of_it = time.perf_counter() - begun
-    after = (tokens - before) / max(1e-9, all_of_it - first)
-    return {"speed": tokens / all_of_it, "first": first, "after": after, "tokens": tokens}
+    speed = tokens / all_of_it
+    after = (tokens - before) / (all_of_it - first) if tokens > before else speed
+    return {"speed": speed, "first": first, "after": after, "tokens": tokens}
 
 
 def read_ours(path: str, cache: str | None, seconds: float) -> Figures:

@@ -75,7 +75,8 @@ def _open(source: Source, allow_partial: bool, cache: DiskCache | None) -> Featu
         with opening():
             return FeatureStore(source, attributes, features, manifest)
     with opening():
-        source.announce(["manifest", *_calibration_names(features)])
+        more = () if cache is not None else _calibration_names(features)  # it may have them
+        source.announce(["manifest", *more])
         manifest, _ = sealed_manifest(source, attributes, features)
         if cache is not None:
             source.keep_on(cache, attributes["checksum"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality import embedding_students
+from benchmarks.quality import embedding_peers, embedding_students
 from tests.end_to_end.support import Words, ok
 from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
 from tests.texts import ENGLISH, SLOVAK
@@ -25,6 +25,8 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     (data / "sts" / "own.tsv").write_text("\n".join(["text_a\ttext_b\tscore", *pairs]), "utf-8")
     monkeypatch.setattr(embedding_students, "TEXTS", {"text/a.txt": 30})
     monkeypatch.setattr(embedding_students, "OF_WORDS", 10)
+    monkeypatch.setattr(embedding_peers, "LAYERS", (1,))
+    monkeypatch.setattr(embedding_peers, "find_spec", lambda name: None)  # Model2Vec apart
     monkeypatch.setattr(embedding_students, "TABLES", ("own",))
     searched = data / "retrieval" / embedding_students.SEARCHED
     searched.mkdir(parents=True)
@@ -40,12 +42,13 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in (tmp_path / "R.md").read_text().splitlines()
-        if line.startswith(("| teacher", "| static", "| 16x"))
+        if line.startswith(("| teacher", "| static", "| 16x", "| sentence-"))
     ]
-    assert [row[0] for row in rows] == ["teacher", "static:8", "16x1x2"]
+    peer = "sentence-transformers, layers 2 of the teacher, 1 epoch"
+    assert [row[0] for row in rows] == ["teacher", peer, "static:8", "16x1x2"]
     assert rows[0][-3] == "100 %" and all(row[-3].endswith("%") for row in rows)
     assert float(rows[0][5]) == 1 and float(rows[0][6]) == 1  # the query is a document
-    assert " ± " in rows[1][3] and rows[1][3] == rows[1][4]  # one table: it is the mean
+    assert " ± " in rows[2][3] and rows[2][3] == rows[2][4]  # one table: it is the mean
     corpus = (tmp_path / "work" / "corpus.txt").read_text("utf-8").splitlines()
     texts, drawn = corpus[:-10], corpus[-10:]
     assert len(texts) == len(set(texts)) <= 30 and "Short." not in texts

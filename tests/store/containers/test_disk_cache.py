@@ -278,7 +278,8 @@ def test_a_small_cache_and_a_full_one_read_the_same(
 ) -> None:  # fmt: skip
     near = streamed(open_store(stores[0]))
     for size in ("1", "20k"):
-        assert_same(streamed(open_store(URL, cache=f"disk:{tmp_path / size},{size}")), near)
+        with open_store(URL, cache=f"disk:{tmp_path / size},{size}") as fs:
+            assert_same(streamed(fs), near)
         assert sum(sizes(tmp_path / size)) <= 20_000
     monkeypatch.setattr("store.containers.disk_cache.os.truncate", full)
     fs = open_store(URL, cache=f"disk:{tmp_path / 'full'},1GB")
