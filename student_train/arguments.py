@@ -11,10 +11,16 @@ from typing import Any
 from store import FeatureStore, open_store
 from student_train.data.gold_labels import has_gold
 from student_train.losses.registry import named
-from student_train.settings.loss_weights import DEFAULT_LOSS, SCORE_LOSS, VECTOR_LOSS, VECTOR_TEXTS
+from student_train.settings.loss_weights import (
+    DEFAULT_LOSS,
+    SCORE_LOSS,
+    STATES_LOSS,
+    VECTOR_LOSS,
+    VECTOR_TEXTS,
+)
 from student_train.settings.options import TrainOptions, ruled_out
 from student_train.settings.recipe import find_recipe
-from student_train.settings.shapes import DEFAULT_KIND, SHAPES
+from student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
 from student_train.settings.words import AS_TEACHER
 from student_train.train.checks import check
 from support.errors import UserError
@@ -112,19 +118,27 @@ def fill_in_batch(given: dict[str, Any], store: FeatureStore) -> None:
 
 
 def _default_losses(given: dict[str, Any]) -> dict[str, float]:
-    with closing(_store(given)) as store:
-        return losses_served(store)
+    paths = (given["store"], *given["others"])
+    with ExitStack() as opened:
+        stores = [opened.enter_context(closing(_opened(given, path))) for path in paths]
+        states = not _is_static(given) and all(store.features.hidden for store in stores)
+        return losses_served(stores[0], states)
 
 
-def losses_served(store: FeatureStore) -> dict[str, float]:
-    """Return the losses that a store can serve best, with their weights."""
+def _is_static(given: Mapping[str, Any]) -> bool:
+    return parse_student(given["student"]).kind == "static" if "student" in given else False
+
+
+def losses_served(store: FeatureStore, states: bool = True) -> dict[str, float]:
+    """Return the losses that a store can serve best, with their weights. `states` tells whether the
+    student can learn hidden states beside vectors of texts."""
     features = store.features
     if features.task and features.task.scores:
         return dict(SCORE_LOSS)
     if features.task:
         return {"kl": 1.0, "ce": 1.0} if has_gold(store) else {"kl": 1.0}
     if features.embedding:
-        return dict(VECTOR_LOSS)
+        return {**VECTOR_LOSS, **(STATES_LOSS if states and features.hidden else {})}
     loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
     if features.logits and not features.logits.next_token and not features.hidden:
         loss["kl"] = 1.0
@@ -132,4 +146,8 @@ def losses_served(store: FeatureStore) -> dict[str, float]:
 
 
 def _store(given: dict[str, Any]) -> FeatureStore:
-    return open_store(given["store"], allow_partial=given.get("allow_partial", False))
+    return _opened(given, given["store"])
+
+
+def _opened(given: dict[str, Any], path: str) -> FeatureStore:
+    return open_store(path, allow_partial=given.get("allow_partial", False))

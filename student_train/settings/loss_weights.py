@@ -11,9 +11,11 @@ from support.errors import UserError, nearest
 
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
+STATES_LOSS: Mapping[str, float] = {"hidden": 3.0}
 SCORE_LOSS: Mapping[str, float] = {"logit": 1.0, "margin": 1.0}
 VECTOR_TEXTS = 128
-"""Losses, and texts of a batch, for a store with vectors of texts; losses of scores."""
+"""For a store with vectors of texts: its losses, those of tokens beside them, and texts of a batch;
+losses of scores."""
 
 
 def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from student_train.settings.loss_alignments import check_alignments
 from student_train.settings.loss_weights import (
     DEFAULT_LOSS,
     SCORE_LOSS,
+    STATES_LOSS,
     VECTOR_LOSS,
     check_losses,
     parse_losses,
@@ -136,7 +137,8 @@ class OptionFields:
         help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
         told_default=f"{_told(DEFAULT_LOSS)};"
         " kl=1 for hidden where the store has no hidden states; of a task kl=1, and ce=1 where"
-        f" there are gold labels; of vectors of texts {_told(VECTOR_LOSS)}; of scores"
+        f" there are gold labels; of vectors of texts {_told(VECTOR_LOSS)}, and"
+        f" {_told(STATES_LOSS)} where the store has hidden states as well; of scores"
         f" {_told(SCORE_LOSS)}",
         repeated=True,
         read=parse_losses,

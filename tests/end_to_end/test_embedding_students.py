@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from store import open_store
+from student_train.arguments import checked_from
 from student_train.cli import main as student_train
 from student_train.output.run import run
 from student_train.settings.options import TrainOptions
@@ -111,6 +112,18 @@ def test_beside_states_and_masked_tokens(stores: Callable[..., Path], tmp_path: 
     # As wide as its teacher, a student needs no projection.
     assert not (tmp_path / "s" / "2_Dense").exists()
     assert (tmp_path / "s" / "1_Pooling" / "config.json").exists()
+
+
+def test_states_are_learnt_by_default_where_they_can_be(stores: Callable[..., Path]) -> None:
+    both, vectors = (str(stores(**more)) for more in ({"hidden": "layer:4"}, {}))
+
+    def default(*paths: str, **more: str) -> set[str]:
+        return set(checked_from({"store": paths, **more}).loss)
+
+    assert default(both) == {"embedding", "similarity", "hidden"}
+    for words in ((vectors,), (both, vectors), (vectors, both)):
+        assert default(*words) == {"embedding", "similarity"}
+    assert default(both, student="static:8") == {"embedding", "similarity"}
 
 
 def test_cosines_alone_need_no_space_of_the_teachers(
