@@ -2,9 +2,10 @@
 
     python -m benchmarks.quality.embedding_students --work DIR [--store STORE] [--seeds N]
 
-Trains from vectors of sentences of novels, of an encyclopedia, reviews, requests, the web and
-questions, and of random words of the teacher's vocabulary, and scores tables of similarity and
-search, of which no pair, no query and no document was trained on. Students that others make of the
+Trains from vectors and states of sentences of novels, of an encyclopedia, reviews, requests, the
+web and questions, of random words of the teacher's vocabulary, and of the documents that are
+searched, and scores tables of similarity and search, of which no pair and no query was trained
+on. Students that others make of the
 same teacher stand beside them; Model2Vec's where it is installed (`pip install
 'model2vec[distill]'`). What is finished in --work is not made again.
 """
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.results import RESULTS, SHARED, mean_and_deviation, publish, table
-from benchmarks.quality.embedding_peers import made, peers
+from benchmarks.quality.embedding_peers import folder_of, made, peers
 from downstream.embedders import Embedder
 from downstream.search import measures
 from downstream.search.beir import read_collection
@@ -54,6 +55,7 @@ OF_WORDS = 80_000
 """Texts of 2 to 8 random words, for words that the sentences lack."""
 
 SHORTEST, LONGEST = 4, 50  # words of a sentence
+PASSAGE = 70  # words of a document that make a text
 MEASURED = 1_000  # texts by which speed is measured
 
 
@@ -86,27 +88,46 @@ def of_words(model: str, count: int, chance: random.Random) -> Iterator[str]:
         yield " ".join(chance.choices(words, cum_weights=weights, k=chance.randint(2, 8)))
 
 
+def of_documents(folder: Path) -> Iterator[str]:
+    """Yield passages and sentences of the documents of a collection."""
+    for _, text in read_collection(folder).documents():
+        words = text.split()
+        for begin in range(0, len(words), PASSAGE):
+            yield " ".join(words[begin : begin + PASSAGE])
+        for sentence in re.split(r"\s*\.\s+", " ".join(words)):
+            if SHORTEST <= len(sentence.split()) <= PASSAGE:
+                yield sentence
+
+
 def write_corpus(path: Path, data: Path, model: str, seed: int = 0) -> None:
-    """Write the sentences of TEXTS, each once, in a random order, one a line; then those of
-    words."""
+    """Write the sentences of TEXTS, each once, in a random order, one a line; then those of words,
+    and those of the documents that are searched."""
     chance, found = random.Random(seed), list[str]()
     for name, count in TEXTS.items():
         some = list(dict.fromkeys(sentences(data / name)))
         found += chance.sample(some, min(count, len(some)))
     found = list(dict.fromkeys(found))
     chance.shuffle(found)
-    path.write_text("\n".join([*found, *of_words(model, OF_WORDS, chance)]) + "\n", "utf-8")
+    found += of_words(model, OF_WORDS, chance)
+    found += dict.fromkeys(of_documents(data / "retrieval" / SEARCHED))
+    path.write_text("\n".join(found) + "\n", "utf-8")
 
 
 def dumped(work: Path, model: str, data: Path) -> Path:
-    """Dump the teacher's vectors of the corpus; returns the store."""
+    """Dump the teacher's vectors of the corpus, and its last states; returns the store."""
+    from transformers import AutoConfig
+
     from teacher_dump.job.dump import dump
     from teacher_dump.job.options import DumpOptions
 
     corpus, store = work / "corpus.txt", work / "vectors.zarr"
     if not corpus.exists():
         write_corpus(corpus, data, model)
-    dump(DumpOptions(model, store, (str(corpus),), head="embedding", max_length=128), click.echo)
+    last = AutoConfig.from_pretrained(folder_of(model)).num_hidden_layers
+    options = DumpOptions(
+        model, store, (str(corpus),), head="embedding", hidden=f"layer:{last}", max_length=128
+    )
+    dump(options, click.echo)
     return store
 
 
@@ -212,7 +233,7 @@ def main(
     """Train students of vectors by the default recipe, and score them as search would use them."""
     work.mkdir(parents=True, exist_ok=True)
     path = store or dumped(work, model, data)
-    drawn = "" if store else f", of which {OF_WORDS:,} are of random words"
+    drawn = "" if store else f", {OF_WORDS:,} of them of random words"
     texts, teacher = len(open_store(path)), Teacher(model)
     own = figures(teacher, teacher, data)
     mean, searched = len(TABLES), len(TABLES) + 1
@@ -243,8 +264,8 @@ def main(
         rows.append(row(student, costs, scores))
     settings = (
         f"`python -m benchmarks.quality.embedding_students --epochs {epochs:g} --seeds {seeds}`;"
-        f" teacher {model}, {texts:,} texts{drawn}, none of"
-        " them of these tables or this collection; 5k WordPiece, default recipe, {epochs:g} epochs"
+        f" teacher {model}, {texts:,} texts{drawn}, no pair of these tables and no query, but"
+        f" passages and sentences of the documents; 5k WordPiece, default recipe, {epochs:g} epochs"
         " of batches of 128 texts; float32 weights, Model2Vec's as it saves them. Spearman's rank"
         f" correlation of cosines and people's scores; nDCG@10 of {SEARCHED}, with documents by the"
         " model itself and by the teacher; texts a second of STS-B on one thread and two, medians."

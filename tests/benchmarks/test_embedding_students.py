@@ -30,8 +30,8 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     monkeypatch.setattr(embedding_students, "TABLES", ("own",))
     searched = data / "retrieval" / embedding_students.SEARCHED
     searched.mkdir(parents=True)
-    documents = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate(ENGLISH)]
-    (searched / "corpus.jsonl").write_text("\n".join(documents), "utf-8")
+    rows_of = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate(ENGLISH)]
+    (searched / "corpus.jsonl").write_text("\n".join(rows_of), "utf-8")
     (searched / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": ENGLISH[0]}), "utf-8")
     (searched / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\t0\t1\n", "utf-8")
     behind = (pooling("mean"), normalize())
@@ -50,6 +50,9 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     assert float(rows[0][5]) == 1 and float(rows[0][6]) == 1  # the query is a document
     assert " ± " in rows[2][3] and rows[2][3] == rows[2][4]  # one table: it is the mean
     corpus = (tmp_path / "work" / "corpus.txt").read_text("utf-8").splitlines()
+    documents = list(dict.fromkeys(embedding_students.of_documents(searched)))
+    assert corpus[-len(documents) :] == documents and ENGLISH[1] in documents
+    corpus = corpus[: -len(documents)]
     texts, drawn = corpus[:-10], corpus[-10:]
     assert len(texts) == len(set(texts)) <= 30 and "Short." not in texts
     assert all(2 <= len(text.split()) <= 8 for text in drawn)
