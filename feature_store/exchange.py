@@ -25,7 +25,11 @@ say = partial(click.echo, err=True)
 @click.option(
     "--format", "kind", type=click.Choice(FORMATS), help="What SOURCE is, where it cannot be seen."
 )
-@click.option("--tokenizer", metavar="DIR", help="The teacher's folder, or that of its tokenizer.")
+@click.option(
+    "--tokenizer",
+    metavar="MODEL",
+    help="The teacher, named as for teacher-dump, or the folder of its tokenizer.",
+)
 @click.option(
     "--codec", type=click.Choice(list(LEVELS)), default="default", help="As in teacher-dump."
 )

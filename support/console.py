@@ -54,6 +54,15 @@ def wide_console() -> Console:
     return console
 
 
+def takes_option(name: str) -> bool | None:
+    """Whether the command that runs has an option with this name; None where none runs, as from
+    Python."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return None
+    return any(each.name == name for each in context.command.params)
+
+
 def check_device(device: str, gpus: int | None = None) -> None:
     """Raise UserError if `--device` has an unknown name, or names a GPU beyond the `gpus` of this
     machine.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.errors import UserError
-from teacher_dump.teacher.checkpoint_names import ALIASES, ResolvedModel, transformer_in
+from teacher_dump.teacher.checkpoint_names import resolve_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +63,11 @@ def open_teacher(name: str | None) -> TeacherFiles:
             "--tokenizer: a capture holds ids or texts, and a store keeps for each token the"
             " characters that it covers; give the folder of the teacher, or of its tokenizer"
         )
-    path = transformer_in(Path(os.path.expanduser(name)))
-    if path.exists() and not path.is_dir():
-        raise UserError(f"--tokenizer {name}: is a file, expected the folder that holds it")
-    if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise UserError(f"--tokenizer {name}: no such folder; check the path")
-    alias = ALIASES.get(name)
-    model = ResolvedModel(str(path) if path.exists() else alias.id if alias else name, name)
+    try:
+        model = resolve_model(name, weights=False)
+    except UserError as error:
+        raise UserError(f"--tokenizer: {error}") from error
+    path = Path(model.path_or_id)
     tokenizer = load_tokenizer(model)
     fast_backend(tokenizer)  # raises for a slow one
     config: dict[str, Any] = {}
@@ -80,4 +77,5 @@ def open_teacher(name: str | None) -> TeacherFiles:
     pieces = 1 + max(tokenizer.get_vocab().values())
     told = config.get("vocab_size")
     vocabulary = max(pieces, told) if isinstance(told, int) else pieces
-    return TeacherFiles(Path(name).name if path.is_dir() else name, tokenizer, config, vocabulary)
+    known_by = Path(name).name if path.is_dir() else name
+    return TeacherFiles(known_by, tokenizer, config, vocabulary)

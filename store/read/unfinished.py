@@ -22,7 +22,7 @@ from store.format.manifest import (
     read_entries,
 )
 from support.arrays import Array
-from support.console import counted
+from support.console import counted, takes_option
 
 
 def made_by(identity: Mapping[str, Any]) -> str:
@@ -115,10 +115,12 @@ def unfinished(source: Source) -> StoreError:
         made = made_by(source.attributes().get("identity") or {})
     except StoreError:
         made = made_by({})
+    ways = {True: "--allow-partial", None: "open_store(..., allow_partial=True)"}
+    way = ways.get(takes_option("allow_partial"))
     return StoreError(
         f"{source.path}: is not finished ({parts}); let the command that makes it end, or type it"
-        f" again ({made}), which makes the rest; or take the parts that are there with"
-        " --allow-partial, open_store(..., allow_partial=True)"
+        f" again ({made}), which makes the rest"
+        + (f"; or take the parts that are there with {way}" if way else "")
     )
 
 

@@ -63,20 +63,23 @@ def corpus_of(name: str) -> str | None:
     return ALIASES[name].corpus if name in ALIASES else None
 
 
-def resolve_model(name: str) -> ResolvedModel:
+def resolve_model(name: str, weights: bool = True) -> ResolvedModel:
     """Find a checkpoint: an alias, a transformers folder, or a hub id (cached or reachable).
+
+    weights: whether it is to have weights. Who reads its tokenizer alone needs none, and of a
+    folder no config.json either.
 
     Raises UserError where there is none, with the cause and a remedy.
     """
     alias = ALIASES.get(name)
     if alias is None:
-        return _find(name, name)
+        return _find(name, name, weights)
     # The package comes before the hub: it has the same weights, and no hub need be reached.
     package = _minilm_package() if name == "minilm" and not _cached(alias.id) else None
     if package:
         return ResolvedModel(_packaged_minilm(package), name)
     try:
-        return _find(alias.id, name)
+        return _find(alias.id, name, weights)
     except UserError as error:
         if name != "minilm":
             raise
@@ -94,16 +97,16 @@ def _cached(name: str) -> bool:
     return there("config.json") and any(map(there, WEIGHTS))
 
 
-def _find(source: str, name: str) -> ResolvedModel:
+def _find(source: str, name: str, weights: bool) -> ResolvedModel:
     path = Path(os.path.expanduser(source))  # Path.expanduser raises for an unknown user
     if path.exists():
-        inner = _checked_folder(transformer_in(path))
+        inner = _checked_folder(transformer_in(path), weights)
         return ResolvedModel(str(inner), name, root=None if inner == path else str(path))
     # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or not source.strip():
         raise UserError(f"model {source!r}: no such folder; check the path")
     _reach_hub(source)
-    return ResolvedModel(source, name, _fetched(source))
+    return ResolvedModel(source, name, _fetched(source, WEIGHTS if weights else ()))
 
 
 def is_sentence_folder(path: Path) -> bool:
@@ -120,15 +123,17 @@ def transformer_in(path: Path) -> Path:
     return path
 
 
-def _checked_folder(path: Path) -> Path:
+def _checked_folder(path: Path, weights: bool = True) -> Path:
     files.check_utf8(path)
     if not path.is_dir():
         raise UserError(f"model {path}: is a file, expected a transformers folder")
+    if not weights:
+        return path
     if not (path / "config.json").is_file():
         raise UserError(
             f"model {path}: no config.json in it; give a folder that save_pretrained wrote"
         )
-    if not any((path / weights).is_file() for weights in WEIGHTS):
+    if not any((path / file).is_file() for file in WEIGHTS):
         raise UserError(
             f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)}; "
             "copy the whole checkpoint"
@@ -156,8 +161,9 @@ def _reach_hub(name: str) -> None:
         constants.HF_HUB_OFFLINE = True
 
 
-def _fetched(name: str) -> str:
-    """Fetch the config and the weights into the hub's cache, and return their commit.
+def _fetched(name: str, weights: tuple[str, ...]) -> str:
+    """Fetch the config and one of the files of weights, where any are named, into the hub's cache,
+    and return their commit.
 
     Raises UserError, with the cause, where that cannot be done.
     """
@@ -173,9 +179,11 @@ def _fetched(name: str) -> str:
     unreachable = False
     try:
         commit = Path(hf_hub_download(name, "config.json")).parent.name
-        for weights in WEIGHTS:
+        if not weights:
+            return commit
+        for file in weights:
             try:
-                hf_hub_download(name, weights, revision=commit)
+                hf_hub_download(name, file, revision=commit)
                 return commit
             except LocalEntryNotFoundError:  # not cached and no hub: another name may be cached
                 unreachable = True
@@ -206,7 +214,7 @@ def _fetched(name: str) -> str:
             "check the name, connect, or give a folder"
         )
     raise UserError(
-        f"model {name}: has no weights on the hub, expected one of {', '.join(WEIGHTS)}"
+        f"model {name}: has no weights on the hub, expected one of {', '.join(weights)}"
     )
 
 

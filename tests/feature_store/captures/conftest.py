@@ -30,7 +30,7 @@ def run(*words: Word) -> Result:
     return invoke(main, *words)
 
 
-def imported(source: Path, target: Path, tokenizer: Path, *words: Word) -> str:
+def imported(source: Path, target: Path, tokenizer: Word, *words: Word) -> str:
     """Import a capture and return what was said."""
     result = run("import", source, target, "--tokenizer", tokenizer, *words)
     assert result.exit_code == 0, result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from store import open_store
-from tests.feature_store.captures.conftest import imported, run
+from teacher_dump.teacher import checkpoint_names
+from tests.feature_store.captures.conftest import imported, refused, run
 from tests.sentence_folders import modules, normalize, pooling
 from tests.texts import ENGLISH
 
@@ -40,6 +42,24 @@ def test_cached_vectors(cached: Path, tmp_path: Path) -> None:
         row = made[record.document]
         assert record.text == row["sentence"]
         assert np.abs(record.embedding - np.array(row["label"])).max() < 1e-6
+
+
+def test_a_tokenizer_is_named_as_a_model_of_teacher_dump(
+    cached: Path,
+    tiny_teacher: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here by its alias, whose package comes before the hub."""
+    folder = tiny_teacher("bert")
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(checkpoint_names, "_minilm_package", lambda: folder)
+    monkeypatch.setattr(checkpoint_names, "MINILM_SHA256", digest)
+    imported(cached / "cached", tmp_path / "a.zarr", "minilm")
+    assert open_store(tmp_path / "a.zarr").identity["teacher"]["id"] == "minilm"
+    line = refused("import", cached / "cached", tmp_path / "b.zarr", "--tokenizer", "me/gone")
+    assert "--tokenizer: model 'me/gone': no such folder, not cached, and the hub" in line
 
 
 def test_a_store_of_vectors_becomes_labels(cached: Path, tmp_path: Path) -> None:

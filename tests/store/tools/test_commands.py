@@ -95,7 +95,9 @@ def test_info_of_an_unfinished_store(tmp_path: Path) -> None:
     features = features_of(tier=None)
     put_part(begin(tmp_path / "a.h5", features), 0, make_part(features, 0))
     line = refused("info", tmp_path / "a.h5")
-    assert "is not finished (1 part)" in line and "--allow-partial" in line
+    assert "is not finished (1 part)" in line and line.endswith("with --allow-partial")
+    line = refused("export", tmp_path / "a.h5", tmp_path / "a", "--to", "parquet")
+    assert "is not finished (1 part)" in line and "partial" not in line  # it has no such option
     assert "(version 1, writing)" in run("info", "--allow-partial", tmp_path / "a.h5").output
     about = json.loads(run("info", "--allow-partial", "--json", tmp_path / "a.h5").output)
     assert about["bytes_on_disk"]["features"] > about["tokens"] * 37

@@ -37,6 +37,9 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
     with pytest.raises(UserError, match="is a file"):
         resolve_model(str(tmp_path / "config.json"))
+    assert resolve_model(str(tmp_path), weights=False).path_or_id == str(tmp_path)
+    with pytest.raises(UserError, match="is a file"):
+        resolve_model(str(tmp_path / "config.json"), weights=False)
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "a/b/c", " "])
@@ -103,7 +106,7 @@ def test_a_name_that_the_hub_cannot_have_is_refused(no_cache: None) -> None:
 
 
 def test_rubert_brings_its_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_names, "_fetched", lambda name: "1" * 40)
+    monkeypatch.setattr(checkpoint_names, "_fetched", lambda name, weights: "1" * 40)
     found = resolve_model("rubert-base")
     assert found.path_or_id == "DeepPavlov/rubert-base-cased-conversational"
     assert corpus_of("rubert-base") == "hf:wikimedia/wikipedia@20231101.ru:train"
