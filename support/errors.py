@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -14,6 +15,7 @@ class UserError(Exception):
 ANOTHER = "give another name, or remove what is there"
 """What to do where something is in the way of a new store."""
 
+FOLLOWING = 120  # characters that are told of what a colon announces
 NO_MEMORY = (
     "out of memory",
     "allocate memory",
@@ -39,8 +41,13 @@ def of_path(error: OSError) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of an error's message, or its type if it has none. A line that ends in a colon
+    announces what follows: it is told with that, shortened."""
+    text = str(error).strip() or type(error).__name__
+    first = text.splitlines()[0].rstrip()
+    if not first.endswith(":"):
+        return first
+    return textwrap.shorten(text, len(first) + FOLLOWING, placeholder=" ...").rstrip(":")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from torch import distributed, nn
 
 from support.console import counted
 from support.differences import differences
-from support.errors import UserError
+from support.errors import UserError, first_line
 from support.installed import installed
 
 
@@ -128,7 +128,7 @@ def _together() -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         raise UserError(
             "another process of this training has ended, or cannot be reached; a line of its own"
-            f" tells why ({str(error).splitlines()[0][:120]})"
+            f" tells why ({first_line(error)[:120]})"
         ) from error
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from support.errors import UserError
+from support.errors import UserError, first_line
 from training.sentence_modules import MODES, Dense, Normalize, Pooling, VectorHead
 
 MODULES = "modules.json"
@@ -195,10 +195,9 @@ def _dense(find: Find, path: str, config: dict[str, Any], name: str) -> Dense:
     try:
         dense.load_state_dict(load_file(weights))
     except Exception as error:  # of safetensors or torch, for a damaged file or other shapes
-        first = str(error).strip().splitlines()[0]
         raise UserError(
-            f"{name}: {path}/model.safetensors does not fit its config.json: {first}; copy the"
-            " whole folder"
+            f"{name}: {path}/model.safetensors does not fit its config.json: {first_line(error)};"
+            " copy the whole folder"
         ) from None
     return dense
 

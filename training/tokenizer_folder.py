@@ -1,4 +1,5 @@
-"""Tokenizers written for transformers 4 as well as 5: most of what serves models is on 4."""
+"""Tokenizers written for transformers 4 as well as 5: most of what serves models is on 4. And what
+a folder lacks of which none can be loaded."""
 
 from __future__ import annotations
 
@@ -6,6 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+from support.errors import first_line
+
+FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "vocab.model",
+    "tokenizer.model",
+    "spiece.model",
+    "spm.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+)
+"""Names of files that hold the pieces of a tokenizer."""
 SETTINGS = "tokenizer_config.json"
 CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast"}  # names of one class in 5 and 4
 OF_LOADING = ("backend", "is_local", "local_files_only")  # 5 writes how it was loaded
@@ -33,3 +48,12 @@ def in_common(settings: dict[str, Any]) -> dict[str, Any]:
     if isinstance(found.get("extra_special_tokens"), list):
         found["additional_special_tokens"] = found.pop("extra_special_tokens")
     return found
+
+
+def why_unloadable(path: str, error: BaseException) -> str:
+    """Tell why a tokenizer cannot be loaded from a folder, or from a name on the hub: it has no
+    file of one, of which transformers says only what else it tried, or what the error says."""
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
+        return f"it has no {FILES[0]}, nor another file of a tokenizer"
+    return first_line(error)

@@ -13,6 +13,7 @@ from transformers.utils import logging
 from student_train.model.named_start import checked_folder
 from support.arrays import Array
 from support.errors import UserError, first_line, out_of_memory
+from training.tokenizer_folder import why_unloadable
 
 
 class Source(Protocol):
@@ -95,8 +96,10 @@ def loaded(factory: Any, path: str, asked: str, **options: Any) -> Any:
     except Exception as error:  # libraries raise errors of any kind for a bad file
         if out_of_memory(error):
             raise
+        is_tokenizer = factory is AutoTokenizer
+        why = why_unloadable(path, error) if is_tokenizer else first_line(error)
         raise UserError(
-            f"{asked}: {path} cannot be loaded as a model with its tokenizer: {first_line(error)};"
+            f"{asked}: {path} cannot be loaded as a model with its tokenizer: {why};"
             " give a folder that save_pretrained wrote"
         ) from error
     finally:

@@ -17,6 +17,7 @@ from student_train.settings.words import check_vocabulary
 from support.arrays import Array
 from support.errors import UserError, first_line
 from training import wordpiece
+from training.tokenizer_folder import why_unloadable
 from training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_size
 
 
@@ -54,7 +55,7 @@ def student_tokenizer(
         tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
     except Exception as error:  # many libraries read the files, and raise anything
         raise UserError(
-            f"--vocab {word}: no tokenizer can be loaded from it ({first_line(error).rstrip(' :')})"
+            f"--vocab {word}: no tokenizer can be loaded ({why_unloadable(word, error)})"
             "; give a folder that save_pretrained of a tokenizer wrote, or a size such as 5k"
         ) from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):

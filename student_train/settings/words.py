@@ -27,7 +27,7 @@ START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"
 def check_vocabulary_word(word: str, option: str = "--vocab") -> None:
     """Raise UserError for a word that means no vocabulary, and that is no folder or path of one: a
     training before this one may make it."""
-    if os.sep not in word:
+    if os.sep not in word or Path(word).is_file():
         check_vocabulary(word, option)
 
 
@@ -39,9 +39,10 @@ def is_made_of_text(word: str) -> bool:
 def check_vocabulary(word: str, option: str = "--vocab") -> None:
     """Raise UserError for a word that means no vocabulary, and that is no folder."""
     if not re.fullmatch(VOCABULARY, word.lower()) and not Path(word).is_dir():
+        file = "is a file; " if Path(word).is_file() else ""
         raise UserError(
-            f"{option} {word}: expected a size (5k, 8000), a folder with a tokenizer, teacher,"
-            " pruned:SIZE, words, words:SIZE or mixed-vocab"
+            f"{option} {word}: {file}expected a size (5k, 8000), a folder with a tokenizer,"
+            " teacher, pruned:SIZE, words, words:SIZE or mixed-vocab"
         )
 
 

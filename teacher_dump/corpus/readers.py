@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from support.console import counted
+from support.errors import first_line
 from teacher_dump.corpus.labelled_text import (
     DEFAULT_COLUMN,
     Columns,
@@ -178,9 +179,8 @@ def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[Labelled
                 text = joined_text([row[name] for name in chosen], chosen, where)
                 yield LabelledText(text, number, gold)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
         raise CorpusError(
-            f"{path}: not a readable parquet file ({reason}); write it again"
+            f"{path}: not a readable parquet file ({first_line(error)}); write it again"
         ) from None
 
 

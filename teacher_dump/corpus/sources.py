@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from support.errors import first_line
 from teacher_dump.corpus.iob import Step
 from teacher_dump.corpus.labelled_text import (
     Columns,
@@ -266,10 +267,9 @@ class HubSource:
         except CorpusError:
             raise
         except Exception as error:  # a dataset may fail in any way, and in the middle
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise CorpusError(
-                f"{self.name}: {reason} (split {self._split!r}, config {self._config!r}); "
-                f"check hf:NAME@CONFIG:SPLIT and the network"
+                f"{self.name}: {first_line(error)} (split {self._split!r}, config"
+                f" {self._config!r}); check hf:NAME@CONFIG:SPLIT and the network"
             ) from None
 
     def check(self) -> None:

@@ -100,7 +100,10 @@ def _check_vocabulary(word: str) -> None:
     from training.wordpiece import vocabulary_size
 
     if vocabulary_size(word) is None and not Path(word).is_dir():
-        raise UserError(f"--vocab {word}: expected a size (5k, 8000) or a folder with a tokenizer")
+        file = "is a file; " if Path(word).is_file() else ""
+        raise UserError(
+            f"--vocab {word}: {file}expected a size (5k, 8000) or a folder with a tokenizer"
+        )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from transformers.utils import logging
 
 from support.errors import UserError, first_line, out_of_memory
 from teacher_dump.teacher.checkpoint_names import ResolvedModel
+from training.tokenizer_folder import why_unloadable
 
 
 def load(factory: Any, model: ResolvedModel, **options: Any) -> Any:
@@ -34,7 +35,12 @@ def load(factory: Any, model: ResolvedModel, **options: Any) -> Any:
                 f"model {model.name}: brings Python code of its own, which is not run; read it,"
                 " then give --trust-remote-code to teacher-dump"
             ) from error
-        raise UserError(f"model {model.name}: cannot be loaded: {first_line(error)}") from error
+        is_tokenizer = factory is AutoTokenizer
+        why = why_unloadable(model.path_or_id, error) if is_tokenizer else first_line(error)
+        raise UserError(
+            f"model {model.name}: cannot be loaded: {why}; give a folder that save_pretrained wrote"
+            + (", with its tokenizer" if is_tokenizer else "")
+        ) from error
     finally:
         logging.set_verbosity(level)
 

@@ -45,6 +45,7 @@ TRAIN = """
 --loss hiden=1 | did you mean hidden?
 --align spam | expected one of span
 --vocab nowhere | expected a size
+--vocab ./corpus.txt | is a file; expected a size
 --init layer:1 | expected auto
 --init layers:1,99 | (one a student layer) from 1 to 4
 --init layers:1,x | expected numbers

@@ -57,6 +57,8 @@ def test_ids_and_tokenizers_that_do_not_fit(
     source = distillkit(tmp_path / "capture", samples, 8, 8)
     says(importing(source, tiny_teacher("bert")), "does not fit", "gives back")
     says(importing(source, tmp_path / "gone"), "no such folder")
+    (tmp_path / "empty").mkdir()
+    says(importing(source, tmp_path / "empty"), "it has no tokenizer.json, nor", "give a folder")
     far = [Taught(s.text, s.ids + 600, s.logprobs, s.states, s.unnormed) for s in samples[:2]]
     says(
         importing(distillkit(tmp_path / "far", far, 8, 8), teacher), "beyond the vocabulary of 600"

@@ -1,0 +1,24 @@
+"""What is told of another library's error is a whole sentence."""
+
+from __future__ import annotations
+
+from support.errors import first_line
+
+TRANSFORMERS = """Couldn't instantiate the backend tokenizer from one of:
+(1) a `tokenizers` library serialization file,
+(2) a slow tokenizer instance to convert or
+(3) an equivalent slow tokenizer class to instantiate and convert.
+You need to have sentencepiece or tiktoken installed to convert a slow tokenizer to a fast one."""
+
+
+def test_the_first_line_is_told() -> None:
+    assert first_line(ValueError("\nno such key\n\nTraceback of another process")) == "no such key"
+    assert first_line(KeyError()) == "KeyError"
+
+
+def test_a_line_that_ends_in_a_colon_is_told_with_what_it_announces() -> None:
+    told = first_line(ValueError(TRANSFORMERS))
+    assert told.startswith("Couldn't instantiate the backend tokenizer from one of: (1) a `token")
+    assert told.endswith(" ...") and "\n" not in told and len(told) < 200
+    assert first_line(ValueError("sizes differ:\n 3 and 4 ")) == "sizes differ: 3 and 4"
+    assert first_line(ValueError("the file:")) == "the file"
