@@ -12,16 +12,14 @@ from typing import Any
 
 import click
 
-from downstream.early import refuse_early
+from downstream.checked import asked_of, check
 from downstream.options import SEARCHES, Asked
 from downstream.parameters import GROUPS, parameters
 from downstream.settings import FineTuneSettings, MlmSettings, SearchSettings, SpeedSettings
-from downstream.tasks.example_rows import check_columns
 from support import files
 from support.console import CONTEXT, command_errors
 from support.errors import UserError
 from support.grouped_help import GroupedCommand
-from support.options import read_words
 
 HELP = """Train a checkpoint as a masked LM, fine-tune it for a task, score it or measure its speed.
 
@@ -71,16 +69,9 @@ of a model beside its scores. scores.json in --out holds all figures.
 @command_errors
 def main(**words: Any) -> None:
     """Read what was asked, refuse what does not fit the task, run."""
-    given = {name: value for name, value in words.items() if value not in (None, ())}
-    asked = Asked(**read_words(Asked, given))
+    asked = asked_of(words)
     _check_out(asked)
-    if len(asked.test) > 1:
-        from downstream import score_tables
-
-        score_tables.splits_to_test(asked.test)  # refuses a file that is given twice
-    refuse_early(asked)
-    for path in (*asked.train, *([asked.dev] if asked.dev else []), *asked.test):
-        check_columns(path, asked.task, asked.columns())
+    check(asked)
     others = {"mlm": _mlm, "mteb": _mteb, "speed": _speed, "table": _table}
     others |= dict.fromkeys(SEARCHES, _search)
     others.get(asked.kind, _fine_tune)(asked)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from support.errors import UserError
+from support.errors import UserError, nearest
 from support.options import (
     INNER_SHARE,
     KEY,
@@ -109,7 +109,7 @@ def _check_task(task: str) -> None:
     kind, _, name = task.partition(":")
     if kind not in TASKS or bool(name) != (kind == MTEB):
         known = ", ".join(f"{each}:NAME" if each == MTEB else each for each in TASKS)
-        raise UserError(f"--task {task}: expected one of {known}")
+        raise UserError(f"--task {task}: {nearest(kind, TASKS)}expected one of {known}")
 
 
 @dataclass(frozen=True)

@@ -300,6 +300,22 @@ def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def is_flag(settings: type[Any], name: str) -> bool:
+    """Whether an option is given or not, and takes no value."""
+    return _type_of(settings, name)[0] is bool
+
+
+def words_of(table: Mapping[str, Any]) -> list[str]:
+    """Words of a command line for a table of TOML: true is a flag alone, false nothing, and a list
+    repeats its option."""
+    words = list[str]()
+    for key, value in table.items():
+        for each in value if isinstance(value, list) else [value]:
+            if each is not False:
+                words += [flag_of(key)] if each is True else [flag_of(key), str(each)]
+    return words
+
+
 def read_values(
     settings: type[Any], table: Mapping[str, Any], where: str, known: Iterable[str]
 ) -> dict[str, Any]:
@@ -321,7 +337,7 @@ def read_values(
         text = ",".join(map(str, words))
         try:
             read = text if about.read else click_type(settings, name).convert(text, None, None)
-            if _type_of(settings, name)[0] is bool:
+            if is_flag(settings, name):
                 read = click.BOOL.convert(text, None, None)
             found[name] = about.read(read) if about.read else read
             check_value(settings, name, about, found[name])

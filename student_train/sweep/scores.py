@@ -10,19 +10,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from support.errors import UserError
-from support.options import flag_of
+from support.options import words_of
 from support.toml_file import read_toml
 
 FOLDER, SCORED = "scores", "scores.json"
 DOWNSTREAM = (sys.executable, "-c", "from downstream.cli import main; main()")
-OF_FILES = ("train", "dev", "test", "unlabelled")
-OWN = ("model", "out", "json")
-"""Options of `downstream` that the sweep gives itself."""
+CHECK = (sys.executable, "-c", "from downstream.checked import main; main()")
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,7 @@ def read_plan(path: Path) -> Plan:
     """Read the tables [tasks.NAME] of a file, whose keys are the options of `downstream`, and
     [models], which has a checkpoint for each name.
 
-    Raises UserError, naming file and task, for a key that is no option, and for a file to train or
-    test on that is not there.
+    Raises UserError, naming file, table and key, for what `downstream` would refuse of them.
     """
     content = read_toml(path, "--downstream", "list of tasks")
     tasks, models = content.pop("tasks", None), content.pop("models", {})
@@ -60,40 +56,29 @@ def read_plan(path: Path) -> Plan:
         raise UserError(f"{path}: expected tables [tasks.NAME], and [models] or nothing else")
     if not isinstance(models, dict) or not all(isinstance(m, str) for m in models.values()):
         raise UserError(f'{path}: models: expected a table of folders, such as teacher = "bert"')
-    for name in models:
-        _check_name(name, f"{path}, models")
-    return Plan(
-        tuple(_task(name, table, f"{path}, task {name}") for name, table in tasks.items()), models
-    )
+    for table, names in (("tasks", tasks), ("models", models)):
+        for name in names:
+            if not re.fullmatch(r"[\w.-]+", name):
+                expected = "expected a name of letters, digits, _, - and ."
+                raise UserError(f"{path}: [{table}] {name!r}: {expected}")
+    if problem := _refused(tasks, models):
+        raise UserError(f"{path}: {problem}")
+    return Plan(tuple(Task(name, tuple(words_of(t))) for name, t in tasks.items()), models)
 
 
-def _check_name(name: str, where: str) -> None:
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise UserError(f"{where}: {name!r}: expected a name of letters, digits, _, - and .")
+def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:
+    """Ask `downstream` what is wrong with tables, "" for nothing: this package stands below it and
+    may not import it."""
+    given = json.dumps({"tasks": tasks, "models": models}, default=str)
+    done = subprocess.run(CHECK, input=given, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"downstream cannot check it: {_last_line(done)}")
+    return str(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _task(name: str, table: Any, where: str) -> Task:
-    _check_name(name, where)
-    if not isinstance(table, dict) or not isinstance(table.get("task"), str):
-        raise UserError(f'{where}: expected task = "classify", or another task of downstream')
-    words = list[str]()
-    for key, value in table.items():
-        flag = flag_of(key)
-        if flag not in _options() or key in OWN:
-            raise UserError(f"{where}: {key} is no option here; see downstream --help")
-        for each in value if isinstance(value, list) else [value]:
-            if key in OF_FILES and not Path(str(each)).exists():
-                raise UserError(f"{where}: {key} {each}: there is no such file")
-            if each is not False:
-                words += [flag] if each is True else [flag, str(each)]
-    return Task(name, tuple(words))
-
-
-@cache
-def _options() -> frozenset[str]:
-    """Ask `downstream` for its options: this package stands below it and may not import it."""
-    said = subprocess.run([*DOWNSTREAM, "--help"], capture_output=True, text=True, check=True)
-    return frozenset(re.findall(r"--[a-z][a-z-]*", said.stdout))
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+    return lines[-1].removeprefix("Error: ")
 
 
 def score(
@@ -110,8 +95,7 @@ def score(
         words = [*DOWNSTREAM, *task.words, "--model", model, "--out", str(out)]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
-            lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-            last = lines[-1].removeprefix("Error: ")
+            last = _last_line(done)
             raise UserError(f"task {task.name}: {last} (downstream ended with {done.returncode})")
     return _figures(json.loads(file.read_text("utf-8")))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support import files
-from support.errors import UserError, first_line
+from support.errors import UserError, first_line, nearest
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 MODULES = "modules.json"
@@ -104,9 +104,18 @@ def _find(source: str, name: str, weights: bool) -> ResolvedModel:
         return ResolvedModel(str(inner), name, root=None if inner == path else str(path))
     # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or not source.strip():
-        raise UserError(f"model {source!r}: no such folder; check the path")
+        raise UserError(f"model {source!r}: no such folder; {_near(source)}check the path")
     _reach_hub(source)
     return ResolvedModel(source, name, _fetched(source, WEIGHTS if weights else ()))
+
+
+def _near(name: str) -> str:
+    """Ask whether an alias was meant, or a folder beside the one that is not there."""
+    path = Path(os.path.expanduser(name))
+    with suppress(OSError):
+        beside = [str(each) for each in path.parent.iterdir() if each.is_dir()]
+        return nearest(str(path), [*ALIASES, *beside])
+    return nearest(name, ALIASES)
 
 
 def is_sentence_folder(path: Path) -> bool:
@@ -195,7 +204,7 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
         ) from None
     except (RepositoryNotFoundError, HFValidationError):
         raise UserError(
-            f"model {name!r}: neither a folder nor a model on the hub; "
+            f"model {name!r}: neither a folder nor a model on the hub; {_near(name)}"
             f"aliases are {', '.join(ALIASES)}"
         ) from None
     except LocalEntryNotFoundError:
@@ -211,7 +220,7 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
     if unreachable:
         raise UserError(
             f"model {name!r}: no such folder, not cached, and the hub cannot be reached; "
-            "check the name, connect, or give a folder"
+            f"{_near(name)}check the name, connect, or give a folder"
         )
     raise UserError(
         f"model {name}: has no weights on the hub, expected one of {', '.join(weights)}"

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from student_train.sweep import main as student_sweep
-from tests.end_to_end.support import STUDENT, Words, invoke, ok, refused, says, start
+from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, says, start
 from tests.end_to_end.test_stopping import wait_for
 from tests.support.leased import held
 
 SMALL = (*STUDENT, "--vocab", "450", "--steps", "2")
+CLASSIFY = "[tasks.mood]\ntask = 'classify'\ntrain = 'table.tsv'\ndev = "
 DIVERGING = "lr = [0.001, 1e30]\nloss = {mlm = 1}\nvocab = 450"
 
 
@@ -102,21 +103,48 @@ def test_words_about_where_students_are_trained(tmp_path: Path, store: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    "case",
     [
         ("", "expected tables [tasks.NAME]"),
         ("[tasks.mood]\ntask = 'speed'\n[models]\nteacher = 3", "models: expected a table"),
         ("[tasks.mood]\nkind = 1", 'expected task = "classify"'),
-        ("[tasks.mood]\ntask = 'classify'\nwarmth = 1", "warmth is no option"),
-        ("[tasks.mood]\ntask = 'classify'\nmodel = 'x'", "model is no option"),
-        ("[tasks.mood]\ntask = 'classify'\ntrain = 'gone.tsv'", "gone.tsv: there is no such file"),
+        ("[tasks.mood]\ntask = 'clasify'", "[tasks.mood] task clasify: did you mean classify?"),
+        ("[tasks.mood]\ntask = 'classify'\nwarm-up = 1", "warm-up is no option", "warmup?"),
+        ("[tasks.mood]\ntask = 'classify'\nmodel = 'x'", "model is no option", "the sweep gives"),
+        ("[tasks.mood]\ntask = 'speed'\nseed = 'one'", "[tasks.mood] seed one: 'one': expected"),
+        ("[tasks.mood]\ntask = 'ner'\npieces = 'al'", "[tasks.mood] pieces al: ", "'first', 'all'"),
+        ("[tasks.mood]\ntask = 'speed'\nrepeat = true", "[tasks.mood] repeat true: expected"),
+        ("[tasks.mood]\ntask = 'ner'\nsave = 3", "[tasks.mood] save 3: expected true or false"),
+        ("[tasks.text]\ntask = 'mlm'\ntrain = 'novels.txt'\nvocab = '1k'", "[tasks.text] vocab"),
+        ("[tasks.mood]\ntask = 'table'", "[tasks.mood] task table does not take model"),
+        ("[tasks.mood]\ntask = 'classify'", "[tasks.mood] task classify needs train;"),
+        (f"{CLASSIFY}'gone.tsv'", "[tasks.mood] dev gone.tsv: cannot be read"),
+        (f"{CLASSIFY}'novels.txt'", "[tasks.mood] dev novels.txt: expected a file that ends in"),
+        (
+            f"{CLASSIFY}'table.tsv'\nlabel_column = 'x'",
+            "[tasks.mood] train table.tsv, ",
+            "column 'x'",
+        ),
+        (
+            f"{CLASSIFY}'table.tsv'\n[models]\nteacher = 'my-techer'",
+            "[models] teacher: model 'my-techer': no such folder",
+            "did you mean my-teacher?",
+        ),
     ],
 )
-def test_tasks_that_are_none(tmp_path: Path, store: Path, text: str, told: str) -> None:
+def test_tasks_that_are_none(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "my-teacher").mkdir()
+    (tmp_path / "novels.txt").write_text("A long night.\n")
+    (tmp_path / "table.tsv").write_text("text\tlabel\nA good one.\tgood\n")
     file = tmp_path / "tasks.toml"
-    file.write_text(text)
+    file.write_text(case[0])
     words = ("--store", store, *SMALL, "--out", tmp_path / "out", "--downstream", file)
-    says(refused(student_sweep, *words), str(file), told)
+    says(refused(student_sweep, *words), str(file), *case[1:])
     assert not (tmp_path / "out").exists()
 
 
