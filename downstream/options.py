@@ -27,8 +27,9 @@ from support.options import (
     flag_of,
     options_of,
 )
+from teacher_dump.teacher.checkpoint_names import ALIASES
 from training.optimizer import OPTIMIZERS
-from training.trackers import check_known, parse_trackers
+from training.trackers import TRACKERS, check_known, parse_trackers
 
 Settings = TypeVar("Settings")
 
@@ -41,6 +42,7 @@ MTEB = "mteb"
 UNTRAINED = (*SEARCHES, MTEB)
 """Tasks that score models as they are, and train none."""
 TASKS = (*TRAINED, *UNTRAINED, "speed", "table")
+WORDS = tuple(f"{task}:" if task == MTEB else task for task in TASKS)
 LABELLED = ("pos", "ner", "classify")
 AS_IS = "as-is"
 """Stands in a scope beside the tasks: the option may be given together with --as-is."""
@@ -116,7 +118,7 @@ def _check_task(task: str) -> None:
 class Asked:
     """What a command line asks for. None, () or False: not given."""
 
-    task: str = _asked("What to do.", TASKS, required=True, check=_check_task)
+    task: str = _asked("What to do.", TASKS, required=True, words=WORDS, check=_check_task)
     runs: tuple[Path, ...] = _asked(
         "Finished runs.", ["table"], default=(), needed=["table"], several=["table"], flag="a RUN"
     )
@@ -127,6 +129,8 @@ class Asked:
         default=(),
         needed=[*TRAINED, *UNTRAINED, "speed", AS_IS],
         several=[*UNTRAINED, "speed", AS_IS],
+        words=(*ALIASES, "scratch:"),
+        paths=True,
     )
     train: tuple[Path, ...] = _asked(
         "Training examples. Repeatable for mlm.",
@@ -253,18 +257,25 @@ class Asked:
     teacher: str | None = _asked(
         "The model that the others are compared with: their speed, or its ranking with theirs.",
         ["speed", *SEARCHES],
+        words=ALIASES,
+        paths=True,
     )
     documents_by: str | None = _asked(
         "The model that embeds the documents, such as the teacher whose index there is; MODEL"
         " embeds the queries.",
         ["retrieval"],
+        words=ALIASES,
+        paths=True,
     )
     candidates: Path | None = _asked(
         "The documents to rank: a run of TREC, `query Q0 document rank score name` lines.",
         ["rerank"],
     )
     candidates_by: str | None = _asked(
-        "Or the model of vectors that finds the documents to rank.", ["rerank"]
+        "Or the model of vectors that finds the documents to rank.",
+        ["rerank"],
+        words=ALIASES,
+        paths=True,
     )
     depth: int | None = _asked("Candidates of a query.", ["rerank"], within=at_least(1))
     repeat: int | None = _asked("Runs to take medians of.", ["speed"], within=at_least(1))
@@ -275,6 +286,7 @@ class Asked:
         TRAINED,
         default=(),
         several=TRAINED,
+        words=tuple(TRACKERS),
         read=parse_trackers,
         check=check_known,
     )

@@ -15,10 +15,12 @@ from feature_store.numbers import read_numbers
 from store.errors import StoreError, without_remedy
 from store.format.codecs.levels import LEVELS
 from student_train.settings.naming import beside
-from student_train.settings.words import check_vocabulary_word
-from support.console import CONTEXT, counted
+from student_train.settings.words import VOCABULARIES, check_vocabulary_word
+from support.completion import PATH, Text
+from support.console import CONTEXT, DEVICES, counted
 from support.errors import UserError
 from support.hub import push_options
+from teacher_dump.teacher.checkpoint_names import ALIASES
 
 if TYPE_CHECKING:
     from store.tools.report import Report
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 VOCAB_HELP = (
     "A student's vocabulary, as student-train takes it: a size, a folder, teacher, pruned:N, words."
 )
+VOCABULARY, MODEL = Text(VOCABULARIES, paths=True), Text(ALIASES, paths=True)
 allow_partial = click.option(
     "--allow-partial", is_flag=True, help="Take the published parts of an unfinished store."
 )
@@ -39,8 +42,10 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("path")
-@click.option("--vocab", help=f"{VOCAB_HELP} Tells what each alignment makes use of.")
+@click.argument("path", type=PATH)
+@click.option(
+    "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Tells what each alignment makes use of."
+)
 @allow_partial
 @telling
 def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Answer]:
@@ -66,14 +71,21 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Answer]:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @allow_partial
-@click.option("--model", help="Also run a sample through this teacher (as for teacher-dump).")
+@click.option(
+    "--model", type=MODEL, help="Also run a sample through this teacher (as for teacher-dump)."
+)
 @click.option(
     "--sample", default=64, type=click.IntRange(min=1), help="Sequences that --model runs."
 )
 @click.option("--seed", default=0, type=click.IntRange(min=0), help="Which sequences.")
-@click.option("--device", default="auto", help="Of --model: auto | cpu | cuda | cuda:N.")
+@click.option(
+    "--device",
+    type=Text(DEVICES),
+    default="auto",
+    help="Of --model: auto | cpu | cuda | cuda:N.",
+)
 @telling
 def verify(
     path: str, allow_partial: bool, model: str | None, sample: int, seed: int, device: str
@@ -158,7 +170,7 @@ def _lines(path: str, report: Report) -> Iterator[str]:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @telling
 def repair(path: str) -> Iterator[Answer]:
     """Verify a store and move what is damaged aside.
@@ -177,7 +189,7 @@ def repair(path: str) -> Iterator[Answer]:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @telling
 def seal(path: str) -> Iterator[Answer]:
     """Finish a store that several processes (--shard) have made.
@@ -192,8 +204,8 @@ def seal(path: str) -> Iterator[Answer]:
 
 
 @main.command()
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH)
 @click.option(
     "--codec", type=click.Choice(list(LEVELS)), help="Recode to this codec (more error only)."
 )
@@ -218,7 +230,7 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Answer]:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.argument("repository", metavar="USER/NAME")
 @push_options
 @telling
@@ -235,8 +247,8 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Answer]:
 
 
 @main.command()
-@click.argument("sources", nargs=-1, required=True)
-@click.argument("target")
+@click.argument("sources", nargs=-1, required=True, type=PATH)
+@click.argument("target", type=PATH)
 @click.option(
     "--recode",
     is_flag=True,
@@ -256,14 +268,17 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Answe
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option(
     "--documents",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File with the number of a document, or the SHA-256 of its text, in each line.",
 )
 @click.option(
-    "--texts", multiple=True, help="The texts themselves, in files as --corpus takes. Repeatable."
+    "--texts",
+    multiple=True,
+    type=PATH,
+    help="The texts themselves, in files as --corpus takes. Repeatable.",
 )
 @click.option("--text-column", help="Column of --texts, as for teacher-dump.")
 @click.option("--missing-ok", is_flag=True, help="Tell documents that are not there; no error.")
@@ -303,7 +318,7 @@ def forget(
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.argument("number", type=int)
 @click.option("--view", default=0, help="Which view's masks and logits.")
 @allow_partial
@@ -319,7 +334,7 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Ans
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option(
     "--sequence",
     "sequences",
@@ -327,7 +342,9 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Ans
     default=("0",),
     help="Numbers of sequences, such as 17,42; negative ones count from the end.",
 )
-@click.option("--vocab", help=f"{VOCAB_HELP} Without it the teacher's tokens stand alone.")
+@click.option(
+    "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Without it the teacher's tokens stand alone."
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

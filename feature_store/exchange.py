@@ -13,7 +13,9 @@ import click
 from feature_store.answers import Answer, bars, telling, written
 from feature_store.captures.options import EXPORTS, FORMATS
 from store.format.codecs.levels import LEVELS
+from support.completion import PATH, Text
 from support.errors import UserError
+from teacher_dump.teacher.checkpoint_names import ALIASES
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 say = partial(click.echo, err=True)
@@ -28,6 +30,7 @@ say = partial(click.echo, err=True)
 @click.option(
     "--tokenizer",
     metavar="MODEL",
+    type=Text(ALIASES, paths=True),
     help="The teacher, named as for teacher-dump, or the folder of its tokenizer.",
 )
 @click.option(
@@ -88,7 +91,7 @@ def _numbers(words: str | None) -> tuple[int, ...]:
 
 
 @click.command()
-@click.argument("store")
+@click.argument("store", type=PATH)
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--to", "kind", type=click.Choice(EXPORTS), required=True, help="What to write.")
 @click.option("--columns", metavar="A,B,...", help="Of parquet and datasets, instead of all.")

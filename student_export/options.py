@@ -40,6 +40,7 @@ class ExportOptions:
         (),
         f"The format: {', '.join(FORMATS)}. Repeatable.",
         repeated=True,
+        words=FORMATS,
         check=_check_formats,
     )
     quantize: str = option(

@@ -10,6 +10,7 @@ import click
 
 from student_train.settings.option_fields import NEW
 from student_train.settings.options import TrainOptions
+from support.completion import Text
 from support.console import CONTEXT, command_errors
 from support.environment import leads
 from support.errors import UserError
@@ -65,6 +66,13 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
     return value
 
 
+def _recipes() -> list[str]:
+    """Return the words of --recipe."""
+    from student_train.settings.recipe import all_recipes
+
+    return ["list", *all_recipes()]
+
+
 def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
     """Make the options of a student, and `--recipe`. Those in `varied`, and then the recipe, may be
     given several times, each time with another setting."""
@@ -80,6 +88,7 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
     recipe = click.Option(
         ["--recipe"],
         multiple=bool(varied),
+        type=Text(_recipes, paths=True),
         callback=_list_recipes,
         is_eager=True,
         help="Settings and stages by name, of the sources or FILE.toml[:NAME]; options given beside"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+DEVICES = ("auto", "cpu", "cuda")  # words of --device; cuda:N is one, too
 WIDE = 200  # of a table that goes to a file or another program
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
 """Settings of every command; a group hands them on to its subcommands."""

@@ -30,7 +30,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal
 
 import click
+from click.shell_completion import CompletionItem
 
+from support.completion import Text
 from support.errors import UserError, nearest
 
 KEY = "option"  # of a field's metadata
@@ -71,6 +73,8 @@ class Option:
     """What there is to know of an option beside its name, type and default, which its field has.
 
     choices: the words that it takes; any where there are none.
+    words: words that it takes, or that a value may begin with, for the shell to offer.
+    paths: besides words a path; without words a text may always be one.
     within: the numbers that it takes; any where there is none.
     scope: where it may be given, or what it decides, in the words of its package.
     told_default: what --help says of a default that other things decide.
@@ -84,6 +88,8 @@ class Option:
 
     help: str
     choices: tuple[str, ...] = ()
+    words: Iterable[str] | Callable[[], Iterable[str]] = ()
+    paths: bool = False
     within: Range | None = None
     scope: frozenset[str] = frozenset()
     told_default: str = ""
@@ -219,7 +225,7 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     if kind is Path:
         return click.Path(path_type=Path)
     numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(), float: click.FLOAT}
-    read = numbers.get(kind, click.STRING)
+    read = numbers.get(kind) or Text(about.words, about.paths)
     words = _words_of(settings, name)
     return _NumberOrWord(read, words) if words else read
 
@@ -247,6 +253,11 @@ class _NumberOrWord(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if value in self._words else self._number.convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
 
 
 def click_option(

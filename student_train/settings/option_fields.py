@@ -20,19 +20,23 @@ from student_train.settings.loss_weights import (
     parse_losses,
 )
 from student_train.settings.words import (
+    CACHES,
+    STARTS,
+    STUDENTS,
+    VOCABULARIES,
     check_cache_word,
     check_prune_to,
     check_start,
     check_student,
     check_vocabulary_word,
 )
-from support.console import check_device
+from support.console import DEVICES, check_device
 from support.errors import UserError
 from support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, option
 from training.optimizer import OPTIMIZERS
 from training.rare_masks import MASK_WORDS
 from training.schedule import SCHEDULES
-from training.trackers import check_known, parse_trackers
+from training.trackers import TRACKERS, check_known, parse_trackers
 
 FREEZABLE = r"embeddings|words|positions|types|layers(\.[1-9][0-9]*)?|head|projection"
 PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"
@@ -102,6 +106,8 @@ class OptionFields:
         " pruned:N (the teacher's most frequent pieces) | words, words:N (lower-cased words"
         " between blanks, all or the most frequent) | mixed-vocab (the store's).",
         scope={START},
+        words=VOCABULARIES,
+        paths=True,
         check=check_vocabulary_word,
     )
     out: Path | None = option(
@@ -118,12 +124,14 @@ class OptionFields:
         " a BiLSTM is bilstm:E,H: width of the embeddings and of its LSTM in each direction;"
         " static:D: vectors of word pieces, D wide, without layers, for vectors of texts alone.",
         scope={START},
+        words=STUDENTS,
         check=check_student,
     )
     align: str = option(
         "span",
         f"Runs of tokens that are compared, teacher's and student's; {alignments.help_text()}."
         " Of single losses: kl=match,hidden=reduce.",
+        words=tuple(alignments.ALIGNMENTS),
         check=check_alignments,
     )
     pool: str | None = option(
@@ -141,6 +149,7 @@ class OptionFields:
         f" {_told(STATES_LOSS)} where the store has hidden states as well; of scores"
         f" {_told(SCORE_LOSS)}",
         repeated=True,
+        words=tuple(loss.name for loss in registry.LOSSES),
         read=parse_losses,
         check=check_losses,
         scope={STAGE},
@@ -180,6 +189,7 @@ class OptionFields:
         " (of the model in a folder) | mixed-vocab | random | auto:"
         " teacher where its layers can be cut, else svd.",
         scope={START},
+        words=STARTS,
         check=check_start,
     )
     dropout: float = option(
@@ -320,6 +330,7 @@ class OptionFields:
         (),
         "Parts that keep their weights, a comma list: embeddings (or of them words, positions,"
         " types), layers, layers.N, head, projection.",
+        words=("embeddings", "words", "positions", "types", "layers", "head", "projection"),
         read=_parse_parts,
         check=_check_parts,
         scope={STAGE},
@@ -329,6 +340,8 @@ class OptionFields:
         "Cut the finished student to the pieces that it has in common with this vocabulary, given"
         " as --vocab is.",
         scope={START, NEW},
+        words=VOCABULARIES,
+        paths=True,
         check=check_prune_to,
     )
     best: bool = option(
@@ -366,7 +379,11 @@ class OptionFields:
         within=Range(f"0 to {SEEDS - 1}", low=0, high=SEEDS - 1),
     )
     device: str = option(
-        "auto", "auto | cpu | cuda | cuda:N.", check=check_device, scope={COMMAND, MACHINE}
+        "auto",
+        "auto | cpu | cuda | cuda:N.",
+        words=DEVICES,
+        check=check_device,
+        scope={COMMAND, MACHINE},
     )
     precision: str = option(
         "auto",
@@ -386,6 +403,7 @@ class OptionFields:
         " all trainings that name DIR (/dev/shm/NAME), such as the students of a sweep;"
         " disk:DIR,SIZE: what is read of a store behind a URL stays in DIR on a local disk, at"
         " most SIZE of it (100GB), for all trainings that name it. The student is the same.",
+        words=(*CACHES, "shared:", "disk:"),
         check=check_cache_word,
         scope={COMMAND, ONCE, MACHINE},
     )
@@ -395,6 +413,7 @@ class OptionFields:
         " metrics.jsonl and TensorBoard's files.",
         repeated=True,
         told_default="none",
+        words=tuple(TRACKERS),
         read=parse_trackers,
         check=check_known,
         scope={COMMAND, ONCE, MACHINE},

@@ -14,11 +14,15 @@ from store.containers.cache_word import (
     parse_disk_cache,
     shared_folder,
 )
-from student_train.settings.shapes import parse_student
+from student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
 from support.errors import UserError
 
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 CACHES = ("none", "ram", "device")
+VOCABULARIES = ("5k", "10k", "20k", "30k", "teacher", "pruned:", "words", "words:", "mixed-vocab")
+"""What a vocabulary may be, or begin with, beside a number and a folder."""
+STUDENTS = ("tiny", "teacher:", *(f"{kind}:" for kind in SHAPES if kind != DEFAULT_KIND))
+STARTS = ("auto", "svd", "svd:", "teacher", "layers:", "mixed-vocab", "random")
 OF_TEXT = r"(words:|pruned:)?[1-9]\d*k?|words"
 VOCABULARY = rf"{OF_TEXT}|teacher|mixed-vocab"
 START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"

@@ -10,13 +10,13 @@ from store import LogitsSpec
 from store.errors import NO_QUEUE
 from store.format.codecs.levels import LEVELS
 from store.format.features import TASKS
-from support.console import check_device
+from support.console import DEVICES, check_device
 from support.errors import UserError
 from support.options import INNER_SHARE, NOT_NEGATIVE, at_least, check_values, flag_of, option
 from support.ray_cluster import check_address, check_gpus
 from teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
 from teacher_dump.job.shards import Shard, shard_of
-from teacher_dump.teacher.checkpoint_names import corpus_of, features_of_alias
+from teacher_dump.teacher.checkpoint_names import ALIASES, corpus_of, features_of_alias
 from teacher_dump.teacher.layer_groups import feature_words
 from training.device import resolved_device
 from training.rare_masks import MASK_WORDS
@@ -46,7 +46,7 @@ def _tier_and_size(spec: str) -> tuple[str, int]:
         if tier == "sample" and int(size) > MAX_DRAWS:
             raise UserError(f"--logits {spec}: at most {MAX_DRAWS} draws of a token; ask for fewer")
         return tier, int(size)
-    raise UserError(f"--logits {spec}: expected topk:K, sample:DRAWS, head or none")
+    raise UserError(f"--logits {spec}: expected topk:K or sample:K (K of at least 1), head or none")
 
 
 def place_of(word: str) -> Path | str:
@@ -70,7 +70,10 @@ class DumpOptions:
     """
 
     model: str = option(
-        help="Teacher: model id, folder, or an alias (rubert-base, minilm).", required=True
+        help="Teacher: model id, folder, or an alias (rubert-base, minilm).",
+        required=True,
+        words=ALIASES,
+        paths=True,
     )
     out: str | Path = option(  # the first kind is how click reads it, before `place_of`
         help="The store: NAME.zarr or NAME.h5, or in a bucket s3://BUCKET/NAME.zarr (gs://, az://).",
@@ -81,6 +84,8 @@ class DumpOptions:
         (),
         "Text: .txt (a document a line), .jsonl/.csv/.tsv/.parquet, token/tag .tsv, a folder,"
         " hf:NAME[@CONFIG][:SPLIT], or python-docs. Repeatable.",
+        words=("hf:", "python-docs"),
+        paths=True,
         repeated=True,
         read=listed,
         told_default="the alias's own corpus, else python-docs (embedded)",
@@ -129,6 +134,7 @@ class DumpOptions:
         None,
         "What to keep of an LM head's logits: topk:K | sample:DRAWS | head | none.",
         told_default=DEFAULT_LOGITS,
+        words=("topk:", "sample:", "head", "none"),
         check=_tier_and_size,
     )
     hidden: str = option(
@@ -136,12 +142,14 @@ class DumpOptions:
         "Hidden states: mean | mean:0 (the embeddings count, too) | groups:N | layer:I (0 ="
         " embeddings) | none; a comma list for several; auto: mean, with --head embedding or"
         " score none. Where no feature is asked for of minilm: its embedding and layer:6.",
+        words=(AUTO, "mean", "mean:0", "groups:", "layer:", "none"),
         check=feature_words,
     )
     attention: str = option(
         AUTO,
         "Attention maps: mean | groups:N | layer:I | none; auto: mean, with --head embedding or"
         " score none.",
+        words=(AUTO, "mean", "groups:", "layer:", "none"),
         check=feature_words,
     )
     views: int = option(
@@ -173,7 +181,7 @@ class DumpOptions:
     batch_tokens: int = option(
         8192, "Tokens of a teacher batch, padding included: bounds memory.", within=at_least(1)
     )
-    device: str = option("auto", "auto | cpu | cuda | cuda:N.", check=check_device)
+    device: str = option("auto", "auto | cpu | cuda | cuda:N.", words=DEVICES, check=check_device)
     precision: str = option(
         "auto", "auto: bf16 on a GPU, else fp32.", choices=("auto", "bf16", "fp16", "fp32")
     )

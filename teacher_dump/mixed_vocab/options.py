@@ -118,6 +118,8 @@ class MixedVocabOptions:
     vocab: str = option(
         "5k",
         "The student's vocabulary: 5k | N (WordPiece of the corpus) | a tokenizer folder.",
+        words=("5k", "10k", "20k", "30k"),
+        paths=True,
         check=_check_vocabulary,
     )
     width: int = option(

@@ -27,6 +27,7 @@ DUMP = """
 --corpus nowhere.txt | no such file
 --out blank.zarr | exists and is not
 --logits best | expected topk
+--logits topk:0 | K of at least 1
 --logits topk:99999 | vocabulary has
 --hidden middle | unknown feature
 --hidden layer:99 | layers 0
