@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from student_train.output.ranking import SWEEP, ranked
+from student_train.output.ranking import SCORED, SWEEP, ranked
 from support import files
 from support.console import counted, readable, wide_console
 from support.errors import UserError
@@ -150,7 +150,8 @@ def joined(runs: Sequence[Path]) -> dict[str, Any]:
     """Join finished runs of any tasks, given as folders or as their scores.json.
 
     A folder of student-sweep is a run, too: each of its students, the best first, with the figures
-    of its validation that compare students.
+    of its validation that compare students, and each run of downstream by which the sweep scored
+    them and the models of its [models].
 
     Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file: its scores on
     test or, where there is no test, on dev; `split` says which. Several files to test have a row
@@ -160,7 +161,13 @@ def joined(runs: Sequence[Path]) -> dict[str, Any]:
     Raises UserError where a run is not finished.
     """
     swept = [row for run in runs if run.is_dir() for row in _students(run)]
-    results = [_read(run) for run in runs if not (run / SWEEP).exists()]
+    results = [
+        _read(each)
+        for run in runs
+        for each in (
+            sorted((run / SCORED).glob(f"*/*/{FILE}")) if (run / SWEEP).exists() else [run]
+        )
+    ]
     speeds = [
         {key: result[key] for key in ("settings", "length", "hardware", "devices")} | row
         for result in results

@@ -11,6 +11,8 @@ Row = Mapping[str, Any]
 """Settings that vary in a sweep, and results of a student, as in sweep.json."""
 
 SWEEP = "sweep.json"
+SCORED = "scores"
+"""Folder of a sweep with a run of downstream, MODEL/TASK, for each model and task."""
 
 
 @dataclass(frozen=True)

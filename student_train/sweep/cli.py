@@ -21,7 +21,7 @@ from student_train.sweep.execution import Execution, Listed, Source
 from student_train.sweep.runs import Run, Runs
 from student_train.sweep.scores import Plan, Task, read_plan, score
 from student_train.sweep.space import Point, arguments_of, corners, over, points, read_space, varied
-from student_train.sweep.table import CSV, show, table
+from student_train.sweep.table import CSV, others, show, table
 from student_train.sweep.trials import Trials
 from support.console import CONTEXT, command_errors, counted
 from support.errors import UserError
@@ -306,6 +306,9 @@ def _tell(runs: Runs, as_json: bool, say: Callable[[str], object], problems: lis
         click.echo(json.dumps(rows, indent=1))
     elif rows:
         show(table(rows, runs.varied))
+        if held_against := others(runs.references):
+            click.echo()
+            show(held_against)
     if rows:
         say(told_best(rows))
     if ended := sum(run.state == "pruned" for run in runs.runs):
@@ -315,11 +318,22 @@ def _tell(runs: Runs, as_json: bool, say: Callable[[str], object], problems: lis
         say(f"page      {_page(runs.folder)}")
     if failed := runs.failed():
         raise UserError(
-            f"{len(failed)} of {counted(len(runs.runs), 'student')} failed, the first of them"
-            f" {failed[0].folder.name}: {failed[0].problem}; the same command tries them again"
+            f"{_counts(failed, len(runs.runs))}, the first of them {failed[0].folder.name}:"
+            f" {failed[0].problem}; the same command tries them again"
         )
     if problems:
         raise UserError(f"{problems[0]}; the same command tries it again")
+
+
+def _counts(failed: list[Run], runs: int) -> str:
+    """Tell how many runs failed, and apart from them how many students have no scores."""
+    trained = sum(run.state == "finished" for run in failed)
+    untrained, of = len(failed) - trained, f"of {counted(runs, 'student')}"
+    told = [f"{untrained} {of} failed"] if untrained else []
+    if trained:
+        verb = "is" if trained == 1 else "are"
+        told.append(f"{trained} {'' if told else f'{of} '}{verb} trained but not scored")
+    return " and ".join(told)
 
 
 def _in_folder(folder: Path, options: TrainOptions) -> TrainOptions:

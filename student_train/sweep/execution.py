@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from student_train.output.ranking import judged
 from student_train.sweep.halving import Halving
 from student_train.sweep.runs import Pruned, Run, Runs
-from student_train.sweep.scores import SCORED, Task
+from student_train.sweep.scores import FILE, Task
 from student_train.sweep.student import Say, Work, finish, in_child
 from student_train.sweep.validations import validations
 from support.environment import variable
@@ -170,7 +170,7 @@ class Execution:
         process is needed to read what stands there."""
         folder = run.folder
         done = _is_trained(folder) and all(
-            (task.folder(folder.parent, folder.name) / SCORED).exists() for task in self.tasks
+            (task.folder(folder.parent, folder.name) / FILE).exists() for task in self.tasks
         )
         if done:
             self.begin(run)
@@ -188,7 +188,8 @@ class Execution:
         """Take how a run has ended."""
         run.state, run.result, run.problem = state, result, problem
         if problem:
-            self.say(f"[{run.number}] {state}: {problem}")
+            told = f"trained; {problem}" if state == "finished" else f"{state}: {problem}"
+            self.say(f"[{run.number}] {told}")
         self.source.ended(run)
         self.runs.write()
 

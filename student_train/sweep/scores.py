@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from student_train.output.ranking import SCORED
 from support.errors import UserError
 from support.options import words_of
 from support.toml_file import read_toml
 
-FOLDER, SCORED = "scores", "scores.json"
+FILE = "scores.json"
 DOWNSTREAM = (sys.executable, "-c", "from downstream.cli import main; main()")
 CHECK = (sys.executable, "-c", "from downstream.checked import main; main()")
 
@@ -32,7 +33,7 @@ class Task:
     def folder(self, sweep: Path, model: str) -> Path:
         """Return where the scores of a model go; other settings of the task have another folder."""
         digest = hashlib.sha256("\0".join(self.words).encode()).hexdigest()
-        return sweep / FOLDER / model / f"{self.name}-{digest[:6]}"
+        return sweep / SCORED / model / f"{self.name}-{digest[:6]}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def score(
     Raises UserError with the last line of `downstream` where it fails.
     """
     out = task.folder(sweep, name)
-    file = out / SCORED
+    file = out / FILE
     if not file.exists():
         say(f"scores    {name}: {task.name}")
         words = [*DOWNSTREAM, *task.words, "--model", model, "--out", str(out)]

@@ -104,7 +104,7 @@ def finish(
     try:
         scores = work.score(say)
     except Exception as error:
-        return "finished", result, reason(error)
+        return "finished", result, f"its scoring failed: {reason(error)}"
     return "finished", {**result, SCORES: scores} if scores else result, ""
 
 

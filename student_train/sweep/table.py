@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -60,6 +60,20 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
     for row in map(flat, rows):
         cells = (row.get(column, "") for column in columns)
         lines.append([told(c) if isinstance(c, (int, float)) else str(c) for c in cells])
+    return lines
+
+
+def others(references: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Return the headings, then a line for each model that students are held against; no line
+    where none has scores."""
+    rows = {name: flat({SCORES: scores}) for name, scores in references.items() if scores}
+    if not rows:
+        return []
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    columns = [name for name in names if not name.endswith("deviation")]
+    lines = [["model", *columns]]
+    for model, row in rows.items():
+        lines.append([model, *(told(row[c]) if c in row else "" for c in columns)])
     return lines
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from downstream.cli import main as downstream
 from student_train.sweep import main as student_sweep
 from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, says, start
 from tests.end_to_end.test_stopping import wait_for
@@ -173,9 +174,25 @@ def test_several_at_once_that_are_scored(
         assert 0 <= mood["accuracy"] <= 100 and "accuracy deviation" in mood
         assert speed["disk_bytes"] > 0 and speed["cpu sentence_ms"] > 0
     assert read(out, "runs.json")["references"]["teacher"].keys() == {"mood", "speed"}
+    assert "| model | mood accuracy |" in done.stdout and "| teacher | " in done.stdout
+    joined = json.loads(ok(downstream, "--task", "table", out, "--json"))["rows"]
+    assert [row["task"] for row in joined].count("classify") == 3  # two students, the teacher
     again = invoke(student_sweep, *words)  # what is scored is not scored again
     assert again.output.count("finished before") == 2 and "scores  " not in again.output
     assert len(read(out, "sweep.json")) == 2 and "mood accuracy" in again.stdout
+
+
+def test_a_student_whose_scoring_fails_is_trained(tmp_path: Path, store: Path) -> None:
+    tasks, out = tmp_path / "tasks.toml", tmp_path / "out"
+    (tmp_path / "one.tsv").write_text("text\tlabel\nA good one.\tgood\n")
+    file = json.dumps(str(tmp_path / "one.tsv"))
+    tasks.write_text(f'[tasks.mood]\ntask = "classify"\ntrain = {file}\ndev = {file}\n')
+    words = ("--store", store, *SMALL, "--loss", "mlm", "--out", out, "--downstream", tasks)
+    done = invoke(student_sweep, *words)
+    assert done.exit_code == 1, done.output
+    says(done.stdout, "[1] trained; its scoring failed: task mood: --train: every label is 'good'")
+    says(done.stderr, "1 of 1 student is trained but not scored, the first of them")
+    assert "student failed" not in done.output and states(out) == ["finished"]
 
 
 def children(of: int) -> list[int]:
