@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,15 @@ from support.errors import ANOTHER, UserError
 
 SHOWN = 60
 BEFORE = 12
+TOLD = 4  # differences; those of two stores that have nothing in common would fill a screen
+ABSENT = "not given"
+"""What a value is that is missing or null."""
 
 
 def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield (dotted key, one, other) for every value that differs, the values as quoted text.
 
-    Long values are cut to where they begin to differ. `null` also stands for a missing value.
+    Long values are cut to where they begin to differ.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for name in sorted(set(one) | set(other)):
@@ -28,7 +31,17 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
     elif one != other:
         texts = [value if isinstance(value, str) else json.dumps(value) for value in (one, other)]
         begin = len(os.path.commonprefix(texts)) - BEFORE if max(map(len, texts)) > SHOWN else 0
-        yield key, _cut(texts[0], max(0, begin)), _cut(texts[1], max(0, begin))
+        left, right = (
+            ABSENT if value is None else _cut(text, max(0, begin))
+            for value, text in zip((one, other), texts, strict=True)
+        )
+        yield key, left, right
+
+
+def told(differ: Sequence[str]) -> str:
+    """Tell the first few of what differs, and how many more there are."""
+    more = [f"and {len(differ) - TOLD:,} more"] if len(differ) > TOLD else []
+    return "; ".join([*differ[:TOLD], *more])
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -43,7 +56,7 @@ def check_same(path: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
     differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]
     if differ:
         raise UserError(
-            f"{path}: holds an unfinished store with other arguments: {'; '.join(differ)}; use the"
+            f"{path}: holds an unfinished store with other arguments: {told(differ)}; use the"
             f" same arguments to go on, or {ANOTHER}"
         )
 

@@ -14,6 +14,7 @@ import click
 
 from benchmarks.demo.searching import Settings, demo, load
 from support.console import command_errors
+from support.errors import UserError
 
 SHOWN = 3  # questions whose passages are printed
 
@@ -50,11 +51,16 @@ def main(
     """Dump the embedded teacher, train a student of its vectors, search Python's documentation by
     both."""
     begun = time.perf_counter()
+    if not all(map(str.strip, ask)):
+        raise UserError("--ask: expected a question, got an empty one")
     _offline_without_hub()
     from rich.console import Console
+    from transformers.utils import logging
 
     from benchmarks.demo.passages import QUESTIONS
     from benchmarks.demo.report import show_answers, show_models
+
+    logging.disable_progress_bar()  # of reading weights, before an answer
 
     settings = Settings(out=out, model=model, student=student, epochs=epochs)
     search = load(settings) if ask else demo(settings)

@@ -25,7 +25,7 @@ class Row(dict[str, Any]):
         name = columns.get(role, role)
         if name not in self:
             remedy = f"name the right one with --{role.replace('_', '-')}-column"
-            raise no_column(repr(name), self, self.where, remedy)
+            raise no_column(name, self, self.where, remedy)
         return self[name]
 
     def text(self, role: str, columns: Mapping[str, str]) -> str:

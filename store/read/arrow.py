@@ -21,6 +21,7 @@ from store.read.order import StreamOrder
 from store.read.part_index import PartIndex
 from store.read.stream import Batch, Streamer
 from support.arrays import Array, starts
+from support.errors import nearest
 
 FLOATS = ("float32", "float16")
 BATCH_BYTES = 2**24  # of the rows that are made at once
@@ -125,7 +126,10 @@ class Table:
         self.columns = list(known) if columns is None else list(columns)
         for name in self.columns:
             if name not in known:
-                raise StoreError(f"{index.path}: no column {name!r}; it has {', '.join(known)}")
+                raise StoreError(
+                    f"{index.path}: no column {name!r}; {nearest(name, known)}it has"
+                    f" {', '.join(known)}"
+                )
         if not self.columns or len(set(self.columns)) < len(self.columns):
             raise StoreError(
                 f"columns: expected at least one, and each once, got {', '.join(self.columns)}"

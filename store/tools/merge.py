@@ -13,7 +13,7 @@ from typing import Any
 from store.format.features import Features
 from store.read.store import FeatureStore, open_store
 from store.tools.copy import Progress, begin_copy, copy_part, same_calibration
-from support.differences import differences
+from support.differences import differences, told
 from support.errors import UserError
 
 FREE = frozenset(
@@ -74,7 +74,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         ]
         if unlike:
             raise UserError(
-                f"{both} cannot be merged: {'; '.join(unlike)}; dump one of them again with the "
+                f"{both} cannot be merged: {told(unlike)}; dump one of them again with the "
                 "teacher and the options of the other"
             )
         unlike = [
@@ -85,7 +85,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         ]
         if unlike:
             raise UserError(
-                f"{both} hold different features: {'; '.join(unlike)}; dump one of them again with "
+                f"{both} hold different features: {told(unlike)}; dump one of them again with "
                 "the options of the other (for the codec alone, `feature-store convert --codec`)"
             )
 

@@ -19,7 +19,7 @@ from store.containers.cache_word import is_disk_cache
 from store.tools.laws import check_tokens
 from student_train.data.collator import Collator
 from student_train.data.stored_vocabulary import check_vocabulary
-from student_train.losses.registry import losses_for
+from student_train.losses.registry import losses_for, named
 from student_train.model.any_student import has_attention
 from student_train.model.kinds import make_student
 from student_train.model.pruning import pruned, shared_pieces
@@ -64,6 +64,12 @@ def run(
         if ranks.size > 1:
             say(f"processes {ranks.size}, among which the batches of each step are shared out")
         return train_student(options, stores, resume=resume, say=say, ranks=ranks)
+
+
+def _of_texts(options: TrainOptions) -> bool:
+    """Whether a loss, perhaps of a stage, reads vectors of texts."""
+    weights = [options.loss, *(stage.get("loss", {}) for stage in options.stages)]
+    return any(loss.of_text for each in weights for loss in named(each))
 
 
 @contextmanager
@@ -134,6 +140,8 @@ def train_student(
                 go_on(out, before, begun, say)
             for line in begun["start"]:
                 say(f"start     {line}")
+            if any(each.features.embedding for each in stores) and not _of_texts(options):
+                say("losses    none of them learns from the vectors of texts in the store")
             if ranks.lead:
                 out.mkdir(exist_ok=True)
                 files.write(out / SETTINGS, json.dumps(begun, indent=1).encode())

@@ -116,14 +116,14 @@ def choose_column(columns: list[str], textual: list[str], wanted: str | None, wh
     if wanted in columns:
         chosen = wanted
     elif wanted is not None:
-        raise no_column(repr(wanted), columns, where, "give one of them as --text-column")
+        raise no_column(wanted, columns, where, "give one of them as --text-column")
     elif DEFAULT_COLUMN in columns:
         chosen = DEFAULT_COLUMN
     elif len(textual) == 1:
         chosen = textual[0]
     else:
         remedy = "name the one that holds the text with --text-column"
-        raise no_column(repr(DEFAULT_COLUMN), columns, where, remedy)
+        raise no_column(DEFAULT_COLUMN, columns, where, remedy)
     _check_single(chosen, columns, where)
     return chosen
 
@@ -144,7 +144,7 @@ def check_label(columns: Sequence[str], wanted: str | None, where: object) -> No
             "give one of them as --label-column (texts without labels may come as .txt, or with an"
             " empty label)"
         )
-        raise no_column(f"{wanted!r} of labels", columns, where, remedy)
+        raise no_column(wanted, columns, where, remedy, " of labels")
     _check_single(wanted, columns, where)
 
 

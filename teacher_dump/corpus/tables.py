@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.console import counted
+from support.errors import nearest
 from teacher_dump.corpus import utf8_lines
 from teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore, read_lines
 
@@ -129,7 +130,13 @@ def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, dict(zip(table.header, row, strict=True))
 
 
-def no_column(name: str, columns: Iterable[str], where: object, remedy: str) -> CorpusError:
-    """Make the error of a row or table that lacks a column."""
-    listed = ", ".join(map(repr, columns)) or "none"
-    return CorpusError(f"{where}: no column {name}; its columns are {listed}; {remedy}")
+def no_column(
+    name: str, columns: Iterable[str], where: object, remedy: str, role: str = ""
+) -> CorpusError:
+    """Make the error of a row or table that lacks a column, perhaps one of a `role`."""
+    known = list(columns)
+    listed = ", ".join(map(repr, known)) or "none"
+    return CorpusError(
+        f"{where}: no column {name!r}{role}; {nearest(name, known)}its columns are {listed};"
+        f" {remedy}"
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from store import Features, StoreWriter, open_store
 from store.errors import StoreError, without_remedy
-from support.differences import differences
+from support.differences import differences, told
 from support.errors import ANOTHER, UserError
 from teacher_dump.job.options import DumpOptions
 
@@ -66,6 +66,6 @@ def _refuse(out: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
         if grows:
             differ[-1] += f" (to dump only what is new: --grow-from {out} --out ANOTHER)"
         raise UserError(
-            f"{out}: exists already and is finished, made by other arguments: {'; '.join(differ)};"
+            f"{out}: exists already and is finished, made by other arguments: {told(differ)};"
             f" {ANOTHER}"
         )

@@ -25,7 +25,7 @@ from store.tools.merge import facts, free, is_merged
 from store.tools.taking import take_part
 from support.arrays import Array
 from support.console import counted
-from support.differences import differences
+from support.differences import ABSENT, differences, told
 from support.errors import UserError
 from teacher_dump.corpus.documents import Corpus, Document
 from teacher_dump.job.options import DumpOptions
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from teacher_dump.job.identity import StageOne
 
 DIGEST = "S16"
-ABSENT = "'null'"  # as `differences` shows a value that is not there
 BOUND = frozenset({"arguments.seed", "arguments.stride", "mixed_vocab"})
 """Keys of the identity that may differ in stores that are merged, and not here: a whole dump of the
 grown corpus would have one of each."""
@@ -85,10 +84,11 @@ class Growth:
         ]
         found += differences(self.store.features.to_json(), features.to_json(), "features")
         if found:
-            told = "; ".join(f"{key} is {old} there and {new} now" for key, old, new in found)
+            differ = [f"{key} is {old} there and {new} now" for key, old, new in found]
             raise UserError(
                 f"--grow-from {self.store.path}: was made by another teacher or other options:"
-                f" {told}; give those of that store, or dump the whole corpus without --grow-from"
+                f" {told(differ)}; give those of that store, or dump the whole corpus without"
+                " --grow-from"
             )
 
     @property

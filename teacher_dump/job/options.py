@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -46,7 +47,7 @@ def _tier_and_size(spec: str) -> tuple[str, int]:
         if tier == "sample" and int(size) > MAX_DRAWS:
             raise UserError(f"--logits {spec}: at most {MAX_DRAWS} draws of a token; ask for fewer")
         return tier, int(size)
-    raise UserError(f"--logits {spec}: expected topk:K or sample:K (K of at least 1), head or none")
+    raise UserError(f"--logits {spec}: expected topk:K, sample:DRAWS (at least 1), head or none")
 
 
 def place_of(word: str) -> Path | str:
@@ -143,14 +144,14 @@ class DumpOptions:
         " embeddings) | none; a comma list for several; auto: mean, with --head embedding or"
         " score none. Where no feature is asked for of minilm: its embedding and layer:6.",
         words=(AUTO, "mean", "mean:0", "groups:", "layer:", "none"),
-        check=feature_words,
+        check=partial(feature_words, option="--hidden"),
     )
     attention: str = option(
         AUTO,
         "Attention maps: mean | groups:N | layer:I | none; auto: mean, with --head embedding or"
         " score none.",
         words=(AUTO, "mean", "groups:", "layer:", "none"),
-        check=feature_words,
+        check=partial(feature_words, option="--attention"),
     )
     views: int = option(
         1,

@@ -76,6 +76,7 @@ def test_a_demo_over_what_another_left_and_a_question(
 def test_what_was_not_made_cannot_be_asked(tmp_path: Path) -> None:
     words: Words = ("--out", tmp_path, "--ask", "open a file")
     says(refused(main, *words), str(tmp_path), "make demo")
+    says(refused(main, *words, "--ask", " "), "--ask: expected a question")
 
 
 def test_agreement_is_of_places() -> None:

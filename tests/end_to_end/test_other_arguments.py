@@ -46,7 +46,7 @@ CHANGES = {
     "max length": r"identity\.arguments\.max_length is '128' in the store and '64' now.*"
     r"features\.max_length is '128' in the store and '64' now",
     "seed": r"identity\.arguments\.seed is '0' in the store and '1' now",
-    "mask words": r"identity\.arguments\.mask_words is 'null' in the store and 'rare' now",
+    "mask words": r"identity\.arguments\.mask_words is not given in the store and 'rare' now",
     "features": r"features\.hidden\.0 is 'mean' in the store and 'layer2' now",
 }
 

@@ -27,10 +27,11 @@ DUMP = """
 --corpus nowhere.txt | no such file
 --out blank.zarr | exists and is not
 --logits best | expected topk
---logits topk:0 | K of at least 1
+--logits topk:0 | (at least 1)
 --logits topk:99999 | vocabulary has
 --hidden middle | unknown feature
---hidden layer:99 | layers 0
+--hidden layer:99 | --hidden layer:99: the teacher has layers 0
+--attention layer:99 | --attention layer:99: the teacher has layers 0
 --attention groups:0 | unknown feature
 --device toaster | expected auto
 --views 0 | at least 1
@@ -78,6 +79,7 @@ SCORE = """
 --task classify --model teacher --train corpus.txt --dev table.tsv | ends in .tsv
 --task classify --model teacher --train table.tsv --dev nowhere.tsv | check the path
 --task classify --model teacher --train table.tsv --dev table.tsv --text-column x | no column
+--task classify --model teacher --train table.tsv --dev table.tsv --text-column txt | mean text?
 --task pair --model teacher --train table.tsv --dev table.tsv | --text-a-column
 --task qa --model teacher --train table.tsv --dev table.tsv | --question-column
 --task classify --as-is --model teacher --test table.tsv | no classification head
