@@ -224,7 +224,7 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
         return click.Choice(about.choices)
     if kind is Path:
         return click.Path(path_type=Path)
-    numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(), float: click.FLOAT}
+    numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(), float: _Number()}
     read = numbers.get(kind) or Text(about.words, about.paths)
     words = _words_of(settings, name)
     return _NumberOrWord(read, words) if words else read
@@ -242,6 +242,16 @@ class _Count(click.types.IntParamType):
         if not isinstance(value, int) and not re.fullmatch(r"[+-]?\d+", str(value)):
             self.fail(f"{value!r}: expected a whole number, such as 200, 50k or 2m", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class _Number(click.types.FloatParamType):
+    """A number, refused in our words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r}: expected a number, such as 3 or 1e-3", param, ctx)
 
 
 class _NumberOrWord(click.ParamType[Any]):
@@ -353,7 +363,7 @@ def read_values(
             found[name] = about.read(read) if about.read else read
             check_value(settings, name, about, found[name])
         except click.UsageError as error:
-            raise UserError(f"{where}: {name}: {error.format_message()}") from None
+            raise UserError(f"{where}: {name}: {error.message}") from None
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
     return found

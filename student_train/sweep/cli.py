@@ -146,7 +146,8 @@ def sweep(
         raise UserError(
             "--trials: nothing varies; give ranges or lists in --grid FILE.toml, or an option twice"
         )
-    planned = [(point, _options(once, point)) for point in (corners if trials else points)(space)]
+    tried = corners(space) if trials else points(space, f"{grid}: ")
+    planned = [(point, _options(once, point)) for point in tried]
     plan = read_plan(downstream) if downstream else Plan()
     runs = Runs(folder, space, varied(space), trials is not None)
     for _, options in planned:

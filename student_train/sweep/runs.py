@@ -12,6 +12,7 @@ from student_train.output.ranking import SWEEP, Row, ranked
 from student_train.sweep.space import Space, described
 from student_train.sweep.table import CSV, SCORES, write_csv
 from support import files
+from support.differences import differences
 from support.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,9 +59,15 @@ class Runs:
         self.references = dict[str, Any]()  # scores of other models, by name and task
         self.space = described(space) if searched else None
         self.before = read_runs(folder)
-        if self.before and self.before["space"] != json.loads(json.dumps(self.space)):
+        asked = json.loads(json.dumps(self.space))
+        if self.before and self.before["space"] != asked:
+            other = "; ".join(
+                f"{key or 'what is searched'} was {old}, now {new}"
+                for key, old, new in differences(self.before["space"], asked)
+            )
             raise UserError(
-                f"{folder}: holds a sweep of other ranges; give those of then, or another --out"
+                f"{folder}: holds a sweep of other ranges ({other}); give those of then, or another"
+                " --out"
             )
 
     def add(self, run: Run) -> Run:

@@ -123,13 +123,13 @@ def arguments_of(point: Point) -> dict[str, Any]:
     return found
 
 
-def points(space: Space) -> Iterator[Point]:
-    """Yield every combination of the settings. Raises UserError where a range has no end of
-    them."""
+def points(space: Space, where: str = "") -> Iterator[Point]:
+    """Yield every combination of the settings. Raises UserError where a range has no end of them;
+    `where` begins its message."""
     choices = list[Choices]()
     for name, each in space.items():
         if isinstance(each, Interval):
-            raise UserError(f"{name}: a range is searched with --trials N; or give a list")
+            raise UserError(f"{where}{name}: a range is searched with --trials N; or give a list")
         choices.append(each)
     for values in itertools.product(*choices):
         yield dict(zip(space, values, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -137,7 +138,8 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
                 ended = ("failed", {}, reason(error))
             parent.send(("ended", *ended))
     except (Stopped, BrokenPipeError) as stopped:
-        os._exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGTERM))
+        # No os._exit: semaphores, as of progress bars, would be left to a tracker that complains.
+        sys.exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGTERM))
 
 
 def _leave_with_parent() -> None:

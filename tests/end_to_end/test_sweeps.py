@@ -57,7 +57,7 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
         'lr = {low = 1e-4, high = 1e-2, log = true}\nloss = [["mlm"], ["mlm", "kl=0.5"]]'
     )
     words = ("--store", store, *SMALL, "--grid", grid, "--out", out)
-    says(refused(student_sweep, *words), "lr: a range is searched with --trials N")
+    says(refused(student_sweep, *words), f"{grid}: lr: a range is searched with --trials N")
     assert not out.exists()
     first = ok(student_sweep, *words, "--trials", 2)
     assert "[2] lr" in first and states(out) == ["finished"] * 2
@@ -70,7 +70,12 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
     best = min(read(out, "sweep.json"), key=lambda row: row["valid_mlm_per_character"])
     assert f"best      {best['folder']}" in said
     grid.write_text("lr = {low = 0.1, high = 1}")
-    says(refused(student_sweep, *words, "--trials", 2), "other ranges", "another --out")
+    says(
+        refused(student_sweep, *words, "--trials", 2),
+        "other ranges (",
+        "lr.low was",
+        "another --out",
+    )
 
 
 def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Path) -> None:
@@ -208,7 +213,9 @@ def test_processes_that_are_stopped(tmp_path: Path, store: Path) -> None:
     sweep = start("student_train.sweep", *words)
     wait_for(lambda: len(list(out.glob("*/metrics.jsonl"))) == 2, 600)
     sweep.send_signal(signal.SIGINT)
-    assert sweep.wait(600) == 130
+    said = sweep.communicate(timeout=600)[1]
+    assert sweep.returncode == 130 and said.splitlines()[-1].startswith("Stopped: "), said
+    assert "leaked" not in said
     assert not children_of(out)
     assert len({path.parents[1] for path in out.glob("*/checkpoints/step-*.pt")}) == 2
 
@@ -216,9 +223,9 @@ def test_processes_that_are_stopped(tmp_path: Path, store: Path) -> None:
     wait_for(lambda: len(children_of(out)) == 2, 600)
     sweep.kill()
     wait_for(lambda: not children_of(out), 600)  # they notice that it has gone, and save themselves
-    said = invoke(student_sweep, *words[:-2])
-    assert said.exit_code == 0, said.output
-    assert len(re.findall(r"resume    after step \d+", said.output)) == 2
+    done = invoke(student_sweep, *words[:-2])
+    assert done.exit_code == 0, done.output
+    assert len(re.findall(r"resume    after step \d+", done.output)) == 2
     assert states(out) == ["finished"] * 2
 
 

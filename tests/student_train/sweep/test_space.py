@@ -57,7 +57,7 @@ loss = {mlm = 1, kl = {low = 0.5, high = 2}}
         ("", "no settings there"),
         ("rate = [0.1]", "unknown key 'rate'"),
         ("lr = []", "lr: an empty list"),
-        ('lr = ["quick"]', "lr: Invalid value: 'quick' is not a valid float"),
+        ('lr = ["quick"]', "lr: 'quick': expected a number, such as"),
         ("lr = [-1.0]", "--lr -1: expected"),
         ("lr = {low = 1, high = 0}", "low less than high"),
         ("lr = {low = 0, high = 1, log = true}", "low above 0"),
