@@ -44,7 +44,7 @@ def row(name: str, kind: str, made: Exported) -> list[object]:
     assert score is not None  # a table of scores is the check
     memory = "" if figures.memory is None else f"{figures.memory / 1e6:.0f}"
     return [
-        name, f"ONNX, {kind}", f"{figures.bytes / 1e6:.2f}", f"{score / 100:.4f}",
+        name, f"ONNX, {kind}", f"{figures.bytes / 1e6:.2f}", f"{score:.4f}",
         f"{made.keeps:.1%}", f"{figures.load_s:.2f}", f"{figures.sentence_ms:.2f}",
         f"{figures.per_second:,.0f}", memory,
     ]  # fmt: skip
