@@ -277,7 +277,7 @@ def test_bad_rows(tmp_path: Path) -> None:
     for line, told in [
         ('{"text": "b"', "not JSON (Expecting"),
         ('["b"]', 'expected an object like {"text": "..."}, got list'),
-        ('{"txt": "b"}', "no column 'text'; its columns are 'txt'"),
+        ('{"txt": "b"}', "no column 'text'; did you mean txt? its columns are 'txt'"),
         ('{"text": 5}', "expected text in column 'text', got int 5"),
         ("[" * 100_000, "not JSON ("),
     ]:
