@@ -45,10 +45,10 @@ def figures_of(
     # spawned, so that what this process has loaded is neither shared nor counted
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         found = pool.submit(_measured, format, path, output, list(singles), batch).result()
-    return Figures(_size(path), *found)
+    return Figures(size_of(path), *found)
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
     """The bytes of a file and of those that are called as it, or of all weights of a folder."""
     if path.is_dir():
         return sum(each.stat().st_size for each in path.rglob("*.safetensors"))

@@ -3,8 +3,8 @@ and the store's teacher and features decide what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -67,11 +67,7 @@ def check_early(options: TrainOptions) -> None:
     paths = (options.store, *options.others)
     if any("://" in path for path in paths):  # asked once, when the training begins
         return
-    with ExitStack() as opened:
-        stores = [
-            opened.enter_context(closing(open_store(path, allow_partial=options.allow_partial)))
-            for path in paths
-        ]
+    with _opened(paths, options.allow_partial) as stores:
         check(replace(options, cache="none"), *stores)  # the device's memory is torch's to tell
 
 
@@ -119,8 +115,7 @@ def fill_in_batch(given: dict[str, Any], store: FeatureStore) -> None:
 
 def _default_losses(given: dict[str, Any]) -> dict[str, float]:
     paths = (given["store"], *given["others"])
-    with ExitStack() as opened:
-        stores = [opened.enter_context(closing(_opened(given, path))) for path in paths]
+    with _opened(paths, given.get("allow_partial", False)) as stores:
         states = not _is_static(given) and all(store.features.hidden for store in stores)
         return losses_served(stores[0], states)
 
@@ -146,8 +141,13 @@ def losses_served(store: FeatureStore, states: bool = True) -> dict[str, float]:
 
 
 def _store(given: dict[str, Any]) -> FeatureStore:
-    return _opened(given, given["store"])
+    return open_store(given["store"], allow_partial=given.get("allow_partial", False))
 
 
-def _opened(given: dict[str, Any], path: str) -> FeatureStore:
-    return open_store(path, allow_partial=given.get("allow_partial", False))
+@contextmanager
+def _opened(paths: Iterable[str], allow_partial: bool) -> Iterator[list[FeatureStore]]:
+    with ExitStack() as opened:
+        yield [
+            opened.enter_context(closing(open_store(path, allow_partial=allow_partial)))
+            for path in paths
+        ]

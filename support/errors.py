@@ -52,6 +52,6 @@ def first_line(error: BaseException) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Ask whether the known word was meant that is nearest to this one: `did you mean hidden? `, or
-    "" where none is near."""
+    "" where none is near, or the word is known itself."""
     close = get_close_matches(word, list(known), n=1)
-    return f"did you mean {close[0]}? " if close else ""
+    return f"did you mean {close[0]}? " if close and close[0] != word else ""

@@ -4,10 +4,9 @@
 
 Trains from vectors and states of sentences of novels, of an encyclopedia, reviews, requests, the
 web and questions, of random words of the teacher's vocabulary, and of the documents that are
-searched, and scores tables of similarity and search, of which no pair and no query was trained
-on. Students that others make of the
-same teacher stand beside them; Model2Vec's where it is installed (`pip install
-'model2vec[distill]'`). What is finished in --work is not made again.
+searched, and scores tables of similarity and search, of which no pair and no query was trained on.
+Students that others make of the same teacher stand beside them; Model2Vec's where it is installed
+(`pip install 'model2vec[distill]'`). What is finished in --work is not made again.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from downstream.search.beir import read_collection
 from downstream.search.rankings import retrieved
 from downstream.tasks.tagged_sentences import read_tagged
 from store import open_store
+from student_export.measuring import size_of
 from student_train.arguments import options_from
 from student_train.output.run import run
 from support.arrays import Floats
@@ -197,17 +197,13 @@ def figures(embedder: Embedder, teacher: Teacher, data: Path) -> list[float]:
     ]
 
 
-def megabytes(folder: Path) -> float:
-    return sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
-
-
 def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> tuple[float, float]:
     """Train a student by the default recipe, unless it is there; returns its MB and minutes."""
     settings = {"vocab": "5k", "student": student, "epochs": epochs, "seed": seed, "out": out}
     if not (out / "model.safetensors").exists():
         run(options_from({"store": (str(store),), "cache": "ram", **settings}), say=click.echo)
     report = json.loads((out / "training.json").read_text())
-    return megabytes(out), report["result"]["seconds"] / 60
+    return size_of(out) / 1e6, report["result"]["seconds"] / 60
 
 
 @click.command()
@@ -255,7 +251,7 @@ def main(
     for name, make in peers(model, path).items():
         folder = work / re.sub(r"\W+", "-", name.lower())
         minutes = made(make, folder)
-        cost = megabytes(folder), minutes
+        cost = size_of(folder) / 1e6, minutes
         rows.append(row(name, [cost], [figures(Embedder(str(folder)), teacher, data)]))
     for student in students.split(","):
         folders = [work / f"{student.replace(':', '-')}-{seed}" for seed in range(seeds)]

@@ -51,6 +51,11 @@ class ArraySpec:
     packing: Packing | None = FAST
     per_token: bool = False
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array, unpacked."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
     def rows(self, token_rows: int, chunk_bytes: int) -> int:
         """Rows of a chunk: `token_rows`, or the power of two that stays within `chunk_bytes`."""
         length = max(1, self.shape[0])

@@ -8,8 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from store.containers.hdf5.tree import Hdf5Source
 from store.errors import StoreError
 from store.format.features import EmbeddingSpec, Features, TaskSpec
@@ -77,8 +75,8 @@ def _encoded(store: FeatureStore) -> Counter[str]:
     more = len(store.manifest.parts) - 1  # of a part's arrays some have a row more than it counts
     none = part_arrays(store.features, Counts.of_flat([0] * len(totals.flat())))
     for name, spec in part_arrays(store.features, totals).items():
-        size = int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
-        over = int(np.prod(none[name].shape, dtype=np.int64)) * spec.dtype.itemsize
+        size = spec.nbytes
+        over = none[name].nbytes
         kinds[name.rpartition("/")[0]] += size + more * over
     return kinds
 

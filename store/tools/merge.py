@@ -44,6 +44,14 @@ def facts(store: FeatureStore) -> dict[str, Any]:
     return {**store.identity, "config": config}
 
 
+def fact_differences(
+    one: Mapping[str, Any], other: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+    """`differences` of what `facts` gives. The many of a configuration come last: of two teachers
+    the first few are told."""
+    return sorted(differences(one, other), key=lambda each: each[0].startswith("config."))
+
+
 def is_merged(corpus: Any) -> bool:
     """Whether a store of this corpus, or one that it grew from, was merged of several."""
     if not isinstance(corpus, Mapping):
@@ -69,7 +77,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         both = f"{first.path} and {other.path}"
         unlike = [
             f"{key} is {one} and {two}"
-            for key, one, two in differences(facts(first), facts(other))
+            for key, one, two in fact_differences(facts(first), facts(other))
             if key.split(".")[0] != "corpus" and key not in free(first.features)
         ]
         if unlike:

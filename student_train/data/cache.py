@@ -159,11 +159,10 @@ def check_cache(
     on_device = in_ram = 0
     for store, kinds, views in needs:
         for path, _, spec in _read(store, kinds, views):
-            size = _bytes(spec)
             if cache == "device" and _group(path) in ON_DEVICE:
-                on_device += size
+                on_device += spec.nbytes
             else:
-                in_ram += size
+                in_ram += spec.nbytes
     if device.type == "cuda":
         where = f"the memory of {torch.cuda.get_device_name(device)}"
         _check_fits(cache, on_device, free_memory_of(device), where)
@@ -209,10 +208,6 @@ def _read(
         for path, spec in part_arrays(store.features, part.counts).items():
             if not path.startswith("view") or path.startswith(read):
                 yield path, part.arrays[path].sha256, spec
-
-
-def _bytes(spec: ArraySpec) -> int:
-    return spec.dtype.itemsize * int(np.prod(spec.shape, dtype=np.int64))
 
 
 def free_memory_of(device: torch.device) -> int:

@@ -66,12 +66,6 @@ def run(
         return train_student(options, stores, resume=resume, say=say, ranks=ranks)
 
 
-def _of_texts(options: TrainOptions) -> bool:
-    """Whether a loss, perhaps of a stage, reads vectors of texts."""
-    weights = [options.loss, *(stage.get("loss", {}) for stage in options.stages)]
-    return any(loss.of_text for each in weights for loss in named(each))
-
-
 @contextmanager
 def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
     """Open the stores that a student learns from, until the end of the block.
@@ -140,7 +134,8 @@ def train_student(
                 go_on(out, before, begun, say)
             for line in begun["start"]:
                 say(f"start     {line}")
-            if any(each.features.embedding for each in stores) and not _of_texts(options):
+            of_texts = any(loss.of_text for loss in named(options.losses()))
+            if not of_texts and any(each.features.embedding for each in stores):
                 say("losses    none of them learns from the vectors of texts in the store")
             if ranks.lead:
                 out.mkdir(exist_ok=True)

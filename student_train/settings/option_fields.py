@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from store.containers.cache_word import PREFIX, SHARED
 from student_train.losses import registry
 from student_train.settings import alignments
 from student_train.settings.loss_alignments import check_alignments
@@ -38,7 +39,8 @@ from training.rare_masks import MASK_WORDS
 from training.schedule import SCHEDULES
 from training.trackers import TRACKERS, check_known, parse_trackers
 
-FREEZABLE = r"embeddings|words|positions|types|layers(\.[1-9][0-9]*)?|head|projection"
+PART_WORDS = ("embeddings", "words", "positions", "types", "layers", "head", "projection")
+FREEZABLE = "|".join((*PART_WORDS, r"layers\.[1-9][0-9]*"))
 PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"
 SEEDS = 2**32
 
@@ -330,7 +332,7 @@ class OptionFields:
         (),
         "Parts that keep their weights, a comma list: embeddings (or of them words, positions,"
         " types), layers, layers.N, head, projection.",
-        words=("embeddings", "words", "positions", "types", "layers", "head", "projection"),
+        words=PART_WORDS,
         read=_parse_parts,
         check=_check_parts,
         scope={STAGE},
@@ -403,7 +405,7 @@ class OptionFields:
         " all trainings that name DIR (/dev/shm/NAME), such as the students of a sweep;"
         " disk:DIR,SIZE: what is read of a store behind a URL stays in DIR on a local disk, at"
         " most SIZE of it (100GB), for all trainings that name it. The student is the same.",
-        words=(*CACHES, "shared:", "disk:"),
+        words=(*CACHES, SHARED, PREFIX),
         check=check_cache_word,
         scope={COMMAND, ONCE, MACHINE},
     )

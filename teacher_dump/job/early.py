@@ -22,8 +22,8 @@ def check_config(options: DumpOptions, model: ResolvedModel) -> None:
     config = config_of(model)
     layers = layers_of(config)
     if layers is not None:
-        layer_groups(options.hidden, layers, "--hidden")
-        layer_groups(options.attention, layers, "--attention")
+        layer_groups(options.hidden, layers, "--hidden ")
+        layer_groups(options.attention, layers, "--attention ")
     pieces = config.get("vocab_size")
     if options.logits and isinstance(pieces, int):
         parse_logits(options.logits, 1, pieces)

@@ -63,9 +63,8 @@ def _refuse(out: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
     differ = [f"{key} is {old} there and {new} now" for key, old, new in each]
     if differ:
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)
-        if grows:
-            differ[-1] += f" (to dump only what is new: --grow-from {out} --out ANOTHER)"
+        way = f" (to dump only what is new: --grow-from {out} --out ANOTHER)" if grows else ""
         raise UserError(
-            f"{out}: exists already and is finished, made by other arguments: {told(differ)};"
+            f"{out}: exists already and is finished, made by other arguments: {told(differ)}{way};"
             f" {ANOTHER}"
         )

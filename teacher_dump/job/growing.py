@@ -21,7 +21,7 @@ from store import Features, FeatureStore, StoreWriter, open_store
 from store.extras.mixed_vocab import MixedVocab
 from store.extras.word_counts import WordCounts
 from store.tools.documents import document_numbers, stored_digests
-from store.tools.merge import facts, free, is_merged
+from store.tools.merge import fact_differences, facts, free, is_merged
 from store.tools.taking import take_part
 from support.arrays import Array
 from support.console import counted
@@ -77,7 +77,7 @@ class Growth:
         merged = is_merged(self.store.identity.get("corpus"))
         found = [
             (key, old, new)
-            for key, old, new in differences(then, now)
+            for key, old, new in fact_differences(then, now)
             if key.split(".")[0] != "corpus"
             and key not in free(features) - BOUND
             and not (merged and key not in BOUND and old == ABSENT)

@@ -144,14 +144,14 @@ class DumpOptions:
         " embeddings) | none; a comma list for several; auto: mean, with --head embedding or"
         " score none. Where no feature is asked for of minilm: its embedding and layer:6.",
         words=(AUTO, "mean", "mean:0", "groups:", "layer:", "none"),
-        check=partial(feature_words, option="--hidden"),
+        check=partial(feature_words, where="--hidden "),
     )
     attention: str = option(
         AUTO,
         "Attention maps: mean | groups:N | layer:I | none; auto: mean, with --head embedding or"
         " score none.",
         words=(AUTO, "mean", "groups:", "layer:", "none"),
-        check=partial(feature_words, option="--attention"),
+        check=partial(feature_words, where="--attention "),
     )
     views: int = option(
         1,

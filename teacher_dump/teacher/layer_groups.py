@@ -8,9 +8,9 @@ from support.errors import UserError
 WORDS = ("mean", "mean:0", "groups:N", "layer:I")
 
 
-def feature_words(spec: str, option: str = "") -> list[tuple[str, int]]:
+def feature_words(spec: str, where: str = "") -> list[tuple[str, int]]:
     """Read `mean`, `mean:0`, `groups:3`, `layer:4` or a comma list as (kind, number) each; [] for
-    `none`. The number of a mean is its first layer. `option` is what an error names.
+    `none`. The number of a mean is its first layer. An error begins with `where`.
 
     Raises UserError for an unknown word and for `none` beside others.
     """
@@ -19,18 +19,18 @@ def feature_words(spec: str, option: str = "") -> list[tuple[str, int]]:
     for word in words if words != ["none"] else ():
         kind, _, number = word.partition(":")
         if word == "none":
-            raise UserError(f"{option} {spec}: none beside others; leave it out".lstrip())
+            raise UserError(f"{where}{spec}: none beside others; leave it out")
         if word in ("mean", "mean:0"):
             found.append((kind, int(number or 1)))
         elif number.isdecimal() and (kind == "layer" or (kind == "groups" and int(number) > 0)):
             found.append((kind, int(number)))
         else:
             expected = f"expected {', '.join(WORDS)} or none"
-            raise UserError(f"{option} {spec}: unknown feature {word!r}: {expected}".lstrip())
+            raise UserError(f"{where}{spec}: unknown feature {word!r}: {expected}")
     return found
 
 
-def layer_groups(spec: str, layers: int, option: str = "") -> dict[str, list[int]]:
+def layer_groups(spec: str, layers: int, where: str = "") -> dict[str, list[int]]:
     """Return the names and layer numbers of a feature option, such as `mean`, `mean:0`, `groups:3`,
     `layer:4` or a comma list of them.
 
@@ -42,14 +42,14 @@ def layer_groups(spec: str, layers: int, option: str = "") -> dict[str, list[int
     groups that do not divide the layers.
     """
     groups: dict[str, list[int]] = {}
-    for kind, number in feature_words(spec, option):
+    for kind, number in feature_words(spec, where):
         if kind == "mean":
             groups["mean" if number else "mean0"] = list(range(number, layers + 1))
         elif kind == "groups":
             if layers % number:
                 raise UserError(
-                    f"{option} groups:{number}: {counted(layers, 'layer')} cannot be cut into"
-                    f" {number} equal groups; choose a divisor of {layers}".lstrip()
+                    f"{where}groups:{number}: {counted(layers, 'layer')} cannot be cut into"
+                    f" {number} equal groups; choose a divisor of {layers}"
                 )
             size = layers // number
             for i in range(number):
@@ -57,8 +57,7 @@ def layer_groups(spec: str, layers: int, option: str = "") -> dict[str, list[int
         else:
             if number > layers:
                 raise UserError(
-                    f"{option} layer:{number}: the teacher has layers 0 (embeddings) to"
-                    f" {layers}".lstrip()
+                    f"{where}layer:{number}: the teacher has layers 0 (embeddings) to {layers}"
                 )
             groups[f"layer{number}"] = [number]
     return groups
