@@ -49,8 +49,9 @@ def outside_arrays(
     for name, data in files.items():
         yield f"teacher/files/{name}", np.frombuffer(data, np.uint8)
     for name, array in weights.items() if isinstance(weights, Mapping) else weights:
-        with np.errstate(over="ignore"):
-            yield f"teacher/weights/{name}", np.atleast_1d(array).astype(np.float16)
+        with np.errstate(over="ignore"):  # not for who takes it, which may never come back
+            half = np.atleast_1d(array).astype(np.float16)
+        yield f"teacher/weights/{name}", half
     if head is not None:
         for key, values in zip(("weight", "bias"), head, strict=True):
             yield f"teacher/head/{key}", np.asarray(values, np.float32)
