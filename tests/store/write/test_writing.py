@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Generator
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,7 @@ def test_weights_that_nobody_takes_any_more_end_in_silence() -> None:
     """As on a full disk: what is left of them may end in another thread's context."""
     weights = {"a": np.ones(3, np.float32), "b": np.full(3, 1e9, np.float32)}
     arrays, before = outside_arrays(Features(width=4), {}, {}, weights, None), np.geterr()
+    assert isinstance(arrays, Generator)
     assert next(arrays)[0] == "teacher/weights/a"
     assert np.geterr() == before
     copy_context().run(arrays.close)
