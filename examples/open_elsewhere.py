@@ -49,5 +49,7 @@ def _first(array: Any) -> Found:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     for reader in [with_h5py] if sys.argv[1].endswith(".h5") else [with_zarr, with_xarray]:
         print(reader.__name__, *reader(sys.argv[1]))

@@ -64,4 +64,6 @@ def train(store: str, out: str, vocab: str = "5k", epochs: int = 3) -> list[floa
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     train(sys.argv[1], sys.argv[2])

@@ -33,4 +33,6 @@ def train(store: str, out: str, vocab: str = "5k", width: int = 128, epochs: int
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     train(sys.argv[1], sys.argv[2])

@@ -96,5 +96,7 @@ def read_store(path: Path) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     for key, values in next(read_store(Path(sys.argv[1]))).items():
         print(key, values if isinstance(values, str) else values.shape)

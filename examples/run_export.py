@@ -11,6 +11,8 @@ import numpy as np
 import onnxruntime  # type: ignore[import-untyped,unused-ignore]
 from tokenizers import Tokenizer
 
+if len(sys.argv) < 3:
+    sys.exit(__doc__)
 folder, texts = Path(sys.argv[1]), sys.argv[2:]
 about = json.loads((folder / "export.json").read_text("utf-8"))
 tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

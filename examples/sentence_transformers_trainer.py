@@ -44,4 +44,6 @@ def train(store: str, model: str, out: str, epochs: int = 1, batch: int = 32) ->
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     train(sys.argv[1], sys.argv[2], sys.argv[3])

@@ -264,7 +264,7 @@ def test_nobody_answers() -> None:
 def test_a_slow_network_is_told(
     s3: S3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(network, "QUIET", 0.05)
+    monkeypatch.setattr(network, "QUIET", 0.0)
     s3.weather = Weather({"503": 0.6})
     open_store(URL)
     assert any("HTTP 503 SlowDown" in line and "asking for up to 20 s" in line
