@@ -38,15 +38,15 @@ venv: .venv/dev.stamp
 demo: .venv/minilm.stamp
 	.venv/bin/python -m benchmarks.demo $(ARGS)
 
-# Processes of one thread, as many as tests/conftest.py says, but no more than fit into 8 GB. Files
-# in the order of their folders: those of few, long tests would be the last by pytest-xdist's own
-# order, and the other processes wait.
+# A process for each core, each of one thread, but no more than fit into 8 GB. Files in the order of
+# their folders: those of few, long tests would be the last by pytest-xdist's own order, and the other
+# processes wait.
 test: export OMP_NUM_THREADS ?= 1
 test: .venv/dev.stamp
-	.venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	.venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-apart: .venv/dev.stamp
-	.venv/bin/python -m pytest -q -n auto --maxprocesses 4 -m apart $(ARGS)
+	.venv/bin/python -m pytest -q -n logical --maxprocesses 4 -m apart $(ARGS)
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check

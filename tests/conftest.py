@@ -37,12 +37,6 @@ from tests.texts import SENTENCES
 settings.register_profile("untimed", deadline=None)  # a first example may train a tokenizer
 settings.load_profile("untimed")
 
-
-def pytest_xdist_auto_num_workers() -> int:
-    """A process more than there are cores: a quarter of their time tests wait for others."""
-    return (os.cpu_count() or 1) + 1
-
-
 TOKENIZER_KINDS = ("wordpiece", "wordpiece-lower", "bpe", "unigram")
 TEACHER_KINDS = ("bert", "roberta", "deberta", "electra", "xlmr", "distilbert", "modernbert")
 TOKENIZER_OF = {

@@ -25,7 +25,8 @@ DIFFERENCES: Mapping[str, tuple[str, ...]] = {
     "plateau schedule": ("--schedule", "plateau"),
     "rare words masked more often": ("--mask-words", "rare"),
 }  # fmt: skip
-"""Words of `student-train`, each of a published arm. They stand in the place of ours."""
+"""Words of `student-train`, each of a published arm. They stand in the place of ours, for every
+source; a source has more of its own."""
 
 
 def differing(source: Source) -> Source:
@@ -38,7 +39,7 @@ def differing(source: Source) -> Source:
         raise UserError(f"--differences: are of masked LMs, not of {source.title}")
     arms = {
         f"{OURS}, {name}": replace(ours, words=_instead(ours, words))
-        for name, words in DIFFERENCES.items()
+        for name, words in {**DIFFERENCES, **source.differences}.items()
     }
     return replace(
         source,

@@ -113,6 +113,14 @@ SMALL = Source(
     prepare=slovak,
     student_dump=("--limit", "40000", "--hidden", "layer:3", *VIEWS),
     published=TABLE_5_1,
+    differences={
+        "layers of 2": ("--init", "layers:1,3,5"),
+        "losses of 2": ("--loss", "kl=0.625,mlm=0.25,cosine=0.125"),
+        "rate of 2": ("--lr", "5e-4"),
+        "layers and losses of 2": (
+            "--init", "layers:1,3,5", "--loss", "kl=0.625,mlm=0.25,cosine=0.125",
+        ),
+    },
 )  # fmt: skip
 
 

@@ -139,6 +139,7 @@ class Source:
     best: the paper's own best arm, which `OURS` is compared with.
     student_dump: words of `teacher-dump` for students that are teachers themselves.
     joined: a row of several arms, which do not have one each: by test file the arm that it is of.
+    differences: words of `student-train` in which the paper's best differs from ours.
     """
 
     title: str
@@ -152,3 +153,4 @@ class Source:
     student_dump: tuple[str, ...] = ()
     published: Published | None = None
     joined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

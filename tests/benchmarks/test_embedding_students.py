@@ -14,6 +14,7 @@ from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
 from tests.texts import ENGLISH, SLOVAK
 
 
+@pytest.mark.apart
 def test_students_are_trained_and_scored_beside_the_teacher(
     tmp_path: Path, tiny_teacher: TinyTeacher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

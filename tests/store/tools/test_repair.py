@@ -53,7 +53,7 @@ def flip_in(path: Path, part: int, array: str) -> None:
     if path.is_dir():
         (file,) = (path / f"parts/{part}/{array}/c").rglob("0*")
         flip(
-            next(f for f in (path / f"parts/{part}/{array}").rglob("*") if f.parent.name != array),
+            next(f for f in (path / f"parts/{part}/{array}/c").rglob("*") if f.is_file()),
             9,
             1,
         )
