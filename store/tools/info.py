@@ -106,7 +106,7 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
         ("teacher", _teacher(store.identity.get("teacher"))),
         *(("corpus", line) for line in _corpus(store.identity.get("corpus"))),
         ("size", size),
-        ("hidden", f"{', '.join(features.hidden) or 'none'} ({features.width} wide)"),
+        ("hidden", _hidden(features)),
         ("attention", ", ".join(features.attention) or "none"),
         ("logits", _logits(features)),
         *([("task", _task(task))] if (task := features.task) else []),
@@ -125,6 +125,11 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
         lines.append(f"{'' if name == previous else name:<11} {value}")
         previous = name
     return lines + _by_feature(about)
+
+
+def _hidden(features: Features) -> str:
+    """The names of the states, and how wide they are."""
+    return f"{', '.join(features.hidden)} ({features.width} wide)" if features.hidden else "none"
 
 
 def _by_feature(about: Mapping[str, Any]) -> list[str]:

@@ -105,7 +105,9 @@ def test_conversions_and_merges(made: Made, tmp_path: Path) -> None:
         merge([tmp_path / "one.zarr", tmp_path / "other.zarr"], tmp_path / "no.zarr")
 
 
-def test_people_are_told(made: Made) -> None:
+def test_people_are_told(made: Made, tmp_path: Path) -> None:
+    make_store(tmp_path / "alone.zarr", alone())
+    assert "hidden      none\n" in "\n".join(info_lines(open_store(tmp_path / "alone.zarr")))
     fs = open_store(made("zarr", "default", "embedding")[0])
     lines = "\n".join(info_lines(fs))
     assert "embedding   33 wide, mean, of length 1, prompt 'the story '" in lines
