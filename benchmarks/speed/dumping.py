@@ -6,7 +6,8 @@ All read the same windows, and none is timed in the first part of them: there li
 a dump does what it does once (calibration, the teacher's files). The bare pass: the same batches,
 nothing kept. The straightforward dump: what a script does that asks transformers for everything
 (hidden states and attention maps of all layers, all logits), takes topk and logsumexp, and appends
-to arrays with zarr-python, in batches of the corpus' order.
+to arrays with zarr-python, in batches of the corpus' order; vectors of texts it takes from
+sentence-transformers.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ BATCHES = (2048, 8192, 32_768)
 FEATURES: dict[str, dict[str, Any]] = {
     "hidden states": {"head": "none", "attention": "none", "logits": "none"},
     "all features": {"head": "auto", "attention": "mean", "logits": f"topk:{KEPT}"},
-}
+    "vectors of texts": {
+        "head": "embedding", "pooling": "mean", "hidden": "none", "attention": "none",
+        "logits": "none",
+    },
+}  # fmt: skip
 HEAD = (
     "features",
     "",
@@ -60,8 +65,9 @@ def parts_of(options: DumpOptions) -> list[list[Window]]:
     """The windows of every part, as the dump cuts them."""
     tokenizer = load_teacher(options.model, head="none").tokenizer
     windows = iter_windows(
-        Corpus.open(options.sources()), tokenizer, options.max_length or 128, options.stride
-    )
+        Corpus.open(options.sources()), tokenizer, options.max_length or 128, options.stride,
+        one_each=options.head == "embedding",
+    )  # fmt: skip
     return list(gathered(windows, options.part_tokens, options.limit))
 
 
@@ -78,7 +84,7 @@ def network(options: DumpOptions, **settings: Any) -> Any:
     """The teacher as transformers loads it, on its device."""
     from transformers import AutoModel, AutoModelForMaskedLM
 
-    kind = AutoModel if options.head == "none" else AutoModelForMaskedLM
+    kind = AutoModelForMaskedLM if options.head == "auto" else AutoModel
     folder = resolve_model(options.model).path_or_id
     dtype = PRECISIONS[options.precision]
     model = kind.from_pretrained(folder, dtype=dtype, **settings).eval()
@@ -155,6 +161,25 @@ def straightforward(options: DumpOptions) -> Figures:
         return speed_of(begun, parts)
 
 
+def encoded(options: DumpOptions) -> Figures:
+    """Keep the vectors of sentence-transformers, which orders the texts of a call by length."""
+    from sentence_transformers import SentenceTransformer
+
+    parts, path = parts_of(options), resolve_model(options.model).path_or_id
+    settings = {"dtype": PRECISIONS[options.precision]}
+    device = options.resolved().device
+    model = SentenceTransformer(path, device=device, model_kwargs=settings)
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = Arrays(zarr.open_group(folder, mode="w"))
+        begun = 0.0
+        for number, part in enumerate(parts):
+            begun = time.perf_counter() if number == 1 else begun
+            texts = [window.text for window in part]
+            vectors = model.encode(texts, batch_size=PLAIN_BATCH, convert_to_tensor=True)
+            arrays.put("vectors", vectors)
+        return speed_of(begun, parts)
+
+
 def batches_of_texts(parts: list[list[Window]]) -> Iterator[tuple[int, list[str]]]:
     """Batches of texts in the order of the corpus, each with the number of its part."""
     for number, part in enumerate(parts):
@@ -182,7 +207,9 @@ def compared(options: DumpOptions) -> dict[str, Callable[[], Figures]]:
     return {
         "bare forward pass": partial(bare, options),
         "ours": partial(ours, options),
-        "straightforward": partial(straightforward, options),
+        "straightforward": partial(
+            encoded if options.head == "embedding" else straightforward, options
+        ),
     }
 
 
@@ -217,7 +244,7 @@ def memories(options: DumpOptions) -> list[list[object]]:
 
 @click.command()
 @of_text(48_000)
-@click.option("--features", type=click.Choice([*FEATURES]), help="Of both, this one alone.")
+@click.option("--features", type=click.Choice([*FEATURES]), help="Of all, these alone.")
 @click.option("--part-tokens", default=16_000)
 @click.option("--batch-tokens", default=8192)
 @click.option("--precision", default="fp32")

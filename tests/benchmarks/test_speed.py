@@ -104,15 +104,15 @@ def test_dumps(
 
     monkeypatch.setattr(dumping.Arrays, "put", counted)
     monkeypatch.setattr(dumping, "dump", lambda *given: made.append(dump(*given)))
-    for work in (dumping.bare, dumping.ours, dumping.straightforward):
-        assert min(work(options).values()) > 0
+    for work in dumping.compared(options).values():
+        assert min(work().values()) > 0
     windows = [window for part in dumping.parts_of(options) for window in part]
     tokens = sum(len(window.ids) for window in windows)
-    per_token = {"hidden": tokens}
+    rows = {"vectors": len(windows)} if options.pooling else {"hidden": tokens}
     if features == "all features":
-        per_token |= dict.fromkeys(("ids", "logprobs", "log_partition"), tokens)
-        per_token["attention"] = sum(len(window.ids) ** 2 for window in windows)
-    assert stored == per_token and [done.tokens for done in made] == [tokens]
+        rows |= dict.fromkeys(("ids", "logprobs", "log_partition"), tokens)
+        rows["attention"] = sum(len(window.ids) ** 2 for window in windows)
+    assert stored == rows and [done.tokens for done in made] == [tokens]
 
 
 @pytest.mark.parametrize("grouped", fine_tuning.ORDERS.values())
