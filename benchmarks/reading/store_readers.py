@@ -12,7 +12,7 @@ import zarr
 
 from benchmarks.reading.record_formats import Arrow, HuggingFace, LitData, Mosaic
 from benchmarks.reading.workload import BATCH_TOKENS, MAPS, Arrays, Corpus, Epoch
-from store import open_store
+from store import FeatureStore, open_store
 from store.containers.zarr.tree import ZarrSource
 from store.read.pool import Buffers
 from store.read.stream import gather_maps
@@ -48,7 +48,8 @@ class Stream:
     def open(self, corpus: Corpus, path: Path) -> Epoch:
         store = open_store(self.path)
         if self.source:
-            store.source = self.source(str(self.path))
+            source = self.source(str(self.path))
+            store = FeatureStore(source, source.attributes(), store.features, store.manifest)
         blocks = store.blocks()
         mine = blocks if self.half is None else blocks[self.half :: 2]
 
@@ -80,6 +81,8 @@ def by_zarr_python(path: str) -> ZarrSource:
 
     class Source(ZarrSource):
         def array(self, name: str) -> Any:
+            if not name.startswith("parts/"):
+                return super().array(name)
             part = "/".join(name.split("/")[:2])
             tokens = zarr.open_array(f"{path}/{part}/token/id", mode="r").shape[0]
             return Slices(zarr.open_array(f"{path}/{name}", mode="r"), max(1, tokens // 4096))
@@ -106,6 +109,8 @@ def by_tensorstore(path: str) -> ZarrSource:
 
     class Source(ZarrSource):
         def array(self, name: str) -> Any:
+            if not name.startswith("parts/"):
+                return super().array(name)
             kept = {"driver": "file", "path": f"{path}/{name}"}
             return Slices(tensorstore.open({"driver": "zarr3", "kvstore": kept}).result())
 

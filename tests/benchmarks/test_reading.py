@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 from benchmarks.common import synthetic
 from benchmarks.reading import rounds
@@ -78,3 +79,19 @@ def test_a_synthetic_store_is_like_a_real_one(tmp_path: Path) -> None:
     synthetic.make_store(tmp_path / "b.zarr", 9000, synthetic.features_of(16, 4))
     again = open_store(tmp_path / "b.zarr")
     assert again.manifest.parts == store.manifest.parts
+
+
+def test_zarr_python_reads_where_it_is_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, opened, real = Bench(tmp_path, 1500, 16, 4), list[str](), zarr.open_array
+
+    def noted(name: str, **options: Any) -> Any:
+        opened.append(name)
+        return real(name, **options)
+
+    monkeypatch.setattr(zarr, "open_array", noted)
+    for name, reads in (("ours, Zarr", False), ("zarr-python", True)):
+        peer, path = next((p, path) for p, path in bench.peers if p.name == name)
+        assert sums(peer.open(bench.corpus, path)(0)) == bench.expected
+        assert any("parts/0/view0/hidden" in each for each in opened) == reads
