@@ -60,6 +60,17 @@ class Stream:
         return epoch
 
 
+class PartsBy(ZarrSource):
+    """A store on disk whose parts another reader reads; ours, what lies outside of them."""
+
+    def __init__(self, path: str, read: Callable[[str], Any]) -> None:
+        super().__init__(path)
+        self.read = read
+
+    def array(self, name: str) -> Any:
+        return self.read(name) if name.startswith("parts/") else super().array(name)
+
+
 def by_zarr_python(path: str) -> ZarrSource:
     """Read a slice for each array of each block of 4,096 tokens, by zarr-python."""
 
@@ -79,15 +90,12 @@ def by_zarr_python(path: str) -> ZarrSource:
         def prefetch(self, begin: int, end: int) -> None:
             pass
 
-    class Source(ZarrSource):
-        def array(self, name: str) -> Any:
-            if not name.startswith("parts/"):
-                return super().array(name)
-            part = "/".join(name.split("/")[:2])
-            tokens = zarr.open_array(f"{path}/{part}/token/id", mode="r").shape[0]
-            return Slices(zarr.open_array(f"{path}/{name}", mode="r"), max(1, tokens // 4096))
+    def read(name: str) -> Slices:
+        part = "/".join(name.split("/")[:2])
+        tokens = zarr.open_array(f"{path}/{part}/token/id", mode="r").shape[0]
+        return Slices(zarr.open_array(f"{path}/{name}", mode="r"), max(1, tokens // 4096))
 
-    return Source(path)
+    return PartsBy(path, read)
 
 
 def by_tensorstore(path: str) -> ZarrSource:
@@ -107,14 +115,11 @@ def by_tensorstore(path: str) -> ZarrSource:
         def prefetch(self, begin: int, end: int) -> None:
             pass
 
-    class Source(ZarrSource):
-        def array(self, name: str) -> Any:
-            if not name.startswith("parts/"):
-                return super().array(name)
-            kept = {"driver": "file", "path": f"{path}/{name}"}
-            return Slices(tensorstore.open({"driver": "zarr3", "kvstore": kept}).result())
+    def read(name: str) -> Slices:
+        kept = {"driver": "file", "path": f"{path}/{name}"}
+        return Slices(tensorstore.open({"driver": "zarr3", "kvstore": kept}).result())
 
-    return Source(path)
+    return PartsBy(path, read)
 
 
 class Npy:

@@ -75,9 +75,7 @@ def _encoded(store: FeatureStore) -> Counter[str]:
     more = len(store.manifest.parts) - 1  # of a part's arrays some have a row more than it counts
     none = part_arrays(store.features, Counts.of_flat([0] * len(totals.flat())))
     for name, spec in part_arrays(store.features, totals).items():
-        size = spec.nbytes
-        over = none[name].nbytes
-        kinds[name.rpartition("/")[0]] += size + more * over
+        kinds[name.rpartition("/")[0]] += spec.nbytes + more * none[name].nbytes
     return kinds
 
 

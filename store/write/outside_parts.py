@@ -49,7 +49,7 @@ def outside_arrays(
     for name, data in files.items():
         yield f"teacher/files/{name}", np.frombuffer(data, np.uint8)
     for name, array in weights.items() if isinstance(weights, Mapping) else weights:
-        with np.errstate(over="ignore"):  # not for who takes it, which may never come back
+        with np.errstate(over="ignore"):  # not around the yield: nobody may ask again
             half = np.atleast_1d(array).astype(np.float16)
         yield f"teacher/weights/{name}", half
     if head is not None:
