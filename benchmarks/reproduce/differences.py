@@ -24,6 +24,7 @@ DIFFERENCES: Mapping[str, tuple[str, ...]] = {
     "reduce, frozen projection": ("--align", "reduce", "--projection", "frozen"),
     "plateau schedule": ("--schedule", "plateau"),
     "rare words masked more often": ("--mask-words", "rare"),
+    "means of layers": ("--init", "teacher"),
 }  # fmt: skip
 """Words of `student-train`, each of a published arm. They stand in the place of ours, for every
 source; a source has more of its own."""

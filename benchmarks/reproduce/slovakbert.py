@@ -84,6 +84,7 @@ def slovak(work: Work) -> Prepared:
     return Prepared([store], teacher, [SLOVAK])
 
 
+LOSSES_OF_2 = ("--loss", "kl=0.625,mlm=0.25,cosine=0.125")
 SHORT = ("--steps", "64", "--batch-tokens", "1024", "--eval-every", "64", "--accumulate", "1")
 SMALL = Source(
     title="The SlovakBERT thesis in miniature",
@@ -114,12 +115,8 @@ SMALL = Source(
     student_dump=("--limit", "40000", "--hidden", "layer:3", *VIEWS),
     published=TABLE_5_1,
     differences={
-        "layers of 2": ("--init", "layers:1,3,5"),
-        "losses of 2": ("--loss", "kl=0.625,mlm=0.25,cosine=0.125"),
-        "rate of 2": ("--lr", "5e-4"),
-        "layers and losses of 2": (
-            "--init", "layers:1,3,5", "--loss", "kl=0.625,mlm=0.25,cosine=0.125",
-        ),
+        "losses of 2": LOSSES_OF_2,
+        "means of layers, losses of 2": ("--init", "teacher", *LOSSES_OF_2),
     },
 )  # fmt: skip
 

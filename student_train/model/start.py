@@ -17,7 +17,12 @@ from store.extras.mixed_vocab import MixedVocab
 from student_train.model.any_student import parts_of
 from student_train.model.model_folder import ModelFolder, Source
 from student_train.model.named_start import check_pieces, other_teacher
-from student_train.model.teacher_layers import cut_layers, layer_count, take_transform
+from student_train.model.teacher_layers import (
+    cut_layers,
+    layer_count,
+    layer_groups,
+    take_transform,
+)
 from student_train.settings.words import check_start
 from support.arrays import Array
 from support.errors import UserError
@@ -49,7 +54,9 @@ def initialise(
     - `mixed-vocab`: takes the word embeddings that a mixed-vocabulary training left in the store
       (Zhao et al. 2021); the rest is random.
     - `random`: takes nothing.
-    - `auto`: is `teacher` where its layers can be cut for the student, else `svd`, else `random`.
+    - `auto`: is `layers` of the first layer of each such group, or `teacher` where a store is of a
+      task or of vectors of texts, where layers can be cut for the student; else `svd`, else
+      `random`.
 
     (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al. 2019,
     section 3.)
@@ -176,10 +183,17 @@ def _word_embeddings(weights: Mapping[str, Array]) -> str | None:
 
 
 def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
+    """Say what `auto` is. Single layers are a better start than means of them for a masked LM, not
+    for vectors of texts; with tasks they were not compared (RESULTS, `Where a student starts`)."""
     if _word_embeddings(store.teacher_weights()) is None:
         return "random"
     layers, _ = layer_count(student, store)
-    return "teacher" if 0 < student.config.num_hidden_layers <= layers else "svd"
+    own = student.config.num_hidden_layers
+    if not 0 < own <= layers:
+        return "svd"
+    if store.features.embedding is not None or store.features.task is not None:
+        return "teacher"
+    return f"layers:{','.join(str(group[0]) for group in layer_groups('', layers, own))}"
 
 
 def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,26 +21,27 @@ from student_train.settings.loss_weights import (
 )
 from student_train.settings.words import (
     CACHES,
+    PARTS,
     STARTS,
     STUDENTS,
     VOCABULARIES,
     check_cache_word,
+    check_parts,
     check_prune_to,
     check_start,
     check_student,
     check_vocabulary_word,
+    check_widths,
+    parse_parts,
+    parse_widths,
 )
 from support.console import DEVICES, check_device
-from support.errors import UserError
 from support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, option
 from training.optimizer import OPTIMIZERS
 from training.rare_masks import MASK_WORDS
 from training.schedule import SCHEDULES
 from training.trackers import TRACKERS, check_known, parse_trackers
 
-PART_WORDS = ("embeddings", "words", "positions", "types", "layers", "head", "projection")
-FREEZABLE = "|".join((*PART_WORDS, r"layers\.[1-9][0-9]*"))
-PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"
 SEEDS = 2**32
 
 STAGE = "stage"  # may differ from one stage to the next
@@ -59,28 +59,6 @@ NEW = "new"  # came later still: training.json does not tell its default, either
 
 def _told(loss: Mapping[str, float]) -> str:
     return " ".join(f"{name}={weight:g}" for name, weight in loss.items())
-
-
-def _parse_parts(words: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in words.split(",") if word.strip())
-
-
-def _parse_widths(words: str) -> tuple[int, ...]:
-    parts = [word.strip() for word in words.split(",") if word.strip()]
-    if not all(part.isdecimal() for part in parts):
-        raise UserError(f"--matryoshka {words}: expected widths, such as 256,128,64")
-    return tuple(map(int, parts))
-
-
-def _check_widths(widths: Any) -> None:
-    if not all(isinstance(width, int) and width > 0 for width in widths):
-        raise UserError(f"--matryoshka {widths}: expected widths of at least 1, such as 256,128,64")
-
-
-def _check_parts(parts: Any) -> None:
-    for part in parts:
-        if not re.fullmatch(FREEZABLE, part):
-            raise UserError(f"--freeze {part}: expected {PARTS}")
 
 
 @dataclass(frozen=True)
@@ -181,15 +159,15 @@ class OptionFields:
         (),
         "Widths, a comma list: the first so many numbers of a text's vector are a vector, too"
         " (Kusupati et al. 2022); similarity and similarity-kl teach them.",
-        read=_parse_widths,
-        check=_check_widths,
+        read=parse_widths,
+        check=check_widths,
         scope={NEW},
     )
     init: str = option(
         "auto",
         "svd | svd:STORE (of the teacher that another store keeps) | teacher | layers:I,J,...[@DIR]"
-        " (of the model in a folder) | mixed-vocab | random | auto:"
-        " teacher where its layers can be cut, else svd.",
+        " (of the model in a folder) | mixed-vocab | random | auto: layers, spread evenly (teacher"
+        " for a task or vectors of texts), where they can be cut, else svd.",
         scope={START},
         words=STARTS,
         check=check_start,
@@ -332,9 +310,9 @@ class OptionFields:
         (),
         "Parts that keep their weights, a comma list: embeddings (or of them words, positions,"
         " types), layers, layers.N, head, projection.",
-        words=PART_WORDS,
-        read=_parse_parts,
-        check=_check_parts,
+        words=PARTS,
+        read=parse_parts,
+        check=check_parts,
         scope={STAGE},
     )
     prune_to: str | None = option(

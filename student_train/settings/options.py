@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,17 +16,15 @@ from student_train.settings.naming import beside, folder_name
 from student_train.settings.option_fields import (
     BATCH,
     BILSTM,
-    FREEZABLE,
     LENGTH,
     MACHINE,
     NEW,
-    PARTS,
     STAGE,
     UNNAMED,
     OptionFields,
 )
 from student_train.settings.shapes import parse_student
-from student_train.settings.words import stays_in_memory
+from student_train.settings.words import EXPECTED_PARTS, is_part, stays_in_memory
 from support.errors import UserError
 from support.options import check_values, default_of, flag_of, options_of, scoped
 from training.device import resolved_device, resolved_precision
@@ -272,11 +269,11 @@ def _check_unfreeze(order: Any, where: str) -> None:
     if order == UNFREEZE:
         return
     parts = order if isinstance(order, list | tuple) else ()
-    wrong = [p for p in parts if not isinstance(p, str) or not re.fullmatch(FREEZABLE, p)]
+    wrong = [p for p in parts if not isinstance(p, str) or not is_part(p)]
     if not parts or wrong or len(set(parts)) < len(parts):
         raise UserError(
             f"{where}: unfreeze {order!r}: expected {UNFREEZE!r}, or a list of parts, each once:"
-            f" {PARTS}"
+            f" {EXPECTED_PARTS}"
         )
 
 

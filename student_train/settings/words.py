@@ -1,10 +1,10 @@
-"""What the words of --vocab, --prune-to and --init may be, before a store is opened or torch is
-loaded."""
+"""What the words of options may be, before a store is opened or torch is loaded."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from store.containers.cache_word import (
@@ -25,6 +25,8 @@ STUDENTS = ("tiny", "teacher:", *(f"{kind}:" for kind in SHAPES if kind != DEFAU
 STARTS = ("auto", "svd", "svd:", "teacher", "layers:", "mixed-vocab", "random")
 OF_TEXT = r"(words:|pruned:)?[1-9]\d*k?|words"
 VOCABULARY = rf"{OF_TEXT}|teacher|mixed-vocab"
+PARTS = ("embeddings", "words", "positions", "types", "layers", "head", "projection")
+EXPECTED_PARTS = f"{', '.join(PARTS[:-2])}, layers.N, {PARTS[-2]} or {PARTS[-1]}"
 START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"
 
 
@@ -82,3 +84,34 @@ def check_student(student: str) -> None:
     store."""
     if not student.startswith(AS_TEACHER):
         parse_student(student)
+
+
+def is_part(word: str) -> bool:
+    """Whether a word names a part of a student."""
+    return word in PARTS or re.fullmatch(r"layers\.[1-9][0-9]*", word) is not None
+
+
+def parse_parts(words: str) -> tuple[str, ...]:
+    """Read a comma list."""
+    return tuple(word.strip() for word in words.split(",") if word.strip())
+
+
+def check_parts(parts: Sequence[str]) -> None:
+    """Raise UserError for a word that names no part of a student."""
+    for part in parts:
+        if not is_part(part):
+            raise UserError(f"--freeze {part}: expected {EXPECTED_PARTS}")
+
+
+def parse_widths(words: str) -> tuple[int, ...]:
+    """Read a comma list of numbers. Raises UserError for anything else."""
+    widths = parse_parts(words)
+    if not all(width.isdecimal() for width in widths):
+        raise UserError(f"--matryoshka {words}: expected widths, such as 256,128,64")
+    return tuple(map(int, widths))
+
+
+def check_widths(widths: Sequence[object]) -> None:
+    """Raise UserError for what is no width."""
+    if not all(isinstance(width, int) and width > 0 for width in widths):
+        raise UserError(f"--matryoshka {widths}: expected widths of at least 1, such as 256,128,64")

@@ -46,7 +46,7 @@ def test_students_are_trained_and_scored_beside_the_teacher(
         for line in (tmp_path / "R.md").read_text().splitlines()
         if line.startswith(("| teacher", "| static", "| 16x", "| sentence-"))
     ]
-    peer = "sentence-transformers, layers 2 of the teacher, 1 epoch"
+    peer = "sentence-transformers, layers 2 of the teacher, 0.5 epochs"
     assert [row[0] for row in rows] == ["teacher", peer, "static:8", "16x1x2"]
     assert rows[0][-3] == "100 %" and all(row[-3].endswith("%") for row in rows)
     assert float(rows[0][5]) == 1 and float(rows[0][6]) == 1  # the query is a document

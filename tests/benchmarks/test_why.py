@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.quality import first_layers, frozen_projection, shifted_vocabulary
+from benchmarks.quality import first_layers, frozen_projection, shifted_vocabulary, starts
 from student_train.model.student_tokenizer import student_tokenizer
 from student_train.output.run import run
 from student_train.settings.options import TrainOptions
@@ -124,3 +124,22 @@ def test_first_layers_read_what_they_know(
     assert strange["1,3"] > 0 and strange["3,4"] > 0
     assert rows[-1][0] == "1,2" and len(rows[-1]) == 3
     assert "the first ones are number" in results.read_text()
+
+
+def test_starts_name_the_layers_of_each_group(
+    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in ("train", "dev"):
+        words = "\n".join(f"{word}\tT{len(word)}" for word in ENGLISH[0].split())
+        (tmp_path / f"ewt.{split}.tsv").write_text(f"{words}\n\n" * 20, "utf-8")
+    monkeypatch.setattr(starts, "EWT", tmp_path / "ewt")
+    monkeypatch.setattr(starts, "STUDENTS", {"16x2x2": 2})
+    results = tmp_path / "RESULTS.md"
+    ok(
+        starts.main,
+        *("--work", tmp_path / "w", "--model", tiny_teacher("bert"), "--corpus", corpus),
+        *("--tokens", 3000, "--vocab", "200", "--seeds", 1, "--results", results),
+    )
+    rows = rows_of(results)[1:]
+    assert [row[3] for row in rows] == ["teacher", "layers:1,3", "layers:2,4"]
+    assert all(0 < float(row[4]) < 10 for row in rows)

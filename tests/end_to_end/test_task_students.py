@@ -162,6 +162,7 @@ def test_students_learn_gold_labels_and_load_again(
         )
         said = ok(main, "--store", store.path, "--out", out, *SMALL, *words)
         assert "valid_accuracy" in said
+        assert student != "16x2x2" or "layers 1+2, 3+4 of 4, cut to 16" in said
         result = json.loads((out / "training.json").read_text())["result"]
         assert result["valid_accuracy"] > 0.8
         model, told = factory.from_pretrained(out, output_loading_info=True)

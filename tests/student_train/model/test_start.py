@@ -292,7 +292,7 @@ def start_of_modernbert(store: FeatureStore, how: str, size: str) -> tuple[Any, 
 
 
 def test_a_modernbert_is_cut_out_of_a_modernbert(modern: FeatureStore) -> None:
-    student, said = start_of_modernbert(modern, "auto", "modernbert:16x2x2")
+    student, said = start_of_modernbert(modern, "teacher", "modernbert:16x2x2")
     assert "1+2, 3+4 of 4, cut to 16" in said[-1]
     weights = modern.teacher_weights()
 
@@ -321,6 +321,17 @@ def test_a_modernbert_of_all_layers_says_what_its_teacher_says_with_full_attenti
     with torch.no_grad():
         np.testing.assert_allclose(student(ids).logits, teacher(ids).logits, atol=2e-2)
     assert said[-1] == "masked-LM head"
+
+
+@pytest.mark.parametrize("size", ["modernbert:16x2x2", "modernbert:32x2x4"])
+def test_a_student_starts_from_the_first_layer_of_each_group(
+    modern: FeatureStore, size: str
+) -> None:
+    student, said = start_of_modernbert(modern, "auto", size)
+    expected, _ = start_of_modernbert(modern, "layers:1,3", size)
+    assert "layers 1, 3 of 4" in said[1]
+    for own, theirs in zip(student.model.layers, expected.model.layers, strict=True):
+        assert all(map(torch.equal, own.parameters(), theirs.parameters()))
 
 
 def test_a_bert_takes_the_words_alone_of_a_modernbert(modern: FeatureStore) -> None:
