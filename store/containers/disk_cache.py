@@ -17,6 +17,7 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +54,19 @@ def taken_by(size: int) -> int:
     return -(-size // UNIT) * UNIT
 
 
+@dataclass
+class _Count:
+    """The bytes that are taken, as the file `lock` holds them while it is locked."""
+
+    file: int
+    bytes: int
+
+    def add(self, size: int) -> None:
+        """Write what is taken with so many bytes more, or less. Raises OSError."""
+        self.bytes = max(0, self.bytes + size)
+        os.pwrite(self.file, TOTAL.pack(self.bytes), 0)
+
+
 class DiskCache:
     """The entries in a folder; `bound` bytes of disk at most. Files of other names are not its.
 
@@ -65,7 +79,7 @@ class DiskCache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._counted() as taken:
-                taken[0] = self._made_room(bound)
+                self._make_room(taken, bound)
         except OSError as error:
             raise UserError(
                 f"--cache {PREFIX}{folder}: cannot be written: {files.reason(error)}"
@@ -77,26 +91,24 @@ class DiskCache:
         return f"{PREFIX}{self.folder},{self.bound}"
 
     @contextmanager
-    def _counted(self) -> Iterator[list[int]]:
-        """Hold the lock, and the bytes that are taken: what is in the list is written at the
-        end. Raises OSError."""
+    def _counted(self) -> Iterator[_Count]:
+        """Hold the lock, and the bytes that are taken. Raises OSError."""
         file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if files.lock(file, wait=True) is None:
                 raise OSError(f"{self.folder}: its file system has no locks; choose a local disk")
             data = os.pread(file, TOTAL.size, 0)
-            taken = [TOTAL.unpack(data)[0] if len(data) == TOTAL.size else self._made_room(None)]
-            try:
-                yield taken
-            finally:
-                os.pwrite(file, TOTAL.pack(max(0, taken[0])), 0)
+            taken = _Count(file, TOTAL.unpack(data)[0] if len(data) == TOTAL.size else 0)
+            if len(data) != TOTAL.size:
+                self._make_room(taken, None)
+            yield taken
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
             os.close(file)
 
-    def _made_room(self, most: int | None) -> int:
+    def _make_room(self, taken: _Count, most: int | None) -> None:
         """Remove what the dead left, and the entries that were not used for longest until `most`
-        bytes are taken; returns how many are. The lock is held."""
+        bytes are taken; count what is."""
         found, total = [], 0
         with os.scandir(self.folder) as listed:
             for each in listed:
@@ -112,7 +124,7 @@ class DiskCache:
             with suppress(FileNotFoundError):
                 os.unlink(path)
             total -= size
-        return total
+        taken.add(total - taken.bytes)
 
     def _path(self, store: str, name: str, begin: int, end: int) -> Path:
         named = hashlib.sha256(f"{store}/{name}".encode()).hexdigest()[:32]
@@ -166,21 +178,18 @@ class DiskCache:
         with self._counted() as taken:
             if path.exists():
                 return None
-            if taken[0] + size > self.bound:
-                taken[0] = self._made_room(max(0, int(self.bound * KEPT_SHARE) - size))
-                if taken[0] + size > self.bound:
+            if taken.bytes + size > self.bound:
+                self._make_room(taken, max(0, int(self.bound * KEPT_SHARE) - size))
+                if taken.bytes + size > self.bound:
                     return None
             new = path.with_name(f"{files.UNFINISHED}{os.getpid()}-{next(_numbers)}-{path.name}")
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            taken.add(size)  # before there is a file: a kill between leaves less than is counted
             try:
-                files.lock(file, wait=True)
-                os.truncate(file, size)  # so that whoever counts the entries counts it
+                return _begun(new, size), new
             except OSError:
-                os.close(file)
-                new.unlink()
+                new.unlink(missing_ok=True)
+                taken.add(-size)
                 raise
-            taken[0] += size
-            return file, new
 
     def _write(self, file: int, new: Path, path: Path, size: int, piece: Piece) -> None:
         end = END.pack(MARK, google_crc32c.value(piece.data), piece.whole)
@@ -199,7 +208,7 @@ class DiskCache:
             if not written:
                 with suppress(OSError), self._counted() as taken:
                     new.unlink(missing_ok=True)
-                    taken[0] -= size
+                    taken.add(-size)
 
     def forget(self, store: str, name: str) -> None:
         """Remove all entries of an object."""
@@ -212,7 +221,20 @@ class DiskCache:
                 with suppress(FileNotFoundError):
                     size = taken_by(path.stat().st_size)
                     path.unlink()
-                    taken[0] -= size
+                    taken.add(-size)
+
+
+def _begun(path: Path, size: int) -> int:
+    """Create a temporary file, locked, as large as its entry, so that whoever counts the entries
+    counts it. Raises OSError."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        files.lock(file, wait=True)
+        os.truncate(file, size)
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def _left(path: Path) -> bool:

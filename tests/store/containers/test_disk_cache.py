@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import random
@@ -35,15 +34,12 @@ ROOT = Path(__file__).parents[3]
 
 
 def sizes(folder: Path) -> list[int]:
-    """Bytes of the disk that each file of the cache takes; it may vanish meanwhile."""
-    found = []
-    for name in os.listdir(folder):
-        if ENTRY.fullmatch(name) or name.startswith(files.UNFINISHED):
-            try:
-                found.append(taken_by((folder / name).stat().st_size))
-            except FileNotFoundError:
-                continue
-    return found
+    """Bytes of the disk that each file of the cache takes."""
+    return [
+        taken_by((folder / name).stat().st_size)
+        for name in os.listdir(folder)
+        if ENTRY.fullmatch(name) or name.startswith(files.UNFINISHED)
+    ]
 
 
 def counted(folder: Path) -> int:
@@ -98,7 +94,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Keep the files as they are: one that is put again in place of another that was seen before
     would be added to it."""
     with open(folder / "lock", "rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        files.lock(lock.fileno(), wait=True)
         yield
 
 
@@ -118,7 +114,7 @@ def writers(folder: Path, bound: int, seeds: range) -> Iterator[list[subprocess.
 
 
 def test_writers_together_keep_the_bound_though_they_are_killed(tmp_path: Path) -> None:
-    bound, chance, most, torn = 10 * LARGEST, random.Random(1), 0, 0
+    bound, chance, most = 10 * LARGEST, random.Random(1), 0
     for round_ in range(3):
         with writers(tmp_path, bound, range(2 * round_, 2 * round_ + 2)) as processes:
             for process in processes:
@@ -129,7 +125,6 @@ def test_writers_together_keep_the_bound_though_they_are_killed(tmp_path: Path) 
                     time.sleep(0.001)  # a lock has no queue: let the writers have it
                 process.send_signal(signal.SIGKILL)
                 assert process.wait() == -signal.SIGKILL
-        torn += sum(name.startswith(files.UNFINISHED) for name in os.listdir(tmp_path))
         cache = DiskCache(tmp_path, bound)
         assert not any(name.startswith(files.UNFINISHED) for name in os.listdir(tmp_path))
         assert sum(sizes(tmp_path)) == counted(tmp_path)
@@ -150,8 +145,9 @@ def test_one_that_is_killed_as_it_writes_leaves_nothing(
     cache = DiskCache(tmp_path, 2**24)
     put(cache, 1)
     before = counted(tmp_path)
-    # With its room taken, written whole, and with a file and no room.
-    for step, calls in (("google_crc32c.value", 1), ("os.rename", 1), ("fcntl.flock", 2)):
+    # With its room taken, written whole, with an empty file, and before its room is counted.
+    steps = (("google_crc32c.value", 1), ("os.rename", 1), ("fcntl.flock", 2), ("os.pwrite", 1))
+    for step, calls in steps:
         if not (child := os.fork()):
             killer = chain(repeat(None, calls - 1), iter(kill_this_process, None))
             monkeypatch.setattr(
@@ -160,6 +156,7 @@ def test_one_that_is_killed_as_it_writes_leaves_nothing(
             put(cache, 2)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        assert sum(sizes(tmp_path)) <= counted(tmp_path)
         again = DiskCache(tmp_path, 2**24)
         assert counted(tmp_path) == before == sum(sizes(tmp_path))
         assert get(again, 1) and get(again, 2) is None
