@@ -3,8 +3,8 @@
     python -m benchmarks.quality.starts --work DIR [--seeds N] [--starts NAME,...]
 
 A student has fewer layers than its teacher. Each of its layers stands for a group of layers that
-follow one another there, and starts from the first of them or from the last, whole where it is as
-wide, or cut. What is finished in --work is not made again.
+follow one another there, and starts from their mean (`teacher`), from the first of them or from the
+last, whole where it is as wide, or cut. What is finished in --work is not made again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.common.results import (
-    NOVELS,
-    RESULTS,
-    TEACHER,
-    mean_and_deviation,
-    publish,
-    table,
-)
+from benchmarks.common.results import mean_and_deviation, of_text, publish, table
 from benchmarks.quality.distillation_helps import EWT, finished, with_tags
 from store import FeatureStore, open_store
 from student_train.model.student_tokenizer import student_tokenizer
@@ -45,7 +38,8 @@ STARTS = ("teacher", *PLACES)
 
 
 def start_of(name: str, teacher_layers: int, layers: int) -> str:
-    """Return the --init of a start: of the first or the last layer of each group, or its own."""
+    """Return the --init of a start: of the first or the last layer of each group; any other name is
+    one."""
     if name not in PLACES:
         return name
     groups = layer_groups("", teacher_layers, layers)
@@ -58,7 +52,7 @@ def rows_of(
     """Train and judge the students of each start; a line for each."""
     tags = (Path(f"{EWT}.train.tsv"), Path(f"{EWT}.dev.tsv"))
     teacher_layers = layers_of(store.teacher_settings("config.json"))
-    assert teacher_layers is not None
+    assert teacher_layers is not None  # students are cut out of teachers of known kinds alone
     rows = list[list[object]]()
     for (student, steps), name in itertools.product(STUDENTS.items(), starts):
         init = start_of(name, teacher_layers, parse_student(student).layers)
@@ -75,13 +69,10 @@ def rows_of(
 
 @click.command()
 @click.option("--work", type=click.Path(path_type=Path), required=True)
-@click.option("--model", default=str(TEACHER))
-@click.option("--corpus", default=str(NOVELS))
-@click.option("--tokens", default=200_000)
+@of_text(200_000)
 @click.option("--vocab", default="5k")
 @click.option("--starts", default=",".join(STARTS))
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
 def main(
     work: Path,
@@ -95,7 +86,7 @@ def main(
 ) -> None:
     """Train students from each start by the default losses, and judge them."""
     work.mkdir(parents=True, exist_ok=True)
-    path, vocabulary = work / "store.zarr", work / "vocabulary"
+    path, vocabulary = work / "store.zarr", work / f"vocabulary-{vocab}"
     dump(DumpOptions(model=model, corpus=(corpus,), out=path, limit=tokens, views=2))
     with closing(open_store(path)) as store:
         if not vocabulary.exists():

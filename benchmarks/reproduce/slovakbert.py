@@ -117,6 +117,7 @@ SMALL = Source(
     differences={
         "losses of 2": LOSSES_OF_2,
         "means of layers, losses of 2": ("--init", "teacher", *LOSSES_OF_2),
+        "means of layers, rate of 2": ("--init", "teacher", "--lr", "5e-4"),
     },
 )  # fmt: skip
 
