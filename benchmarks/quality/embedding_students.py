@@ -37,7 +37,15 @@ from student_train.output.run import run
 from support.arrays import Floats
 from support.console import command_errors
 
-STUDENTS = ("static:64", "static:128", "static:256", "modernbert:128x2x2", "modernbert:tiny")
+STUDENTS = (
+    "static:64@9k",
+    "static:96@9k",
+    "static:128@8k",
+    "modernbert:96x2x2@9k",
+    "modernbert:tiny@7k",
+)
+"""SHAPE@VOCAB: what --student and --vocab say of them."""
+
 TABLES = ("stsb_en.dev", "sts2012_en", "sts2013_en", "sts2014_en")
 SEARCHED = "cranfield"
 TEXTS = {
@@ -89,9 +97,11 @@ def of_words(model: str, count: int, chance: random.Random) -> Iterator[str]:
 
 
 def of_documents(folder: Path) -> Iterator[str]:
-    """Yield passages and sentences of the documents of a collection."""
+    """Yield the documents of a collection, their passages and their sentences."""
     for _, text in read_collection(folder).documents():
         words = text.split()
+        if words:
+            yield " ".join(words)
         for begin in range(0, len(words), PASSAGE):
             yield " ".join(words[begin : begin + PASSAGE])
         for sentence in re.split(r"\s*\.\s+", " ".join(words)):
@@ -125,7 +135,7 @@ def dumped(work: Path, model: str, data: Path) -> Path:
         write_corpus(corpus, data, model)
     last = AutoConfig.from_pretrained(folder_of(model)).num_hidden_layers
     options = DumpOptions(
-        model, store, (str(corpus),), head="embedding", hidden=f"layer:{last}", max_length=128
+        model, store, (str(corpus),), head="embedding", hidden=f"layer:{last}", max_length=256
     )
     dump(options, click.echo)
     return store
@@ -198,10 +208,13 @@ def figures(embedder: Embedder, teacher: Teacher, data: Path) -> list[float]:
 
 
 def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> tuple[float, float]:
-    """Train a student by the default recipe, unless it is there; returns its MB and minutes."""
-    settings = {"vocab": "5k", "student": student, "epochs": epochs, "seed": seed, "out": out}
+    """Train a student of STUDENTS by the default recipe, unless it is there; returns its MB and
+    minutes."""
+    shape, _, vocab = student.partition("@")
+    settings = {"student": shape, "vocab": vocab or "5k", "epochs": epochs, "seed": seed}
     if not (out / "model.safetensors").exists():
-        run(options_from({"store": (str(store),), "cache": "ram", **settings}), say=click.echo)
+        given = {"store": (str(store),), "out": out, "cache": "ram", **settings}
+        run(options_from(given), say=click.echo)
     report = json.loads((out / "training.json").read_text())
     return size_of(out) / 1e6, report["result"]["seconds"] / 60
 
@@ -211,7 +224,7 @@ def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> t
 @click.option("--store", type=click.Path(path_type=Path), help="Of vectors, made before.")
 @click.option("--model", default="minilm")
 @click.option("--data", type=click.Path(path_type=Path), default=SHARED / "data")
-@click.option("--students", default=",".join(STUDENTS))
+@click.option("--students", default=",".join(STUDENTS), help="SHAPE@VOCAB, a comma list.")
 @click.option("--epochs", type=float, default=4.0)
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
@@ -261,10 +274,11 @@ def main(
     settings = (
         f"`python -m benchmarks.quality.embedding_students --epochs {epochs:g} --seeds {seeds}`;"
         f" teacher {model}, {texts:,} texts{drawn}, no pair of these tables and no query, but"
-        f" passages and sentences of the documents; 5k WordPiece, default recipe, {epochs:g} epochs"
-        " of batches of 128 texts; float32 weights, Model2Vec's as it saves them. Spearman's rank"
-        f" correlation of cosines and people's scores; nDCG@10 of {SEARCHED}, with documents by the"
-        " model itself and by the teacher; texts a second of STS-B on one thread and two, medians."
+        " the documents, their passages and sentences; WordPiece, default recipe,"
+        f" {epochs:g} epochs of batches of 128 texts; float32 weights, Model2Vec's as it saves"
+        " them. Spearman's rank correlation of cosines and people's scores; nDCG@10 of"
+        f" {SEARCHED}, with documents by the model itself and by the teacher; texts a second of"
+        " STS-B on one thread and two, medians."
     )
     head = (
         "student", "MB", "minutes", *TABLES, "mean", "nDCG@10", "documents by the teacher",

@@ -27,6 +27,7 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     (data / "sts" / "own.tsv").write_text("\n".join(["text_a\ttext_b\tscore", *pairs]), "utf-8")
     monkeypatch.setattr(embedding_students, "TEXTS", {"text/a.txt": 30})
     monkeypatch.setattr(embedding_students, "OF_WORDS", 10)
+    monkeypatch.setattr(embedding_students, "PASSAGE", 3)  # fewer words than a document has
     monkeypatch.setattr(embedding_peers, "LAYERS", (1,))
     monkeypatch.setattr(embedding_peers, "find_spec", lambda name: None)  # Model2Vec apart
     monkeypatch.setattr(embedding_students, "TABLES", ("own",))
@@ -39,7 +40,7 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     behind = (pooling("mean"), normalize())
     model = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m")
     words: Words = ("--work", tmp_path / "work", "--model", model, "--data", data, "--seeds", 2)
-    words += ("--students", "static:8,16x1x2", "--epochs", 1, "--results", tmp_path / "R.md")
+    words += ("--students", "static:8@5k,16x1x2@300", "--epochs", 1, "--results", tmp_path / "R.md")
     ok(embedding_students.main, *words)
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -47,7 +48,7 @@ def test_students_are_trained_and_scored_beside_the_teacher(
         if line.startswith(("| teacher", "| static", "| 16x", "| sentence-"))
     ]
     peer = "sentence-transformers, layers 2 of the teacher, 0.5 epochs"
-    assert [row[0] for row in rows] == ["teacher", peer, "static:8", "16x1x2"]
+    assert [row[0] for row in rows] == ["teacher", peer, "static:8@5k", "16x1x2@300"]
     assert rows[0][-3] == "100 %" and all(row[-3].endswith("%") for row in rows)
     assert float(rows[0][5]) == 1 and float(rows[0][6]) == 1  # the query is a document
     assert " ± " in rows[2][3] and rows[2][3] == rows[2][4]  # one table: it is the mean
@@ -58,12 +59,12 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     texts, drawn = corpus[:-10], corpus[-10:]
     assert len(texts) == len(set(texts)) <= 30 and "Short." not in texts
     assert all(2 <= len(text.split()) <= 8 for text in drawn)
-    exports_are_scored(tmp_path, tmp_path / "work" / "static-8-0")
+    exports_are_scored(tmp_path, tmp_path / "work" / "static-8@5k-0")
 
 
 def exports_are_scored(folder: Path, student: Path) -> None:
     """The teacher's export takes as long as all else here: another student stands in its place."""
-    model = student.with_name("static-8-1")
+    model = student.with_name("static-8@5k-1")
     pairs = [
         f"{a}\t{b}\t{score}"
         for n, (a, other) in enumerate(zip(ENGLISH, SLOVAK, strict=False))
@@ -76,7 +77,7 @@ def exports_are_scored(folder: Path, student: Path) -> None:
     (_, _, _, score, share, *_) = next(
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in (folder / "E.md").read_text().splitlines()
-        if line.startswith("| static-8-0 | ONNX, float32")
+        if line.startswith("| static-8@5k-0 | ONNX, float32")
     )
     (own,) = embedding_students.correlations(Embedder(str(student)), [check])
     assert float(score) == pytest.approx(own, abs=0.01)
