@@ -134,9 +134,7 @@ def dumped(work: Path, model: str, data: Path) -> Path:
     if not corpus.exists():
         write_corpus(corpus, data, model)
     last = AutoConfig.from_pretrained(folder_of(model)).num_hidden_layers
-    options = DumpOptions(
-        model, store, (str(corpus),), head="embedding", hidden=f"layer:{last}", max_length=256
-    )
+    options = DumpOptions(model, store, (str(corpus),), head="embedding", hidden=f"layer:{last}")
     dump(options, click.echo)
     return store
 
