@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from store import FeatureStore
 from student_train.data.batch import Distillation, Inputs, StudentBatch
@@ -23,33 +21,18 @@ from student_train.model.any_student import (
     lm_logits,
     own_projection,
     pooled_tokens,
-    reads_types,
     sentence_states,
     size_of,
     tag_logits,
 )
 from student_train.settings.alignments import ALIGNMENTS, Strategy
 from student_train.settings.options import TrainOptions
+from student_train.train.forward_pass import Outputs, forward_pass
 from support.errors import UserError
 from training.sentence_modules import Dense, Normalize, Pooling, VectorHead
 
 VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
 MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the first of these
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Holds what one forward pass gives: flat states [N,D] by layer (0 is the embeddings) and
-    attention maps [B,S,S] by layer, averaged over heads."""
-
-    states: list[Tensor]
-    maps: list[Tensor]
-    present: Tensor  # bool [B,S]
-
-    @property
-    def last(self) -> Tensor:
-        """Return states [N,D] of the last layer."""
-        return self.states[-1]
 
 
 class Distiller(nn.Module):
@@ -202,29 +185,8 @@ class Distiller(nn.Module):
         return lm_logits(self.student, states)
 
     def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
-        """Run the student forward once; give attention maps only where asked for."""
-        if not isinstance(self.student, PreTrainedModel):
-            return self._encode_own(inputs, maps)
-        types = inputs.types if reads_types(self.student) else None
-        output = self.student.base_model(
-            input_ids=inputs.ids,
-            attention_mask=inputs.present.long(),
-            output_hidden_states=True,
-            output_attentions=maps,
-            **({} if types is None else {"token_type_ids": types}),
-        )
-        states = [state[inputs.present] for state in output.hidden_states]
-        averaged = [m.mean(dim=1) for m in output.attentions] if maps else []
-        return Outputs(states, averaged, inputs.present)
-
-    def _encode_own(self, inputs: Inputs, maps: bool) -> Outputs:
-        if maps:
-            raise UserError(
-                f"{type(self.student).__name__}: a module of your own gives no attention maps;"
-                " choose other losses"
-            )
-        states = self.student.states(inputs.ids, inputs.present)
-        return Outputs([state[inputs.present] for state in states], [], inputs.present)
+        """Run the student forward, as `forward_pass` does."""
+        return forward_pass(self.student, inputs, maps)
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
         """Return the student's counterpart of a teacher feature, of values by layer from 1: the

@@ -23,6 +23,7 @@ from benchmarks.speed import (
     fine_tuning,
     growing,
     growth,
+    long_batches,
     stepping,
     tool_memory,
 )
@@ -229,6 +230,13 @@ def test_memory_of_the_tools(tmp_path: Path) -> None:
         if name in copied:
             assert len(open_store(copy).manifest.parts) == copied[name]
             shutil.rmtree(copy)
+
+
+def test_a_batch_of_long_texts(tiny_teacher: Callable[..., Path]) -> None:
+    model = str(tiny_teacher("bert"))
+    for held in (1, long_batches.WHOLE):
+        found = long_batches.step(model, texts=2, length=8, held=held, steps=1)
+        assert found["seconds"] > 0 and found["memory"] >= 0
 
 
 @pytest.mark.apart
