@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-import student_train.bilstm  # noqa: F401  so that AutoModel knows such students
+import student_train.bilstm  # so that AutoModel knows such students
+import student_train.static  # noqa: F401
 from support.arrays import Floats
 from support.errors import UserError, first_line, out_of_memory
 from support.extras import library
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.text_vectors import finder
-from training.sentence_folder import MODULES
+from training.sentence_folder import MODULES, Find, check_modules
 
 EXTRA = "embedding"
 
@@ -32,6 +33,8 @@ class Embedder:
 
     def __init__(self, name: str, max_length: int | None = None) -> None:
         self.name = name
+        if has_modules(name):
+            check_modules(_finder(name), name)
         self.model = _load("SentenceTransformer", name, max_length)
         if self.model.similarity_fn_name not in ("cosine", "dot"):
             raise UserError(
@@ -87,9 +90,20 @@ def has_modules(name: str) -> bool:
 
     Raises UserError where there is no such model.
     """
-    if (Path(os.path.expanduser(name)) / MODULES).is_file():
-        return True
-    return finder(resolve_model(name))(MODULES) is not None
+    return _finder(name)(MODULES) is not None
+
+
+def _finder(name: str) -> Find:
+    """Find files of a model; of a folder with modules also where its transformer is none that
+    transformers knows."""
+    folder = Path(os.path.expanduser(name))
+    if not (folder / MODULES).is_file():
+        return finder(resolve_model(name))
+
+    def found(file: str) -> Path | None:
+        return folder / file if (folder / file).is_file() else None
+
+    return found
 
 
 def reads_pairs(name: str) -> bool:

@@ -21,7 +21,7 @@ from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.loading import load_config
 from teacher_dump.teacher.networks import load_with_head, task_of
 from teacher_dump.teacher.text_vectors import finder, text_vectors
-from training.sentence_folder import MODULES, SETTINGS
+from training.sentence_folder import MODULES, SETTINGS, check_modules
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS = {"embedding": "sentence_embedding"}
@@ -133,6 +133,7 @@ def load_student(folder: Path) -> Student:
             return _static(folder)
     model = resolve_model(str(folder))
     if finder(model)(MODULES) is not None and not _head(load_config(model)):
+        check_modules(finder(model), str(folder))
         return _embedding(folder)
     config = load_config(model)
     kind = _head(config)

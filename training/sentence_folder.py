@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from support.errors import UserError, first_line
-from training.sentence_modules import MODES, Dense, Normalize, Pooling, VectorHead
+from training.sentence_modules import MODES, Dense, Normalize, Pooling, VectorHead, activation_of
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -78,15 +78,9 @@ def read_sentence_folder(find: Find, name: str) -> SentenceFolder | None:
 
     Raises UserError, which names the file, for what is damaged or of an unknown kind.
     """
-    modules = _json(find, MODULES, name)
-    if modules is None:
+    listed = _listed(find, name)
+    if listed is None:
         return None
-    try:
-        listed = [(str(m["type"]).rpartition(".")[2], str(m["path"])) for m in modules]
-    except (TypeError, KeyError):
-        raise UserError(
-            f"{name}: {MODULES} is no list of modules with type and path; copy the whole folder"
-        ) from None
     kinds = [kind for kind, _ in listed]
     if unsafe := [path for _, path in listed if ".." in path or path.startswith("/")]:
         raise UserError(
@@ -113,6 +107,37 @@ def read_sentence_folder(find: Find, name: str) -> SentenceFolder | None:
         lengths.get("max_seq_length"),
         bool(lengths.get("do_lower_case")),
     )
+
+
+def check_modules(find: Find, name: str) -> None:
+    """Raise UserError for a folder whose transformer no pooling follows, and for a dense layer of
+    an unknown activation, for which sentence-transformers would take another."""
+    listed = _listed(find, name) or []
+    kinds = [kind for kind, _ in listed]
+    if kinds[:1] == ["Transformer"] and "Pooling" not in kinds:
+        raise UserError(
+            f"{name}: no pooling in it ({MODULES}), so it makes no vector of a text; save it with"
+            f" the one that it was trained with, or without {MODULES} for the mean"
+        )
+    for kind, path in listed:
+        if kind == "Dense" and isinstance(config := _json(find, f"{path}/config.json", name), dict):
+            try:
+                activation_of(_activation(config))
+            except UserError as error:
+                raise UserError(f"{name}: {path}/config.json: {error}") from None
+
+
+def _listed(find: Find, name: str) -> list[tuple[str, str]] | None:
+    """List the modules of a folder, kind and path of each; None where it has no modules.json."""
+    modules = _json(find, MODULES, name)
+    if modules is None:
+        return None
+    try:
+        return [(str(m["type"]).rpartition(".")[2], str(m["path"])) for m in modules]
+    except (TypeError, KeyError):
+        raise UserError(
+            f"{name}: {MODULES} is no list of modules with type and path; copy the whole folder"
+        ) from None
 
 
 def _json(find: Find, file: str, name: str) -> Any:
@@ -165,7 +190,6 @@ def _pooling(find: Find, path: str, config: dict[str, Any], name: str) -> Poolin
 
 
 def _dense(find: Find, path: str, config: dict[str, Any], name: str) -> Dense:
-    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     for key in ("module_input_name", "module_output_name"):
         if config.get(key) not in (None, "sentence_embedding"):
             raise UserError(
@@ -177,7 +201,7 @@ def _dense(find: Find, path: str, config: dict[str, Any], name: str) -> Dense:
             config["in_features"],
             config["out_features"],
             bool(config.get("bias", True)),
-            activation,
+            _activation(config),
             bool(config.get("use_residual", False)),
         )
     except UserError as error:
@@ -200,6 +224,10 @@ def _dense(find: Find, path: str, config: dict[str, Any], name: str) -> Dense:
             " copy the whole folder"
         ) from None
     return dense
+
+
+def _activation(config: Mapping[str, Any]) -> str:
+    return str(config.get("activation_function", "Tanh")).rpartition(".")[2]
 
 
 def write_sentence_folder(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from downstream.embedders import Embedder, PairScorer, reads_pairs
 from downstream.search.beir import Collection
 from downstream.search.candidates import texts_of
 from downstream.search.nearest import nearest
+from student_train.output.report import read_report
+from student_train.settings.options import with_defaults
 from support.arrays import Floats
 from support.errors import UserError
 
@@ -42,6 +46,23 @@ def retrieved(
     places = nearest(asked, blocks(), depth).places
     found = zip(collection.queries, places.tolist(), strict=True)
     return {query: [names[place] for place in row] for query, row in found}
+
+
+def check_space(model: str, documents_by: str) -> None:
+    """Raise UserError for a student of ours that was never compared with a teacher's vectors: it
+    has a space of its own, however wide."""
+    report = read_report(Path(os.path.expanduser(model)))
+    if report is None:
+        return
+    settings = with_defaults(report["settings"])
+    learnt = [settings["loss"], *(stage.get("loss", {}) for stage in settings["stages"])]
+    names = {name for weights in learnt for name in weights}
+    if not names & {"embedding", "in-batch"}:
+        raise UserError(
+            f"--documents-by {documents_by}: {model} has learnt {', '.join(sorted(names))}, none of"
+            " which compares its vectors with the teacher's: it cannot search the teacher's index;"
+            " train it by --loss embedding=1 as well, or leave --documents-by out"
+        )
 
 
 def _check_widths(queries: Embedder, asked: Floats, documents: Embedder, found: Floats) -> None:

@@ -11,7 +11,7 @@ from downstream.score_tables import SHARES, result_of
 from downstream.search import measures
 from downstream.search.beir import Collection, read_collection
 from downstream.search.candidates import read_run
-from downstream.search.rankings import reranked, retrieved
+from downstream.search.rankings import DEPTH, check_space, reranked, retrieved
 from downstream.settings import SearchSettings
 from support.errors import UserError
 
@@ -100,6 +100,7 @@ def _retrieval(collection: Collection, settings: SearchSettings) -> Rank:
         other = settings.documents_by
         if other in (None, model) or model == settings.teacher:
             return retrieved(collection, queries, queries)
+        check_space(model, str(other))
         return retrieved(collection, queries, Embedder(str(other), settings.max_length))
 
     return rank
@@ -116,7 +117,9 @@ def _rerank(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
         where = f"--candidates-by {settings.candidates_by}"
     if collection.judgements:
         found = measures.judged(collection.judgements, candidates)
-        told = ", ".join(f"{n} {SHARES * found[key]:.2f}" for n, key in measures.JUDGED.items())
+        cut = f"recall@{min(settings.depth, DEPTH)}"  # no candidate stands below
+        names = {n.replace(f"recall@{DEPTH}", cut): key for n, key in measures.JUDGED.items()}
+        told = ", ".join(f"{n} {SHARES * found[key]:.2f}" for n, key in names.items())
         say(f"candidates of {collection.folder.name}, as they come: {told}")
 
     def rank(model: str) -> dict[str, list[str]]:

@@ -24,7 +24,8 @@ class Row(dict[str, Any]):
         """
         name = columns.get(role, role)
         if name not in self:
-            remedy = f"name the right one with --{role.replace('_', '-')}-column"
+            option = f"--{role.replace('_', '-')}-column"
+            remedy = f"rename one, or name the right one with {option} of downstream"
             raise no_column(name, self, self.where, remedy)
         return self[name]
 

@@ -58,14 +58,14 @@ HEADS = {
 
 EMBEDDER = Head("AutoModel", "sentence-similarity", "sentence embedding model", '"A text."')
 HOW_TO_EMBED = """```python
-from sentence_transformers import SentenceTransformer
+{imported}from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("this folder")
 vectors = model.encode(["A text.", "Another text."])
 print(model.similarity(vectors, vectors))
 ```
 
-`AutoModel` loads the encoder alone, without pooling and what stands behind it."""
+`AutoModel` loads the encoder alone, without pooling and what stands behind it.{note}"""
 
 
 SCORER = Head(
@@ -118,7 +118,13 @@ def model_card(
     scores = pairs and student.config.num_labels == 1
     head = EMBEDDER if vectors else SCORER if scores else HEADS[head_of(student)]
     library = "sentence-transformers" if vectors or scores else "transformers"
-    loading = HOW_TO_EMBED if vectors else HOW_TO_SCORE if scores else how_to_load(student, pairs)
+    if vectors and student.config.model_type != "static":  # which sentence-transformers has itself
+        imported, note = _import_of(student, "`SentenceTransformer` loads it")
+        loading = HOW_TO_EMBED.format(imported=imported, note=note and f"\n\n{note}")
+    elif vectors:
+        loading = HOW_TO_EMBED.format(imported="", note="")
+    else:
+        loading = HOW_TO_SCORE if scores else how_to_load(student, pairs)
     made = "as teachonce starts it: it was not trained"
     if result["steps"]:
         made = (
@@ -185,15 +191,9 @@ def _settings(settings: dict[str, Any]) -> str:
 def how_to_load(student: PreTrainedModel, pairs: bool = False) -> str:
     """Write Markdown with code that loads a student's folder and predicts, of a text or of a pair.
     It says what to import where transformers has no class of that kind."""
-    own, module = type(student).__name__, type(student).__module__
     head = HEADS[head_of(student)]
-    note, imported = f"`{head.auto}` loads it, too.", ""
-    if not module.startswith("transformers."):
-        note = (
-            f"Its class, `{own}`, comes with teachonce, not with transformers: once `{module}` is"
-            f" imported,\npipelines and `{head.auto}` load it."
-        )
-        imported = f"import {module}\n"
+    imported, note = _import_of(student, f"pipelines and `{head.auto}` load it")
+    note = note or f"`{head.auto}` loads it, too."
     text = '{"text": "A text.", "text_pair": "Another text."}' if pairs else head.text
     return f"""```python
 {imported}from transformers import pipeline
@@ -203,6 +203,19 @@ print(predict({text}))
 ```
 
 {note}"""
+
+
+def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
+    """Write the line that imports a student's class, and a note on what it does `then`; nothing of
+    a class of transformers."""
+    own, module = type(student).__name__, type(student).__module__
+    if module.startswith("transformers."):
+        return "", ""
+    note = (
+        f"Its class, `{own}`, comes with teachonce, not with transformers: once `{module}` is"
+        f" imported,\n{then}."
+    )
+    return f"import {module}\n", note
 
 
 def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:

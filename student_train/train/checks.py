@@ -145,6 +145,12 @@ def _check_vectors(options: TrainOptions, *stores: FeatureStore) -> None:
     first = stores[0].features.embedding
     if not learnt or first is None:
         return
+    among = [loss.name for loss in learnt if loss.name != "embedding"]
+    if options.batch_texts == 1 and among:
+        raise UserError(
+            f"--batch-texts 1: --loss {among[0]} compares the texts of a batch with one another;"
+            " give more, or --loss embedding=1 alone"
+        )
     if options.combine == "outputs":
         raise UserError(
             f"--combine outputs: --loss {learnt[0].name} compares with the vectors of one teacher;"

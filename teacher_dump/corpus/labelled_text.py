@@ -11,6 +11,7 @@ from teacher_dump.corpus.iob import BEGINNING, Step
 from teacher_dump.corpus.tables import no_column
 from teacher_dump.corpus.utf8_lines import CorpusError
 
+TEXT_COLUMN = "--text-column"
 DEFAULT_COLUMN = "text"
 
 
@@ -57,7 +58,8 @@ class Columns:
         first = choose_column(columns, textual, self.text, where)
         if self.second is None:
             return [first]
-        return [first, choose_column(columns, textual, self.second, where)]
+        option = "--student-column" if self.parallel else TEXT_COLUMN
+        return [first, choose_column(columns, textual, self.second, where, option)]
 
 
 def pair_of(text_column: str | None) -> tuple[str, str] | None:
@@ -108,7 +110,13 @@ class LabelledText:
     tag_lines: tuple[int, ...] = ()
 
 
-def choose_column(columns: list[str], textual: list[str], wanted: str | None, where: object) -> str:
+def choose_column(
+    columns: list[str],
+    textual: list[str],
+    wanted: str | None,
+    where: object,
+    option: str = TEXT_COLUMN,
+) -> str:
     """Name the column that holds the text: the one wanted, else `text`, else the only textual one.
 
     Raises CorpusError where there is none, or several of that name.
@@ -116,13 +124,13 @@ def choose_column(columns: list[str], textual: list[str], wanted: str | None, wh
     if wanted in columns:
         chosen = wanted
     elif wanted is not None:
-        raise no_column(wanted, columns, where, "give one of them as --text-column")
+        raise no_column(wanted, columns, where, f"give one of them as {option}")
     elif DEFAULT_COLUMN in columns:
         chosen = DEFAULT_COLUMN
     elif len(textual) == 1:
         chosen = textual[0]
     else:
-        remedy = "name the one that holds the text with --text-column"
+        remedy = f"name the one that holds the text with {option}"
         raise no_column(DEFAULT_COLUMN, columns, where, remedy)
     _check_single(chosen, columns, where)
     return chosen

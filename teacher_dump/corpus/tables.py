@@ -124,7 +124,11 @@ def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         return
     table = read_table(path)
     if len(set(table.header)) < len(table.header):
-        raise CorpusError(f"{table.where}: two columns of the header have one name; rename one")
+        twice = next(name for name in table.header if table.header.count(name) > 1)
+        raise CorpusError(
+            f"{table.where}: two columns of the header have one name, {twice!r}; rename one, or"
+            " begin the file with a header if it has none"
+        )
     for number, row in table.rows:
         if row:
             yield number, dict(zip(table.header, row, strict=True))

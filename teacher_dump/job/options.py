@@ -341,7 +341,8 @@ def _check_parallel(options: DumpOptions, column: str) -> None:
         raise UserError(f"--student-column {column}: is the teacher's, too; name another, or none")
     if not options.hidden == options.attention == "none":
         raise UserError(
-            f"{told}, so of its tokens nothing can be aligned; leave --hidden and --attention out"
+            f"{told}, so of its tokens nothing can be aligned; keep vectors alone: --head"
+            " embedding, without --hidden and --attention"
         )
     if options.views > 1:
         raise UserError(f"{told}, and a masked word of one is none of the other; use --views 1")

@@ -114,8 +114,9 @@ def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
     "words, told",
     (
         (("--student-column", "en"), "--student-column en: is the teacher's, too; name another"),
+        (("--student-column", "sk"), "give one of them as --student-column"),
         (("--student-column", "sk"), "no column 'sk'; its columns are 'ru', 'en'"),
-        (("--student-column", "ru", "--hidden", "mean"), "of its tokens nothing can be aligned"),
+        (("--student-column", "ru", "--hidden", "mean"), "keep vectors alone: --head embedding"),
         (("--student-column", "ru", "--views", "2"), "a masked word of one is none of the other"),
         (("--student-column", "ru", "--grow-from", "b.zarr"), "leave --grow-from out"),
         (("--student-column", "ru", "--head", "none", "--hidden", "mean"), "add --head embedding"),

@@ -256,7 +256,7 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
     ),
     (Classify(), "a.jsonl", b"text\n", r"line 1: not JSON"),
     (Classify(), "a.csv", b"text,label\n", r"has no rows"),
-    (Classify(), "a.csv", b"text,text\na,b\n", r"two columns of the header have one name"),
+    (Classify(), "a.csv", b"text,text\na,b\n", r"of the header have one name, .text.; rename"),
     (Classify(), "a.csv", b'text,label\n"a,b\n', r"line 2: unexpected end of data"),
     (Classify(), "a.tsv", b"text\tlabel\n\xff\tx\n", r"line 2: not UTF-8"),
     (Classify(), "a.txt", b"a\n", r"ends in \.tsv, \.csv, \.jsonl"),
