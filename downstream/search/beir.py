@@ -52,6 +52,17 @@ class Collection:
         if not met:
             raise UserError(f"{self.folder / CORPUS}: has no documents; give one a line")
 
+    def strangers(self) -> list[str]:
+        """List the documents that are judged to answer, and are not in the corpus. Raises UserError
+        as `documents` does."""
+        judged = {
+            document
+            for grades in (self.judgements or {}).values()
+            for document, grade in grades.items()
+            if grade > 0
+        }
+        return sorted(judged - {name for name, _ in self.documents()})
+
 
 def read_collection(folder: Path) -> Collection:
     """Read queries and judgements. Raises UserError with file and line."""

@@ -44,6 +44,11 @@ def score_search(
     examples, named = {}, None
     for split, folder in files.items():
         collection = read_collection(folder)
+        if strangers := collection.strangers():
+            say(
+                f"{folder.name}: {len(strangers):,} documents that answer are not in the corpus,"
+                f" such as {strangers[0]!r}; they count as not found"
+            )
         rank = (
             _retrieval(collection, settings)
             if task == "retrieval"

@@ -119,6 +119,17 @@ def test_documents_by_another_model(
     assert not (tmp_path / "no").exists()
 
 
+def test_an_answer_that_is_not_in_the_corpus_is_told(folder: Path, tmp_path: Path) -> None:
+    small = collection(tmp_path / "small")
+    words = ("--task", "retrieval", "--model", folder, "--test", small)
+    with (small / "qrels.tsv").open("a") as file:
+        file.write("q0\tlost\t1\nq0\tgone\t0\n")
+    result = run(*words, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    told = "small: 1 documents that answer are not in the corpus, such as 'lost'"
+    assert told in result.output.replace("\n", " ")
+
+
 def reranker(base: Path, folder: Path) -> Path:
     from sentence_transformers import CrossEncoder
 
