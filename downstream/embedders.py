@@ -17,7 +17,7 @@ from support.errors import UserError, first_line, out_of_memory
 from support.extras import library
 from teacher_dump.teacher.checkpoint_names import resolve_model
 from teacher_dump.teacher.text_vectors import finder
-from training.sentence_folder import MODULES, Find, check_modules
+from training.sentence_folder import MODULES, Find, check_modules, find_in
 
 EXTRA = "embedding"
 
@@ -33,8 +33,7 @@ class Embedder:
 
     def __init__(self, name: str, max_length: int | None = None) -> None:
         self.name = name
-        if has_modules(name):
-            check_modules(_finder(name), name)
+        check_modules(_finder(name), name)
         self.model = _load("SentenceTransformer", name, max_length)
         if self.model.similarity_fn_name not in ("cosine", "dot"):
             raise UserError(
@@ -97,13 +96,9 @@ def _finder(name: str) -> Find:
     """Find files of a model; of a folder with modules also where its transformer is none that
     transformers knows."""
     folder = Path(os.path.expanduser(name))
-    if not (folder / MODULES).is_file():
-        return finder(resolve_model(name))
-
-    def found(file: str) -> Path | None:
-        return folder / file if (folder / file).is_file() else None
-
-    return found
+    if (folder / MODULES).is_file():
+        return find_in(folder)
+    return finder(resolve_model(name))
 
 
 def reads_pairs(name: str) -> bool:

@@ -39,6 +39,11 @@ Find = Callable[[str], Path | None]
 """From the name of a file in a folder, or on the hub, to the file; None where there is none."""
 
 
+def find_in(root: Path) -> Find:
+    """Make a function that finds a file of a folder."""
+    return lambda name: path if (path := root / name).is_file() else None
+
+
 @dataclass(frozen=True)
 class SentenceFolder:
     """What a folder says of its vectors.
@@ -121,10 +126,7 @@ def check_modules(find: Find, name: str) -> None:
         )
     for kind, path in listed:
         if kind == "Dense" and isinstance(config := _json(find, f"{path}/config.json", name), dict):
-            try:
-                activation_of(_activation(config))
-            except UserError as error:
-                raise UserError(f"{name}: {path}/config.json: {error}") from None
+            _activation(config, path, name)
 
 
 def _listed(find: Find, name: str) -> list[tuple[str, str]] | None:
@@ -201,11 +203,9 @@ def _dense(find: Find, path: str, config: dict[str, Any], name: str) -> Dense:
             config["in_features"],
             config["out_features"],
             bool(config.get("bias", True)),
-            _activation(config),
+            _activation(config, path, name),
             bool(config.get("use_residual", False)),
         )
-    except UserError as error:
-        raise UserError(f"{name}: {path}/config.json: {error}") from None
     except (KeyError, TypeError):
         raise UserError(
             f"{name}: {path}/config.json lacks in_features or out_features; copy the whole folder"
@@ -226,8 +226,14 @@ def _dense(find: Find, path: str, config: dict[str, Any], name: str) -> Dense:
     return dense
 
 
-def _activation(config: Mapping[str, Any]) -> str:
-    return str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+def _activation(config: Mapping[str, Any], path: str, name: str) -> str:
+    """Name the activation of a dense layer. Raises UserError for one that torch does not have."""
+    word = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    try:
+        activation_of(word)
+    except UserError as error:
+        raise UserError(f"{name}: {path}/config.json: {error}") from None
+    return word
 
 
 def write_sentence_folder(

@@ -55,9 +55,11 @@ class Collection:
     def strangers(self) -> list[str]:
         """List the documents that are judged to answer, and are not in the corpus. Raises UserError
         as `documents` does."""
+        if self.judgements is None:
+            return []
         judged = {
             document
-            for grades in (self.judgements or {}).values()
+            for grades in self.judgements.values()
             for document, grade in grades.items()
             if grade > 0
         }

@@ -14,8 +14,8 @@ from downstream.embedders import Embedder, PairScorer, reads_pairs
 from downstream.search.beir import Collection
 from downstream.search.candidates import texts_of
 from downstream.search.nearest import nearest
-from student_train.output.report import read_report
-from student_train.settings.options import with_defaults
+from student_train.losses.registry import losses_for
+from student_train.output.report import losses_learnt, read_report
 from support.arrays import Floats
 from support.errors import UserError
 
@@ -54,10 +54,9 @@ def check_space(model: str, documents_by: str) -> None:
     report = read_report(Path(os.path.expanduser(model)))
     if report is None:
         return
-    settings = with_defaults(report["settings"])
-    learnt = [settings["loss"], *(stage.get("loss", {}) for stage in settings["stages"])]
-    names = {name for weights in learnt for name in weights}
-    if not names & {"embedding", "in-batch"}:
+    names = losses_learnt(report["settings"])
+    learnt = [loss for loss in losses_for(False, names) if loss.of_text]
+    if all(loss.projection == "none" for loss in learnt):
         raise UserError(
             f"--documents-by {documents_by}: {model} has learnt {', '.join(sorted(names))}, none of"
             " which compares its vectors with the teacher's: it cannot search the teacher's index;"

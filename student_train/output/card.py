@@ -17,6 +17,7 @@ from store import FeatureStore
 from store.tools.store_card import hub_datasets
 from student_train.losses.registry import losses_for
 from student_train.model.any_student import head_of
+from student_train.output.report import losses_learnt
 
 THIS_FOLDER = '"this folder"'
 """What the code of a card loads; on the hub it is the repository."""
@@ -118,11 +119,8 @@ def model_card(
     scores = pairs and student.config.num_labels == 1
     head = EMBEDDER if vectors else SCORER if scores else HEADS[head_of(student)]
     library = "sentence-transformers" if vectors or scores else "transformers"
-    if vectors and student.config.model_type != "static":  # which sentence-transformers has itself
-        imported, note = _import_of(student, "`SentenceTransformer` loads it")
-        loading = HOW_TO_EMBED.format(imported=imported, note=note and f"\n\n{note}")
-    elif vectors:
-        loading = HOW_TO_EMBED.format(imported="", note="")
+    if vectors:
+        loading = _how_to_embed(student)
     else:
         loading = HOW_TO_SCORE if scores else how_to_load(student, pairs)
     made = "as teachonce starts it: it was not trained"
@@ -205,6 +203,13 @@ print(predict({text}))
 {note}"""
 
 
+def _how_to_embed(student: PreTrainedModel) -> str:
+    imported, note = _import_of(student, "`SentenceTransformer` loads it")
+    if student.config.model_type == "static":  # sentence-transformers has the class itself
+        imported = note = ""
+    return HOW_TO_EMBED.format(imported=imported, note=note and f"\n\n{note}")
+
+
 def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
     """Write the line that imports a student's class, and a note on what it does `then`; nothing of
     a class of transformers."""
@@ -222,10 +227,10 @@ def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:
     """Write a line on what the answers of a task's student have learnt by; nothing without one."""
     if head_of(student) == "mlm":
         return ""
-    stages = settings.get("stages") or [{}]
-    named = {name for stage in stages for name in stage.get("loss", settings["loss"])}
     learnt = {
-        side: [loss.name for loss in losses_for(True, named) if loss.student == side]
+        side: [
+            loss.name for loss in losses_for(True, losses_learnt(settings)) if loss.student == side
+        ]
         for side in ("classes", "scores")
     }
     apart = settings.get("outputs") == "separate" and learnt["classes"] and learnt["scores"]
@@ -254,11 +259,7 @@ def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
 def _nearest(report: dict[str, Any]) -> str:
     """Tell where a loss is not quite what its name says, as the store lacks what it needs."""
     settings, logits = report["settings"], report["store"]["features"].get("logits")
-    learnt = {
-        name
-        for each in settings["stages"] or [settings]
-        for name in each.get("loss", settings["loss"])
-    }
+    learnt = losses_learnt(settings)
     if "kl-shared" not in learnt or logits is None or logits["tier"] == "head":
         return ""
     return (

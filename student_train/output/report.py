@@ -43,6 +43,12 @@ def learnt_from(report: dict[str, Any]) -> list[Any]:
     return [store["content"] for store in (report["store"], *report.get("others", ()))]
 
 
+def losses_learnt(settings: Mapping[str, Any]) -> set[str]:
+    """Name the losses of a training, by the settings of its report: those of all its stages."""
+    stages = settings.get("stages") or [{}]
+    return {name for stage in stages for name in stage.get("loss", settings["loss"])}
+
+
 def check_way(out: Path, resume: bool) -> dict[str, Any] | None:
     """Refuse an output that is in the way, or a `--resume` of no training. Return the report of a
     training to resume, or of a finished student; None where nothing is there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from teacher_dump.teacher.checkpoint_names import ResolvedModel
 from training.sentence_folder import (
     LENGTHS,
     SETTINGS,
+    Find,
     SentenceFolder,
+    find_in,
     read_sentence_folder,
 )
 from training.sentence_modules import VectorHead, plain_head
@@ -44,11 +45,11 @@ class TextVectors:
         return EmbeddingSpec(head.width, head.description, self.prompt, head.normalised)
 
 
-def finder(model: ResolvedModel) -> Callable[[str], Path | None]:
+def finder(model: ResolvedModel) -> Find:
     """Make a function that finds a file of a checkpoint, in its folder or on the hub."""
     root = Path(model.root or model.path_or_id)
     if root.is_dir():
-        return lambda name: path if (path := root / name).is_file() else None
+        return find_in(root)
 
     def fetched(name: str) -> Path | None:
         from huggingface_hub import hf_hub_download
