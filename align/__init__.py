@@ -14,8 +14,8 @@ The text `story.`, teacher pieces `story | .`, student pieces `sto | ##ry | .`:
 
 >>> import json
 >>> import numpy as np
->>> from align import FlatText, Tokens, Vocabulary, VocabularyMap
->>> from align import align_match, align_reduce, align_span
+>>> from teachonce.align import FlatText, Tokens, Vocabulary, VocabularyMap
+>>> from teachonce.align import align_match, align_reduce, align_span
 >>> def wordpiece(*pieces):
 ...     vocab = {piece: number for number, piece in enumerate(["[UNK]", *pieces])}
 ...     model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": vocab}
@@ -47,11 +47,11 @@ reduce makes the student's input from the teacher's tokens:
 Alignment(teacher=[[0, 1], [1, 2]], student=[[0, 2], [2, 3]])
 """
 
-from align.alignment import Alignment, AlignmentError
-from align.mapping import VocabularyMap
-from align.strategies import Reduced, align_match, align_reduce, align_span
-from align.text import FlatText, Tokens
-from align.vocabulary import Vocabulary
+from teachonce.align.alignment import Alignment, AlignmentError
+from teachonce.align.mapping import VocabularyMap
+from teachonce.align.strategies import Reduced, align_match, align_reduce, align_span
+from teachonce.align.text import FlatText, Tokens
+from teachonce.align.vocabulary import Vocabulary
 
 __all__ = [
     "Alignment",

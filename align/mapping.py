@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from align.alignment import Booleans
-from align.normalisers import Normaliser, normaliser_of
-from align.vocabulary import Piece, Vocabulary, isolated
-from support.arrays import starts
+from teachonce.align.alignment import Booleans
+from teachonce.align.normalisers import Normaliser, normaliser_of
+from teachonce.align.vocabulary import Piece, Vocabulary, isolated
+from teachonce.support.arrays import starts
 
 Table = dict[bytes, int]
 

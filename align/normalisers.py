@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from align.alignment import AlignmentError
+from teachonce.align.alignment import AlignmentError
 
 Normaliser = Callable[[str], str]
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")

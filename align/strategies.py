@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from align.alignment import Alignment, AlignmentError, Booleans, Integers
-from align.mapping import VocabularyMap
-from align.text import FlatText, Tokens
-from support.arrays import ranges, starts
+from teachonce.align.alignment import Alignment, AlignmentError, Booleans, Integers
+from teachonce.align.mapping import VocabularyMap
+from teachonce.align.text import FlatText, Tokens
+from teachonce.support.arrays import ranges, starts
 
 Index = NDArray[np.int64]
 

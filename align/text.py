@@ -11,8 +11,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from align.alignment import AlignmentError, Booleans, Integers
-from support.arrays import starts
+from teachonce.align.alignment import AlignmentError, Booleans, Integers
+from teachonce.support.arrays import starts
 
 SOLID, BLANK, IGNORABLE = 0, 1, 2
 CODE_POINTS = 0x110000

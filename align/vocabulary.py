@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from align.alignment import AlignmentError, Booleans
-from align.normalisers import normaliser_of
+from teachonce.align.alignment import AlignmentError, Booleans
+from teachonce.align.normalisers import normaliser_of
 
 Style = Literal["prefix", "blank", "suffix", "none"]
 ROLES = ("cls", "sep", "mask", "pad", "unk")

@@ -25,13 +25,13 @@ from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store, random_teacher
 from benchmarks.speed import dumping, stepping
 from benchmarks.speed.teacher_gone import training
-from store import open_store
-from student_train.settings.options import TrainOptions
-from student_train.settings.words import CACHES
-from support.console import check_device, command_errors
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.teacher import heads
-from teacher_dump.teacher.teacher import load_teacher
+from teachonce.store import open_store
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.words import CACHES
+from teachonce.support.console import check_device, command_errors
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.teacher import heads
+from teachonce.teacher_dump.teacher.teacher import load_teacher
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}  # a second
 FEATURES: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ import click
 
 from benchmarks.common.processes import in_own_process
 from benchmarks.common.results import RESULTS, publish, table
-from support.console import command_errors
+from teachonce.support.console import command_errors
 
 TINY = "264x3x12x792"
 TEACHER = ("768x12x12", 119_547)
@@ -56,7 +56,7 @@ def random_model(folder: Path, shape: str, pieces: int) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from student_train.model.kinds import make_student
+    from teachonce.student_train.model.kinds import make_student
 
     words = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, pieces)}}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
@@ -75,7 +75,7 @@ def measured(models: list[Path], teacher: Path, size: tuple[str, ...]) -> list[d
     named = [word for model in models for word in ("--model", model)]
     with tempfile.TemporaryDirectory() as out:
         words = ("--task", "speed", *named, "--teacher", teacher, *size, "--out", out)
-        in_own_process("downstream.cli", *words)
+        in_own_process("teachonce.downstream.cli", *words)
         rows: list[dict[str, Any]] = json.loads((Path(out) / "scores.json").read_text())["models"]
     return rows
 

@@ -28,8 +28,8 @@ import click
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.common.results import RESULTS, publish, table
 from benchmarks.reliability import Job, Words, content_of_store, jobs
-from store.write.part_queue import PartQueue
-from support.console import command_errors
+from teachonce.store.write.part_queue import PartQueue
+from teachonce.support.console import command_errors
 
 STRIKES = 5  # of one store
 TEXTS = 400  # so many that parts are still made when a worker has begun anew

@@ -28,10 +28,10 @@ import click
 
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.common.results import RESULTS, publish, table
-from store import open_store
-from store.tools.verify import verify
-from support.console import command_errors
-from support.files import UNFINISHED
+from teachonce.store import open_store
+from teachonce.store.tools.verify import verify
+from teachonce.support.console import command_errors
+from teachonce.support.files import UNFINISHED
 
 Words = tuple[str | Path | int, ...]
 DUMP = ("--logits", "topk:8", "--views", 2, "--max-length", 64, "--batch-tokens", 256)
@@ -211,7 +211,7 @@ def make_teacher(folder: Path, corpus: Path) -> None:
 def jobs(folder: Path, texts: int = 30) -> list[Job]:
     """A dump of so many texts to each format, and a training from the last, with all that they
     need."""
-    from teacher_dump.corpus.documents import Corpus
+    from teachonce.teacher_dump.corpus.documents import Corpus
 
     model, corpus = folder / "teacher", folder / "corpus.txt"
     found = (" ".join(d.text.split())[:300] for d in Corpus.open(["python-docs"]))
@@ -221,7 +221,7 @@ def jobs(folder: Path, texts: int = 30) -> list[Job]:
     for ext in ("zarr", "h5"):
         out = folder / ext / f"store.{ext}"
         words: Words = (
-            "teacher_dump.cli",
+            "teachonce.teacher_dump.cli",
             "--model",
             model,
             "--corpus",
@@ -235,7 +235,17 @@ def jobs(folder: Path, texts: int = 30) -> list[Job]:
     store, out = folder / "store.h5", folder / "training" / "student"
     made[1].undisturbed()
     shutil.copy(made[1].out, store)
-    words = ("student_train.cli", "--store", store, "--out", out, *TRAIN, *OFTEN, "--device", "cpu")
+    words = (
+        "teachonce.student_train.cli",
+        "--store",
+        store,
+        "--out",
+        out,
+        *TRAIN,
+        *OFTEN,
+        "--device",
+        "cpu",
+    )
     made.append(Job("training", out, words, moment_of_training, content_of_student, resume,
                     aimed=("saving", "finishing")))  # fmt: skip
     return made

@@ -25,8 +25,8 @@ import click
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.reliability import Job, content_of_store, jobs
-from support.console import command_errors
-from support.lease import lease_path
+from teachonce.support.console import command_errors
+from teachonce.support.lease import lease_path
 
 STRIKES = 5  # of one store
 KILLED = ("", "SIGKILLs", "who cut the corpus", "who waited or made parts", "stores", "equal")
@@ -109,7 +109,7 @@ def _in_parts(part_tokens: int, *words: str | Path | int) -> None:
 
     torch.set_num_threads(1)
     processes.PART_TOKENS = part_tokens
-    in_small_parts("teacher_dump.cli", *words, "--device", "cpu")
+    in_small_parts("teachonce.teacher_dump.cli", *words, "--device", "cpu")
 
 
 def killed_rows(folder: Path, kills: int, processes: int, seed: int) -> list[list[object]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib import metadata
 
-from student_train.losses.registry import LOSSES
+from teachonce.student_train.losses.registry import LOSSES
 
 project = "Teachonce"
 copyright = "the authors of Teachonce"

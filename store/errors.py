@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 
 class StoreError(UserError):

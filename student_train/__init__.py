@@ -1,10 +1,10 @@
 """Train students from a store: its batches in their tokens, alignment, losses, the loop.
 
 A name is imported when it is first used; `__init__.pyi` lists the names. The loop alone is
-`student_train.train.train`, or `train` of `teachonce`.
+`teachonce.student_train.train.train`, or `train` of `teachonce`.
 """
 
-from support.lazy_exports import lazy_exports
+from teachonce.support.lazy_exports import lazy_exports
 
 __getattr__, __all__ = lazy_exports(__name__, __file__)
 

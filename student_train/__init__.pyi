@@ -1,15 +1,15 @@
 # The public names and where each stands. This list is the only one: __init__.py reads it.
 
-from student_train.batches import StudentBatches as StudentBatches
-from student_train.data.batch import StudentBatch as StudentBatch
-from student_train.data.collator import Collator as Collator
-from student_train.model.any_student import OwnStudent as OwnStudent
-from student_train.output.pruning import prune_student as prune_student
-from student_train.output.run import prepare as prepare
-from student_train.output.run import run as run
-from student_train.settings.options import TrainOptions as TrainOptions
-from student_train.train.distiller import Distiller as Distiller
-from student_train.train.distiller import Sides as Sides
-from student_train.train.student_training import Trained as Trained
+from teachonce.student_train.batches import StudentBatches as StudentBatches
+from teachonce.student_train.data.batch import StudentBatch as StudentBatch
+from teachonce.student_train.data.collator import Collator as Collator
+from teachonce.student_train.model.any_student import OwnStudent as OwnStudent
+from teachonce.student_train.output.pruning import prune_student as prune_student
+from teachonce.student_train.output.run import prepare as prepare
+from teachonce.student_train.output.run import run as run
+from teachonce.student_train.settings.options import TrainOptions as TrainOptions
+from teachonce.student_train.train.distiller import Distiller as Distiller
+from teachonce.student_train.train.distiller import Sides as Sides
+from teachonce.student_train.train.student_training import Trained as Trained
 
 __all__: list[str]

@@ -8,23 +8,23 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from store import FeatureStore, open_store
-from student_train.data.gold_labels import has_gold
-from student_train.losses.registry import named
-from student_train.settings.loss_weights import (
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.data.gold_labels import has_gold
+from teachonce.student_train.losses.registry import named
+from teachonce.student_train.settings.loss_weights import (
     DEFAULT_LOSS,
     SCORE_LOSS,
     STATES_LOSS,
     VECTOR_LOSS,
     VECTOR_TEXTS,
 )
-from student_train.settings.options import TrainOptions, ruled_out
-from student_train.settings.recipe import find_recipe
-from student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
-from student_train.settings.words import AS_TEACHER
-from student_train.train.checks import check
-from support.errors import UserError
-from support.options import read_words
+from teachonce.student_train.settings.options import TrainOptions, ruled_out
+from teachonce.student_train.settings.recipe import find_recipe
+from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
+from teachonce.student_train.settings.words import AS_TEACHER
+from teachonce.student_train.train.checks import check
+from teachonce.support.errors import UserError
+from teachonce.support.options import read_words
 
 HEADS = ("num_attention_heads", "n_heads", "n_head")  # in BERT, DistilBERT, GPT-2
 MIXED_VOCAB = "mixed-vocab"  # start and vocabulary that teacher-dump mixed-vocab makes

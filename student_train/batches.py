@@ -13,22 +13,22 @@ import torch
 from torch import distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
-from store import FeatureStore, open_store
-from student_train.arguments import fill_in_batch, losses_served
-from student_train.data.batch import StudentBatch
-from student_train.data.blocks import chosen_blocks, split_blocks
-from student_train.data.stream import READY, Epochs
-from student_train.model.student_tokenizer import student_tokenizer
-from student_train.output.run import check_tokenizers, fit_tokenizer, make_collator
-from student_train.settings.options import TrainOptions
-from student_train.train.checks import check_batches
-from student_train.train.distiller import Distiller
-from student_train.train.evaluate import evaluate, held_out
-from support.background import prefetched
-from support.errors import UserError
-from support.options import read_words
-from support.threads import warn_of_spinning
-from training.wordpiece import check_student_tokenizer
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.arguments import fill_in_batch, losses_served
+from teachonce.student_train.data.batch import StudentBatch
+from teachonce.student_train.data.blocks import chosen_blocks, split_blocks
+from teachonce.student_train.data.stream import READY, Epochs
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.output.run import check_tokenizers, fit_tokenizer, make_collator
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.checks import check_batches
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.evaluate import evaluate, held_out
+from teachonce.support.background import prefetched
+from teachonce.support.errors import UserError
+from teachonce.support.options import read_words
+from teachonce.support.threads import warn_of_spinning
+from teachonce.training.wordpiece import check_student_tokenizer
 
 SETTINGS = (
     *("loss", "align", "pool", "temperature", "targets", "matryoshka", "projection", "outputs"),

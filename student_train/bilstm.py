@@ -30,7 +30,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 
 class BiLstmConfig(PreTrainedConfig):

@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from student_train.settings.option_fields import NEW
-from student_train.settings.options import TrainOptions
-from support.completion import Text
-from support.console import CONTEXT, command_errors
-from support.environment import leads
-from support.errors import UserError
-from support.grouped_help import GroupedCommandWithSubcommands
-from support.hub import Repository, open_repository, push_options
-from support.options import click_option, options_of, scoped
-from support.signals import stoppable
+from teachonce.student_train.settings.option_fields import NEW
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.completion import Text
+from teachonce.support.console import CONTEXT, command_errors
+from teachonce.support.environment import leads
+from teachonce.support.errors import UserError
+from teachonce.support.grouped_help import GroupedCommandWithSubcommands
+from teachonce.support.hub import Repository, open_repository, push_options
+from teachonce.support.options import click_option, options_of, scoped
+from teachonce.support.signals import stoppable
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
 
@@ -59,7 +59,7 @@ GROUPS = {
 
 def _list_recipes(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
     if value in ("list", ("list",)):
-        from student_train.settings.recipe import listed
+        from teachonce.student_train.settings.recipe import listed
 
         click.echo(listed())
         context.exit()
@@ -68,7 +68,7 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
 
 def _recipes() -> list[str]:
     """Return the words of --recipe."""
-    from student_train.settings.recipe import all_recipes
+    from teachonce.student_train.settings.recipe import all_recipes
 
     return ["list", *all_recipes()]
 
@@ -127,8 +127,11 @@ def main(
         if arguments["store"]:
             raise click.UsageError(f"give the options behind the word {context.invoked_subcommand}")
         return
-    from student_train.arguments import check_early, checked_from  # torch loads only for work
-    from student_train.output.report import check_way
+    from teachonce.student_train.arguments import (  # torch loads only for work
+        check_early,
+        checked_from,
+    )
+    from teachonce.student_train.output.report import check_way
 
     if private and push_to_hub is None:
         raise UserError("--private: is of a repository on the hub; give --push-to-hub, too")
@@ -146,7 +149,7 @@ def main(
     with stoppable(lambda: kept(options.out_folder())):
         if leads():
             click.echo(describe(options))
-        from student_train.output.run import run
+        from teachonce.student_train.output.run import run
 
         report = run(options, resume=resume, say=click.echo)
     if leads():
@@ -166,14 +169,14 @@ def push(folder: Path, repository: str, **how: Any) -> None:
     Its README.md is the model card: add language, licence and what you know of it there first. An
     export of student-export is sent in the same way.
     """
-    from student_train.output.pushing import push as send_folder
+    from teachonce.student_train.output.pushing import push as send_folder
 
     click.echo(f"pushed    {send_folder(folder, repository, **how)}")
 
 
 def _send(out: Path, target: Repository) -> None:
     """Send a student that was trained just now."""
-    from student_train.output.pushing import send
+    from teachonce.student_train.output.pushing import send
 
     try:
         click.echo(f"pushed    {send(out, target)}")
@@ -233,7 +236,7 @@ def describe(options: TrainOptions) -> str:
 
 def kept(out: Path) -> str:
     """Tell in a line what a stopped training has written, and how to go on."""
-    from training.checkpoint import newest_checkpoint
+    from teachonce.training.checkpoint import newest_checkpoint
 
     words = " and --resume" if (out / "training.json").exists() else ""
     return f"{out}: {newest_checkpoint(out / 'checkpoints')}; go on with the same command{words}"

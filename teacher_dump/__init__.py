@@ -3,7 +3,7 @@
 A name is imported when it is first used; `__init__.pyi` lists the names.
 """
 
-from support.lazy_exports import lazy_exports
+from teachonce.support.lazy_exports import lazy_exports
 
 __getattr__, __all__ = lazy_exports(__name__, __file__)
 

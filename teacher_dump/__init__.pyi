@@ -1,9 +1,9 @@
 # The public names and where each stands. This list is the only one: __init__.py reads it.
 
-from teacher_dump.job.dump import DumpSummary as DumpSummary
-from teacher_dump.job.dump import dump as dump
-from teacher_dump.job.options import DumpOptions as DumpOptions
-from teacher_dump.mixed_vocab.options import MixedVocabOptions as MixedVocabOptions
-from teacher_dump.mixed_vocab.options import StageOneDump as StageOneDump
+from teachonce.teacher_dump.job.dump import DumpSummary as DumpSummary
+from teachonce.teacher_dump.job.dump import dump as dump
+from teachonce.teacher_dump.job.options import DumpOptions as DumpOptions
+from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions as MixedVocabOptions
+from teachonce.teacher_dump.mixed_vocab.options import StageOneDump as StageOneDump
 
 __all__: list[str]

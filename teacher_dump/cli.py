@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from support.console import CONTEXT, command_errors, counted
-from support.environment import leads
-from support.grouped_help import GroupedCommandWithSubcommands
-from support.options import click_options, read_words
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.job.shards import Shard, shard_of
-from teacher_dump.mixed_vocab.cli import mixed_vocab
+from teachonce.support.console import CONTEXT, command_errors, counted
+from teachonce.support.environment import leads
+from teachonce.support.grouped_help import GroupedCommandWithSubcommands
+from teachonce.support.options import click_options, read_words
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.shards import Shard, shard_of
+from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
 
 if TYPE_CHECKING:
-    from teacher_dump.job.dump import DumpSummary
+    from teachonce.teacher_dump.job.dump import DumpSummary
 
 HELP = """Run a teacher once over a corpus and write what it knew about every token into a store.
 
@@ -65,14 +65,14 @@ def main(**given: Any) -> None:
     if shard := shard_of(options.shard):
         _share(options, shard)
         return
-    from teacher_dump.job.dump import dump  # loads torch only for work, not for --help
+    from teachonce.teacher_dump.job.dump import dump  # loads torch only for work, not for --help
 
     _tell(options, dump(options, say=click.echo))
 
 
 def _plan(options: DumpOptions) -> None:
     """Tell what a dump would take; an error where the disk is too small."""
-    from teacher_dump.job.planning import plan
+    from teachonce.teacher_dump.job.planning import plan
 
     found = plan(options, say=click.echo)
     for line in found.lines():
@@ -82,7 +82,7 @@ def _plan(options: DumpOptions) -> None:
 
 def _share(options: DumpOptions, shard: Shard) -> None:
     """Make parts of a store together with other processes, and tell which."""
-    from teacher_dump.job.sharing import share
+    from teachonce.teacher_dump.job.sharing import share
 
     done = share(options, shard, say=click.echo if leads() else lambda line: None)
     click.echo(
@@ -95,7 +95,7 @@ def _share(options: DumpOptions, shard: Shard) -> None:
 
 def _share_on_ray(options: DumpOptions) -> None:
     """Let the workers of a Ray cluster make a store, and tell what it holds."""
-    from teacher_dump.job.on_ray import share_on_ray
+    from teachonce.teacher_dump.job.on_ray import share_on_ray
 
     done, before = share_on_ray(options, say=click.echo)
     if done.store:

@@ -8,7 +8,7 @@ loads neither torch nor transformers. `__init__.pyi` lists the names.
 
 from importlib.metadata import version
 
-from support.lazy_exports import lazy_exports
+from teachonce.support.lazy_exports import lazy_exports
 
 __version__ = version("teachonce")
 __getattr__, __all__ = lazy_exports(__name__, __file__)

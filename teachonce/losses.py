@@ -4,6 +4,6 @@ Each is a pure function of the student's side, the teacher's, and where needed a
 which pairs are present; its docstring says formula, shapes, normaliser and source.
 """
 
-from student_train.losses import logits, maps, states, task, vectors
+from teachonce.student_train.losses import logits, maps, states, task, vectors
 
 __all__ = ["logits", "maps", "states", "task", "vectors"]

@@ -124,7 +124,7 @@ def _wordpiece(lower: bool) -> Any:
     """Not by the library's own trainer, which gives other pieces in every process."""
     from tokenizers import normalizers
 
-    from student_train.model.student_tokenizer import train_wordpiece
+    from teachonce.student_train.model.student_tokenizer import train_wordpiece
 
     normalizer = normalizers.BertNormalizer(lowercase=lower)
     tokenizer = train_wordpiece(SENTENCES, VOCABULARY, normalizer)

@@ -1,6 +1,6 @@
 """Commands in processes that start at once: each is forked from one that has imported everything.
 
-    python -m benchmarks.common.processes teacher_dump.cli --model DIR ...
+    python -m benchmarks.common.processes teachonce.teacher_dump.cli --model DIR ...
 
 does in a new process what `in_small_parts` does in a forked one.
 """
@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 PART_TOKENS = 400
 IMPORTED = [
-    "teacher_dump.cli",
-    "teacher_dump.job.dump",
-    "teacher_dump.job.sharing",
-    "teacher_dump.job.filling",
-    "student_train.cli",
-    "student_train.output.run",
-    "downstream.cli",
-    "downstream.tasks.fine_tune",
+    "teachonce.teacher_dump.cli",
+    "teachonce.teacher_dump.job.dump",
+    "teachonce.teacher_dump.job.sharing",
+    "teachonce.teacher_dump.job.filling",
+    "teachonce.student_train.cli",
+    "teachonce.student_train.output.run",
+    "teachonce.downstream.cli",
+    "teachonce.downstream.tasks.fine_tune",
     "transformers.models.bert.modeling_bert",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
@@ -87,8 +87,8 @@ def command(module: str, *words: str | Path | int) -> None:
 
 def in_small_parts(module: str, *words: str | Path | int) -> None:
     """Do as `command`, with dumps in parts of PART_TOKENS tokens, so that a small dump has many."""
-    from teacher_dump.job import dump, on_ray, sharing
-    from teacher_dump.job.options import DumpOptions
+    from teachonce.teacher_dump.job import dump, on_ray, sharing
+    from teachonce.teacher_dump.job.options import DumpOptions
 
     def small(whole: Callable[..., Any]) -> Callable[..., Any]:
         def run(options: DumpOptions, *more: Any, **named: Any) -> Any:

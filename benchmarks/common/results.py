@@ -40,7 +40,7 @@ def hardware() -> str:
     """Processor, cores, memory and the versions that matter, in one line."""
     import torch
 
-    from downstream.speed import processor
+    from teachonce.downstream.speed import processor
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     device = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
@@ -56,7 +56,7 @@ def hardware() -> str:
 
 def whole_size(store: Path) -> int:
     """Bytes on the disk of a store, teacher and all."""
-    from store.tools.info import bytes_on_disk
+    from teachonce.store.tools.info import bytes_on_disk
 
     sizes = bytes_on_disk(str(store))
     assert sizes is not None  # of an address

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.options import TrainOptions
 
 
 def small_store(
     model: str, corpus: str, tokens: int, out: Path, logits: str | None = "none"
 ) -> None:
     """Dump the teacher's states, and logits if asked for, of some tokens."""
-    from teacher_dump.job.dump import dump
-    from teacher_dump.job.options import DumpOptions
+    from teachonce.teacher_dump.job.dump import dump
+    from teachonce.teacher_dump.job.options import DumpOptions
 
     options = DumpOptions(
         model=model,
@@ -49,7 +49,7 @@ def random_teacher(folder: Path, like: str, head: bool = False, **config: int) -
     another teacher's tokenizer; with a masked-LM head if asked for."""
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
 
-    from teacher_dump.teacher.checkpoint_names import resolve_model
+    from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(like).path_or_id)
     sizes: dict[str, Any] = {"vocab_size": len(tokenizer), **config}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from store import Features, LogitsSpec, PartWriter, StoreWriter
-from support.arrays import Array
+from teachonce.store import Features, LogitsSpec, PartWriter, StoreWriter
+from teachonce.support.arrays import Array
 
 VOCABULARY, MAX_LENGTH = 30522, 256
 MEDIAN, SPREAD = (

@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from benchmarks.demo.searching import Settings, demo, load
-from support.console import command_errors
-from support.errors import UserError
+from teachonce.support.console import command_errors
+from teachonce.support.errors import UserError
 
 SHOWN = 3  # questions whose passages are printed
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from teacher_dump.corpus.sources import library_sources
+from teachonce.teacher_dump.corpus.sources import library_sources
 
 LONGEST = 300  # characters to which the paragraphs of a docstring are joined
 SHORTEST = 20

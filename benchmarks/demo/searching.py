@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.common.results import whole_size
 from benchmarks.demo.passages import QUESTIONS, write_passages
-from support.arrays import Floats
-from support.errors import UserError
+from teachonce.support.arrays import Floats
+from teachonce.support.errors import UserError
 
 TOP = 10  # passages that a ranking is compared by
 TIMED = 400  # passages that a model embeds for its speed
@@ -59,7 +59,7 @@ class Searcher:
 
     def best(self, questions: Sequence[str], index: Floats | None = None) -> list[list[int]]:
         """Rank the TOP passages of each question, in `index` where one is given."""
-        from downstream.search.nearest import nearest
+        from teachonce.downstream.search.nearest import nearest
 
         asked = self.embedder.vectors(questions, "query")
         places: list[list[int]] = nearest(
@@ -125,7 +125,7 @@ class Search:
 
 def agreement(teacher: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> float:
     """nDCG@10 of rankings where the teacher's ten have the grades 10 to 1, the mean over all."""
-    from downstream.search import measures
+    from teachonce.downstream.search import measures
 
     by_teacher, by_other = (
         {str(place): [str(number) for number in row] for place, row in enumerate(rows)}
@@ -147,8 +147,8 @@ def load(settings: Settings) -> Search:
 
     Raises UserError where there is no finished demo.
     """
-    from downstream.embedders import Embedder
-    from store import open_store
+    from teachonce.downstream.embedders import Embedder
+    from teachonce.store import open_store
 
     if not (settings.folder / "modules.json").is_file():
         raise UserError(f"{settings.out}: has no finished demo to ask; run `make demo` first")
@@ -170,8 +170,8 @@ def _clear(settings: Settings) -> None:
 
 
 def _dump(settings: Settings) -> None:
-    from teacher_dump.job.dump import dump
-    from teacher_dump.job.options import DumpOptions
+    from teachonce.teacher_dump.job.dump import dump
+    from teachonce.teacher_dump.job.options import DumpOptions
 
     count = write_passages(settings.corpus, settings.every)
     _say(f"1. the teacher {settings.model} reads {count:,} passages of Python's documentation")
@@ -194,8 +194,8 @@ def _dump(settings: Settings) -> None:
 
 
 def _train(settings: Settings) -> None:
-    from student_train.arguments import options_from
-    from student_train.output.run import run
+    from teachonce.student_train.arguments import options_from
+    from teachonce.student_train.output.run import run
 
     _say(f"2. a student {settings.student}, vocabulary {settings.vocab}, learns these vectors")
     options = {

@@ -11,8 +11,8 @@ import click
 
 from benchmarks.common.results import publish
 from benchmarks.integrity.trials import checked, long_run
-from support.console import command_errors
-from support.errors import UserError
+from teachonce.support.console import command_errors
+from teachonce.support.errors import UserError
 
 
 @click.command()

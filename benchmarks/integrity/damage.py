@@ -12,9 +12,9 @@ from typing import Any
 
 import h5py
 
-from store import Features, StoreError
-from store.containers.hdf5.file import append_digest
-from store.tools.verify import verify
+from teachonce.store import Features, StoreError
+from teachonce.store.containers.hdf5.file import append_digest
+from teachonce.store.tools.verify import verify
 from tests.store.making import TOKENIZER, features_of, make_store
 
 FORMATS = ("zarr", "h5")

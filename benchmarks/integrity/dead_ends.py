@@ -23,15 +23,15 @@ from click.testing import CliRunner
 
 from benchmarks.common.results import publish, table
 from benchmarks.integrity.damage import FORMATS
-from feature_store.cli import main as feature_store
-from store import StoreWriter, open_store
-from store.containers.hdf5.file import append_digest
-from support.console import command_errors
-from support.errors import UserError
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job import parts as job
-from teacher_dump.job.parts import gathered
-from teacher_dump.windows.window import Window
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import StoreWriter, open_store
+from teachonce.store.containers.hdf5.file import append_digest
+from teachonce.support.console import command_errors
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job import parts as job
+from teachonce.teacher_dump.job.parts import gathered
+from teachonce.teacher_dump.windows.window import Window
 from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 from tests.end_to_end.support import write_corpus
 

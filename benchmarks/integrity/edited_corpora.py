@@ -15,11 +15,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from store import open_store
-from support.errors import UserError
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.store import open_store
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 
 LINES = 600

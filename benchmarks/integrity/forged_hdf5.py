@@ -17,11 +17,11 @@ from numcodecs import Fletcher32
 from numcodecs.jenkins import jenkins_lookup3
 
 from benchmarks.integrity.forged_json import mutated, text
-from store.containers.hdf5.blocks import Blocks, Fields
-from store.containers.hdf5.chunks import FLETCHER, Dataset, read_dataset
-from store.containers.hdf5.file import DIGEST_BYTES, append_digest, write_attributes
-from store.containers.hdf5.tree import Hdf5File, Hdf5Source
-from store.format.manifest import seal_checksum
+from teachonce.store.containers.hdf5.blocks import Blocks, Fields
+from teachonce.store.containers.hdf5.chunks import FLETCHER, Dataset, read_dataset
+from teachonce.store.containers.hdf5.file import DIGEST_BYTES, append_digest, write_attributes
+from teachonce.store.containers.hdf5.tree import Hdf5File, Hdf5Source
+from teachonce.store.format.manifest import seal_checksum
 
 VERSIONS: tuple[Any, ...] = ("earliest", "latest", ("v110", "v110"))
 Way = Callable[[Path, random.Random, Path], str]

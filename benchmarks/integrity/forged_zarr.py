@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 
 from benchmarks.integrity.forged_json import mutated, text
-from store.format.manifest import seal_checksum
+from teachonce.store.format.manifest import seal_checksum
 
 
 def _seal_zarr(path: Path, manifest: bytes, root: dict[str, Any]) -> None:

@@ -35,11 +35,11 @@ from benchmarks.common.results import publish, table
 from benchmarks.integrity.damage import problems, small_store
 from benchmarks.integrity.forged_hdf5 import forge_hdf5
 from benchmarks.integrity.forged_zarr import forge_zarr
-from feature_store.cli import main as feature_store
-from store import FeatureStore, UserError, open_store
-from store.tools.laws import check_tokens
-from store.tools.show import sequence_facts
-from support.console import command_errors
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import FeatureStore, UserError, open_store
+from teachonce.store.tools.laws import check_tokens
+from teachonce.store.tools.show import sequence_facts
+from teachonce.support.console import command_errors
 
 MEMORY = 2**30  # bytes that the process may take beyond what it has when it begins
 SECONDS = 60  # for one store; many times what a sound one takes

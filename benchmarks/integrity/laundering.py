@@ -15,12 +15,12 @@ import numpy as np
 import zarr
 
 from benchmarks.integrity.damage import FORMATS, small_store
-from store import StoreError, open_store
-from store.containers.hdf5.file import append_digest
-from store.tools.copy import convert, upload
-from store.tools.merge import merge
-from store.tools.verify import outside_entries
-from support.arrays import Array
+from teachonce.store import StoreError, open_store
+from teachonce.store.containers.hdf5.file import append_digest
+from teachonce.store.tools.copy import convert, upload
+from teachonce.store.tools.merge import merge
+from teachonce.store.tools.verify import outside_entries
+from teachonce.support.arrays import Array
 
 IN_MEMORY = "memory://laundered/store.zarr"
 

@@ -13,10 +13,10 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.integrity.damage import problems, small_store
-from store import Unreachable, open_store
-from store.containers import network
-from store.tools.copy import convert, upload
-from store.tools.verify import verify
+from teachonce.store import Unreachable, open_store
+from teachonce.store.containers import network
+from teachonce.store.tools.copy import convert, upload
+from teachonce.store.tools.verify import verify
 from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
 
 URL = f"s3://{BUCKET}/store.zarr"

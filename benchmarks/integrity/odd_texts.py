@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from align import (
+from teachonce.align import (
     Alignment,
     FlatText,
     Tokens,
@@ -25,13 +25,13 @@ from align import (
     align_reduce,
     align_span,
 )
-from store import Features, FeatureStore, StoreWriter, open_store
-from store.tools.verify import verify
-from support.arrays import ranges
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.windows.cutting import iter_windows
-from teacher_dump.windows.masked_views import mask_spans
-from teacher_dump.windows.window import Window
+from teachonce.store import Features, FeatureStore, StoreWriter, open_store
+from teachonce.store.tools.verify import verify
+from teachonce.support.arrays import ranges
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.windows.cutting import iter_windows
+from teachonce.teacher_dump.windows.masked_views import mask_spans
+from teachonce.teacher_dump.windows.window import Window
 from tests.texts import SENTENCES
 
 KINDS = ("wordpiece", "bpe", "unigram")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.processes import finish, fork, in_small_parts
-from store import StoreWriter, open_store
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.store import StoreWriter, open_store
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 
 TEACHERS = ("bert", "roberta", "xlmr")
@@ -167,8 +167,8 @@ def odd_tokenizers(folder: Path, count: int, seed: int) -> Iterator[tuple[str, s
         train = ("--store", target, "--out", out, "--vocab", vocab, "--student", "16x1x2")
         more = ("--steps", 1, "--held-out", 0, "--device", "cpu")
         for module, *words in (
-            ("feature_store.cli", "verify", target),
-            ("student_train.cli", *train, *more),
+            ("teachonce.feature_store.cli", "verify", target),
+            ("teachonce.student_train.cli", *train, *more),
         ):
             log.write_text("")
             code = finish(fork(in_small_parts, module, *words, log=log))

@@ -95,8 +95,8 @@ def watch(processes: dict[str, subprocess.Popen[bytes]], seconds: float) -> dict
 
 def read_for_ever(path: str) -> None:
     """Stream the store with ever other orders, look into single sequences, open it anew, verify."""
-    from store import open_store
-    from store.tools.verify import verify
+    from teachonce.store import open_store
+    from teachonce.store.tools.verify import verify
 
     for seed in range(10**9):
         store = open_store(path)
@@ -117,7 +117,7 @@ def read_for_ever(path: str) -> None:
 def soak(store: Path, folder: Path, minutes: float, readers: int) -> tuple[bool, str]:
     """Train on a store and read it in other processes; whether all were flat, and the table."""
     python = [sys.executable, "-c"]
-    train = [*python, "from student_train.cli import main; main()", "--store", str(store)]
+    train = [*python, "from teachonce.student_train.cli import main; main()", "--store", str(store)]
     train += ["--vocab", "2k", "--student", "64x2x4", "--steps", "100000000", "--device", "cpu"]
     train += ["--eval-every", "200", "--out", str(folder / "student")]
     commands = {"training": train}

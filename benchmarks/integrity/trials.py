@@ -169,8 +169,8 @@ def long_run(minutes: float, path: str | None, readers: int) -> list[str]:
 
 def small_dump(folder: Path, out: Path, limit: int = 400_000) -> None:
     """Dump what a small random teacher knows about Python's own documentation."""
-    from teacher_dump.job.dump import dump
-    from teacher_dump.job.options import DumpOptions
+    from teachonce.teacher_dump.job.dump import dump
+    from teachonce.teacher_dump.job.options import DumpOptions
 
     tokenizer = _tokenizer(TOKENIZER_OF["bert"])
     for part in (_model("bert", tokenizer), tokenizer):

@@ -14,13 +14,13 @@ import click
 import numpy as np
 
 from benchmarks.common.results import TEACHER, of_text, publish, table, whole_size
-from store import FeatureStore, open_store
-from store.format.codecs.levels import LEVELS
-from store.tools.copy import convert
-from support.arrays import Array
-from support.console import command_errors
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.store import FeatureStore, open_store
+from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.store.tools.copy import convert
+from teachonce.support.arrays import Array
+from teachonce.support.console import command_errors
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 
 LAYOUTS = ("zarr", "h5")
 KINDS = ("text", "hidden", "attention", "logits")  # text with offsets and all else

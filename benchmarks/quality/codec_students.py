@@ -22,16 +22,16 @@ from sklearn.cluster import MiniBatchKMeans
 
 from benchmarks.common.results import NOVELS, RESULTS, TEACHER, mean_and_deviation, publish, table
 from benchmarks.quality.distillation_helps import MASKED, finished, scores_of
-from store import FeatureStore, open_store
-from store.format.codecs.levels import LEVELS
-from store.tools.copy import begin_copy, convert
-from student_train.model.student_tokenizer import student_tokenizer
-from student_train.settings.loss_weights import parse_losses
-from student_train.settings.options import TrainOptions
-from support.arrays import Array
-from support.console import command_errors
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.store import FeatureStore, open_store
+from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.store.tools.copy import begin_copy, convert
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.settings.loss_weights import parse_losses
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.arrays import Array
+from teachonce.support.console import command_errors
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 
 FITTED = 20_000  # tokens that product codes are fitted to
 CODES = 256

@@ -21,16 +21,16 @@ import click
 
 from benchmarks.common.results import SHARED, mean_and_deviation, publish, table
 from benchmarks.quality.judge import MEASURES, Tags, judge, tagging
-from store import FeatureStore, open_store
-from student_train.model.student_tokenizer import student_tokenizer
-from student_train.output.report import changed_settings
-from student_train.output.run import prepare
-from student_train.settings.alignments import ALIGNMENTS
-from student_train.settings.loss_weights import parse_losses
-from student_train.settings.options import TrainOptions
-from student_train.train.student_training import train
-from support.console import command_errors
-from support.errors import UserError
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.output.report import changed_settings
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.student_train.settings.loss_weights import parse_losses
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.student_training import train
+from teachonce.support.console import command_errors
+from teachonce.support.errors import UserError
 
 SCORES = "scores.json"
 EWT = SHARED / "data/pos/en_ewt"  # English Web Treebank, universal part-of-speech tags

@@ -16,10 +16,10 @@ import click
 
 from benchmarks.common.results import RESULTS, SHARED, publish, table
 from benchmarks.quality.embedding_peers import folder_of
-from student_export.folder import Exported
-from student_export.job import export
-from student_export.options import ExportOptions
-from support.console import command_errors
+from teachonce.student_export.folder import Exported
+from teachonce.student_export.job import export
+from teachonce.student_export.options import ExportOptions
+from teachonce.support.console import command_errors
 
 HEAD = (
     "model", "file", "MB", "Spearman", "of the student's", "loads in, s", "one text, ms",

@@ -25,17 +25,17 @@ import torch
 
 from benchmarks.common.results import RESULTS, SHARED, mean_and_deviation, publish, table
 from benchmarks.quality.embedding_peers import folder_of, made, peers
-from downstream.embedders import Embedder
-from downstream.search import measures
-from downstream.search.beir import read_collection
-from downstream.search.rankings import retrieved
-from downstream.tasks.tagged_sentences import read_tagged
-from store import open_store
-from student_export.measuring import size_of
-from student_train.arguments import options_from
-from student_train.output.run import run
-from support.arrays import Floats
-from support.console import command_errors
+from teachonce.downstream.embedders import Embedder
+from teachonce.downstream.search import measures
+from teachonce.downstream.search.beir import read_collection
+from teachonce.downstream.search.rankings import retrieved
+from teachonce.downstream.tasks.tagged_sentences import read_tagged
+from teachonce.store import open_store
+from teachonce.student_export.measuring import size_of
+from teachonce.student_train.arguments import options_from
+from teachonce.student_train.output.run import run
+from teachonce.support.arrays import Floats
+from teachonce.support.console import command_errors
 
 STUDENTS = (
     "static:64@9k",
@@ -127,8 +127,8 @@ def dumped(work: Path, model: str, data: Path) -> Path:
     """Dump the teacher's vectors of the corpus, and its last states; returns the store."""
     from transformers import AutoConfig
 
-    from teacher_dump.job.dump import dump
-    from teacher_dump.job.options import DumpOptions
+    from teachonce.teacher_dump.job.dump import dump
+    from teachonce.teacher_dump.job.options import DumpOptions
 
     corpus, store = work / "corpus.txt", work / "vectors.zarr"
     if not corpus.exists():

@@ -37,11 +37,11 @@ from benchmarks.common.results import (
     table,
 )
 from benchmarks.quality.distillation_helps import finished, scores_of
-from store import open_store
-from student_train.settings.options import TrainOptions
-from support.console import command_errors
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.store import open_store
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.console import command_errors
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 
 STS = SHARED / "data/sts/stsb_en.dev.tsv"
 TRAINED = ((1, 2, 3), (1, 2, 4), (1, 3, 5), (1, 4, 6), (4, 5, 6))

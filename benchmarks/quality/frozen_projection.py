@@ -22,15 +22,15 @@ from transformers import AutoModelForMaskedLM
 
 from benchmarks.common.results import RESULTS, mean_and_deviation, publish, table
 from benchmarks.reproduce import kolesnikova
-from store import FeatureStore, open_store
-from student_train.data.blocks import split_blocks
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
-from student_train.train.evaluate import held_out
-from support.arrays import Array, Floats
-from support.console import command_errors
-from support.errors import UserError
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.evaluate import held_out
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.console import command_errors
+from teachonce.support.errors import UserError
 
 ARMS = (
     "none", "MLM", "KL M", "KL+MSE MF", "KL+MSE MT", "KL+MSE RF", "KL+MSE RT",

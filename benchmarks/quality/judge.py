@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from downstream.settings import FineTuneSettings
-from downstream.tasks.fine_tune import fine_tune
-from downstream.tasks.linear_probe import linear_probe
-from downstream.tasks.tagging import PartsOfSpeech
-from store import FeatureStore
-from student_train.data.blocks import split_blocks
-from student_train.output.run import make_collator
-from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
-from student_train.train.evaluate import evaluate
+from teachonce.downstream.settings import FineTuneSettings
+from teachonce.downstream.tasks.fine_tune import fine_tune
+from teachonce.downstream.tasks.linear_probe import linear_probe
+from teachonce.downstream.tasks.tagging import PartsOfSpeech
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.output.run import make_collator
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.evaluate import evaluate
 
 Tags = tuple[Path, Path]  # word<TAB>tag files to train and to score on
 EVAL_TOKENS = 4096

@@ -26,16 +26,16 @@ from torch import Tensor
 
 from benchmarks.common.results import NOVELS, RESULTS, TEACHER, mean_and_deviation, publish, table
 from benchmarks.quality.distillation_helps import finished, scores_of
-from store import FeatureStore, open_store
-from student_train.data.batch import StudentBatch
-from student_train.data.blocks import split_blocks
-from student_train.model.student_tokenizer import student_tokenizer
-from student_train.output.run import make_collator
-from student_train.settings.options import TrainOptions
-from student_train.train.evaluate import held_out
-from support.console import command_errors
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.data.batch import StudentBatch
+from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.output.run import make_collator
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.evaluate import held_out
+from teachonce.support.console import command_errors
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 
 PLACES: dict[str, dict[str, Any]] = {
     "visible": {"view": 0, "targets": "unmasked"},

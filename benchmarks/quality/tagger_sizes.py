@@ -20,7 +20,7 @@ from benchmarks.reproduce.reproduction import Reproduction
 from benchmarks.reproduce.source import Arm, Scores, Work
 from benchmarks.reproduce.steps import Steps
 from benchmarks.reproduce.verdicts import of_tasks
-from support.console import command_errors
+from teachonce.support.console import command_errors
 
 WIDTHS = ((50, 100), (100, 100), (50, 200), (100, 200))
 HEAD = (

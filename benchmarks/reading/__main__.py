@@ -17,7 +17,7 @@ import click
 
 from benchmarks.common.results import RESULTS
 from benchmarks.reading.rounds import measure
-from support.console import command_errors
+from teachonce.support.console import command_errors
 
 
 @click.command()

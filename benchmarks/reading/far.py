@@ -31,8 +31,8 @@ from benchmarks.common.synthetic import features_of, make_store
 from benchmarks.reading.record_formats import LitData, Mosaic
 from benchmarks.reading.rounds import evict, versions
 from benchmarks.reading.workload import BATCH_TOKENS, Corpus
-from store import open_store
-from support.console import command_errors
+from teachonce.store import open_store
+from teachonce.support.console import command_errors
 
 STORE, CACHE = "a.zarr", "8GB"
 LOCAL, EVICTED = "local disk, in memory", "local disk, evicted"

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from benchmarks.reading.workload import MAPS, Arrays, Corpus, Epoch
-from support.arrays import Array
+from teachonce.support.arrays import Array
 
 
 class Arrow:

@@ -18,8 +18,8 @@ from benchmarks.common.results import publish, table
 from benchmarks.common.synthetic import features_of, make_store
 from benchmarks.reading.store_readers import Peer, Stream, peers
 from benchmarks.reading.workload import Arrays, Corpus
-from store import StoreError, open_store
-from store.tools.copy import convert
+from teachonce.store import StoreError, open_store
+from teachonce.store.tools.copy import convert
 
 SECONDS = 3.0  # of an epoch of a slow reader
 EPOCHS = 3  # that are timed in a process

@@ -12,11 +12,11 @@ import zarr
 
 from benchmarks.reading.record_formats import Arrow, HuggingFace, LitData, Mosaic
 from benchmarks.reading.workload import BATCH_TOKENS, MAPS, Arrays, Corpus, Epoch
-from store import FeatureStore, open_store
-from store.containers.zarr.tree import ZarrSource
-from store.read.pool import Buffers
-from store.read.stream import gather_maps
-from support.arrays import Array, ranges
+from teachonce.store import FeatureStore, open_store
+from teachonce.store.containers.zarr.tree import ZarrSource
+from teachonce.store.read.pool import Buffers
+from teachonce.store.read.stream import gather_maps
+from teachonce.support.arrays import Array, ranges
 
 
 class Peer(Protocol):

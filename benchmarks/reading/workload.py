@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from store import FeatureStore
-from store.format.layout import ArraySpec, part_arrays
-from support.arrays import Array, starts
+from teachonce.store import FeatureStore
+from teachonce.store.format.layout import ArraySpec, part_arrays
+from teachonce.support.arrays import Array, starts
 
 Arrays = dict[str, Array]
 Epoch = Callable[[int], Iterator[Arrays]]

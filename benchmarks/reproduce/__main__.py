@@ -27,8 +27,8 @@ from benchmarks.reproduce.reproduction import Reproduction
 from benchmarks.reproduce.source import FULL, SIZES, TEACHER, Claim, Scores, Source, Work
 from benchmarks.reproduce.steps import Steps, plan_text
 from benchmarks.reproduce.verdicts import compare_best, report
-from support.console import command_errors
-from support.errors import UserError
+from teachonce.support.console import command_errors
+from teachonce.support.errors import UserError
 
 
 @click.command()

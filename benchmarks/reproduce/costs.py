@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.words import given
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 SAMPLE_BYTES = 2**18  # of a text, by which its tokens are counted
 FORWARD, TRAINING = 2, 6  # operations for each parameter and token
@@ -98,7 +98,7 @@ def tokens_of(path: Path, model: str) -> float:
 def dump_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
     """Estimate a dump of so many tokens from the words of `teacher-dump`: a forward pass for each
     view, and the bytes of its features with the default codec."""
-    from teacher_dump.cli import main as teacher_dump
+    from teachonce.teacher_dump.cli import main as teacher_dump
 
     if words[0] == MIXED:
         return _stage_one(words[1:], tokens, teacher)
@@ -113,8 +113,8 @@ def dump_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
 
 
 def _stage_one(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
-    from teacher_dump.mixed_vocab.cli import mixed_vocab
-    from teacher_dump.mixed_vocab.options import RECIPES
+    from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
+    from teachonce.teacher_dump.mixed_vocab.options import RECIPES
 
     said = given(mixed_vocab, words)
     lengths = {**RECIPES.get(said.get("recipe", ""), {}), **said}
@@ -132,10 +132,10 @@ def _logit_bytes(logits: str, teacher: Size) -> float:
 def student_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
     """Estimate a training from the words of `student-train` beside its stores, and the tokens of an
     epoch."""
-    from student_train.arguments import options_from
-    from student_train.cli import main as student_train
-    from student_train.settings.shapes import parse_student
-    from student_train.settings.stages import stages_of
+    from teachonce.student_train.arguments import options_from
+    from teachonce.student_train.cli import main as student_train
+    from teachonce.student_train.settings.shapes import parse_student
+    from teachonce.student_train.settings.stages import stages_of
 
     said = given(student_train, ["--store", "none", *words])
     said["student"] = _shape(_said(said, "student", "tiny"), teacher)
@@ -154,7 +154,7 @@ def student_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
 
 
 def _said(said: Mapping[str, object], name: str, default: str) -> str:
-    from student_train.settings.recipe import find_recipe
+    from teachonce.student_train.settings.recipe import find_recipe
 
     if name in said:
         return str(said[name])

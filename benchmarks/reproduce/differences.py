@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from benchmarks.reproduce.source import OURS, Arm, Claim, Source
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 DIFFERENCES: Mapping[str, tuple[str, ...]] = {
     "raw squared error": ("--loss", "mlm=1,hidden-raw-sum=0.2"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.common.results import SHARED
 from benchmarks.reproduce.source import Task, Work
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 DATA = SHARED / "data"
 CHOSEN, SCORED = 200, 400  # examples to choose the epoch by, and to score, at most

@@ -21,8 +21,8 @@ from benchmarks.reproduce.costs import (
     tokens_of,
 )
 from benchmarks.reproduce.source import TEACHER, Arm, Prepared, Probe, Scores, Source, Work
-from student_train.output.report import read_report
-from support.errors import UserError
+from teachonce.student_train.output.report import read_report
+from teachonce.support.errors import UserError
 
 
 def downstream(work: Work, out: Path, *words: str | Path) -> dict[str, float]:
@@ -32,7 +32,7 @@ def downstream(work: Work, out: Path, *words: str | Path) -> dict[str, float]:
     dry run reads none.
     """
     scores = out / "scores.json"
-    work.steps.run("downstream.cli", *words, "--out", out, done=scores.exists)
+    work.steps.run("teachonce.downstream.cli", *words, "--out", out, done=scores.exists)
     return {} if work.steps.dry else _read(scores)
 
 
@@ -54,7 +54,7 @@ def trained_teacher(work: Work, out: Path, *words: str | Path) -> Path:
     """Train a masked LM by `downstream --task mlm`; one that was stopped goes on."""
     resume = ["--resume"] if (out / "settings.json").exists() else []
     words = ("--task", "mlm", *words, "--out", out, *resume)
-    work.steps.run("downstream.cli", *words, done=(out / "metrics.json").exists)
+    work.steps.run("teachonce.downstream.cli", *words, done=(out / "metrics.json").exists)
     return out
 
 
@@ -69,7 +69,7 @@ def dump(work: Work, out: Path, text: Path, *words: str | Path) -> Path:
         told = [str(word) for word in words]
         return dump_cost(told, tokens_of(text, work.teacher), size_of(work.teacher))
 
-    work.steps.run("teacher_dump.cli", *words, done=sealed.exists, cost=cost)
+    work.steps.run("teachonce.teacher_dump.cli", *words, done=sealed.exists, cost=cost)
     work.steps.write(sealed.touch)
     return out
 
@@ -80,9 +80,9 @@ LENGTHS = ("epochs", "steps", "accumulate", "batch_texts")
 def shortened(words: Sequence[str], work: Work) -> list[str]:
     """Return words of `student-train` that multiply its lengths, batches and vocabularies by the
     scale, those of a recipe and of its stages as well."""
-    from student_train.cli import main as student_train
-    from student_train.settings.options import ruled_out
-    from student_train.settings.recipe import find_recipe
+    from teachonce.student_train.cli import main as student_train
+    from teachonce.student_train.settings.options import ruled_out
+    from teachonce.student_train.settings.recipe import find_recipe
 
     said = given(student_train, ["--store", "none", *words])
     recipe = find_recipe(said["recipe"]) if "recipe" in said else None
@@ -234,7 +234,7 @@ class Reproduction:
             return student_cost(own, tokens_of(text, teacher), size_of(teacher))
 
         self.work.steps.run(
-            "student_train.cli",
+            "teachonce.student_train.cli",
             *(*stores, *own, "--seed", str(seed), "--out", str(out), *resume),
             done=lambda: "result" in (read_report(out) or {}),
             cost=cost,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from benchmarks.common.processes import in_own_process
 from benchmarks.reproduce.costs import NOTHING, Cost
-from support.console import readable
+from teachonce.support.console import readable
 
 PROGRAMS = {
-    "teacher_dump.cli": "teacher-dump",
-    "student_train.cli": "student-train",
-    "downstream.cli": "downstream",
+    "teachonce.teacher_dump.cli": "teacher-dump",
+    "teachonce.student_train.cli": "student-train",
+    "teachonce.downstream.cli": "downstream",
 }
 
 

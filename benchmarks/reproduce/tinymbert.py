@@ -21,7 +21,7 @@ from benchmarks.reproduce.source import (
     Task,
     Work,
 )
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 DATA = SHARED / "data"
 LANGUAGES = ("de", "en", "fr", "nl", "pt", "sk", "sv")

@@ -21,19 +21,19 @@ import click
 import numpy as np
 import torch
 
-from align import Tokens, align_span
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store
-from store import Batch, FeatureStore, open_store
-from student_train.data.collator import Collator
-from student_train.data.pooling import Runs
-from student_train.data.token_cache import token_table
-from student_train.output.run import prepare
-from student_train.settings.alignments import ALIGNMENTS, Sides
-from student_train.settings.loss_weights import parse_losses
-from student_train.settings.options import TrainOptions
-from student_train.train.student_training import train
-from support.console import command_errors
+from teachonce.align import Tokens, align_span
+from teachonce.store import Batch, FeatureStore, open_store
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.pooling import Runs
+from teachonce.student_train.data.token_cache import token_table
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.alignments import ALIGNMENTS, Sides
+from teachonce.student_train.settings.loss_weights import parse_losses
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.student_training import train
+from teachonce.support.console import command_errors
 
 BATCH = 16_384  # teacher tokens of a batch that is aligned alone
 LOSS = "mlm=1,hidden=30"

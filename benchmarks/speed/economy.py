@@ -20,8 +20,8 @@ from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import NOVELS, RESULTS, TEACHER, publish, table
 from benchmarks.common.small_store import on_small_store, random_teacher, small_store
 from benchmarks.speed.teacher_gone import training
-from student_train.settings.loss_weights import parse_losses
-from support.console import command_errors
+from teachonce.student_train.settings.loss_weights import parse_losses
+from teachonce.support.console import command_errors
 
 STUDENTS = (1, 4, 10)
 EPOCHS = 10  # of a student
@@ -39,7 +39,7 @@ HEAD = (
 
 def dumped(model: str, corpus: str, tokens: int) -> Figures:
     """Seconds of a dump, the teacher loaded before it."""
-    from teacher_dump.teacher.teacher import load_teacher
+    from teachonce.teacher_dump.teacher.teacher import load_teacher
 
     load_teacher(model, attention="none")
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ from benchmarks.common.interleaved import Figures, alone
 from benchmarks.common.results import RESULTS, TEACHER, mean_and_deviation, publish, table
 from benchmarks.reproduce.examples import Data
 from benchmarks.reproduce.zhao import EXAMPLES
-from support.console import command_errors
+from teachonce.support.console import command_errors
 
 ORDERS = {"any order": False, "`--group-by-length`": True}
 HEAD = ("measure", "batches", "s", "times as fast", "on dev")
@@ -30,10 +30,10 @@ def fine_tuned(
     data: Data, grouped: bool, model: str, work: Path, epochs: int, seed: int
 ) -> Figures:
     """Seconds, and the best score on dev."""
-    from downstream.settings import FineTuneSettings
-    from downstream.tasks.classify import Classify
-    from downstream.tasks.fine_tune import fine_tune
-    from downstream.tasks.tagging import Entities
+    from teachonce.downstream.settings import FineTuneSettings
+    from teachonce.downstream.tasks.classify import Classify
+    from teachonce.downstream.tasks.fine_tune import fine_tune
+    from teachonce.downstream.tasks.tagging import Entities
 
     task = Entities() if data.task == "ner" else Classify()
     files = {name: work / f"{data.name}.{name}.tsv" for name in ("train", "dev")}

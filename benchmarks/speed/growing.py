@@ -21,12 +21,12 @@ import click
 
 from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
-from store import open_store
-from store.tools.forget import Wanted, forget
-from support.console import command_errors
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.store import open_store
+from teachonce.store.tools.forget import Wanted, forget
+from teachonce.support.console import command_errors
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 
 SHARE = 10  # one document in so many is new, or forgotten
 CHARACTERS = 4  # a token, about

@@ -25,9 +25,9 @@ from benchmarks.common import synthetic
 from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memory
 from benchmarks.common.results import RESULTS, TEACHER, publish, table
 from benchmarks.common.small_store import random_teacher
-from store import open_store
-from store.tools.copy import begin_copy, copy_part
-from support.console import command_errors
+from teachonce.store import open_store
+from teachonce.store.tools.copy import begin_copy, copy_part
+from teachonce.support.console import command_errors
 
 STEPS = 30
 TINY: dict[str, Any] = {
@@ -59,8 +59,8 @@ def corpus_of(path: Path, tokens: int) -> str:
 
 def dumped(model: str, corpus: str, tokens: int, out: Path) -> Figures:
     """A whole dump."""
-    from teacher_dump.job.dump import dump
-    from teacher_dump.job.options import DumpOptions
+    from teachonce.teacher_dump.job.dump import dump
+    from teachonce.teacher_dump.job.options import DumpOptions
 
     begun = time.perf_counter()
     dump(DumpOptions(model, out, (corpus,), limit=tokens, attention="none", max_length=128))
@@ -83,10 +83,10 @@ def streamed(path: Path) -> Figures:
 
 def trained(path: Path) -> Figures:
     """Some steps of a student; the libraries are loaded, its vocabulary and tokens not."""
-    from student_train.output.run import prepare
-    from student_train.settings.loss_weights import parse_losses
-    from student_train.settings.options import TrainOptions
-    from student_train.train.student_training import train
+    from teachonce.student_train.output.run import prepare
+    from teachonce.student_train.settings.loss_weights import parse_losses
+    from teachonce.student_train.settings.options import TrainOptions
+    from teachonce.student_train.train.student_training import train
 
     begun = time.perf_counter()
     store = open_store(path)

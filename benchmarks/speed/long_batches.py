@@ -18,11 +18,11 @@ import torch
 
 from benchmarks.common.interleaved import Figures, interleaved, peak_memory
 from benchmarks.common.results import RESULTS, publish, table
-from student_train.data.batch import Inputs
-from student_train.model.kinds import make_student
-from student_train.train import forward_pass as room
-from student_train.train.forward_pass import HELD, forward_pass
-from support.console import command_errors
+from teachonce.student_train.data.batch import Inputs
+from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.train import forward_pass as room
+from teachonce.student_train.train.forward_pass import HELD, forward_pass
+from teachonce.support.console import command_errors
 
 SIZES = ((128, 64), (128, 128), (128, 256), (64, 512))
 WHOLE = 2**60
@@ -34,7 +34,7 @@ def step(model: str, texts: int, length: int, held: int, steps: int) -> Figures:
     a processor for each."""
     from transformers import AutoTokenizer
 
-    from teacher_dump.teacher.checkpoint_names import resolve_model
+    from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(model).path_or_id)
     student = make_student("modernbert:tiny", tokenizer, length)

@@ -18,8 +18,8 @@ from typing import Any
 import click
 
 from benchmarks.common.results import NOVELS, RESULTS, TEACHER, publish, table, whole_size
-from store import open_store
-from support.console import command_errors
+from teachonce.store import open_store
+from teachonce.support.console import command_errors
 
 HEAD = ("", "minutes", "MB on disk", "parameters, M", "MLM nats/token", "MLM nats/character")
 STUDENTS = {"distilled": (), "MLM only": ("--loss", "mlm=1")}
@@ -36,7 +36,7 @@ def command(module: str, *words: str | Path) -> float:
 def train(store: Path, out: Path, words: tuple[str | Path, ...]) -> dict[str, Any]:
     """training.json of a student."""
     if not (out / "model.safetensors").exists():
-        command("student_train.cli", "--store", store, "--out", out, *words)
+        command("teachonce.student_train.cli", "--store", store, "--out", out, *words)
     report: dict[str, Any] = json.loads((out / "training.json").read_text())
     return report
 
@@ -66,7 +66,7 @@ def main(
     store, took = work / "store.zarr", work / "minutes.json"
     if not took.exists():
         words = ("--model", model, "--corpus", corpus, "--limit", str(limit), "--out", store)
-        took.write_text(json.dumps(command("teacher_dump.cli", *words)))
+        took.write_text(json.dumps(command("teachonce.teacher_dump.cli", *words)))
     meta = open_store(store).meta
     minutes = float(json.loads(took.read_text()))
     rows: list[list[object]] = [["dump", minutes, whole_size(store) / 1e6, "", "", ""]]

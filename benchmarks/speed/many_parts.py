@@ -25,14 +25,14 @@ import click
 from benchmarks.common import synthetic
 from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memory
 from benchmarks.common.results import RESULTS, publish, table
-from store import open_store
-from store.containers.paths import staging_of
-from store.format.index import FEW_PARTS
-from store.format.manifest import Part, length_dtype
-from store.tools.copy import begin_copy, copy_part
-from store.write.sealing import root_of
-from support.arrays import Array
-from support.console import command_errors
+from teachonce.store import open_store
+from teachonce.store.containers.paths import staging_of
+from teachonce.store.format.index import FEW_PARTS
+from teachonce.store.format.manifest import Part, length_dtype
+from teachonce.store.tools.copy import begin_copy, copy_part
+from teachonce.store.write.sealing import root_of
+from teachonce.support.arrays import Array
+from teachonce.support.console import command_errors
 
 WORKS = ("opened", "to the first batch", "an epoch planned", "content hash")
 HEAD = ("parts", "version", *(f"{work}, {unit}" for work in WORKS for unit in ("s", "CPU s", "MB")))
@@ -64,7 +64,7 @@ def many_parts(path: Path, parts: int, few: int = FEW_PARTS) -> Figures:
     with closing(staging.source()) as begun:
         attributes = begun.attributes()
     pairs = _repeated(known, source, parts)
-    with mock.patch("store.write.sealing.FEW_PARTS", few):
+    with mock.patch("teachonce.store.write.sealing.FEW_PARTS", few):
         staging.seal(partial(root_of, attributes, source.features, pairs, parts))
     return {}
 

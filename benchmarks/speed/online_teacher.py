@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from store import Batch, FeatureStore
-from store.format.codecs.levels import EXACT
-from store.read.record import Logits
-from store.read.stream import HiddenBatch
-from support.arrays import Array
-from teacher_dump.teacher.heads import top_logits
-from teacher_dump.teacher.teacher import Activations, Teacher
-from teacher_dump.windows.length_batches import padded
-from teacher_dump.windows.masked_views import masked_input
+from teachonce.store import Batch, FeatureStore
+from teachonce.store.format.codecs.levels import EXACT
+from teachonce.store.read.record import Logits
+from teachonce.store.read.stream import HiddenBatch
+from teachonce.support.arrays import Array
+from teachonce.teacher_dump.teacher.heads import top_logits
+from teachonce.teacher_dump.teacher.teacher import Activations, Teacher
+from teachonce.teacher_dump.windows.length_batches import padded
+from teachonce.teacher_dump.windows.masked_views import masked_input
 
 
 class OnlineTeacher:

@@ -24,14 +24,14 @@ import torch
 from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store
-from store import open_store
-from student_train.data.stream import loaded
-from student_train.output.run import prepare
-from student_train.settings.loss_weights import parse_losses
-from student_train.settings.options import TrainOptions
-from student_train.train import lesson
-from student_train.train.student_training import train
-from support.console import command_errors
+from teachonce.store import open_store
+from teachonce.student_train.data.stream import loaded
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.loss_weights import parse_losses
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train import lesson
+from teachonce.student_train.train.student_training import train
+from teachonce.support.console import command_errors
 
 WARM = 3  # steps that are not timed
 HEAD = ("student", "", "student tokens/s", "times plain float32", "times plain bf16", "waiting")

@@ -20,9 +20,9 @@ import click
 from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store
-from student_train.settings.loss_weights import parse_losses
-from student_train.settings.options import TrainOptions
-from support.console import command_errors
+from teachonce.student_train.settings.loss_weights import parse_losses
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.console import command_errors
 
 
 def resident() -> int:
@@ -34,10 +34,10 @@ def training(options: TrainOptions, model: str | None) -> Figures:
     """Some steps, with the teacher in memory if there is a `model`: seconds a step, student tokens
     a second, and the most memory after a step."""
     from benchmarks.speed.online_teacher import OnlineTeacher
-    from store import open_store
-    from student_train.output.run import prepare
-    from student_train.train.student_training import train
-    from teacher_dump.teacher.teacher import load_teacher
+    from teachonce.store import open_store
+    from teachonce.student_train.output.run import prepare
+    from teachonce.student_train.train.student_training import train
+    from teachonce.teacher_dump.teacher.teacher import load_teacher
 
     source: Any = open_store(options.store)
     network, collator, _ = prepare(options, source)

@@ -23,8 +23,8 @@ from benchmarks.common import synthetic
 from benchmarks.common.interleaved import Figures, alone, peak_memory
 from benchmarks.common.results import RESULTS, publish, table
 from benchmarks.speed.growth import many_parts
-from store import open_store
-from support.console import command_errors
+from teachonce.store import open_store
+from teachonce.support.console import command_errors
 
 TOLD = (
     "`python -m benchmarks.speed.tool_memory`; MB: the most that the process held, libraries"
@@ -35,21 +35,21 @@ TOLD = (
 
 def verified(path: Path) -> None:
     """Check a store."""
-    from store.tools.verify import verify
+    from teachonce.store.tools.verify import verify
 
     assert not verify(path).problems
 
 
 def converted(path: Path) -> None:
     """Copy a store."""
-    from store.tools.copy import convert
+    from teachonce.store.tools.copy import convert
 
     convert(path, path.with_name("copy.zarr"))
 
 
 def merged(path: Path) -> None:
     """Join a store with a small one."""
-    from store.tools.merge import merge
+    from teachonce.store.tools.merge import merge
 
     merge([path, path.with_name("other.zarr")], path.with_name("copy.zarr"))
 
@@ -66,7 +66,7 @@ def tokenised(path: Path) -> None:
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
-    from student_train.data.token_cache import token_table
+    from teachonce.student_train.data.token_cache import token_table
 
     words = {word: number for number, word in enumerate(["[UNK]", *synthetic.WORDS])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))

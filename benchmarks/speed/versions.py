@@ -20,15 +20,19 @@ import click
 
 from benchmarks.common.results import RESULTS, publish, table
 from benchmarks.common.synthetic import features_of, make_store
-from store.tools.copy import convert
+from teachonce.store.tools.copy import convert
 
 HERE = Path(__file__).parents[2]
-COMMANDS = ("teacher_dump.cli", "student_train.cli", "student_train.sweep", "downstream.cli")
-STORE_COMMAND = "feature-store"
-HOMES = ("feature_store.cli", "teacher_dump.comparison.cli", "store.cli")  # of it, newest first
+COMMANDS = (
+    "teacher_dump.cli",
+    "student_train.cli",
+    "student_train.sweep",
+    "downstream.cli",
+    "feature_store.cli",
+)
 READ = """
 import sys, time
-from store import open_store
+from {}store import open_store
 fs = open_store(sys.argv[1])
 best = 0.0
 for epoch in range(int(sys.argv[2]) + 1):
@@ -40,7 +44,7 @@ for epoch in range(int(sys.argv[2]) + 1):
         best = max(best, tokens / (time.process_time() - begin))
 print(best)
 """
-HELP = "import sys; sys.argv = ['command', '--help']; from {} import main; main()"
+HELP = "import sys; sys.argv = ['command', '--help']; from {}%s import main; main()"
 
 
 def processor_seconds(tree: Path, *words: str) -> tuple[float, str]:
@@ -75,25 +79,22 @@ def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -
     convert(str(zarr), hdf5)
     rows = []
     for store in (zarr, hdf5):
-        program = ["-c", READ, str(store), "3"]
-        old, new = in_turn([before, HERE], repeats, [program, program], told=True)
+        programs = [["-c", READ.format(_prefix(tree)), str(store), "3"] for tree in (before, HERE)]
+        old, new = in_turn([before, HERE], repeats, programs, told=True)
         rows.append((store.suffix[1:], width, f"{old:,.0f}", f"{new:,.0f}", new / old))
     return table(("store", "width", "before, tokens/CPU s", "after", "after / before"), rows)
 
 
-def _home(tree: Path) -> str:
-    """Return where a version has the command `feature-store`."""
-    return next(home for home in HOMES if (tree / f"{home.replace('.', '/')}.py").exists())
+def _prefix(tree: Path) -> str:
+    """Return the prefix of the packages in a checkout; those before 0.2 have none."""
+    return "teachonce." if (tree / "teachonce/store").exists() else ""
 
 
 def starts(before: Path, repeats: int) -> str:
     """The table of what `--help` of each command takes."""
     rows = []
-    for command in (*COMMANDS, STORE_COMMAND):
-        homes = [command, command]
-        if command == STORE_COMMAND:
-            homes = [_home(tree) for tree in (before, HERE)]
-        programs = [["-c", HELP.format(home)] for home in homes]
+    for command in COMMANDS:
+        programs = [["-c", (HELP % command).format(_prefix(tree))] for tree in (before, HERE)]
         old, new = in_turn([before, HERE], repeats, programs, told=False)
         rows.append((f"{command} --help", old, new, new / old))
     return table(("command", "before, CPU s", "after", "after / before"), rows)

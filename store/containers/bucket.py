@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from zarr.core.sync import sync
 
-from store.containers.disk_cache import Piece, bytes_of
-from store.containers.network import ABSENT, CREDENTIALS, Line, answer_of
-from store.errors import StoreError, Unreachable
-from support.errors import first_line
-from support.extras import library
+from teachonce.store.containers.disk_cache import Piece, bytes_of
+from teachonce.store.containers.network import ABSENT, CREDENTIALS, Line, answer_of
+from teachonce.store.errors import StoreError, Unreachable
+from teachonce.support.errors import first_line
+from teachonce.support.extras import library
 
 Result = TypeVar("Result")
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
@@ -89,7 +89,7 @@ class Bucket:
         return self.ask(name, request, 2**20)
 
     async def piece(self, name: str, begin: int, end: int) -> Piece:
-        """Read a range once; see `store.containers.far.Fetch`."""
+        """Read a range once; see `teachonce.store.containers.far.Fetch`."""
         if begin < 0 and self._suffixes:
             asked: Any = {"suffix": -begin}
         elif begin < 0:

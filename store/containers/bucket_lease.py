@@ -15,9 +15,19 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from store.containers.bucket import Bucket, Tagged
-from support.errors import UserError
-from support.lease import BEAT, MISSED, SETTLE, TRIES, check_signed, running, said, signed, taken
+from teachonce.store.containers.bucket import Bucket, Tagged
+from teachonce.support.errors import UserError
+from teachonce.support.lease import (
+    BEAT,
+    MISSED,
+    SETTLE,
+    TRIES,
+    check_signed,
+    running,
+    said,
+    signed,
+    taken,
+)
 
 NONCE = 16  # bytes behind what a lease says
 _own: dict[str, BucketLease] = {}  # of this process, which may begin a store anew

@@ -16,23 +16,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from store.containers.bucket import Bucket
-from store.containers.bucket_lease import BucketLease, check_free
-from store.containers.interface import Make, Sink, Source
-from store.containers.zarr.staging import LAST
-from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
-from store.errors import StoreError
-from store.format.layout import groups_above, part_number, teacher_array
-from store.format.manifest import Entry
-from support import files
-from support.arrays import Array
-from support.errors import ANOTHER, UserError
+from teachonce.store.containers.bucket import Bucket
+from teachonce.store.containers.bucket_lease import BucketLease, check_free
+from teachonce.store.containers.interface import Make, Sink, Source
+from teachonce.store.containers.zarr.staging import LAST
+from teachonce.store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
+from teachonce.store.errors import StoreError
+from teachonce.store.format.layout import groups_above, part_number, teacher_array
+from teachonce.store.format.manifest import Entry
+from teachonce.support import files
+from teachonce.support.arrays import Array
+from teachonce.support.errors import ANOTHER, UserError
 
 ROOT, BEGUN = "zarr.json", ".tmp-begun"
 
 
 class BucketStaging:
-    """A Zarr store under construction in a bucket. See `store.containers.interface.Staging`."""
+    """A Zarr store under construction in a bucket. See `interface.Staging`."""
 
     def __init__(self, url: str) -> None:
         self.path, self.mark = url.rstrip("/"), ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.errors import UserError
-from support.sizes import parse_size
+from teachonce.support.errors import UserError
+from teachonce.support.sizes import parse_size
 
 PREFIX = "disk:"
 EXPECTED = "disk:DIR,SIZE, such as disk:/scratch/cache,100GB"

@@ -25,11 +25,11 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-from store.containers.blosc import Bytes
-from store.containers.cache_word import PREFIX
-from store.containers.memory_map import prefetch
-from support import files
-from support.errors import UserError
+from teachonce.store.containers.blosc import Bytes
+from teachonce.store.containers.cache_word import PREFIX
+from teachonce.store.containers.memory_map import prefetch
+from teachonce.support import files
+from teachonce.support.errors import UserError
 
 END = struct.Struct("<4sIQ")  # of an entry: a mark, CRC-32C of the bytes before it, whole size
 MARK = b"TPC1"

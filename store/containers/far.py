@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 from zarr.core.sync import sync
 
-from store.containers.disk_cache import DiskCache, Piece
-from store.containers.network import Line
-from store.errors import Unreachable
+from teachonce.store.containers.disk_cache import DiskCache, Piece
+from teachonce.store.containers.network import Line
+from teachonce.store.errors import Unreachable
 
 HELD = 2**29  # bytes in memory; more only while they are waited for
 FIRST_AT_ONCE, LEAST_AT_ONCE, MOST_AT_ONCE = 64, 4, 256

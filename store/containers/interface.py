@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from store.containers.disk_cache import DiskCache
-from store.format.layout import ArraySpec
-from support.arrays import Array
+from teachonce.store.containers.disk_cache import DiskCache
+from teachonce.store.format.layout import ArraySpec
+from teachonce.support.arrays import Array
 
 Make = Callable[[Callable[[str, Array], None]], tuple[dict[str, Any], bytes]]
 """Makes the root attributes and the manifest of a finished store; the function that it is given

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from store.errors import StoreError, Unreachable
-from support.console import counted
-from support.errors import first_line
+from teachonce.store.errors import StoreError, Unreachable
+from teachonce.support.console import counted
+from teachonce.support.errors import first_line
 
 Result = TypeVar("Result")
 

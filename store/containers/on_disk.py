@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from support.errors import UserError
-from support.files import WRITABLE
-from support.lease import Lease, check_free
+from teachonce.support.errors import UserError
+from teachonce.support.files import WRITABLE
+from teachonce.support.lease import Lease, check_free
 
 
 class OnDisk:
-    """Where a store lies, and who may write it. See `store.containers.interface.Staging`."""
+    """Where a store lies, and who may write it. See `interface.Staging`."""
 
     path: Path
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from store.containers.bucket import is_bucket
-from store.containers.bucket_staging import BucketStaging
-from store.containers.hdf5.staging import Hdf5Staging
-from store.containers.hdf5.tree import Hdf5Source
-from store.containers.interface import Source, Staging
-from store.containers.zarr.staging import ZarrStaging
-from store.containers.zarr.tree import ZarrSource
-from store.errors import MISSING, NO_QUEUE, NO_STORE, StoreError
-from support.errors import UserError, of_path
+from teachonce.store.containers.bucket import is_bucket
+from teachonce.store.containers.bucket_staging import BucketStaging
+from teachonce.store.containers.hdf5.staging import Hdf5Staging
+from teachonce.store.containers.hdf5.tree import Hdf5Source
+from teachonce.store.containers.interface import Source, Staging
+from teachonce.store.containers.zarr.staging import ZarrStaging
+from teachonce.store.containers.zarr.tree import ZarrSource
+from teachonce.store.errors import MISSING, NO_QUEUE, NO_STORE, StoreError
+from teachonce.support.errors import UserError, of_path
 
 LocalStaging = ZarrStaging | Hdf5Staging
 

@@ -7,8 +7,8 @@ import stat
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-from store.errors import StoreError
-from store.format.layout import part_number
+from teachonce.store.errors import StoreError
+from teachonce.store.format.layout import part_number
 
 MAX_JSON = 2**25  # takes some 30 times its bytes when it is read
 MAX_CHUNK = 2**30

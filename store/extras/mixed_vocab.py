@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from store.errors import StoreError
-from store.format.manifest import DAMAGED
-from store.read.stored_tokenizer import json_object, load_tokenizer
-from support.arrays import Array
+from teachonce.store.errors import StoreError
+from teachonce.store.format.manifest import DAMAGED
+from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
+from teachonce.support.arrays import Array
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from store.read.store import FeatureStore
+    from teachonce.store.read.store import FeatureStore
 
 GROUP = "teacher/mixed-vocab"
 EMBEDDINGS, TOKENIZER, SETTINGS = "embeddings", "tokenizer.json", "tokenizer_config.json"

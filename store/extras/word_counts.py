@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from store.containers.paths import staging_of
-from store.errors import StoreError
-from store.format.manifest import DAMAGED
-from store.read.unfinished import absent_outside, read_outside
-from support.arrays import Array
+from teachonce.store.containers.paths import staging_of
+from teachonce.store.errors import StoreError
+from teachonce.store.format.manifest import DAMAGED
+from teachonce.store.read.unfinished import absent_outside, read_outside
+from teachonce.support.arrays import Array
 
 if TYPE_CHECKING:
-    from store.read.store import FeatureStore
+    from teachonce.store.read.store import FeatureStore
 
 GROUP = "calibration/words"
 TEXT, COUNT = f"{GROUP}/text", f"{GROUP}/count"

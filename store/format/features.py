@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from store.errors import StoreError
-from store.format.codecs.levels import KINDS, LEVELS, Level, form_of
-from support.arrays import Floats
+from teachonce.store.errors import StoreError
+from teachonce.store.format.codecs.levels import KINDS, LEVELS, Level, form_of
+from teachonce.support.arrays import Floats
 
 Calibration = dict[str, tuple[Floats, Floats]]
 """Mean and deviation [D] of each hidden state, by its name."""

@@ -12,11 +12,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from store.errors import StoreError
-from store.format.features import Features
-from store.format.layout import MAX_COUNT, MAX_PART, Counts, PartShapes, part_arrays
-from store.format.manifest import DAMAGED, Entry, Part, length_dtype
-from support.arrays import Array, starts
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Features
+from teachonce.store.format.layout import MAX_COUNT, MAX_PART, Counts, PartShapes, part_arrays
+from teachonce.store.format.manifest import DAMAGED, Entry, Part, length_dtype
+from teachonce.support.arrays import Array, starts
 
 GROUP = "index"
 FEW_PARTS = 4096  # of so many, or fewer, the manifest itself tells

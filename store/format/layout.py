@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from store.errors import StoreError
-from store.format.codecs.codec import DENSE, FAST, CodecArray, Packing
-from store.format.features import Features, TaskSpec
-from support.arrays import Array
+from teachonce.store.errors import StoreError
+from teachonce.store.format.codecs.codec import DENSE, FAST, CodecArray, Packing
+from teachonce.store.format.features import Features, TaskSpec
+from teachonce.support.arrays import Array
 
 FORMAT = "teachonce"
 VERSIONS = (1, 2)

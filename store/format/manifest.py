@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from store.errors import NO_STORE, REPAIR, StoreError, without_remedy
-from store.format.features import Features, check_name
-from store.format.layout import FORMAT, MAX_PART, VERSIONS, Counts, PartShapes
-from support.arrays import Array, starts
+from teachonce.store.errors import NO_STORE, REPAIR, StoreError, without_remedy
+from teachonce.store.format.features import Features, check_name
+from teachonce.store.format.layout import FORMAT, MAX_PART, VERSIONS, Counts, PartShapes
+from teachonce.support.arrays import Array, starts
 
 MAX_BYTES = 2**29  # 10^5 parts of a view with one hidden state have some 2^28
 CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from store.errors import StoreError
-from support.arrays import Array
+from teachonce.store.errors import StoreError
+from teachonce.support.arrays import Array
 
 SEPARATOR = "\x1f"
 """What this software writes between the texts of a pair: ASCII's unit separator, which no

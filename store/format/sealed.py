@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from store.errors import StoreError
-from store.format.features import Features
-from store.format.index import IndexedParts, Read
-from store.format.layout import Counts, PartShapes
-from store.format.manifest import (
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Features
+from teachonce.store.format.index import IndexedParts, Read
+from teachonce.store.format.layout import Counts, PartShapes
+from teachonce.store.format.manifest import (
     ATTRIBUTES,
     DAMAGED,
     Manifest,
@@ -25,7 +25,7 @@ from store.format.manifest import (
     read_entries,
     seal_checksum,
 )
-from support.arrays import Array
+from teachonce.support.arrays import Array
 
 
 @contextmanager

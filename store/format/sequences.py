@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from store.errors import StoreError
-from store.format.features import TaskSpec
-from support.arrays import Array, starts
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import TaskSpec
+from teachonce.support.arrays import Array, starts
 
 ACTIONS = 3
 

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from store.errors import StoreError
-from store.format.pairs import divided
-from store.read.order import StreamOrder
-from store.read.part_index import PartIndex
-from store.read.stream import Batch, Streamer
-from support.arrays import Array, starts
-from support.errors import nearest
+from teachonce.store.errors import StoreError
+from teachonce.store.format.pairs import divided
+from teachonce.store.read.order import StreamOrder
+from teachonce.store.read.part_index import PartIndex
+from teachonce.store.read.stream import Batch, Streamer
+from teachonce.support.arrays import Array, starts
+from teachonce.support.errors import nearest
 
 FLOATS = ("float32", "float16")
 BATCH_BYTES = 2**24  # of the rows that are made at once

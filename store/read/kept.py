@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from store.containers.cache_word import SHARED
-from store.containers.interface import Slices
-from store.containers.memory_map import FileMap
-from support import files
-from support.arrays import Array
-from support.errors import UserError
+from teachonce.store.containers.cache_word import SHARED
+from teachonce.store.containers.interface import Slices
+from teachonce.store.containers.memory_map import FileMap
+from teachonce.support import files
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 
 BLOCK = 4096  # rows of a kept array with one flag: one for each would double what a map takes
 FORM = "rows-1"  # the folder of files of this form: rows, then a flag for each BLOCK of them

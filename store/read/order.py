@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from store.errors import StoreError
-from store.read.part_index import PartIndex
-from support.arrays import Array
-from support.permutation import permutation
+from teachonce.store.errors import StoreError
+from teachonce.store.read.part_index import PartIndex
+from teachonce.support.arrays import Array
+from teachonce.support.permutation import permutation
 
 KINDS = ("hidden", "logits", "attention", "task", "embedding")
 PARTS_TOGETHER = 8

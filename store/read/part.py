@@ -7,14 +7,14 @@ from functools import cached_property
 
 import numpy as np
 
-from store.containers.interface import Slices, Source
-from store.containers.network import surely
-from store.errors import VERIFY, StoreError, without_remedy
-from store.format.features import Features
-from store.format.layout import EMBEDDING, part_arrays
-from store.format.manifest import Part, digest
-from store.read.kept import BLOCK, Keeping
-from support.arrays import Array, Floats, starts
+from teachonce.store.containers.interface import Slices, Source
+from teachonce.store.containers.network import surely
+from teachonce.store.errors import VERIFY, StoreError, without_remedy
+from teachonce.store.format.features import Features
+from teachonce.store.format.layout import EMBEDDING, part_arrays
+from teachonce.store.format.manifest import Part, digest
+from teachonce.store.read.kept import BLOCK, Keeping
+from teachonce.support.arrays import Array, Floats, starts
 
 SLICE_BYTES = 2**24  # decoded at once for a checksum
 DAMAGED = f"the store is damaged: {VERIFY}"

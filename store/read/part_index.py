@@ -9,14 +9,14 @@ from threading import Lock
 import numpy as np
 from numpy.typing import ArrayLike
 
-from store.containers.interface import Source
-from store.errors import StoreError
-from store.format.features import Features
-from store.format.layout import ArraySpec, part_arrays
-from store.format.manifest import Manifest
-from store.read.kept import Keeping
-from store.read.part import PartReader
-from support.arrays import Array, begins
+from teachonce.store.containers.interface import Source
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Features
+from teachonce.store.format.layout import ArraySpec, part_arrays
+from teachonce.store.format.manifest import Manifest
+from teachonce.store.read.kept import Keeping
+from teachonce.store.read.part import PartReader
+from teachonce.support.arrays import Array, begins
 
 OPEN_PARTS = 16
 PARTS_AT_ONCE = 1024

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from store.errors import StoreError
-from store.format.layout import EMBEDDING
-from store.read.part import PartReader
-from store.read.part_index import PartIndex
-from store.read.reading_check import ReadingCheck
-from support.arrays import Array, begins, ranges, starts
+from teachonce.store.errors import StoreError
+from teachonce.store.format.layout import EMBEDDING
+from teachonce.store.read.part import PartReader
+from teachonce.store.read.part_index import PartIndex
+from teachonce.store.read.reading_check import ReadingCheck
+from teachonce.support.arrays import Array, begins, ranges, starts
 
 FEW_TOKENS = 65_536
 AT_ONCE = 64  # reads that wait for a network

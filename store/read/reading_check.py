@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from store.read.part import PartReader
+from teachonce.store.read.part import PartReader
 
 
 class ReadingCheck:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from store.errors import StoreError
-from store.format.features import Calibration, Features
-from store.format.pairs import divided
-from store.read.part import PartReader
-from support.arrays import Array, Floats
-from support.spans import covering_spans
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.pairs import divided
+from teachonce.store.read.part import PartReader
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.spans import covering_spans
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from store.containers.interface import Source
-from store.containers.network import surely
-from store.errors import StoreError
-from store.format.features import Features
-from store.format.manifest import DAMAGED, MAX_BYTES, Entry, Manifest, digest, opening
-from store.format.sealed import read_manifest
-from support.arrays import Array
+from teachonce.store.containers.interface import Source
+from teachonce.store.containers.network import surely
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Features
+from teachonce.store.format.manifest import DAMAGED, MAX_BYTES, Entry, Manifest, digest, opening
+from teachonce.store.format.sealed import read_manifest
+from teachonce.support.arrays import Array
 
 
 def sealed_manifest(

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from store.containers.cache_word import parse_disk_cache
-from store.containers.disk_cache import DiskCache
-from store.containers.interface import Source
-from store.containers.network import surely
-from store.containers.paths import open_source
-from store.errors import StoreError
-from store.format.features import Calibration, Features
-from store.format.layout import EMBEDDING
-from store.format.manifest import DAMAGED, Manifest, check_root, opening
-from store.format.pairs import divided
-from store.read.kept import Keeping
-from store.read.order import KINDS, StreamOrder
-from store.read.part import PartReader
-from store.read.part_index import PartIndex
-from store.read.record import LazyMap, Record
-from store.read.sealed_manifest import checked_array, sealed_manifest
-from store.read.stored_tokenizer import json_object, load_tokenizer
-from store.read.stream import Batch, Streamer
-from store.read.unfinished import unfinished, unsealed_manifest
-from support.arrays import Array, Floats
-from support.console import counted
+from teachonce.store.containers.cache_word import parse_disk_cache
+from teachonce.store.containers.disk_cache import DiskCache
+from teachonce.store.containers.interface import Source
+from teachonce.store.containers.network import surely
+from teachonce.store.containers.paths import open_source
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.layout import EMBEDDING
+from teachonce.store.format.manifest import DAMAGED, Manifest, check_root, opening
+from teachonce.store.format.pairs import divided
+from teachonce.store.read.kept import Keeping
+from teachonce.store.read.order import KINDS, StreamOrder
+from teachonce.store.read.part import PartReader
+from teachonce.store.read.part_index import PartIndex
+from teachonce.store.read.record import LazyMap, Record
+from teachonce.store.read.sealed_manifest import checked_array, sealed_manifest
+from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
+from teachonce.store.read.stream import Batch, Streamer
+from teachonce.store.read.unfinished import unfinished, unsealed_manifest
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.console import counted
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from store.read.arrow import Table
+    from teachonce.store.read.arrow import Table
 
 
 def open_store(
@@ -331,7 +331,7 @@ class FeatureStore(Sequence[Record]):
         `columns` and `floats` as for `to_parquet`. The table has a `schema`, and gives `batches`,
         each a `pyarrow.RecordBatch` of some 16 MB.
         """
-        from store.read.arrow import Table
+        from teachonce.store.read.arrow import Table
 
         about = {
             "content": self.manifest.content(),
@@ -361,7 +361,7 @@ class FeatureStore(Sequence[Record]):
         column, a number that float16 cannot hold, a path that exists, and damaged arrays; what was
         begun is then removed.
         """
-        from store.read.table_files import write_parquet
+        from teachonce.store.read.table_files import write_parquet
 
         return write_parquet(self.table(columns, floats), Path(path), file_bytes, told)
 
@@ -381,7 +381,7 @@ class FeatureStore(Sequence[Record]):
         `datasets.IterableDataset` reads the store whenever it is gone through, and nothing is
         written. Raises StoreError as `to_parquet` does.
         """
-        from store.read.table_files import dataset_of, streamed_dataset_of
+        from teachonce.store.read.table_files import dataset_of, streamed_dataset_of
 
         if streaming:
             return streamed_dataset_of(partial(self.table, columns, floats))

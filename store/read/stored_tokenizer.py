@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from store.errors import StoreError
-from store.format.manifest import DAMAGED
-from store.format.pairs import tokenizer_inputs
-from support.bounded import MEMORY, Exceeded, run_bounded
-from support.errors import UserError, first_line
+from teachonce.store.errors import StoreError
+from teachonce.store.format.manifest import DAMAGED
+from teachonce.store.format.pairs import tokenizer_inputs
+from teachonce.support.bounded import MEMORY, Exceeded, run_bounded
+from teachonce.support.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

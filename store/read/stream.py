@@ -10,18 +10,18 @@ from functools import cached_property
 
 import numpy as np
 
-from store.format.codecs.codec import Codec
-from store.format.codecs.hidden import HiddenCodec
-from store.format.codecs.levels import Level
-from store.format.features import Calibration, Features
-from store.format.layout import EMBEDDING
-from store.read.order import StreamOrder
-from store.read.part_index import PartIndex
-from store.read.pool import Buffers, Pool
-from store.read.reading_check import ReadingCheck
-from store.read.record import LazyMap, Logits, as_ids, decode_logits
-from support.arrays import Array, Floats, ranges, starts
-from support.spans import covering_spans_of_texts
+from teachonce.store.format.codecs.codec import Codec
+from teachonce.store.format.codecs.hidden import HiddenCodec
+from teachonce.store.format.codecs.levels import Level
+from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.layout import EMBEDDING
+from teachonce.store.read.order import StreamOrder
+from teachonce.store.read.part_index import PartIndex
+from teachonce.store.read.pool import Buffers, Pool
+from teachonce.store.read.reading_check import ReadingCheck
+from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits
+from teachonce.support.arrays import Array, Floats, ranges, starts
+from teachonce.support.spans import covering_spans_of_texts
 
 AHEAD = 2**28  # bytes, unpacked, that are asked for before they are read over a network
 Mixed = tuple[Pool, list[Array]]  # a pool and its batches

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from store.errors import StoreError
-from store.read.arrow import Table
-from support import files
+from teachonce.store.errors import StoreError
+from teachonce.store.read.arrow import Table
+from teachonce.support import files
 
 if TYPE_CHECKING:
     import datasets

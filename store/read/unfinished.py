@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from store.containers.interface import Source
-from store.containers.network import surely
-from store.containers.paths import queue_of
-from store.errors import StoreError, without_remedy
-from store.format.features import Calibration, Features
-from store.format.layout import PartShapes, part_number
-from store.format.manifest import (
+from teachonce.store.containers.interface import Source
+from teachonce.store.containers.network import surely
+from teachonce.store.containers.paths import queue_of
+from teachonce.store.errors import StoreError, without_remedy
+from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.layout import PartShapes, part_number
+from teachonce.store.format.manifest import (
     ATTRIBUTES,
     DAMAGED,
     Manifest,
@@ -21,8 +21,8 @@ from store.format.manifest import (
     opening,
     read_entries,
 )
-from support.arrays import Array
-from support.console import counted, takes_option
+from teachonce.support.arrays import Array
+from teachonce.support.console import counted, takes_option
 
 
 def made_by(identity: Mapping[str, Any]) -> str:

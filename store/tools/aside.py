@@ -9,7 +9,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from support import files
+from teachonce.support import files
 
 
 def asides(store: Path) -> list[Path]:

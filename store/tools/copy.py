@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from store.containers.zarr.files import Remote, remote_files
-from store.containers.zarr.tree import ZarrSource
-from store.errors import StoreError
-from store.extras.mixed_vocab import MixedVocab
-from store.extras.word_counts import WordCounts
-from store.format.features import Calibration, Features
-from store.format.manifest import digest
-from store.read.part import DAMAGED
-from store.read.store import FeatureStore, open_store
-from store.tools.recode import ENCODED, check_codec, recode_part
-from store.tools.verify import outside_entries, verify_store
-from store.write.writer import StoreWriter
-from support.arrays import Array
-from support.errors import ANOTHER, UserError
+from teachonce.store.containers.zarr.files import Remote, remote_files
+from teachonce.store.containers.zarr.tree import ZarrSource
+from teachonce.store.errors import StoreError
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.manifest import digest
+from teachonce.store.read.part import DAMAGED
+from teachonce.store.read.store import FeatureStore, open_store
+from teachonce.store.tools.recode import ENCODED, check_codec, recode_part
+from teachonce.store.tools.verify import outside_entries, verify_store
+from teachonce.store.write.writer import StoreWriter
+from teachonce.support.arrays import Array
+from teachonce.support.errors import ANOTHER, UserError
 
 DOCUMENT = "sequence/document"
 ROOT = "zarr.json"

@@ -10,10 +10,10 @@ from operator import itemgetter
 
 import numpy as np
 
-from store.format.features import TaskSpec
-from store.read.part import PartReader
-from store.read.store import FeatureStore
-from support.arrays import Array
+from teachonce.store.format.features import TaskSpec
+from teachonce.store.read.part import PartReader
+from teachonce.store.read.store import FeatureStore
+from teachonce.support.arrays import Array
 
 DIGEST = 16  # bytes
 COLUMNS = ("id", "begin", "end", "special")  # of tokens

@@ -18,28 +18,28 @@ from typing import Any
 
 import numpy as np
 
-from store.containers.hdf5.staging import Hdf5Staging
-from store.containers.paths import LocalStaging, local_staging_of
-from store.containers.zarr.staging import ZarrStaging
-from store.containers.zarr.tree import shard_path
-from store.errors import MISSING, StoreError
-from store.extras.word_counts import GROUP as WORDS
-from store.format.layout import VERSIONS
-from store.format.runs import joined, runs_of
-from store.read.store import FeatureStore, open_store
-from store.tools.aside import asides
-from store.tools.copy import begin_copy
-from store.tools.documents import document_numbers, document_texts, stored_digests
-from store.tools.selection import selected
-from store.tools.taking import take_part
-from store.write.part_queue import PartQueue
-from store.write.publishing import write_arrays
-from store.write.writer import StoreWriter
-from support import files
-from support.arrays import Array
-from support.console import counted
-from support.errors import UserError
-from support.lease import Lease
+from teachonce.store.containers.hdf5.staging import Hdf5Staging
+from teachonce.store.containers.paths import LocalStaging, local_staging_of
+from teachonce.store.containers.zarr.staging import ZarrStaging
+from teachonce.store.containers.zarr.tree import shard_path
+from teachonce.store.errors import MISSING, StoreError
+from teachonce.store.extras.word_counts import GROUP as WORDS
+from teachonce.store.format.layout import VERSIONS
+from teachonce.store.format.runs import joined, runs_of
+from teachonce.store.read.store import FeatureStore, open_store
+from teachonce.store.tools.aside import asides
+from teachonce.store.tools.copy import begin_copy
+from teachonce.store.tools.documents import document_numbers, document_texts, stored_digests
+from teachonce.store.tools.selection import selected
+from teachonce.store.tools.taking import take_part
+from teachonce.store.write.part_queue import PartQueue
+from teachonce.store.write.publishing import write_arrays
+from teachonce.store.write.writer import StoreWriter
+from teachonce.support import files
+from teachonce.support.arrays import Array
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.support.lease import Lease
 
 FORGETTING = "forgetting"
 """Root attribute of a Zarr store in which parts are being replaced."""

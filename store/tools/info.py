@@ -8,13 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from store.containers.hdf5.tree import Hdf5Source
-from store.errors import StoreError
-from store.format.features import EmbeddingSpec, Features, TaskSpec
-from store.format.layout import Counts, part_arrays
-from store.format.runs import number_of, runs_of
-from store.read.store import FeatureStore
-from support.console import counted, readable
+from teachonce.store.containers.hdf5.tree import Hdf5Source
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import EmbeddingSpec, Features, TaskSpec
+from teachonce.store.format.layout import Counts, part_arrays
+from teachonce.store.format.runs import number_of, runs_of
+from teachonce.store.read.store import FeatureStore
+from teachonce.support.console import counted, readable
 
 SOURCES = 8  # shown of a corpus
 LABELS = 20  # shown of a task

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from store.errors import VERIFY, StoreError, without_remedy
-from store.format.codecs.levels import bound
-from store.format.layout import EMBEDDING
-from store.format.pairs import offsets_of
-from store.format.sequences import ACTIONS, wrong_gold
-from store.read.part import PartReader
-from store.read.store import FeatureStore, open_store
-from store.read.stored_tokenizer import encoded, within_bounds
-from store.tools.salvage import open_damaged
-from support.arrays import Array, starts
+from teachonce.store.errors import VERIFY, StoreError, without_remedy
+from teachonce.store.format.codecs.levels import bound
+from teachonce.store.format.layout import EMBEDDING
+from teachonce.store.format.pairs import offsets_of
+from teachonce.store.format.sequences import ACTIONS, wrong_gold
+from teachonce.store.read.part import PartReader
+from teachonce.store.read.store import FeatureStore, open_store
+from teachonce.store.read.stored_tokenizer import encoded, within_bounds
+from teachonce.store.tools.salvage import open_damaged
+from teachonce.support.arrays import Array, starts
 
 BATCH = 256  # sequences that are tokenised at once
 NARROW = 0.02  # of length 1: a teacher in bfloat16 normalises so exactly

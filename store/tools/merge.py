@@ -10,11 +10,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from store.format.features import Features
-from store.read.store import FeatureStore, open_store
-from store.tools.copy import Progress, begin_copy, copy_part, same_calibration
-from support.differences import differences, told
-from support.errors import UserError
+from teachonce.store.format.features import Features
+from teachonce.store.read.store import FeatureStore, open_store
+from teachonce.store.tools.copy import Progress, begin_copy, copy_part, same_calibration
+from teachonce.support.differences import differences, told
+from teachonce.support.errors import UserError
 
 FREE = frozenset(
     {

@@ -7,15 +7,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from store.containers.zarr.tree import ZarrSource
-from store.errors import StoreError
-from store.read.part import DAMAGED
-from store.read.store import FeatureStore, open_store
-from store.tools.copy import stored_files
-from store.tools.store_card import store_card
-from store.tools.verify import verify_store
-from support.errors import UserError
-from support.hub import CARD, Repository, open_repository
+from teachonce.store.containers.zarr.tree import ZarrSource
+from teachonce.store.errors import StoreError
+from teachonce.store.read.part import DAMAGED
+from teachonce.store.read.store import FeatureStore, open_store
+from teachonce.store.tools.copy import stored_files
+from teachonce.store.tools.store_card import store_card
+from teachonce.store.tools.verify import verify_store
+from teachonce.support.errors import UserError
+from teachonce.support.hub import CARD, Repository, open_repository
 
 ROOT = "zarr.json"
 MANY = 100_000  # files; the hub advises against more in a repository

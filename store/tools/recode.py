@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from store.errors import StoreError
-from store.format.codecs.codec import Codec, CodecArray, Elementwise
-from store.format.codecs.levels import LEVELS
-from store.format.features import Calibration, Features
-from store.format.layout import EMBEDDING
-from support.arrays import Array
-from support.errors import UserError
+from teachonce.store.errors import StoreError
+from teachonce.store.format.codecs.codec import Codec, CodecArray, Elementwise
+from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.layout import EMBEDDING
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 
 ROWS = 16384
 ENCODED = re.compile(

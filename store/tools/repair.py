@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from store.containers.hdf5.staging import Hdf5Staging
-from store.containers.paths import LocalStaging, local_staging_of
-from store.errors import MISSING, StoreError, without_remedy
-from store.format.layout import VERSIONS
-from store.read.unfinished import made_by
-from store.tools.aside import Aside
-from store.tools.report import Report
-from store.tools.salvage import Opened, open_damaged
-from store.tools.unseal import Unsealing
-from store.tools.verify import Progress, verify_opened
-from store.write.part_queue import PartQueue
-from store.write.writer import StoreWriter, sealed_as
-from support import files
-from support.console import counted
-from support.errors import UserError
-from support.lease import Lease
+from teachonce.store.containers.hdf5.staging import Hdf5Staging
+from teachonce.store.containers.paths import LocalStaging, local_staging_of
+from teachonce.store.errors import MISSING, StoreError, without_remedy
+from teachonce.store.format.layout import VERSIONS
+from teachonce.store.read.unfinished import made_by
+from teachonce.store.tools.aside import Aside
+from teachonce.store.tools.report import Report
+from teachonce.store.tools.salvage import Opened, open_damaged
+from teachonce.store.tools.unseal import Unsealing
+from teachonce.store.tools.verify import Progress, verify_opened
+from teachonce.store.write.part_queue import PartQueue
+from teachonce.store.write.writer import StoreWriter, sealed_as
+from teachonce.support import files
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.support.lease import Lease
 
 
 def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> tuple[int, Report]:

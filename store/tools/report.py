@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.containers.interface import Flaw
+from teachonce.store.containers.interface import Flaw
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from store.containers.interface import Source
-from store.containers.network import surely
-from store.containers.paths import open_source
-from store.containers.zarr.tree import ZarrSource
-from store.errors import StoreError
-from store.format.index import IndexedParts
-from store.format.manifest import (
+from teachonce.store.containers.interface import Source
+from teachonce.store.containers.network import surely
+from teachonce.store.containers.paths import open_source
+from teachonce.store.containers.zarr.tree import ZarrSource
+from teachonce.store.errors import StoreError
+from teachonce.store.format.index import IndexedParts
+from teachonce.store.format.manifest import (
     CREATED,
     Manifest,
     check_root,
     opening,
     seal_checksum,
 )
-from store.read.sealed_manifest import sealed_manifest
-from store.read.store import FeatureStore
-from store.read.unfinished import readable_manifest, unfinished
-from store.tools.report import Problem
+from teachonce.store.read.sealed_manifest import sealed_manifest
+from teachonce.store.read.store import FeatureStore
+from teachonce.store.read.unfinished import readable_manifest, unfinished
+from teachonce.store.tools.report import Problem
 
 
 @dataclass

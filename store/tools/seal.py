@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-from store.containers.paths import local_staging_of
-from store.errors import MISSING, StoreError
-from store.read.unfinished import absent_outside, made_by
-from store.write.part_queue import PartQueue
-from store.write.writer import StoreWriter
-from support.console import counted
-from support.errors import UserError
-from support.lease import Lease
+from teachonce.store.containers.paths import local_staging_of
+from teachonce.store.errors import MISSING, StoreError
+from teachonce.store.read.unfinished import absent_outside, made_by
+from teachonce.store.write.part_queue import PartQueue
+from teachonce.store.write.writer import StoreWriter
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.support.lease import Lease
 
 SHOWN = 5  # numbers of parts in a line
 

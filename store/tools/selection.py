@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from store.format.dimensions import dimension_names
-from store.format.features import Features
-from store.format.layout import Counts
-from support.arrays import Array, ranges, starts
+from teachonce.store.format.dimensions import dimension_names
+from teachonce.store.format.features import Features
+from teachonce.store.format.layout import Counts
+from teachonce.support.arrays import Array, ranges, starts
 
 
 def selected(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from store.format.features import TaskSpec
-from store.read.record import Record, View
-from store.read.store import FeatureStore
-from support.arrays import Array, Floats
-from support.console import counted
-from support.errors import UserError
+from teachonce.store.format.features import TaskSpec
+from teachonce.store.read.record import Record, View
+from teachonce.store.read.store import FeatureStore
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table

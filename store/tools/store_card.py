@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from store.read.store import FeatureStore
-from store.tools.info import corpora, describe, info_lines, sources
-from support.console import counted, readable
+from teachonce.store.read.store import FeatureStore
+from teachonce.store.tools.info import corpora, describe, info_lines, sources
+from teachonce.support.console import counted, readable
 
 SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 TASKS = {"classification": "text-classification", "tagging": "token-classification"}

@@ -3,10 +3,10 @@ calibration."""
 
 from __future__ import annotations
 
-from store.read.store import FeatureStore
-from store.tools.selection import selected
-from store.write.writer import StoreWriter
-from support.arrays import Array
+from teachonce.store.read.store import FeatureStore
+from teachonce.store.tools.selection import selected
+from teachonce.store.write.writer import StoreWriter
+from teachonce.support.arrays import Array
 
 
 def take_part(

@@ -7,19 +7,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from store.containers.hdf5.file import Hdf5Sink
-from store.containers.hdf5.staging import OUTSIDE, Hdf5Staging
-from store.containers.hdf5.tree import Hdf5Source
-from store.containers.paths import LocalStaging
-from store.containers.zarr.tree import GROUP
-from store.errors import StoreError
-from store.format.layout import groups_above, part_arrays, part_number, teacher_array
-from store.format.manifest import Part
-from store.read.store import FeatureStore
-from store.tools.aside import Aside
-from store.tools.report import Report
-from support import files
-from support.lease import Lease
+from teachonce.store.containers.hdf5.file import Hdf5Sink
+from teachonce.store.containers.hdf5.staging import OUTSIDE, Hdf5Staging
+from teachonce.store.containers.hdf5.tree import Hdf5Source
+from teachonce.store.containers.paths import LocalStaging
+from teachonce.store.containers.zarr.tree import GROUP
+from teachonce.store.errors import StoreError
+from teachonce.store.format.layout import groups_above, part_arrays, part_number, teacher_array
+from teachonce.store.format.manifest import Part
+from teachonce.store.read.store import FeatureStore
+from teachonce.store.tools.aside import Aside
+from teachonce.store.tools.report import Report
+from teachonce.support import files
+from teachonce.support.lease import Lease
 
 NEW = ".tmp-repair-"  # FORMAT.md, section 9: such names are a killed writer's, and removed
 

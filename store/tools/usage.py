@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from store.containers.hdf5 import file as hdf5
-from store.containers.hdf5.staging import Hdf5Staging
-from store.containers.hdf5.tree import Hdf5Source
-from store.containers.paths import local_staging_of
-from store.containers.zarr import tree as zarr
-from store.format.layout import ArraySpec
+from teachonce.store.containers.hdf5 import file as hdf5
+from teachonce.store.containers.hdf5.staging import Hdf5Staging
+from teachonce.store.containers.hdf5.tree import Hdf5Source
+from teachonce.store.containers.paths import local_staging_of
+from teachonce.store.containers.zarr import tree as zarr
+from teachonce.store.format.layout import ArraySpec
 
 METADATA = ""
 """Stands for what belongs to no array: groups, attributes, indices."""

@@ -11,23 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from store.containers.interface import Flaw
-from store.containers.network import fetches
-from store.errors import StoreError, without_remedy
-from store.extras.mixed_vocab import GROUP as MIXED_VOCAB
-from store.extras.mixed_vocab import MixedVocab
-from store.extras.word_counts import GROUP as WORD_COUNTS
-from store.extras.word_counts import WordCounts
-from store.format.index import GROUP as INDEX
-from store.format.index import IndexedParts
-from store.format.layout import PartShapes, groups_above, part_number, part_of
-from store.format.manifest import Entry, Part
-from store.read.part import checksum
-from store.read.store import FeatureStore
-from store.tools.laws import check_part, parts_with_other_tokens
-from store.tools.report import Problem, Report
-from store.tools.salvage import Opened, open_damaged
-from support.background import in_order
+from teachonce.store.containers.interface import Flaw
+from teachonce.store.containers.network import fetches
+from teachonce.store.errors import StoreError, without_remedy
+from teachonce.store.extras.mixed_vocab import GROUP as MIXED_VOCAB
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.store.extras.word_counts import GROUP as WORD_COUNTS
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.format.index import GROUP as INDEX
+from teachonce.store.format.index import IndexedParts
+from teachonce.store.format.layout import PartShapes, groups_above, part_number, part_of
+from teachonce.store.format.manifest import Entry, Part
+from teachonce.store.read.part import checksum
+from teachonce.store.read.store import FeatureStore
+from teachonce.store.tools.laws import check_part, parts_with_other_tokens
+from teachonce.store.tools.report import Problem, Report
+from teachonce.store.tools.salvage import Opened, open_damaged
+from teachonce.support.background import in_order
 
 MAX_THREADS = 16
 TOKENIZER, SETTINGS = "tokenizer.json", ("config.json", "tokenizer_config.json")

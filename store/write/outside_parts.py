@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from store.containers.interface import Staging
-from store.errors import StoreError
-from store.format.features import Calibration, Features, check_name
-from store.format.layout import teacher_array
-from store.format.manifest import Entry, read_entries
-from store.read.unfinished import absent_outside, read_outside
-from support.arrays import Array
+from teachonce.store.containers.interface import Staging
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Calibration, Features, check_name
+from teachonce.store.format.layout import teacher_array
+from teachonce.store.format.manifest import Entry, read_entries
+from teachonce.store.read.unfinished import absent_outside, read_outside
+from teachonce.support.arrays import Array
 
 Weights = Mapping[str, Array] | Iterable[tuple[str, Array]]
 

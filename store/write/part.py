@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from store.errors import StoreError
-from store.format.features import Calibration, Features
-from store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays
-from store.format.sequences import encode_gold, encode_masks, encode_sequences
-from support.arrays import Array, Floats, begins, ranges, starts
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays
+from teachonce.store.format.sequences import encode_gold, encode_masks, encode_sequences
+from teachonce.support.arrays import Array, Floats, begins, ranges, starts
 
 LOG_SLACK = 1e-2
 

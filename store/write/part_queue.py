@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from store.containers.paths import queue_of
-from store.format.layout import part_number
-from support import files
-from support.lease import Lease, Taken, check_free
+from teachonce.store.containers.paths import queue_of
+from teachonce.store.format.layout import part_number
+from teachonce.support import files
+from teachonce.support.lease import Lease, Taken, check_free
 
 END, TEMPORARY = "end.json", ".tmp-"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from store.containers.interface import Sink
-from store.errors import StoreError
-from store.format.features import Features
-from store.format.layout import ArraySpec, Counts, part_arrays
-from store.format.manifest import Entry, Part
-from support.arrays import Array
+from teachonce.store.containers.interface import Sink
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Features
+from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
+from teachonce.store.format.manifest import Entry, Part
+from teachonce.support.arrays import Array
 
 
 def write_arrays(

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from store.containers.interface import Source
-from store.errors import StoreError
-from store.format.features import Features
-from store.format.index import FEW_PARTS, Write, write_index
-from store.format.layout import VERSIONS
-from store.format.manifest import (
+from teachonce.store.containers.interface import Source
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Features
+from teachonce.store.format.index import FEW_PARTS, Write, write_index
+from teachonce.store.format.layout import VERSIONS
+from teachonce.store.format.manifest import (
     ATTRIBUTES,
     MAX_BYTES,
     Manifest,
@@ -22,9 +22,9 @@ from store.format.manifest import (
     read_entries,
     seal_checksum,
 )
-from store.read.part import PartReader
-from store.read.unfinished import part_numbers, published_parts, unreadable_part
-from support.arrays import Array
+from teachonce.store.read.part import PartReader
+from teachonce.store.read.unfinished import part_numbers, published_parts, unreadable_part
+from teachonce.support.arrays import Array
 
 
 def sealed_root(

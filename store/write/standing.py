@@ -10,20 +10,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from store.containers.hdf5.staging import Hdf5Staging
-from store.containers.interface import Staging
-from store.containers.paths import staging_of
-from store.containers.zarr.staging import ZarrStaging
-from store.errors import StoreError, Unreachable, without_remedy
-from store.format.features import Calibration, Features
-from store.format.layout import FORMAT, VERSIONS
-from store.format.manifest import check_root
-from store.read.unfinished import published_parts, read_calibration
-from store.write.part_queue import PartQueue
-from support import files
-from support.differences import changed, check_same, differences
-from support.errors import ANOTHER, UserError
-from support.lease import Lease, lease_path
+from teachonce.store.containers.hdf5.staging import Hdf5Staging
+from teachonce.store.containers.interface import Staging
+from teachonce.store.containers.paths import staging_of
+from teachonce.store.containers.zarr.staging import ZarrStaging
+from teachonce.store.errors import StoreError, Unreachable, without_remedy
+from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.layout import FORMAT, VERSIONS
+from teachonce.store.format.manifest import check_root
+from teachonce.store.read.unfinished import published_parts, read_calibration
+from teachonce.store.write.part_queue import PartQueue
+from teachonce.support import files
+from teachonce.support.differences import changed, check_same, differences
+from teachonce.support.errors import ANOTHER, UserError
+from teachonce.support.lease import Lease, lease_path
 
 
 def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:

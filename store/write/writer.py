@@ -14,25 +14,25 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from store.containers.interface import Right, Staging
-from store.containers.paths import staging_of
-from store.containers.zarr.staging import ZarrStaging
-from store.containers.zarr.tree import ZarrSource
-from store.errors import StoreError, Unreachable
-from store.format.features import Calibration, Features
-from store.format.layout import MAX_PART, Counts
-from store.format.manifest import Part, check_root, digest, read_entries
-from store.read.store import FeatureStore
-from store.read.unfinished import published_part
-from store.write import standing
-from store.write.outside_parts import Outside, Weights, begin, complete, outside_arrays
-from store.write.part import PartWriter
-from store.write.part_queue import PartQueue
-from store.write.publishing import write_arrays
-from store.write.sealing import sealed_root
-from support.arrays import Array
-from support.errors import UserError
-from support.lease import Lease
+from teachonce.store.containers.interface import Right, Staging
+from teachonce.store.containers.paths import staging_of
+from teachonce.store.containers.zarr.staging import ZarrStaging
+from teachonce.store.containers.zarr.tree import ZarrSource
+from teachonce.store.errors import StoreError, Unreachable
+from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.layout import MAX_PART, Counts
+from teachonce.store.format.manifest import Part, check_root, digest, read_entries
+from teachonce.store.read.store import FeatureStore
+from teachonce.store.read.unfinished import published_part
+from teachonce.store.write import standing
+from teachonce.store.write.outside_parts import Outside, Weights, begin, complete, outside_arrays
+from teachonce.store.write.part import PartWriter
+from teachonce.store.write.part_queue import PartQueue
+from teachonce.store.write.publishing import write_arrays
+from teachonce.store.write.sealing import sealed_root
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.support.lease import Lease
 
 
 class StoreWriter:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from student_train.data.encoded import Encoded
-from student_train.data.pooling import MapPooling, Runs
-from student_train.data.targets import TaskTargets
-from student_train.losses.logits import LogitTargets, SharedTargets
-from support.arrays import Array
+from teachonce.student_train.data.encoded import Encoded
+from teachonce.student_train.data.pooling import MapPooling, Runs
+from teachonce.student_train.data.targets import TaskTargets
+from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
+from teachonce.support.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 
-from store import Features, FeatureStore
-from student_train.data.gold_labels import labelled
-from student_train.settings.options import TrainOptions
-from support.arrays import Array
-from support.errors import UserError
+from teachonce.store import Features, FeatureStore
+from teachonce.student_train.data.gold_labels import labelled
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 
 SMALLEST_BLOCK, GREATEST_BLOCK = 128, 4096  # tokens
 SPLIT_SEED = (

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from store import Batch, FeatureStore
-from store.containers.cache_word import shared_folder
-from store.format.codecs.codec import Elementwise
-from store.format.layout import ArraySpec, part_arrays
-from store.read.kept import bytes_of, shared_file
-from student_train.data.encoded import TeacherStates
-from student_train.settings.words import stays_in_memory
-from support.arrays import Array, begins, starts
-from support.errors import UserError
+from teachonce.store import Batch, FeatureStore
+from teachonce.store.containers.cache_word import shared_folder
+from teachonce.store.format.codecs.codec import Elementwise
+from teachonce.store.format.layout import ArraySpec, part_arrays
+from teachonce.store.read.kept import bytes_of, shared_file
+from teachonce.student_train.data.encoded import TeacherStates
+from teachonce.student_train.settings.words import stays_in_memory
+from teachonce.support.arrays import Array, begins, starts
+from teachonce.support.errors import UserError
 
 ON_DEVICE = ("hidden", "attention")  # groups of a view; --cache device keeps others in RAM
 GROUPS_OF = {"task": ("classes", "tags")}  # groups of other kinds have the kind's name

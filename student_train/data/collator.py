@@ -12,26 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from align import (
+from teachonce.align import (
     Alignment,
     AlignmentError,
     Tokens,
 )
-from store import Batch, FeatureStore
-from store.errors import VERIFY, StoreError
-from student_train.data.batch import Distillation, Inputs, StudentBatch
-from student_train.data.cache import Resident, Streamed
-from student_train.data.encoded import Encoded, TeacherMaps, TeacherStates
-from student_train.data.masking import IGNORED, MaskedTokens, Masker
-from student_train.data.pooling import MapPooling, Runs
-from student_train.data.targets import TargetReader, TaskTargets, first_pieces
-from student_train.data.token_cache import token_table, tokenize
-from student_train.data.vocabularies import vocabulary_map
-from student_train.losses.logits import LogitTargets, SharedTargets
-from student_train.losses.registry import Loss, features_of, losses_for
-from student_train.settings.alignments import ALIGNMENTS, Sides, Strategy
-from student_train.settings.options import TrainOptions
-from support.arrays import Array, starts
+from teachonce.store import Batch, FeatureStore
+from teachonce.store.errors import VERIFY, StoreError
+from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
+from teachonce.student_train.data.cache import Resident, Streamed
+from teachonce.student_train.data.encoded import Encoded, TeacherMaps, TeacherStates
+from teachonce.student_train.data.masking import IGNORED, MaskedTokens, Masker
+from teachonce.student_train.data.pooling import MapPooling, Runs
+from teachonce.student_train.data.targets import TargetReader, TaskTargets, first_pieces
+from teachonce.student_train.data.token_cache import token_table, tokenize
+from teachonce.student_train.data.vocabularies import vocabulary_map
+from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
+from teachonce.student_train.losses.registry import Loss, features_of, losses_for
+from teachonce.student_train.settings.alignments import ALIGNMENTS, Sides, Strategy
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.arrays import Array, starts
 
 
 @dataclass(frozen=True)

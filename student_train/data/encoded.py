@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from store.format.codecs.codec import Elementwise
-from store.format.codecs.hidden import HiddenCodec
-from student_train.data.pooling import MapPooling, pool_members
+from teachonce.store.format.codecs.codec import Elementwise
+from teachonce.store.format.codecs.hidden import HiddenCodec
+from teachonce.student_train.data.pooling import MapPooling, pool_members
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from store import FeatureStore
-from support.arrays import Array
+from teachonce.store import FeatureStore
+from teachonce.support.arrays import Array
 
 _KNOWN: WeakKeyDictionary[FeatureStore, Array] = WeakKeyDictionary()
 

@@ -11,10 +11,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from student_train.data.batch import Distillation, StudentBatch
-from student_train.data.pooling import Runs
-from student_train.data.targets import TaskTargets
-from student_train.losses.logits import LogitTargets, SharedTargets
+from teachonce.student_train.data.batch import Distillation, StudentBatch
+from teachonce.student_train.data.pooling import Runs
+from teachonce.student_train.data.targets import TaskTargets
+from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 
 LEAST = -40.0  # log probability: what a teacher keeps nothing of, for a mean that is finite
 

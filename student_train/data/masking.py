@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from align import Tokens
-from support.arrays import Array
-from support.spans import covering_spans_of_texts
-from training.rare_masks import rare_weights, waits
+from teachonce.align import Tokens
+from teachonce.support.arrays import Array
+from teachonce.support.spans import covering_spans_of_texts
+from teachonce.training.rare_masks import rare_weights, waits
 
 IGNORED = -100
 MASK, RANDOM = 0, 1  # actions of a stored span; any other leaves the tokens as they are

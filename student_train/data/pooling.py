@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from support.arrays import Array, begins, ranges
+from teachonce.support.arrays import Array, begins, ranges
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from support.arrays import Array, Floats
+from teachonce.support.arrays import Array, Floats
 
 TOGETHER = 16  # similar texts that stay together; a batch has several such groups
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from align import Vocabulary, VocabularyMap
-from store import FeatureStore, StoreError, open_store
-from store.read.stored_tokenizer import within_bounds
+from teachonce.align import Vocabulary, VocabularyMap
+from teachonce.store import FeatureStore, StoreError, open_store
+from teachonce.store.read.stored_tokenizer import within_bounds
 
-LETTERS = "Aé"  # by which `training.wordpiece` sees what a normaliser folds
+LETTERS = "Aé"  # by which `teachonce.training.wordpiece` sees what a normaliser folds
 LONGEST = 100  # characters that a normaliser makes of one
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from store import Batch, FeatureStore
-from student_train.data.batch import StudentBatch
-from student_train.data.blocks import view_of
-from student_train.data.collator import Collator
-from student_train.data.similar import similar_batches
-from support.arrays import Array, ranges
-from support.background import prefetched
-from support.environment import variable
+from teachonce.store import Batch, FeatureStore
+from teachonce.student_train.data.batch import StudentBatch
+from teachonce.student_train.data.blocks import view_of
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.similar import similar_batches
+from teachonce.support.arrays import Array, ranges
+from teachonce.support.background import prefetched
+from teachonce.support.environment import variable
 
 READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from align import VocabularyMap
-from store import Logits
-from student_train.losses.logits import LogitTargets, SharedTargets
-from support.arrays import Array, ranges
+from teachonce.align import VocabularyMap
+from teachonce.store import Logits
+from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
+from teachonce.support.arrays import Array, ranges
 
 HEAD_KEPT = 256  # logits kept of the slice that the head tier gives; the others join the rest
 

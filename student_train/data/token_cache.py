@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from align import Tokens
-from store import FeatureStore, open_store
-from store.format.pairs import offsets_of
-from store.read.stored_tokenizer import encoded, is_plain, within_bounds
-from support import files
-from support.arrays import Array, ranges, starts
+from teachonce.align import Tokens
+from teachonce.store import FeatureStore, open_store
+from teachonce.store.format.pairs import offsets_of
+from teachonce.store.read.stored_tokenizer import encoded, is_plain, within_bounds
+from teachonce.support import files
+from teachonce.support.arrays import Array, ranges, starts
 
 ARRAYS: Mapping[str, type] = {
     "start": np.int64,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from align import AlignmentError, Vocabulary, VocabularyMap
-from support.errors import UserError
+from teachonce.align import AlignmentError, Vocabulary, VocabularyMap
+from teachonce.support.errors import UserError
 
 
 def vocabulary_map(teacher: str, student: str) -> VocabularyMap:

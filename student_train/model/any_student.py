@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from student_train.model.kinds import KINDS, Kind, Parts, first_state
-from support.errors import UserError
+from teachonce.student_train.model.kinds import KINDS, Kind, Parts, first_state
+from teachonce.support.errors import UserError
 
 
 @runtime_checkable

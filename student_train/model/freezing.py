@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from student_train.settings.options import UNFREEZE, TrainOptions
-from student_train.settings.shapes import Shape
-from support.errors import UserError
+from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
+from teachonce.student_train.settings.shapes import Shape
+from teachonce.support.errors import UserError
 
 if TYPE_CHECKING:
     from torch import nn

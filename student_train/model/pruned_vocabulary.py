@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from store import FeatureStore
-from support.arrays import Array
-from support.errors import UserError
+from teachonce.store import FeatureStore
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 
 
 def pruned_tokenizer(store: FeatureStore, size: int, blocks: Array | None = None) -> Tokenizer:

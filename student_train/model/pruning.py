@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from student_train.model.pruned_vocabulary import cut_tokenizer
-from support.errors import UserError
+from teachonce.student_train.model.pruned_vocabulary import cut_tokenizer
+from teachonce.support.errors import UserError
 
 INPUTS = "model_input_names"  # a setting of tokenizers: a student of pairs reads types of tokens
 

@@ -11,21 +11,21 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from align import Vocabulary, VocabularyMap
-from store import FeatureStore
-from store.extras.mixed_vocab import MixedVocab
-from student_train.model.any_student import parts_of
-from student_train.model.model_folder import ModelFolder, Source
-from student_train.model.named_start import check_pieces, other_teacher
-from student_train.model.teacher_layers import (
+from teachonce.align import Vocabulary, VocabularyMap
+from teachonce.store import FeatureStore
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.student_train.model.any_student import parts_of
+from teachonce.student_train.model.model_folder import ModelFolder, Source
+from teachonce.student_train.model.named_start import check_pieces, other_teacher
+from teachonce.student_train.model.teacher_layers import (
     cut_layers,
     layer_count,
     layer_groups,
     take_transform,
 )
-from student_train.settings.words import check_start
-from support.arrays import Array
-from support.errors import UserError
+from teachonce.student_train.settings.words import check_start
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 
 BIAS = "decoder.bias"
 RANDOM = "random weights"

@@ -9,16 +9,16 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from store import FeatureStore
-from store.extras.mixed_vocab import MixedVocab
-from store.format.pairs import has_pair_form
-from student_train.model.pruned_vocabulary import pruned_tokenizer
-from student_train.settings.words import check_vocabulary
-from support.arrays import Array
-from support.errors import UserError, first_line
-from training import wordpiece
-from training.tokenizer_folder import why_unloadable
-from training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_size
+from teachonce.store import FeatureStore
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.store.format.pairs import has_pair_form
+from teachonce.student_train.model.pruned_vocabulary import pruned_tokenizer
+from teachonce.student_train.settings.words import check_vocabulary
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError, first_line
+from teachonce.training import wordpiece
+from teachonce.training.tokenizer_folder import why_unloadable
+from teachonce.training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_size
 
 
 def student_tokenizer(
@@ -123,7 +123,7 @@ def _from_files(backend: Tokenizer, settings: dict[str, Any], word: str) -> PreT
 def train_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any
 ) -> PreTrainedTokenizerFast:
-    """Train a WordPiece by `training.wordpiece.train_wordpiece`, as a transformers tokenizer."""
+    """Train a WordPiece by `wordpiece.train_wordpiece`, as a transformers tokenizer."""
     return _named(wordpiece.train_wordpiece(texts, size, teacher_normalizer))
 
 

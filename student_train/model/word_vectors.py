@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from align import Vocabulary
-from student_train.model.named_start import no_word_vectors
-from support.errors import UserError
+from teachonce.align import Vocabulary
+from teachonce.student_train.model.named_start import no_word_vectors
+from teachonce.support.errors import UserError
 
 RANGE = 0.1
 HEADER = re.compile(rb"\d+ +(\d+)\s*")  # in fastText and word2vec: number of words, width

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from store import FeatureStore
-from store.tools.store_card import hub_datasets
-from student_train.losses.registry import losses_for
-from student_train.model.any_student import head_of
-from student_train.output.report import losses_learnt
+from teachonce.store import FeatureStore
+from teachonce.store.tools.store_card import hub_datasets
+from teachonce.student_train.losses.registry import losses_for
+from teachonce.student_train.model.any_student import head_of
+from teachonce.student_train.output.report import losses_learnt
 
 THIS_FOLDER = '"this folder"'
 """What the code of a card loads; on the hub it is the repository."""

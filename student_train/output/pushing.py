@@ -6,10 +6,10 @@ import json
 from pathlib import Path, PurePath
 from typing import Any
 
-from student_train.output.card import THIS_FOLDER
-from student_train.output.report import SETTINGS, read_report
-from support.errors import UserError
-from support.hub import CARD, Repository, open_repository
+from teachonce.student_train.output.card import THIS_FOLDER
+from teachonce.student_train.output.report import SETTINGS, read_report
+from teachonce.support.errors import UserError
+from teachonce.support.hub import CARD, Repository, open_repository
 
 APART = {
     "checkpoints",

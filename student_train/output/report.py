@@ -9,11 +9,11 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from student_train.settings.options import TrainOptions, with_defaults
-from support import files
-from support.differences import changed
-from support.errors import UserError
-from training.checkpoint import remove_checkpoints
+from teachonce.student_train.settings.options import TrainOptions, with_defaults
+from teachonce.support import files
+from teachonce.support.differences import changed
+from teachonce.support.errors import UserError
+from teachonce.training.checkpoint import remove_checkpoints
 
 SETTINGS = "training.json"
 

@@ -14,34 +14,38 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from store import FeatureStore, open_store
-from store.containers.cache_word import is_disk_cache
-from store.tools.laws import check_tokens
-from student_train.data.collator import Collator
-from student_train.data.stored_vocabulary import check_vocabulary
-from student_train.losses.registry import losses_for, named
-from student_train.model.any_student import has_attention
-from student_train.model.kinds import make_student
-from student_train.model.pruning import pruned, shared_pieces
-from student_train.model.start import RANDOM, initialise
-from student_train.model.student_tokenizer import check_pair_form, length_read, student_tokenizer
-from student_train.model.word_vectors import set_word_vectors
-from student_train.output.card import environment, hub_id, model_card
-from student_train.output.embedder import save_embedder
-from student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash
-from student_train.settings.option_fields import BILSTM, NETWORK
-from student_train.settings.options import TrainOptions
-from student_train.settings.shapes import parse_student
-from student_train.train.checks import check
-from student_train.train.student_training import Trained, train
-from support import files
-from support.errors import UserError
-from support.lease import Lease
-from support.options import scoped
-from training.checkpoint import remove_checkpoints
-from training.ranks import ALONE, Ranks, joined
-from training.tokenizer_folder import save_tokenizer
-from training.wordpiece import fewer_pieces
+from teachonce.store import FeatureStore, open_store
+from teachonce.store.containers.cache_word import is_disk_cache
+from teachonce.store.tools.laws import check_tokens
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.stored_vocabulary import check_vocabulary
+from teachonce.student_train.losses.registry import losses_for, named
+from teachonce.student_train.model.any_student import has_attention
+from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.pruning import pruned, shared_pieces
+from teachonce.student_train.model.start import RANDOM, initialise
+from teachonce.student_train.model.student_tokenizer import (
+    check_pair_form,
+    length_read,
+    student_tokenizer,
+)
+from teachonce.student_train.model.word_vectors import set_word_vectors
+from teachonce.student_train.output.card import environment, hub_id, model_card
+from teachonce.student_train.output.embedder import save_embedder
+from teachonce.student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash
+from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.shapes import parse_student
+from teachonce.student_train.train.checks import check
+from teachonce.student_train.train.student_training import Trained, train
+from teachonce.support import files
+from teachonce.support.errors import UserError
+from teachonce.support.lease import Lease
+from teachonce.support.options import scoped
+from teachonce.training.checkpoint import remove_checkpoints
+from teachonce.training.ranks import ALONE, Ranks, joined
+from teachonce.training.tokenizer_folder import save_tokenizer
+from teachonce.training.wordpiece import fewer_pieces
 
 Prepared = tuple[PreTrainedModel, Collator, list[str]]
 """A student at its start, its collator, and lines on where it starts from; see `prepare`."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # `student-train --help` lists the alignments and must not wait for them
-    from align import Alignment, FlatText, Tokens, VocabularyMap
+    from teachonce.align import Alignment, FlatText, Tokens, VocabularyMap
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Sides:
     @cached_property
     def text(self) -> FlatText:
         """Join the characters of the texts, once for all alignments of a batch."""
-        from align import FlatText
+        from teachonce.align import FlatText
 
         return FlatText.of(self.texts)
 
@@ -57,20 +57,20 @@ class Strategy:
 
 
 def _span(sides: Sides) -> tuple[Tokens, Alignment]:
-    from align import align_span
+    from teachonce.align import align_span
 
     return sides.student, align_span(sides.text, sides.teacher, sides.student)
 
 
 def _match(sides: Sides) -> tuple[Tokens, Alignment]:
-    from align import align_match
+    from teachonce.align import align_match
 
     pairs = align_match(sides.text, sides.teacher, sides.student, sides.vocabulary)
     return sides.student, pairs
 
 
 def _reduce(sides: Sides) -> tuple[Tokens, Alignment]:
-    from align import align_reduce
+    from teachonce.align import align_reduce
 
     reduced = align_reduce(sides.teacher, sides.vocabulary, sides.max_length)
     return reduced.tokens, reduced.alignment

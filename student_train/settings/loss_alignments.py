@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from student_train.losses.registry import loss_names, named
-from student_train.settings.alignments import ALIGNMENTS
-from support.errors import UserError
+from teachonce.student_train.losses.registry import loss_names, named
+from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.support.errors import UserError
 
 DEFAULT = "span"
 

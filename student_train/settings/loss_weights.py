@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from student_train.losses.registry import loss_names
-from support.errors import UserError, nearest
+from teachonce.student_train.losses.registry import loss_names
+from teachonce.support.errors import UserError, nearest
 
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 
 def folder_name(settings: Mapping[str, Any]) -> str:

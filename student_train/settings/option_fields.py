@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from store.containers.cache_word import PREFIX, SHARED
-from student_train.losses import registry
-from student_train.settings import alignments
-from student_train.settings.loss_alignments import check_alignments
-from student_train.settings.loss_weights import (
+from teachonce.store.containers.cache_word import PREFIX, SHARED
+from teachonce.student_train.losses import registry
+from teachonce.student_train.settings import alignments
+from teachonce.student_train.settings.loss_alignments import check_alignments
+from teachonce.student_train.settings.loss_weights import (
     DEFAULT_LOSS,
     SCORE_LOSS,
     STATES_LOSS,
@@ -19,7 +19,7 @@ from student_train.settings.loss_weights import (
     check_losses,
     parse_losses,
 )
-from student_train.settings.words import (
+from teachonce.student_train.settings.words import (
     CACHES,
     PARTS,
     STARTS,
@@ -35,12 +35,12 @@ from student_train.settings.words import (
     parse_parts,
     parse_widths,
 )
-from support.console import DEVICES, check_device
-from support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, option
-from training.optimizer import OPTIMIZERS
-from training.rare_masks import MASK_WORDS
-from training.schedule import SCHEDULES
-from training.trackers import TRACKERS, check_known, parse_trackers
+from teachonce.support.console import DEVICES, check_device
+from teachonce.support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, option
+from teachonce.training.optimizer import OPTIMIZERS
+from teachonce.training.rare_masks import MASK_WORDS
+from teachonce.training.schedule import SCHEDULES
+from teachonce.training.trackers import TRACKERS, check_known, parse_trackers
 
 SEEDS = 2**32
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from store.containers.cache_word import is_disk_cache
-from student_train.losses import registry
-from student_train.settings.alignments import ALIGNMENTS
-from student_train.settings.loss_alignments import check_pieces, parse_alignments
-from student_train.settings.naming import beside, folder_name
-from student_train.settings.option_fields import (
+from teachonce.store.containers.cache_word import is_disk_cache
+from teachonce.student_train.losses import registry
+from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.student_train.settings.loss_alignments import check_pieces, parse_alignments
+from teachonce.student_train.settings.naming import beside, folder_name
+from teachonce.student_train.settings.option_fields import (
     BATCH,
     BILSTM,
     LENGTH,
@@ -23,14 +23,14 @@ from student_train.settings.option_fields import (
     UNNAMED,
     OptionFields,
 )
-from student_train.settings.shapes import parse_student
-from student_train.settings.words import EXPECTED_PARTS, is_part, stays_in_memory
-from support.errors import UserError
-from support.options import check_values, default_of, flag_of, options_of, scoped
-from training.device import resolved_device, resolved_precision
-from training.optimizer import ADADELTA_LR, check_optimizer
-from training.schedule import Schedule
-from training.trackers import check_installed
+from teachonce.student_train.settings.shapes import parse_student
+from teachonce.student_train.settings.words import EXPECTED_PARTS, is_part, stays_in_memory
+from teachonce.support.errors import UserError
+from teachonce.support.options import check_values, default_of, flag_of, options_of, scoped
+from teachonce.training.device import resolved_device, resolved_precision
+from teachonce.training.optimizer import ADADELTA_LR, check_optimizer
+from teachonce.training.schedule import Schedule
+from teachonce.training.trackers import check_installed
 
 UNFREEZE = "top-down"
 

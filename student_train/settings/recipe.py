@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from student_train.settings.option_fields import COMMAND
-from student_train.settings.options import TrainOptions, check_stage, ruled_out
-from support.errors import UserError, nearest
-from support.options import options_of, read_values, scoped
-from support.toml_file import read_toml
+from teachonce.student_train.settings.option_fields import COMMAND
+from teachonce.student_train.settings.options import TrainOptions, check_stage, ruled_out
+from teachonce.support.errors import UserError, nearest
+from teachonce.support.options import options_of, read_values, scoped
+from teachonce.support.toml_file import read_toml
 
 FOLDER = Path(__file__).with_name("recipes")
 KEYS = {"source", "needs", "options", "recipes"}

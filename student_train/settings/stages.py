@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from student_train.settings.option_fields import SEEDS
-from student_train.settings.options import UNFREEZE, TrainOptions
-from student_train.settings.shapes import Shape, parse_student
+from teachonce.student_train.settings.option_fields import SEEDS
+from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
+from teachonce.student_train.settings.shapes import Shape, parse_student
 
 SEEDS_APART = 1009  # gives each stage other batches than the stage before it
 

@@ -7,15 +7,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from store.containers.cache_word import (
+from teachonce.store.containers.cache_word import (
     EXPECTED,
     SHARED,
     is_disk_cache,
     parse_disk_cache,
     shared_folder,
 )
-from student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
-from support.errors import UserError
+from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
+from teachonce.support.errors import UserError
 
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 CACHES = ("none", "ram", "device")

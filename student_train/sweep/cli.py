@@ -12,29 +12,37 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from student_train.cli import GROUPS, parameters
-from student_train.output.ranking import SWEEP, ranked, told_best
-from student_train.settings.naming import beside
-from student_train.settings.option_fields import ONCE, START
-from student_train.settings.options import TrainOptions
-from student_train.sweep.execution import Execution, Listed, Source
-from student_train.sweep.runs import Run, Runs
-from student_train.sweep.scores import Plan, Task, read_plan, score
-from student_train.sweep.space import Point, arguments_of, corners, over, points, read_space, varied
-from student_train.sweep.table import CSV, others, show, table
-from student_train.sweep.trials import Trials
-from support.console import CONTEXT, command_errors, counted
-from support.errors import UserError
-from support.extras import library
-from support.grouped_help import GroupedCommand
-from support.lease import Lease, Taken
-from support.options import click_option, options_of, scoped
-from support.ray_cluster import AUTO, Home, check_address, check_gpus, cluster
-from support.signals import stoppable
+from teachonce.student_train.cli import GROUPS, parameters
+from teachonce.student_train.output.ranking import SWEEP, ranked, told_best
+from teachonce.student_train.settings.naming import beside
+from teachonce.student_train.settings.option_fields import ONCE, START
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.sweep.execution import Execution, Listed, Source
+from teachonce.student_train.sweep.runs import Run, Runs
+from teachonce.student_train.sweep.scores import Plan, Task, read_plan, score
+from teachonce.student_train.sweep.space import (
+    Point,
+    arguments_of,
+    corners,
+    over,
+    points,
+    read_space,
+    varied,
+)
+from teachonce.student_train.sweep.table import CSV, others, show, table
+from teachonce.student_train.sweep.trials import Trials
+from teachonce.support.console import CONTEXT, command_errors, counted
+from teachonce.support.errors import UserError
+from teachonce.support.extras import library
+from teachonce.support.grouped_help import GroupedCommand
+from teachonce.support.lease import Lease, Taken
+from teachonce.support.options import click_option, options_of, scoped
+from teachonce.support.ray_cluster import AUTO, Home, check_address, check_gpus, cluster
+from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
-    from store import FeatureStore
-    from student_train.output.run import Prepared
+    from teachonce.store import FeatureStore
+    from teachonce.student_train.output.run import Prepared
 
 OUT_HELP = (
     "Folder of the students, each named after its settings, and of their table, which is"
@@ -226,19 +234,19 @@ def _only(folder: Path) -> Lease:
 
 
 def _page(folder: Path) -> Path:
-    from student_train.sweep.page.report import write_report
+    from teachonce.student_train.sweep.page.report import write_report
 
     return write_report(folder)
 
 
 def _options(once: Mapping[str, Any], point: Point) -> TrainOptions:
-    from student_train.arguments import checked_from
+    from teachonce.student_train.arguments import checked_from
 
     return checked_from({**once, **arguments_of(point)})
 
 
 def _check_early(options: TrainOptions) -> None:
-    from student_train.arguments import check_early
+    from teachonce.student_train.arguments import check_early
 
     check_early(options)
 
@@ -254,7 +262,7 @@ def _execute(
     device: str,
 ) -> None:
     """Check what is planned, then do all runs; `device` is the one that was asked for."""
-    from student_train.output.run import open_stores
+    from teachonce.student_train.output.run import open_stores
 
     def kept() -> str:
         return f"{runs.folder}: all students are saved; the same command goes on"
@@ -272,7 +280,7 @@ def _execute(
     starts.clear()
     if where.ray is not None:
         ray = library("ray", "ray", "--ray")
-        from student_train.sweep.on_ray import Cluster
+        from teachonce.student_train.sweep.on_ray import Cluster
 
         with stoppable(kept) as stop, cluster(ray, where.ray, stop):
             home = Home.here(runs.folder, lease)
@@ -346,9 +354,9 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
 
     A student of each distinct start is prepared for it; gives these, by their folders.
     """
-    from student_train.output.report import learnt_from, read_report
-    from student_train.output.run import prepare
-    from student_train.train.checks import check
+    from teachonce.student_train.output.report import learnt_from, read_report
+    from teachonce.student_train.output.run import prepare
+    from teachonce.student_train.train.checks import check
 
     starts = dict[tuple[Any, ...], TrainOptions]()
     contents = [store.manifest.content() for store in stores]

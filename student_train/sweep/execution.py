@@ -11,17 +11,17 @@ from multiprocessing import connection, process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from student_train.output.ranking import judged
-from student_train.sweep.halving import Halving
-from student_train.sweep.runs import Pruned, Run, Runs
-from student_train.sweep.scores import FILE, Task
-from student_train.sweep.student import Say, Work, finish, in_child
-from student_train.sweep.validations import validations
-from support.environment import variable
+from teachonce.student_train.output.ranking import judged
+from teachonce.student_train.sweep.halving import Halving
+from teachonce.student_train.sweep.runs import Pruned, Run, Runs
+from teachonce.student_train.sweep.scores import FILE, Task
+from teachonce.student_train.sweep.student import Say, Work, finish, in_child
+from teachonce.student_train.sweep.validations import validations
+from teachonce.support.environment import variable
 
 if TYPE_CHECKING:
-    from store import FeatureStore
-    from student_train.output.run import Prepared
+    from teachonce.store import FeatureStore
+    from teachonce.student_train.output.run import Prepared
 
 
 Running = dict[connection.Connection, tuple[int, Run, process.BaseProcess]]
@@ -195,7 +195,7 @@ class Execution:
 
 
 def _is_trained(folder: Path) -> bool:
-    from student_train.output.report import read_report
+    from teachonce.student_train.output.report import read_report
 
     return "result" in (read_report(folder) or ())
 

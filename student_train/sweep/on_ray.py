@@ -17,15 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from student_train.sweep.execution import Execution
-from student_train.sweep.runs import Pruned, Run
-from student_train.sweep.student import Work, finish, reason
-from student_train.sweep.validations import validations
-from support.console import counted
-from support.errors import UserError
-from support.lease import BEAT, MISSED, Taken, check_free
-from support.ray_cluster import Home, gpus_of_worker, rooms, short
-from support.signals import Stop
+from teachonce.student_train.sweep.execution import Execution
+from teachonce.student_train.sweep.runs import Pruned, Run
+from teachonce.student_train.sweep.student import Work, finish, reason
+from teachonce.student_train.sweep.validations import validations
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.support.lease import BEAT, MISSED, Taken, check_free
+from teachonce.support.ray_cluster import Home, gpus_of_worker, rooms, short
+from teachonce.support.signals import Stop
 
 LOOK = 0.5  # seconds between looks at what workers tell, and at the nodes
 SAVING = 60.0  # seconds that workers have to save their students after a stop
@@ -81,7 +81,7 @@ def worker(work: Work, home: Home, desk: Any, key: Key) -> tuple[str, Any, str]:
     except (UserError, OSError) as error:
         return "refused", {}, f"{host}: {reason(error)}"
     try:
-        from student_train.output.run import open_stores
+        from teachonce.student_train.output.run import open_stores
 
         _wait_until_free(work.options.out_folder())
         work = replace(work, options=work.options.resolved())

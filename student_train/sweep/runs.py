@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from student_train.output.ranking import SWEEP, Row, ranked
-from student_train.sweep.space import Space, described
-from student_train.sweep.table import CSV, SCORES, write_csv
-from support import files
-from support.differences import differences
-from support.errors import UserError
+from teachonce.student_train.output.ranking import SWEEP, Row, ranked
+from teachonce.student_train.sweep.space import Space, described
+from teachonce.student_train.sweep.table import CSV, SCORES, write_csv
+from teachonce.support import files
+from teachonce.support.differences import differences
+from teachonce.support.errors import UserError
 
 if TYPE_CHECKING:
-    from student_train.settings.options import TrainOptions
+    from teachonce.student_train.settings.options import TrainOptions
 
 RUNS = "runs.json"
 State = Literal["waiting", "running", "finished", "pruned", "failed"]

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from student_train.output.ranking import SCORED
-from support.errors import UserError
-from support.options import words_of
-from support.toml_file import read_toml
+from teachonce.student_train.output.ranking import SCORED
+from teachonce.support.errors import UserError
+from teachonce.support.options import words_of
+from teachonce.support.toml_file import read_toml
 
 FILE = "scores.json"
-DOWNSTREAM = (sys.executable, "-c", "from downstream.cli import main; main()")
-CHECK = (sys.executable, "-c", "from downstream.checked import main; main()")
+DOWNSTREAM = (sys.executable, "-c", "from teachonce.downstream.cli import main; main()")
+CHECK = (sys.executable, "-c", "from teachonce.downstream.checked import main; main()")
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from student_train.settings.options import TrainOptions
-from support.errors import UserError, nearest
-from support.options import options_of, read_values
-from support.toml_file import read_toml
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.errors import UserError, nearest
+from teachonce.support.options import options_of, read_values
+from teachonce.support.toml_file import read_toml
 
 RANGE: dict[str, Any] = {"low": None, "high": None, "log": False}
 WEIGHT = "loss."

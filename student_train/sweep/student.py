@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from typing import TYPE_CHECKING, Any
 
-from student_train.sweep.runs import Pruned
-from student_train.sweep.scores import Task, score
-from student_train.sweep.table import SCORES
-from support.errors import UserError, first_line, of_path
-from support.signals import Stopped, stoppable
+from teachonce.student_train.sweep.runs import Pruned
+from teachonce.student_train.sweep.scores import Task, score
+from teachonce.student_train.sweep.table import SCORES
+from teachonce.support.errors import UserError, first_line, of_path
+from teachonce.support.signals import Stopped, stoppable
 
 if TYPE_CHECKING:
-    from store import FeatureStore
-    from student_train.output.run import Prepared
-    from student_train.settings.options import TrainOptions
+    from teachonce.store import FeatureStore
+    from teachonce.student_train.output.run import Prepared
+    from teachonce.student_train.settings.options import TrainOptions
 
 Say = Callable[[str], object]
 Validated = Callable[[int, dict[str, float]], object]
@@ -42,9 +42,9 @@ class Work:
         say: Say,
     ) -> dict[str, Any]:
         """Train the student, or go on with it, where it is not finished; return its result."""
-        from student_train.output.report import read_report
-        from student_train.output.run import train_student
-        from training.checkpoint import newest_checkpoint, remove_checkpoints
+        from teachonce.student_train.output.report import read_report
+        from teachonce.student_train.output.run import train_student
+        from teachonce.training.checkpoint import newest_checkpoint, remove_checkpoints
 
         out = self.options.out_folder()
 
@@ -129,7 +129,7 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
 
     try:
         with stoppable():
-            from student_train.output.run import open_stores
+            from teachonce.student_train.output.run import open_stores
 
             try:
                 with open_stores(work.options) as stores:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from student_train.cli import told
-from student_train.output.ranking import LOSS, Row, compares_losses
-from support import files
-from support.console import wide_console
+from teachonce.student_train.cli import told
+from teachonce.student_train.output.ranking import LOSS, Row, compares_losses
+from teachonce.support import files
+from teachonce.support.console import wide_console
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from student_train.output.ranking import judged
-from student_train.sweep.halving import Halving
-from student_train.sweep.runs import Run, Runs
-from student_train.sweep.space import Interval, Point, Space
-from student_train.sweep.validations import validations
-from support.extras import library
+from teachonce.student_train.output.ranking import judged
+from teachonce.student_train.sweep.halving import Halving
+from teachonce.student_train.sweep.runs import Run, Runs
+from teachonce.student_train.sweep.space import Interval, Point, Space
+from teachonce.student_train.sweep.validations import validations
+from teachonce.support.extras import library
 
 DIGITS = 4
 """Significant digits of a number that is drawn, so that the table tells the whole of it."""

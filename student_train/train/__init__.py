@@ -1,6 +1,6 @@
 """Training a student on stores: steps over stages, losses of a store, validation."""
 
-from support.lazy_exports import lazy_exports
+from teachonce.support.lazy_exports import lazy_exports
 
 __getattr__, __all__ = lazy_exports(__name__, __file__)
 

@@ -1,6 +1,6 @@
 # The public names and where each stands. This list is the only one: __init__.py reads it.
 
-from student_train.train.student_training import Trained as Trained
-from student_train.train.student_training import train as train
+from teachonce.student_train.train.student_training import Trained as Trained
+from teachonce.student_train.train.student_training import train as train
 
 __all__: list[str]

@@ -7,21 +7,21 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from store import FeatureStore, TaskSpec
-from student_train.data.blocks import chosen_blocks, split_blocks, view_of
-from student_train.data.gold_labels import has_gold
-from student_train.losses.registry import LOSSES, features_of, losses_for
-from student_train.model.freezing import check_frozen, check_unfrozen
-from student_train.model.named_start import check_named, check_word_vectors
-from student_train.settings.alignments import ALIGNMENTS
-from student_train.settings.loss_alignments import parse_alignments
-from student_train.settings.options import TrainOptions
-from student_train.settings.shapes import Shape, parse_student
-from student_train.settings.stages import stages_of
-from student_train.settings.words import stays_in_memory
-from student_train.train.joinable import check_joined
-from support.arrays import Array
-from support.errors import UserError
+from teachonce.store import FeatureStore, TaskSpec
+from teachonce.student_train.data.blocks import chosen_blocks, split_blocks, view_of
+from teachonce.student_train.data.gold_labels import has_gold
+from teachonce.student_train.losses.registry import LOSSES, features_of, losses_for
+from teachonce.student_train.model.freezing import check_frozen, check_unfrozen
+from teachonce.student_train.model.named_start import check_named, check_word_vectors
+from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.student_train.settings.loss_alignments import parse_alignments
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.shapes import Shape, parse_student
+from teachonce.student_train.settings.stages import stages_of
+from teachonce.student_train.settings.words import stays_in_memory
+from teachonce.student_train.train.joinable import check_joined
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 
 
 def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> None:
@@ -51,7 +51,7 @@ def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> 
         return
     import torch
 
-    from student_train.data.cache import check_cache
+    from teachonce.student_train.data.cache import check_cache
 
     kinds = set(features_of(losses_for(store.features.task is not None, options.losses())))
     needs = [(each, kinds, _views(options, each)) for each in (store, *others)]
@@ -65,7 +65,7 @@ def _check_start(options: TrainOptions, store: FeatureStore) -> None:
     if options.word_vectors:
         check_word_vectors(Path(options.word_vectors))
     if options.init.startswith("layers:") and "@" in options.init:
-        from student_train.model.start import other_model  # torch loads only for work
+        from teachonce.student_train.model.start import other_model  # torch loads only for work
 
         other_model(options.init, store)
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from store import FeatureStore
-from student_train.data.batch import Distillation, Inputs, StudentBatch
-from student_train.losses.registry import Loss, losses_for
-from student_train.model.any_student import (
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
+from teachonce.student_train.losses.registry import Loss, losses_for
+from teachonce.student_train.model.any_student import (
     class_logits,
     head_of,
     lm_logits,
@@ -25,11 +25,11 @@ from student_train.model.any_student import (
     size_of,
     tag_logits,
 )
-from student_train.settings.alignments import ALIGNMENTS, Strategy
-from student_train.settings.options import TrainOptions
-from student_train.train.forward_pass import Outputs, forward_pass
-from support.errors import UserError
-from training.sentence_modules import Dense, Normalize, Pooling, VectorHead
+from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.forward_pass import Outputs, forward_pass
+from teachonce.support.errors import UserError
+from teachonce.training.sentence_modules import Dense, Normalize, Pooling, VectorHead
 
 VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
 MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the first of these

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
-from store import FeatureStore
-from student_train.data.batch import StudentBatch
-from student_train.data.blocks import view_of
-from student_train.data.collator import Collator
-from student_train.data.targets import TaskTargets
-from student_train.losses.registry import Loss, losses_for
-from student_train.losses.task import NO_LABEL
-from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
-from support.arrays import Array
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.batch import StudentBatch
+from teachonce.student_train.data.blocks import view_of
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.targets import TaskTargets
+from teachonce.student_train.losses.registry import Loss, losses_for
+from teachonce.student_train.losses.task import NO_LABEL
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.support.arrays import Array
 
 Measured = tuple[dict[str, torch.Tensor], torch.Tensor | None]
 """Losses by name, and the logits of a task; see `Distiller.measured`."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from student_train.data.batch import Inputs
-from student_train.model.any_student import has_attention, reads_types, size_of
-from support.errors import UserError
+from teachonce.student_train.data.batch import Inputs
+from teachonce.student_train.model.any_student import has_attention, reads_types, size_of
+from teachonce.support.errors import UserError
 
 # Of a CPU, by the count of `bytes_of_text`. Eager attention and float32 take about twice it.
 HELD = 2**30

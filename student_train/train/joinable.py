@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from align import Vocabulary
-from store import FeatureStore
-from student_train.losses.registry import features_of, losses_for
-from student_train.settings.options import TrainOptions
-from support.errors import UserError
+from teachonce.align import Vocabulary
+from teachonce.store import FeatureStore
+from teachonce.student_train.losses.registry import features_of, losses_for
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.errors import UserError
 
 LOSSES = "give --combine losses, which takes any stores"
 

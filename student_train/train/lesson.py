@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from store import FeatureStore
-from student_train.data.batch import StudentBatch
-from student_train.data.blocks import chosen_blocks, split_blocks, told_of_masks
-from student_train.data.cache import source_of
-from student_train.data.collator import Collator
-from student_train.data.joined import joined
-from student_train.data.stream import loaded
-from student_train.settings.options import TrainOptions
-from student_train.settings.stages import stages_of
-from student_train.train.distiller import Distiller
-from student_train.train.evaluate import Measured, evaluate_batches, held_out
-from support.arrays import Array
-from support.errors import UserError
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.batch import StudentBatch
+from teachonce.student_train.data.blocks import chosen_blocks, split_blocks, told_of_masks
+from teachonce.student_train.data.cache import source_of
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.joined import joined
+from teachonce.student_train.data.stream import loaded
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.stages import stages_of
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.evaluate import Measured, evaluate_batches, held_out
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 
 
 class Lesson:

@@ -18,25 +18,25 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from store import FeatureStore
-from student_train.data.batch import StudentBatch
-from student_train.data.collator import Collator
-from student_train.model.freezing import set_frozen
-from student_train.settings.options import TrainOptions
-from student_train.train.event_file import EventFile
-from student_train.train.lesson import Lesson
-from support import files
-from support.errors import UserError
-from support.signals import stoppable
-from support.threads import warn_of_spinning
-from training.checkpoint import fitting, load_checkpoint, save_checkpoint
-from training.loop import Losses, Training, pace
-from training.memory import give_back
-from training.optimizer import optimizer_of
-from training.ranks import ALONE, Ranks
-from training.schedule import Schedule
-from training.sentence_modules import VectorHead
-from training.trackers import Facts, Trackers
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.batch import StudentBatch
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.model.freezing import set_frozen
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.event_file import EventFile
+from teachonce.student_train.train.lesson import Lesson
+from teachonce.support import files
+from teachonce.support.errors import UserError
+from teachonce.support.signals import stoppable
+from teachonce.support.threads import warn_of_spinning
+from teachonce.training.checkpoint import fitting, load_checkpoint, save_checkpoint
+from teachonce.training.loop import Losses, Training, pace
+from teachonce.training.memory import give_back
+from teachonce.training.optimizer import optimizer_of
+from teachonce.training.ranks import ALONE, Ranks
+from teachonce.training.schedule import Schedule
+from teachonce.training.sentence_modules import VectorHead
+from teachonce.training.trackers import Facts, Trackers
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
 METRICS = "metrics.jsonl"

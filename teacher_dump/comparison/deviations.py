@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from store import Features, Logits, Record
-from store.format.codecs.levels import bound
-from store.format.layout import EMBEDDING
-from support.arrays import Floats
-from teacher_dump.teacher.heads import Decoder, all_logits
+from teachonce.store import Features, Logits, Record
+from teachonce.store.format.codecs.levels import bound
+from teachonce.store.format.layout import EMBEDDING
+from teachonce.support.arrays import Floats
+from teachonce.teacher_dump.teacher.heads import Decoder, all_logits
 
 STANDARD_ERRORS = 6.0  # that random draws may be away from their expectation
 FLOOR = -63.0  # log-probabilities below this one count as equal

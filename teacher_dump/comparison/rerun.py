@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from store import Features, FeatureStore, Record, UserError
-from store.extras.word_counts import WordCounts
-from store.format.pairs import offsets_of, tokenizer_inputs
-from store.tools.merge import is_merged
-from support.arrays import Array
-from support.console import check_device, counted
-from teacher_dump.comparison.deviations import Comparison, Errors
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.teacher.forward import Known, forward
-from teacher_dump.teacher.teacher import Teacher, load_teacher
-from teacher_dump.teacher.text_vectors import POOLINGS
-from teacher_dump.windows.cutting import encoder
-from teacher_dump.windows.length_batches import length_batches
-from teacher_dump.windows.masked_views import RANDOM, mask_spans, masked_input
-from teacher_dump.windows.window import Window
+from teachonce.store import Features, FeatureStore, Record, UserError
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.format.pairs import offsets_of, tokenizer_inputs
+from teachonce.store.tools.merge import is_merged
+from teachonce.support.arrays import Array
+from teachonce.support.console import check_device, counted
+from teachonce.teacher_dump.comparison.deviations import Comparison, Errors
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.teacher.forward import Known, forward
+from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
+from teachonce.teacher_dump.teacher.text_vectors import POOLINGS
+from teachonce.teacher_dump.windows.cutting import encoder
+from teachonce.teacher_dump.windows.length_batches import length_batches
+from teachonce.teacher_dump.windows.masked_views import RANDOM, mask_spans, masked_input
+from teachonce.teacher_dump.windows.window import Window
 
 TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
 """Error that other orders of the same sums, on other machines, may add to that of the codec.

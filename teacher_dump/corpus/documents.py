@@ -26,13 +26,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.console import counted
-from support.options import flag_of
-from teacher_dump.corpus.iob import Step
-from teacher_dump.corpus.labelled_text import Columns, Gold
-from teacher_dump.corpus.readers import READERS
-from teacher_dump.corpus.sources import HUB, PYTHON_DOCS, FileSource, HubSource, PythonDocs, Source
-from teacher_dump.corpus.utf8_lines import CorpusError
+from teachonce.support.console import counted
+from teachonce.support.options import flag_of
+from teachonce.teacher_dump.corpus.iob import Step
+from teachonce.teacher_dump.corpus.labelled_text import Columns, Gold
+from teachonce.teacher_dump.corpus.readers import READERS
+from teachonce.teacher_dump.corpus.sources import (
+    HUB,
+    PYTHON_DOCS,
+    FileSource,
+    HubSource,
+    PythonDocs,
+    Source,
+)
+from teachonce.teacher_dump.corpus.utf8_lines import CorpusError
 
 __all__ = ["Corpus", "CorpusError", "Document"]
 

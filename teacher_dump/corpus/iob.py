@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 OUTSIDE, FIRST, OTHER = "O", "B-", "I-"
 BEGINNING = ""

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from store.format.pairs import SEPARATOR
-from teacher_dump.corpus.iob import BEGINNING, Step
-from teacher_dump.corpus.tables import no_column
-from teacher_dump.corpus.utf8_lines import CorpusError
+from teachonce.store.format.pairs import SEPARATOR
+from teachonce.teacher_dump.corpus.iob import BEGINNING, Step
+from teachonce.teacher_dump.corpus.tables import no_column
+from teachonce.teacher_dump.corpus.utf8_lines import CorpusError
 
 TEXT_COLUMN = "--text-column"
 DEFAULT_COLUMN = "text"

@@ -13,9 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from support.console import counted
-from support.errors import first_line
-from teacher_dump.corpus.labelled_text import (
+from teachonce.support.console import counted
+from teachonce.support.errors import first_line
+from teachonce.teacher_dump.corpus.labelled_text import (
     DEFAULT_COLUMN,
     Columns,
     Gold,
@@ -25,8 +25,8 @@ from teacher_dump.corpus.labelled_text import (
     gold_of,
     joined_text,
 )
-from teacher_dump.corpus.tables import read_objects, read_table
-from teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore, read_lines
+from teachonce.teacher_dump.corpus.tables import read_objects, read_table
+from teachonce.teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore, read_lines
 
 PEEK_LINES = 1000
 """Number of lines by which a token/tag file is told from a table."""

@@ -14,17 +14,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from support.errors import first_line
-from teacher_dump.corpus.iob import Step
-from teacher_dump.corpus.labelled_text import (
+from teachonce.support.errors import first_line
+from teachonce.teacher_dump.corpus.iob import Step
+from teachonce.teacher_dump.corpus.labelled_text import (
     Columns,
     LabelledText,
     check_label,
     gold_of,
     joined_text,
 )
-from teacher_dump.corpus.readers import BLOCK, has_columns, read_rows
-from teacher_dump.corpus.utf8_lines import CorpusError
+from teachonce.teacher_dump.corpus.readers import BLOCK, has_columns, read_rows
+from teachonce.teacher_dump.corpus.utf8_lines import CorpusError
 
 PYTHON_DOCS = "python-docs"
 HUB = "hf:"

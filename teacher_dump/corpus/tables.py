@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.console import counted
-from support.errors import nearest
-from teacher_dump.corpus import utf8_lines
-from teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore, read_lines
+from teachonce.support.console import counted
+from teachonce.support.errors import nearest
+from teachonce.teacher_dump.corpus import utf8_lines
+from teachonce.teacher_dump.corpus.utf8_lines import CorpusError, Seen, ignore, read_lines
 
 Rows = Iterator[tuple[int, list[str]]]
 """Line number and cells of every row; a blank row has no cells."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 MAX_LINE = 10_000_000
 """Bytes of one line (of one record in .csv); a longer one is refused before it is in memory."""

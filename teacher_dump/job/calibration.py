@@ -6,13 +6,13 @@ from collections import Counter
 
 import numpy as np
 
-from store import StoreWriter
-from support.arrays import Array
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.teacher.forward import forward
-from teacher_dump.teacher.teacher import Teacher
-from teacher_dump.windows.length_batches import length_batches
-from teacher_dump.windows.window import Window
+from teachonce.store import StoreWriter
+from teachonce.support.arrays import Array
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.teacher.forward import forward
+from teachonce.teacher_dump.teacher.teacher import Teacher
+from teachonce.teacher_dump.windows.length_batches import length_batches
+from teachonce.teacher_dump.windows.window import Window
 
 CALIBRATION_TOKENS = 1 << 14
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from store import Features
-from store.format.pairs import SEPARATOR
-from support.errors import UserError
-from teacher_dump.corpus.labelled_text import pair_of
-from teacher_dump.job.options import (
+from teachonce.store import Features
+from teachonce.store.format.pairs import SEPARATOR
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.labelled_text import pair_of
+from teachonce.teacher_dump.job.options import (
     DEFAULT_LOGITS,
     DEFAULT_MAX_LENGTH,
     DumpOptions,
@@ -19,7 +19,7 @@ from teacher_dump.job.options import (
 )
 
 if TYPE_CHECKING:
-    from teacher_dump.teacher.teacher import Teacher
+    from teachonce.teacher_dump.teacher.teacher import Teacher
 
 
 def window_length(asked: int | None, teacher: Teacher) -> int:

@@ -15,32 +15,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from store import Features, StoreWriter, TaskSpec, open_store
-from store.containers.paths import staging_of
-from store.extras.word_counts import WordCounts
-from support.background import Behind, prefetched
-from support.console import counted
-from support.errors import UserError
-from support.installed import software
-from support.lease import Lease
-from support.signals import Stop, stoppable
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.chosen_features import features_of, window_length
-from teacher_dump.job.early import check_config
-from teacher_dump.job.finished import check_begun, check_finished
-from teacher_dump.job.growing import Growth, Plan
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.job.parts import count, first_of, new_parts, opened_corpus
-from teacher_dump.job.progress import Progress
-from teacher_dump.job.telling import describe, told
-from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
-from teacher_dump.windows.rare_words import count_words
-from teacher_dump.windows.window import Window
-from training.wordpiece import suggested_size
+from teachonce.store import Features, StoreWriter, TaskSpec, open_store
+from teachonce.store.containers.paths import staging_of
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.support.background import Behind, prefetched
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.support.installed import software
+from teachonce.support.lease import Lease
+from teachonce.support.signals import Stop, stoppable
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.job.chosen_features import features_of, window_length
+from teachonce.teacher_dump.job.early import check_config
+from teachonce.teacher_dump.job.finished import check_begun, check_finished
+from teachonce.teacher_dump.job.growing import Growth, Plan
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.parts import count, first_of, new_parts, opened_corpus
+from teachonce.teacher_dump.job.progress import Progress
+from teachonce.teacher_dump.job.telling import describe, told
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+from teachonce.teacher_dump.windows.rare_words import count_words
+from teachonce.teacher_dump.windows.window import Window
+from teachonce.training.wordpiece import suggested_size
 
 if TYPE_CHECKING:
-    from teacher_dump.job.identity import StageOne
-    from teacher_dump.teacher.teacher import Teacher
+    from teachonce.teacher_dump.job.identity import StageOne
+    from teachonce.teacher_dump.teacher.teacher import Teacher
 
 PARTS_AHEAD = 1  # parts cut into tokens while the teacher runs over the one before
 BATCHES_BEHIND = 2  # batches of the teacher that wait to be encoded and written
@@ -81,9 +81,11 @@ def dump(
     once the teacher runs.
     """
     if options.shard:
-        raise UserError(f"--shard {options.shard}: from Python call teacher_dump.job.sharing.share")
+        raise UserError(
+            f"--shard {options.shard}: from Python call teachonce.teacher_dump.job.sharing.share"
+        )
     if options.ray is not None:
-        raise UserError("--ray: from Python call teacher_dump.job.on_ray.share_on_ray")
+        raise UserError("--ray: from Python call teachonce.teacher_dump.job.on_ray.share_on_ray")
     with stoppable(lambda: kept(options.out)) as stop:
         there = check_begun(options)
         resolved, model, corpus = opened(options, say)
@@ -164,7 +166,7 @@ def _dump(
 
 def teacher_of(options: DumpOptions, model: ResolvedModel) -> Teacher:
     """Load the teacher, with what the options want to read of it."""
-    from teacher_dump.teacher.teacher import load_teacher
+    from teachonce.teacher_dump.teacher.teacher import load_teacher
 
     return load_teacher(
         model,
@@ -187,7 +189,7 @@ def identity_of(
     growth: Growth | None,
 ) -> dict[str, Any]:
     """Return the identity of the store that the options ask for."""
-    from teacher_dump.job.identity import identity
+    from teachonce.teacher_dump.job.identity import identity
 
     origin = growth.identity() if growth else None
     files = teacher.files()
@@ -218,7 +220,7 @@ def begun(
 
     `lease` is that of the store, where other processes write parts of it, too.
     """
-    from teacher_dump.job.calibration import calibration
+    from teachonce.teacher_dump.job.calibration import calibration
 
     head = bool(features.logits and features.logits.tier == "head")
     return StoreWriter.create_or_resume(
@@ -283,7 +285,7 @@ def _write(
 
     Returns the counts of all parts, published ones too, and the tally of `forward`.
     """
-    from teacher_dump.job.part_writing import check_published, write_part
+    from teachonce.teacher_dump.job.part_writing import check_published, write_part
 
     done = Counter(plan.kept) if plan else Counter[str]()
     limit = plan.tokens if plan else options.limit

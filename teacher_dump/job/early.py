@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from support.errors import UserError
-from teacher_dump.job.options import (
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.job.options import (
     DEFAULT_MAX_LENGTH,
     DumpOptions,
     check_length,
     parse_logits,
 )
-from teacher_dump.teacher.checkpoint_names import ResolvedModel
-from teacher_dump.teacher.declared_heads import DECLARED, check_declared, config_of
-from teacher_dump.teacher.layer_groups import layer_groups
-from training.config_sizes import layers_of
-from training.position_embeddings import longest_input
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel
+from teachonce.teacher_dump.teacher.declared_heads import DECLARED, check_declared, config_of
+from teachonce.teacher_dump.teacher.layer_groups import layer_groups
+from teachonce.training.config_sizes import layers_of
+from teachonce.training.position_embeddings import longest_input
 
 
 def check_config(options: DumpOptions, model: ResolvedModel) -> None:

@@ -9,20 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from store import Features
-from store.containers.paths import staging_of
-from store.write.part_queue import PartQueue
-from support.errors import UserError
-from support.lease import Lease
-from support.signals import Stop
-from teacher_dump.job.dump import begun, check_growth, word_counts
-from teacher_dump.job.growing import Growth
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.job.part_writing import check_published, other_sequences
-from teacher_dump.job.parts import count, first_of, new_parts, opened_corpus
-from teacher_dump.teacher.teacher import Teacher
-from teacher_dump.windows.packing import is_whole, packed
-from teacher_dump.windows.window import Window
+from teachonce.store import Features
+from teachonce.store.containers.paths import staging_of
+from teachonce.store.write.part_queue import PartQueue
+from teachonce.support.errors import UserError
+from teachonce.support.lease import Lease
+from teachonce.support.signals import Stop
+from teachonce.teacher_dump.job.dump import begun, check_growth, word_counts
+from teachonce.teacher_dump.job.growing import Growth
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.part_writing import check_published, other_sequences
+from teachonce.teacher_dump.job.parts import count, first_of, new_parts, opened_corpus
+from teachonce.teacher_dump.teacher.teacher import Teacher
+from teachonce.teacher_dump.windows.packing import is_whole, packed
+from teachonce.teacher_dump.windows.window import Window
 
 AHEAD = 16  # parts that wait for a process that takes them
 POLL = 0.2  # seconds between looks at the queue when it is full

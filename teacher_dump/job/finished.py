@@ -7,11 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from store import Features, StoreWriter, open_store
-from store.errors import StoreError, without_remedy
-from support.differences import differences, told
-from support.errors import ANOTHER, UserError
-from teacher_dump.job.options import DumpOptions
+from teachonce.store import Features, StoreWriter, open_store
+from teachonce.store.errors import StoreError, without_remedy
+from teachonce.support.differences import differences, told
+from teachonce.support.errors import ANOTHER, UserError
+from teachonce.teacher_dump.job.options import DumpOptions
 
 EARLY = ("seed", "views", "mask_prob", "stride", "batch_tokens", "limit", "weights")
 """Arguments that can be compared before the teacher is loaded."""

@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from store import Features, FeatureStore, StoreWriter, open_store
-from store.extras.mixed_vocab import MixedVocab
-from store.extras.word_counts import WordCounts
-from store.tools.documents import document_numbers, stored_digests
-from store.tools.merge import fact_differences, facts, free, is_merged
-from store.tools.taking import take_part
-from support.arrays import Array
-from support.console import counted
-from support.differences import ABSENT, differences, told
-from support.errors import UserError
-from teacher_dump.corpus.documents import Corpus, Document
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.windows.digests import window_digests
-from teacher_dump.windows.window import Window
+from teachonce.store import Features, FeatureStore, StoreWriter, open_store
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.tools.documents import document_numbers, stored_digests
+from teachonce.store.tools.merge import fact_differences, facts, free, is_merged
+from teachonce.store.tools.taking import take_part
+from teachonce.support.arrays import Array
+from teachonce.support.console import counted
+from teachonce.support.differences import ABSENT, differences, told
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.documents import Corpus, Document
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.windows.digests import window_digests
+from teachonce.teacher_dump.windows.window import Window
 
 if TYPE_CHECKING:
-    from store.format.features import Calibration
-    from teacher_dump.job.identity import StageOne
+    from teachonce.store.format.features import Calibration
+    from teachonce.teacher_dump.job.identity import StageOne
 
 DIGEST = "S16"
 BOUND = frozenset({"arguments.seed", "arguments.stride", "mixed_vocab"})
@@ -101,7 +101,7 @@ class Growth:
 
     def stage_one(self) -> StageOne | None:
         """Return the vocabulary of a mixed-vocabulary training that the store holds, if any."""
-        from teacher_dump.job.identity import StageOne
+        from teachonce.teacher_dump.job.identity import StageOne
 
         vocab = MixedVocab.stored(self.store)
         return StageOne(vocab, self.store.identity.get("mixed_vocab", {})) if vocab else None

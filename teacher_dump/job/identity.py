@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from store.extras.mixed_vocab import MixedVocab
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.teacher.teacher import Teacher
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.teacher.teacher import Teacher
 
 
 @dataclass(frozen=True)

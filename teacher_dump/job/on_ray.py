@@ -16,23 +16,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from store import StoreWriter
-from support.console import counted
-from support.errors import UserError, of_path
-from support.extras import library
-from support.lease import Lease, Taken
-from support.ray_cluster import Home, cluster, gpus_of_worker, rooms, short
-from support.signals import Stop, stoppable
-from teacher_dump.job.dump import kept
-from teacher_dump.job.early import check_config
-from teacher_dump.job.finished import check_begun
-from teacher_dump.job.growing import Growth
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.job.parts import opened_corpus
-from teacher_dump.job.shards import Shard
-from teacher_dump.job.sharing import Shared, share
-from teacher_dump.job.telling import describe
-from teacher_dump.teacher.checkpoint_names import resolve_model
+from teachonce.store import StoreWriter
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError, of_path
+from teachonce.support.extras import library
+from teachonce.support.lease import Lease, Taken
+from teachonce.support.ray_cluster import Home, cluster, gpus_of_worker, rooms, short
+from teachonce.support.signals import Stop, stoppable
+from teachonce.teacher_dump.job.dump import kept
+from teachonce.teacher_dump.job.early import check_config
+from teachonce.teacher_dump.job.finished import check_begun
+from teachonce.teacher_dump.job.growing import Growth
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.parts import opened_corpus
+from teachonce.teacher_dump.job.shards import Shard
+from teachonce.teacher_dump.job.sharing import Shared, share
+from teachonce.teacher_dump.job.telling import describe
+from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
 
 LOOK = 0.5  # seconds between looks at the nodes and at workers that have ended
 TOLD = 30.0  # seconds between lines of progress

@@ -7,20 +7,27 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from store import LogitsSpec
-from store.errors import NO_QUEUE
-from store.format.codecs.levels import LEVELS
-from store.format.features import TASKS
-from support.console import DEVICES, check_device
-from support.errors import UserError
-from support.options import INNER_SHARE, NOT_NEGATIVE, at_least, check_values, flag_of, option
-from support.ray_cluster import check_address, check_gpus
-from teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
-from teacher_dump.job.shards import Shard, shard_of
-from teacher_dump.teacher.checkpoint_names import ALIASES, corpus_of, features_of_alias
-from teacher_dump.teacher.layer_groups import feature_words
-from training.device import resolved_device
-from training.rare_masks import MASK_WORDS
+from teachonce.store import LogitsSpec
+from teachonce.store.errors import NO_QUEUE
+from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.store.format.features import TASKS
+from teachonce.support.console import DEVICES, check_device
+from teachonce.support.errors import UserError
+from teachonce.support.options import (
+    INNER_SHARE,
+    NOT_NEGATIVE,
+    at_least,
+    check_values,
+    flag_of,
+    option,
+)
+from teachonce.support.ray_cluster import check_address, check_gpus
+from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
+from teachonce.teacher_dump.job.shards import Shard, shard_of
+from teachonce.teacher_dump.teacher.checkpoint_names import ALIASES, corpus_of, features_of_alias
+from teachonce.teacher_dump.teacher.layer_groups import feature_words
+from teachonce.training.device import resolved_device
+from teachonce.training.rare_masks import MASK_WORDS
 
 PART_TOKENS = 1 << 17  # a kill loses at most so many; a part is in memory until it is written
 DEFAULT_CORPUS = "python-docs"

@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from store import Features, PartWriter, StoreWriter
-from store.extras.word_counts import WordCounts
-from support.arrays import Array, ranges, starts
-from support.background import Calls
-from support.errors import UserError
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.teacher.forward import Known, Logits, forward
-from teacher_dump.teacher.heads import (
+from teachonce.store import Features, PartWriter, StoreWriter
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.support.arrays import Array, ranges, starts
+from teachonce.support.background import Calls
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.teacher.forward import Known, Logits, forward
+from teachonce.teacher_dump.teacher.heads import (
     Decoder,
     all_logits,
     log_partitions,
     sampled_logits,
     top_logits,
 )
-from teacher_dump.teacher.teacher import Teacher
-from teacher_dump.windows.length_batches import length_batches
-from teacher_dump.windows.masked_views import mask_spans, masked_input
-from teacher_dump.windows.window import Window
+from teachonce.teacher_dump.teacher.teacher import Teacher
+from teachonce.teacher_dump.windows.length_batches import length_batches
+from teachonce.teacher_dump.windows.masked_views import mask_spans, masked_input
+from teachonce.teacher_dump.windows.window import Window
 
 Keys = list[tuple[int, int, int]]  # of each window: seed, view, number of the sequence in the store
 

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from store import Features
-from support.arrays import Array
-from support.errors import UserError
-from support.signals import Stop
-from teacher_dump.corpus.documents import Corpus, Document
-from teacher_dump.job.growing import Growth, Plan
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.windows.label_numbers import Labels
-from teacher_dump.windows.of_documents import windows_of
-from teacher_dump.windows.window import Window
+from teachonce.store import Features
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.support.signals import Stop
+from teachonce.teacher_dump.corpus.documents import Corpus, Document
+from teachonce.teacher_dump.job.growing import Growth, Plan
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.windows.label_numbers import Labels
+from teachonce.teacher_dump.windows.of_documents import windows_of
+from teachonce.teacher_dump.windows.window import Window
 
 if TYPE_CHECKING:
-    from teacher_dump.teacher.teacher import Teacher
+    from teachonce.teacher_dump.teacher.teacher import Teacher
 
 
 class Tokens(Protocol):

@@ -18,25 +18,25 @@ from math import ceil
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from store import Features, StoreWriter
-from store.format.layout import ArraySpec, Counts, part_arrays
-from store.tools.usage import METADATA, stored_rows, stored_sizes
-from support.arrays import Array
-from support.background import Behind
-from support.console import counted, readable
-from support.errors import UserError
-from support.signals import Stop, stoppable
-from teacher_dump.corpus.documents import Corpus, Document
-from teacher_dump.job.chosen_features import features_of, window_length
-from teacher_dump.job.dump import BATCHES_BEHIND, opened, teacher_of, word_counts
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.job.parts import cut_parts, first_of
-from teacher_dump.job.telling import told
-from teacher_dump.windows.length_batches import length_batches
-from teacher_dump.windows.window import Window, storable
+from teachonce.store import Features, StoreWriter
+from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
+from teachonce.store.tools.usage import METADATA, stored_rows, stored_sizes
+from teachonce.support.arrays import Array
+from teachonce.support.background import Behind
+from teachonce.support.console import counted, readable
+from teachonce.support.errors import UserError
+from teachonce.support.signals import Stop, stoppable
+from teachonce.teacher_dump.corpus.documents import Corpus, Document
+from teachonce.teacher_dump.job.chosen_features import features_of, window_length
+from teachonce.teacher_dump.job.dump import BATCHES_BEHIND, opened, teacher_of, word_counts
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.parts import cut_parts, first_of
+from teachonce.teacher_dump.job.telling import told
+from teachonce.teacher_dump.windows.length_batches import length_batches
+from teachonce.teacher_dump.windows.window import Window, storable
 
 if TYPE_CHECKING:
-    from teacher_dump.teacher.teacher import Teacher
+    from teachonce.teacher_dump.teacher.teacher import Teacher
 
 DOCUMENTS, LONGEST = 2000, 50_000  # of the sample, and the characters that are read of one
 EACH = 8  # of the documents of which one tells how many tokens there are in a character
@@ -231,7 +231,7 @@ def _counts(features: Features, windows: list[Window]) -> Counts:
 
 def _pass_seconds(options: DumpOptions, teacher: Teacher, windows: list[Window]) -> float:
     """Seconds of the teacher over the sample, nothing kept; once before to warm up."""
-    from teacher_dump.teacher.forward import forward
+    from teachonce.teacher_dump.teacher.forward import forward
 
     inputs = [w.ids for w in windows]
     batches = length_batches([len(ids) for ids in inputs], options.batch_tokens)
@@ -252,8 +252,8 @@ def _dump_seconds(
     stop: Stop,
 ) -> float:
     """Dump the sample, and return the seconds of its part."""
-    from teacher_dump.job.calibration import calibration
-    from teacher_dump.job.part_writing import write_part
+    from teachonce.teacher_dump.job.calibration import calibration
+    from teachonce.teacher_dump.job.part_writing import write_part
 
     words = word_counts(options, sample)
     head = bool(features.logits and features.logits.tier == "head")

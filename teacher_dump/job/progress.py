@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from support.console import counted
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.windows.window import Window
+from teachonce.support.console import counted
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.windows.window import Window
 
 EVERY = 30.0
 """Seconds between lines within a part, where there is no terminal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 
 class Shard(NamedTuple):

@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from store import Features, StoreWriter
-from store.extras.word_counts import WordCounts
-from store.tools.seal import complete, lacking, seal
-from store.write.part_queue import PartQueue, Waiting
-from support.background import Behind
-from support.errors import UserError
-from support.installed import software
-from support.lease import Lease, Taken
-from support.signals import Stop, stoppable
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.chosen_features import features_of, window_length
-from teacher_dump.job.dump import (
+from teachonce.store import Features, StoreWriter
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.tools.seal import complete, lacking, seal
+from teachonce.store.write.part_queue import PartQueue, Waiting
+from teachonce.support.background import Behind
+from teachonce.support.errors import UserError
+from teachonce.support.installed import software
+from teachonce.support.lease import Lease, Taken
+from teachonce.support.signals import Stop, stoppable
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.job.chosen_features import features_of, window_length
+from teachonce.teacher_dump.job.dump import (
     BATCHES_BEHIND,
     DumpSummary,
     identity_of,
@@ -37,17 +37,17 @@ from teacher_dump.job.dump import (
     summary,
     teacher_of,
 )
-from teacher_dump.job.finished import check_begun, check_finished
-from teacher_dump.job.growing import Growth
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.job.progress import part_line
-from teacher_dump.job.shards import Shard
-from teacher_dump.job.telling import told
-from teacher_dump.windows.packing import Unreadable, unpacked
+from teachonce.teacher_dump.job.finished import check_begun, check_finished
+from teachonce.teacher_dump.job.growing import Growth
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.progress import part_line
+from teachonce.teacher_dump.job.shards import Shard
+from teachonce.teacher_dump.job.telling import told
+from teachonce.teacher_dump.windows.packing import Unreadable, unpacked
 
 if TYPE_CHECKING:
-    from teacher_dump.job.filling import Filling
-    from teacher_dump.teacher.teacher import Teacher
+    from teachonce.teacher_dump.job.filling import Filling
+    from teachonce.teacher_dump.teacher.teacher import Teacher
 
 POLL = 0.2  # seconds between looks at what the other processes have done
 
@@ -174,7 +174,7 @@ class _Worker:
 
     def _fill(self) -> None:
         """Fill the queue, if that is needed and nobody does."""
-        from teacher_dump.job.filling import Filling
+        from teachonce.teacher_dump.job.filling import Filling
 
         if self.filling:
             if self.filling.ended():
@@ -196,7 +196,7 @@ class _Worker:
 
     def _make(self, part: Waiting, behind: Behind) -> None:
         """Run the teacher over a part; `behind` publishes it."""
-        from teacher_dump.job.part_writing import write_part
+        from teachonce.teacher_dump.job.part_writing import write_part
 
         assert self._expects is not None
         number, begun = part.number, time.perf_counter()

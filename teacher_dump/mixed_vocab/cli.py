@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from support.console import CONTEXT, command_errors, counted
-from support.grouped_help import GroupedCommand
-from support.options import click_option, click_options, options_of, read_words, scoped
-from teacher_dump.job.options import ALONE
-from teacher_dump.mixed_vocab.options import RECIPES, MixedVocabOptions, StageOneDump
+from teachonce.support.console import CONTEXT, command_errors, counted
+from teachonce.support.grouped_help import GroupedCommand
+from teachonce.support.options import click_option, click_options, options_of, read_words, scoped
+from teachonce.teacher_dump.job.options import ALONE
+from teachonce.teacher_dump.mixed_vocab.options import RECIPES, MixedVocabOptions, StageOneDump
 
 HELP = """Train a student's word embeddings within a masked-LM teacher, and keep them in a store.
 
@@ -75,7 +75,9 @@ def mixed_vocab(context: click.Context, /, recipe: str | None, **given: Any) -> 
     own = {name: given.pop(name) for name in options_of(MixedVocabOptions)}
     asked = StageOneDump(**read_words(StageOneDump, given))
     options = MixedVocabOptions(asked, **own)
-    from teacher_dump.mixed_vocab import stage_one  # torch and transformers load only for work
+    from teachonce.teacher_dump.mixed_vocab import (
+        stage_one,  # torch and transformers load only for work
+    )
 
     done = stage_one.mixed_vocab(options, say=click.echo)
     if done is None:  # another process of torchrun speaks

@@ -1,4 +1,4 @@
-"""Trains the student's embeddings within the teacher, on the loop of `training.loop`."""
+"""Trains the student's embeddings within the teacher, on the loop of `teachonce.training.loop`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support import files
-from support.arrays import Floats
-from support.differences import differences
-from support.errors import ANOTHER, UserError
-from support.lease import Lease
-from support.signals import Stop
-from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
-from teacher_dump.mixed_vocab.options import MixedVocabOptions
-from teacher_dump.mixed_vocab.segmentation import Batch, Mixer
-from training.checkpoint import fitting, read_checkpoint, write_checkpoint
-from training.loop import Losses, Training
-from training.optimizer import optimizer_of
-from training.ranks import ALONE, Ranks
-from training.schedule import Schedule
+from teachonce.support import files
+from teachonce.support.arrays import Floats
+from teachonce.support.differences import differences
+from teachonce.support.errors import ANOTHER, UserError
+from teachonce.support.lease import Lease
+from teachonce.support.signals import Stop
+from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions
+from teachonce.teacher_dump.mixed_vocab.segmentation import Batch, Mixer
+from teachonce.training.checkpoint import fitting, read_checkpoint, write_checkpoint
+from teachonce.training.loop import Losses, Training
+from teachonce.training.optimizer import optimizer_of
+from teachonce.training.ranks import ALONE, Ranks
+from teachonce.training.schedule import Schedule
 
 LINES = 20  # lines of losses that a training prints
 WEIGHT_DECAY = 0.01

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from support.arrays import Array
-from support.errors import UserError
-from teacher_dump.mixed_vocab.segmentation import Batch
-from teacher_dump.teacher.teacher import Teacher
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.mixed_vocab.segmentation import Batch
+from teachonce.teacher_dump.teacher.teacher import Teacher
 
 
 class MixedTeacher(nn.Module):

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from support.errors import UserError
-from support.options import (
+from teachonce.support.errors import UserError
+from teachonce.support.options import (
     INNER_SHARE,
     SHARE,
     Range,
@@ -19,8 +19,8 @@ from support.options import (
     option,
     scoped,
 )
-from teacher_dump.job.options import ALONE, DumpOptions, check_head
-from training.optimizer import OPTIMIZERS, check_optimizer
+from teachonce.teacher_dump.job.options import ALONE, DumpOptions, check_head
+from teachonce.training.optimizer import OPTIMIZERS, check_optimizer
 
 LATER = ("warmup", "accumulate", "tie")  # came after the first stores, which do not tell them
 RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=True)
@@ -97,7 +97,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def _check_vocabulary(word: str) -> None:
-    from training.wordpiece import vocabulary_size
+    from teachonce.training.wordpiece import vocabulary_size
 
     if vocabulary_size(word) is None and not Path(word).is_dir():
         file = "is a file; " if Path(word).is_file() else ""

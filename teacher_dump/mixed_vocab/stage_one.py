@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from store import StoreWriter, open_store
-from store.extras.mixed_vocab import MixedVocab
-from support.arrays import Array
-from support.differences import check_same, differences
-from support.errors import UserError
-from support.signals import Stop, stoppable
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.chosen_features import window_length
-from teacher_dump.job.dump import DumpSummary, dump, kept
-from teacher_dump.job.finished import check_begun
-from teacher_dump.job.parts import gathered
-from teacher_dump.mixed_vocab.options import MixedVocabOptions
-from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
-from teacher_dump.windows.cutting import iter_windows
-from training.wordpiece import (
+from teachonce.store import StoreWriter, open_store
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.support.arrays import Array
+from teachonce.support.differences import check_same, differences
+from teachonce.support.errors import UserError
+from teachonce.support.signals import Stop, stoppable
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.job.chosen_features import window_length
+from teachonce.teacher_dump.job.dump import DumpSummary, dump, kept
+from teachonce.teacher_dump.job.finished import check_begun
+from teachonce.teacher_dump.job.parts import gathered
+from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+from teachonce.teacher_dump.windows.cutting import iter_windows
+from teachonce.training.wordpiece import (
     SPECIALS,
     check_student_tokenizer,
     fewer_pieces,
@@ -39,10 +39,10 @@ from training.wordpiece import (
 )
 
 if TYPE_CHECKING:
-    from teacher_dump.job.identity import StageOne
-    from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
-    from teacher_dump.teacher.teacher import Teacher
-    from training.ranks import Ranks
+    from teachonce.teacher_dump.job.identity import StageOne
+    from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+    from teachonce.teacher_dump.teacher.teacher import Teacher
+    from teachonce.training.ranks import Ranks
 
 
 def mixed_vocab(
@@ -57,7 +57,7 @@ def mixed_vocab(
     and the first of them dumps; the others return None. Raises UserError for bad input before
     anything is written.
     """
-    from training.ranks import joined
+    from teachonce.training.ranks import joined
 
     with stoppable(lambda: _kept(options)) as stop:
         check_begun(options.dump)
@@ -87,7 +87,7 @@ def _kept(options: MixedVocabOptions) -> str:
 def _from_store(options: MixedVocabOptions) -> StageOne | None:
     """Read stage I from a store, finished or not; UserError if it was begun with other
     arguments."""
-    from teacher_dump.job.identity import StageOne
+    from teachonce.teacher_dump.job.identity import StageOne
 
     out = options.dump.out
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
@@ -110,10 +110,10 @@ def _trained(
     say: Callable[[str], object],
     ranks: Ranks,
 ) -> StageOne:
-    from teacher_dump.job.identity import StageOne
-    from teacher_dump.mixed_vocab.embedding_training import Course, train
-    from teacher_dump.mixed_vocab.segmentation import Mixer, Side
-    from teacher_dump.teacher.teacher import tokenizer_files
+    from teachonce.teacher_dump.job.identity import StageOne
+    from teachonce.teacher_dump.mixed_vocab.embedding_training import Course, train
+    from teachonce.teacher_dump.mixed_vocab.segmentation import Mixer, Side
+    from teachonce.teacher_dump.teacher.teacher import tokenizer_files
 
     asked = options.dump
     corpus.check()
@@ -157,7 +157,7 @@ def _trained(
 
 
 def _masked_teacher(model: ResolvedModel) -> Teacher:
-    from teacher_dump.teacher.teacher import load_teacher
+    from teachonce.teacher_dump.teacher.teacher import load_teacher
 
     teacher = load_teacher(model, head="mlm", hidden="none", attention="none")
     if teacher.tokenizer.mask_token_id is None:
@@ -170,7 +170,7 @@ def _network(
 ) -> MixedTeacher:
     """Put embeddings of the student's pieces beside those of the teacher, and tell what is trained,
     and how."""
-    from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+    from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
 
     asked = options.dump
     same = shared_pieces(teacher.tokenizer, tokenizer) if options.tie else None
@@ -219,7 +219,7 @@ def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
     """
     from transformers import PreTrainedTokenizerFast
 
-    from teacher_dump.teacher.loading import load_tokenizer
+    from teachonce.teacher_dump.teacher.loading import load_tokenizer
 
     size = vocabulary_size(word)
     if size is not None:

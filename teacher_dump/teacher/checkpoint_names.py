@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from support import files
-from support.errors import UserError, first_line, nearest
+from teachonce.support import files
+from teachonce.support.errors import UserError, first_line, nearest
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 MODULES = "modules.json"

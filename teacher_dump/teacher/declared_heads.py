@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.errors import UserError
-from teacher_dump.teacher.checkpoint_names import ResolvedModel
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel
 
 WITHOUT = "keep hidden states and attention maps alone (`teacher-dump --head none`)"
 

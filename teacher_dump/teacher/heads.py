@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from support.arrays import Array
-from support.errors import UserError, out_of_memory
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError, out_of_memory
 
 CHUNK_ELEMENTS = 1 << 23  # logits that exist at once: 32 MB in float32, whatever the batch
 
@@ -153,7 +153,7 @@ def chunked_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
 
 def fused_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
     """Give the results of `chunked_logits` by one kernel, for k up to `fused_head.MOST`."""
-    from teacher_dump.teacher import fused_head
+    from teachonce.teacher_dump.teacher import fused_head
 
     if decoder.rounds(values):
         yield fused_head.best_logits(decoder.narrow, decoder.bias, values, k)
@@ -168,7 +168,7 @@ def fuses(k: int, device: torch.device) -> bool:
     Triton may be missing, or the compiler that it calls, or the room for so many logits.
     """
     try:
-        from teacher_dump.teacher import fused_head
+        from teachonce.teacher_dump.teacher import fused_head
 
         # Neither width fills a tile; rows of 192 are aligned and read faster than rows of 130.
         return k <= fused_head.MOST and all(_kernel_agrees(k, device, w) for w in (130, 192))
@@ -183,7 +183,7 @@ def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
 
     There are so many rows that a program has several tiles of the vocabulary.
     """
-    from teacher_dump.teacher import fused_head
+    from teachonce.teacher_dump.teacher import fused_head
 
     random = torch.Generator(device).manual_seed(0)
     rows = fused_head.PROGRAMS // 2 * fused_head.ROWS + 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from support.console import counted
-from support.errors import UserError
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
 
 WORDS = ("mean", "mean:0", "groups:N", "layer:I")
 

@@ -7,9 +7,9 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
-from support.errors import UserError, first_line, out_of_memory
-from teacher_dump.teacher.checkpoint_names import ResolvedModel
-from training.tokenizer_folder import why_unloadable
+from teachonce.support.errors import UserError, first_line, out_of_memory
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel
+from teachonce.training.tokenizer_folder import why_unloadable
 
 
 def load(factory: Any, model: ResolvedModel, **options: Any) -> Any:

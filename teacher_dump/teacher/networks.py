@@ -13,11 +13,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from store import TaskSpec
-from support.errors import UserError
-from teacher_dump.teacher.checkpoint_names import ResolvedModel
-from teacher_dump.teacher.declared_heads import DECLARED, another_head, no_head
-from teacher_dump.teacher.loading import load_network
+from teachonce.store import TaskSpec
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel
+from teachonce.teacher_dump.teacher.declared_heads import DECLARED, another_head, no_head
+from teachonce.teacher_dump.teacher.loading import load_network
 
 EMBEDDING = "embedding"
 """What `--head` calls the steps from the states to one vector of a text: no head of transformers,

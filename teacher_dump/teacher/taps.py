@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 
 def find_layers(base: nn.Module, count: int) -> nn.ModuleList:

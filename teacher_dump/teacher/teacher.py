@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from store import TaskSpec
-from support.arrays import Array
-from support.errors import UserError
-from teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
-from teacher_dump.teacher.heads import Decoder, split_decoder
-from teacher_dump.teacher.layer_groups import layer_groups
-from teacher_dump.teacher.loading import load_config, load_tokenizer
-from teacher_dump.teacher.networks import EMBEDDING, FACTORIES, load_with_head, task_of
-from teacher_dump.teacher.taps import Accumulator, tapped
-from teacher_dump.teacher.text_vectors import TextVectors, text_vectors
-from training.position_embeddings import longest_input
-from training.sentence_folder import SETTINGS
+from teachonce.store import TaskSpec
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+from teachonce.teacher_dump.teacher.heads import Decoder, split_decoder
+from teachonce.teacher_dump.teacher.layer_groups import layer_groups
+from teachonce.teacher_dump.teacher.loading import load_config, load_tokenizer
+from teachonce.teacher_dump.teacher.networks import EMBEDDING, FACTORIES, load_with_head, task_of
+from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
+from teachonce.teacher_dump.teacher.text_vectors import TextVectors, text_vectors
+from teachonce.training.position_embeddings import longest_input
+from teachonce.training.sentence_folder import SETTINGS
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

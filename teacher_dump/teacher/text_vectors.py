@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from store.format.features import EmbeddingSpec
-from support.errors import UserError
-from teacher_dump.teacher.checkpoint_names import ResolvedModel
-from training.sentence_folder import (
+from teachonce.store.format.features import EmbeddingSpec
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel
+from teachonce.training.sentence_folder import (
     LENGTHS,
     SETTINGS,
     Find,
@@ -17,7 +17,7 @@ from training.sentence_folder import (
     find_in,
     read_sentence_folder,
 )
-from training.sentence_modules import VectorHead, plain_head
+from teachonce.training.sentence_modules import VectorHead, plain_head
 
 POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}
 """The words of --pooling, and the names of `sentence_modules.MODES` for them."""

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from support.errors import UserError
-from teacher_dump.corpus.documents import Document
-from teacher_dump.windows.masked_views import cjk_positions, joins, word_spans
-from teacher_dump.windows.window import Window, make_window, storable
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.windows.masked_views import cjk_positions, joins, word_spans
+from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
 SEGMENT = 50_000  # characters of a long document that are tokenised at once to look for cuts
 LOOKAHEAD = 64  # windows of one document that are proposed at once

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from store.tools.documents import document_digests, sequence_digest
-from teacher_dump.windows.window import Window
+from teachonce.store.tools.documents import document_digests, sequence_digest
+from teachonce.teacher_dump.windows.window import Window
 
 
 def window_digests(windows: Iterable[Window], gold: bool = True) -> Iterator[tuple[int, bytes]]:

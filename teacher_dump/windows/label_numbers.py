@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from store import TaskSpec
-from support.arrays import Array
-from support.errors import UserError
-from teacher_dump.corpus.iob import BEGINNING, Step, check_order, is_iob
-from teacher_dump.corpus.labelled_text import Gold
-from teacher_dump.windows.window import Window
+from teachonce.store import TaskSpec
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.iob import BEGINNING, Step, check_order, is_iob
+from teachonce.teacher_dump.corpus.labelled_text import Gold
+from teachonce.teacher_dump.windows.window import Window
 
 SHOWN = 10  # labels that an error lists
 

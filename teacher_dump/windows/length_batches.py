@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from support.arrays import Array
+from teachonce.support.arrays import Array
 
 
 def length_batches(lengths: Sequence[int] | Array, batch_tokens: int) -> list[Array]:

@@ -14,10 +14,10 @@ from itertools import chain
 
 import numpy as np
 
-from store.extras.word_counts import WordCounts
-from support.arrays import Array
-from support.spans import covering_spans
-from training.rare_masks import rare_weights, waits
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.support.arrays import Array
+from teachonce.support.spans import covering_spans
+from teachonce.training.rare_masks import rare_weights, waits
 
 MASK, RANDOM, KEEP = 0, 1, 2
 """Actions on a masked word: the mask token, a random token, the token itself."""

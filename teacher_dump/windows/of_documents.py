@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from store import Features, FeatureStore
-from support.errors import UserError
-from teacher_dump.corpus.documents import Document
-from teacher_dump.windows.cutting import iter_windows, prompted
-from teacher_dump.windows.pairs import iter_pairs, whole_pairs
-from teacher_dump.windows.parallel import iter_parallel
-from teacher_dump.windows.window import Window
+from teachonce.store import Features, FeatureStore
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.windows.cutting import iter_windows, prompted
+from teachonce.teacher_dump.windows.pairs import iter_pairs, whole_pairs
+from teachonce.teacher_dump.windows.parallel import iter_parallel
+from teachonce.teacher_dump.windows.window import Window
 
 
 def windows_of(

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from support.arrays import Array, starts
-from teacher_dump.windows.window import Window
+from teachonce.support.arrays import Array, starts
+from teachonce.teacher_dump.windows.window import Window
 
 ABSENT = -1  # the length of an array that a window does not have
 OPTIONAL = ("numbers", "types", "read")

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from store.format.pairs import divided, has_pair_form
-from support.errors import UserError
-from teacher_dump.corpus.documents import Document
-from teacher_dump.windows.cutting import (
+from teachonce.store.format.pairs import divided, has_pair_form
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.windows.cutting import (
     SEGMENT,
     Cutter,
     Encode,
@@ -21,7 +21,7 @@ from teacher_dump.windows.cutting import (
     encoder,
     fast_backend,
 )
-from teacher_dump.windows.window import Window, make_window, storable
+from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
 
 def iter_pairs(

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from store.format.pairs import SEPARATOR, divided
-from teacher_dump.corpus.documents import Document
-from teacher_dump.windows.cutting import document_batches, iter_windows, prompted
-from teacher_dump.windows.pairs import whole_pairs
-from teacher_dump.windows.window import Window
+from teachonce.store.format.pairs import SEPARATOR, divided
+from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.windows.cutting import document_batches, iter_windows, prompted
+from teachonce.teacher_dump.windows.pairs import whole_pairs
+from teachonce.teacher_dump.windows.window import Window
 
 
 def iter_parallel(

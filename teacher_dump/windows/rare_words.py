@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from store.extras.word_counts import WordCounts
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.windows.masked_views import words_of
-from teacher_dump.windows.window import storable
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.windows.masked_views import words_of
+from teachonce.teacher_dump.windows.window import storable
 
 COUNTED_WORDS = 1 << 23  # takes some ten seconds, and a gigabyte if all of them differ
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from store.format.pairs import offsets_of
-from support.arrays import Array
-from teacher_dump.corpus.labelled_text import Gold
+from teachonce.store.format.pairs import offsets_of
+from teachonce.support.arrays import Array
+from teachonce.teacher_dump.corpus.labelled_text import Gold
 
 
 @dataclass(frozen=True, slots=True, eq=False)

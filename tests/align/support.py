@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from align import Alignment, Tokens, Vocabulary, VocabularyMap
-from align.text import BLANK, SOLID, character_class
+from teachonce.align import Alignment, Tokens, Vocabulary, VocabularyMap
+from teachonce.align.text import BLANK, SOLID, character_class
 
 SENTENCES = (
     "A story is told again and again; the teller told the story to another teller.",

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from align import (
+from teachonce.align import (
     Alignment,
     AlignmentError,
     FlatText,
@@ -18,7 +18,7 @@ from align import (
     align_reduce,
     align_span,
 )
-from support.arrays import Array
+from teachonce.support.arrays import Array
 from tests.align.support import encode, pairs, plain_tokens, tokenizer, vocabulary_map
 
 Spans = list[tuple[int, int]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from align import (
+from teachonce.align import (
     FlatText,
     Tokens,
     Vocabulary,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align import FlatText, align_match, align_reduce, align_span
+from teachonce.align import FlatText, align_match, align_reduce, align_span
 from tests.align.support import (
     KINDS,
     PAIRS,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, normalizers
 
-from align import AlignmentError
-from align.normalisers import normaliser_of
+from teachonce.align import AlignmentError
+from teachonce.align.normalisers import normaliser_of
 from tests.align.support import FRAGMENTS
 
 NORMALISERS = {

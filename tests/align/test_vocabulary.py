@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from align import AlignmentError, Vocabulary, VocabularyMap
-from align.normalisers import normaliser_of
+from teachonce.align import AlignmentError, Vocabulary, VocabularyMap
+from teachonce.align.normalisers import normaliser_of
 from tests.align.support import KINDS, PAIRS, tokenizer, vocabulary, vocabulary_map
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.integrity import damage, soak, trials
 from benchmarks.integrity.soak import Series, watch
-from store import open_store
+from teachonce.store import open_store
 
 GROWING = """
 import sys

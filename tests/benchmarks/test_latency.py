@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import latency
 from benchmarks.quality import tagger_sizes
-from store.format.features import TaskSpec
+from teachonce.store.format.features import TaskSpec
 from tests.benchmarks.test_reproduce import in_this_process
 from tests.downstream.test_bilstm import saved
 from tests.end_to_end.support import ok

@@ -12,11 +12,11 @@ from benchmarks.reproduce.costs import Size, student_cost
 from benchmarks.reproduce.differences import DIFFERENCES, differing
 from benchmarks.reproduce.papers import NAMES, sources
 from benchmarks.reproduce.source import FULL, OURS, SMALL, TEACHER, Arm, Source
-from downstream.cli import main as score
-from downstream.options import AS_IS, Asked
-from student_train.cli import main as train
-from support.errors import UserError
-from support.options import scoped
+from teachonce.downstream.cli import main as score
+from teachonce.downstream.options import AS_IS, Asked
+from teachonce.student_train.cli import main as train
+from teachonce.support.errors import UserError
+from teachonce.support.options import scoped
 
 LANGUAGES = ("de", "sk")
 LARGE = Size(parameters=1e8, width=768, layers=12, heads=12, pieces=50_000)

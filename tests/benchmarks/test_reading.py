@@ -13,8 +13,8 @@ from benchmarks.common import synthetic
 from benchmarks.reading import rounds
 from benchmarks.reading.rounds import Bench, measure, sums
 from benchmarks.reading.store_readers import peers
-from store import StoreError, open_store
-from store.tools.verify import verify
+from teachonce.store import StoreError, open_store
+from teachonce.store.tools.verify import verify
 
 
 def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from benchmarks.reproduce.source import (
 )
 from benchmarks.reproduce.steps import Steps
 from benchmarks.reproduce.tinymbert import few_tags
-from support.errors import UserError
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import ok, refused, write_corpus
 from tests.teacher_dump.windows.test_label_numbers import TAGS
 from tests.texts import ENGLISH, RUSSIAN
@@ -195,9 +195,11 @@ def test_lengths_are_scaled_whoever_gives_them() -> None:
 
 
 def test_a_command_that_fails_ends_all() -> None:
-    processes.in_own_process("downstream.cli", "--help")
-    with pytest.raises(UserError, match="downstream.cli --nonsense: ended with exit code 2"):
-        processes.in_own_process("downstream.cli", "--nonsense")
+    processes.in_own_process("teachonce.downstream.cli", "--help")
+    with pytest.raises(
+        UserError, match="teachonce.downstream.cli --nonsense: ended with exit code 2"
+    ):
+        processes.in_own_process("teachonce.downstream.cli", "--nonsense")
 
 
 def test_a_claim_is_decided_by_more_than_the_deviation() -> None:

@@ -28,15 +28,15 @@ from benchmarks.speed import (
     tool_memory,
 )
 from benchmarks.speed.teacher_gone import training
-from downstream.tasks.length_grouped import LengthGroupedTrainer
-from store import open_store
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.settings.words import CACHES
-from support.arrays import Array
-from teacher_dump.job.dump import DumpSummary, dump
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.teacher.teacher import Activations, Teacher
+from teachonce.downstream.tasks.length_grouped import LengthGroupedTrainer
+from teachonce.store import open_store
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.words import CACHES
+from teachonce.support.arrays import Array
+from teachonce.teacher_dump.job.dump import DumpSummary, dump
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.teacher.teacher import Activations, Teacher
 from tests.downstream.learnable import classified
 from tests.texts import ENGLISH, FRENCH, GERMAN
 

@@ -15,13 +15,13 @@ from benchmarks.quality import codec_costs, codec_students
 from benchmarks.quality import distillation_helps as helps
 from benchmarks.quality.judge import MEASURES
 from benchmarks.speed import main_job
-from store import open_store
-from student_train.model.student_tokenizer import student_tokenizer
-from student_train.settings.loss_weights import parse_losses
-from student_train.settings.options import TrainOptions
-from support.errors import UserError
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.store import open_store
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.settings.loss_weights import parse_losses
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import Word, ok
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from benchmarks.quality import first_layers, frozen_projection, shifted_vocabulary, starts
-from student_train.model.student_tokenizer import student_tokenizer
-from student_train.output.run import run
-from student_train.settings.options import TrainOptions
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.output.run import run
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import ok, refused, says
 from tests.texts import ENGLISH
 

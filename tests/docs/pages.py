@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
-from downstream.cli import main as downstream
-from feature_store.cli import main as feature_store
-from student_export.cli import main as student_export
-from student_train.cli import main as student_train
-from student_train.sweep.cli import main as student_sweep
-from teacher_dump.cli import main as teacher_dump
+from teachonce.downstream.cli import main as downstream
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.student_export.cli import main as student_export
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.sweep.cli import main as student_sweep
+from teachonce.teacher_dump.cli import main as teacher_dump
 
 ROOT = Path(__file__).parents[2]
 COMMANDS: dict[str, click.Command] = {

@@ -16,7 +16,7 @@ from click.types import StringParamType
 
 from tests.docs.pages import COMMANDS, ROOT
 
-CLI = "student_train.cli"
+CLI = "teachonce.student_train.cli"
 
 
 def completed(name: str, *words: str) -> set[str]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import click
 import pytest
 
-from support.console import CONTEXT
+from teachonce.support.console import CONTEXT
 from tests.docs.pages import COMMANDS, PAGES, ROOT, blocks_of, leaf, ours
 
 OTHERS = {  # options of other programs that the pages name

@@ -15,9 +15,9 @@ from transformers import (
     AutoTokenizer,
 )
 
-from downstream.tasks.tagged_sentences import first_pieces, read_tagged
-from store.format.features import TaskSpec
-from student_train.cli import main as student_train
+from teachonce.downstream.tasks.tagged_sentences import first_pieces, read_tagged
+from teachonce.store.format.features import TaskSpec
+from teachonce.student_train.cli import main as student_train
 from tests.downstream.learnable import (
     TAGS,
     classified,

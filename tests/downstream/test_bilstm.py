@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from downstream.encoders import default_lr, longest_input
-from downstream.tasks.linear_probe import linear_probe
-from store.format.features import TaskSpec
-from student_train.model.kinds import make_student
+from teachonce.downstream.encoders import default_lr, longest_input
+from teachonce.downstream.tasks.linear_probe import linear_probe
+from teachonce.store.format.features import TaskSpec
+from teachonce.student_train.model.kinds import make_student
 from tests.downstream.learnable import asked, classified, entities, paired, write_tagged
 from tests.downstream.test_cli import run
 from tests.texts import SENTENCES

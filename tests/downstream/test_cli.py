@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from transformers import AutoTokenizer
 
-from downstream.cli import main
+from teachonce.downstream.cli import main
 from tests.downstream.learnable import entities, write_tagged
 from tests.end_to_end.support import Words
 from tests.texts import SENTENCES

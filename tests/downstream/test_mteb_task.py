@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
-from downstream.tasks.sts import SentenceSimilarity
+from teachonce.downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.tasks.test_sts import alike
 from tests.downstream.test_as_is import refused
 from tests.downstream.test_cli import run

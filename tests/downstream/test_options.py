@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from downstream.cli import _task, main
-from downstream.mlm.scoring import train_seeds
-from downstream.options import OPTIONS, TASKS, Asked
-from downstream.settings import FineTuneSettings, MlmSettings, SpeedSettings
-from downstream.tasks.classify import Classify
-from downstream.tasks.qa import QA
-from downstream.tasks.tagging import Entities, PartsOfSpeech
-from support.errors import UserError
+from teachonce.downstream.cli import _task, main
+from teachonce.downstream.mlm.scoring import train_seeds
+from teachonce.downstream.options import OPTIONS, TASKS, Asked
+from teachonce.downstream.settings import FineTuneSettings, MlmSettings, SpeedSettings
+from teachonce.downstream.tasks.classify import Classify
+from teachonce.downstream.tasks.qa import QA
+from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
+from teachonce.support.errors import UserError
 from tests.downstream.test_cli import run
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from downstream.mlm.text_blocks import read_lines
-from downstream.tasks.example_rows import read_rows
-from downstream.tasks.questions import Answer, Question, read_questions
-from downstream.tasks.tagged_sentences import Sentence, read_tagged
-from support.errors import UserError
-from teacher_dump.corpus import utf8_lines
-from teacher_dump.corpus.documents import Corpus
+from teachonce.downstream.mlm.text_blocks import read_lines
+from teachonce.downstream.tasks.example_rows import read_rows
+from teachonce.downstream.tasks.questions import Answer, Question, read_questions
+from teachonce.downstream.tasks.tagged_sentences import Sentence, read_tagged
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus import utf8_lines
+from teachonce.teacher_dump.corpus.documents import Corpus
 from tests.downstream.learnable import table
 from tests.teacher_dump.corpus.corpora import texts
 

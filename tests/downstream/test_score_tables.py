@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from downstream.process_memory import STATUS
-from downstream.score_tables import save
-from downstream.speed import Subject, peak_memory
+from teachonce.downstream.process_memory import STATUS
+from teachonce.downstream.score_tables import save
+from teachonce.downstream.speed import Subject, peak_memory
 from tests.downstream.learnable import asked, classified, paired, write_tagged
 from tests.downstream.test_cli import run
 from tests.end_to_end.support import Words
@@ -213,7 +213,7 @@ def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the peak of memory is told by Linux alone")
 def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teacher) -> None:
-    from downstream.settings import SpeedSettings
+    from teachonce.downstream.settings import SpeedSettings
 
     subject = Subject(str(tiny_teacher("bert")))
     assert all("pooler" not in name for name, _ in subject.encoder.named_parameters())

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from transformers import TrainerState
 
-from downstream.cli import main
-from downstream.mlm.masked_trainer import MlmTrainer
-from downstream.progress import Progress
-from support.signals import Stopped
+from teachonce.downstream.cli import main
+from teachonce.downstream.mlm.masked_trainer import MlmTrainer
+from teachonce.downstream.progress import Progress
+from teachonce.support.signals import Stopped
 from tests.downstream.learnable import classified
 from tests.end_to_end.support import Words, invoke, ok, refused, says
 from tests.texts import SENTENCES

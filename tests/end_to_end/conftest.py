@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from store import FeatureStore, open_store
+from teachonce.store import FeatureStore, open_store
 from tests.end_to_end.support import dumped, write_corpus
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN

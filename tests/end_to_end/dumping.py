@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import dump_options
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import click
 from click.testing import CliRunner, Result
 
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 from tests.texts import ENGLISH, FRENCH, GERMAN, RUSSIAN, SLOVAK
 
 ROOT = Path(__file__).parents[2]

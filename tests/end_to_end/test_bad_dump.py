@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ROOT, refused, says, tree
 
 MB = 1 << 20
@@ -139,7 +139,7 @@ def test_one_line_of_200_megabytes(tmp_path: Path, tiny_teacher: Callable[[str],
     assert [p.name for p in tmp_path.iterdir()] == ["huge.txt"]
     reading = (
         "import resource, sys\n"
-        "from teacher_dump.corpus.documents import Corpus, CorpusError\n"
+        "from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: Corpus.open([sys.argv[1]])\n"
         "except CorpusError: pass\n"
@@ -231,7 +231,7 @@ def test_out_exists(
     (tmp_path / "folder.zarr").mkdir()
     (tmp_path / "folder.zarr" / "mine").write_text("mine")
     before, sealed = tree(tmp_path), tree(store)
-    monkeypatch.setattr("teacher_dump.teacher.teacher.Teacher.run", lambda *_: 1 / 0)
+    monkeypatch.setattr("teachonce.teacher_dump.teacher.teacher.Teacher.run", lambda *_: 1 / 0)
     says(refused(teacher_dump, *words, store), "exists already", "another name")
     for name in ("file.zarr", "file.h5", "folder.zarr"):
         says(refused(teacher_dump, *words, tmp_path / name), name, "exists", "another name")

@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 import pytest
 
-from downstream.cli import main as downstream
-from feature_store.cli import main as feature_store
-from store import StoreError, open_store
-from student_train.cli import main as student_train
-from teacher_dump.cli import main as teacher_dump
+from teachonce.downstream.cli import main as downstream
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import StoreError, open_store
+from teachonce.student_train.cli import main as student_train
+from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok, refused, says
 
 LONG = "n" * 300  # a file system takes 255 bytes
@@ -93,11 +93,11 @@ def test_a_student_in_a_folder_whose_name_is_not_utf8(store: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("teacher_dump.cli", "--model m --corpus c.txt --out s.zarr"),
-        ("student_train.cli", "--store s.zarr"),
-        ("student_train.sweep", "--store s.zarr"),
-        ("downstream.cli", "--task mlm --model m --train c.txt --out o"),
-        ("feature_store.cli", "verify s.zarr"),
+        ("teachonce.teacher_dump.cli", "--model m --corpus c.txt --out s.zarr"),
+        ("teachonce.student_train.cli", "--store s.zarr"),
+        ("teachonce.student_train.sweep", "--store s.zarr"),
+        ("teachonce.downstream.cli", "--task mlm --model m --train c.txt --out o"),
+        ("teachonce.feature_store.cli", "verify s.zarr"),
     ],
 )
 def test_python_without_docstrings_is_refused(module: str, words: str) -> None:

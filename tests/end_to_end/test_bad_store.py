@@ -10,11 +10,11 @@ from pathlib import Path
 import h5py
 import pytest
 
-from feature_store.cli import main as feature_store
-from store.write.writer import StoreWriter
-from student_train.cli import main as student_train
-from support.errors import UserError
-from teacher_dump.job.dump import dump
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store.write.writer import StoreWriter
+from teachonce.student_train.cli import main as student_train
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import STUDENT, dump_options, invoke, ok, refused, says, tree
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from store import FeatureStore
-from student_train.cli import main as student_train
-from student_train.sweep import main as student_sweep
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.sweep import main as student_sweep
 from tests.end_to_end.support import STUDENT, dumped, ok, refused, says, tree
 
 

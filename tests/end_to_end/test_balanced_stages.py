@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from store import FeatureStore
-from student_train.cli import main
-from student_train.data.blocks import split_blocks
-from student_train.data.gold_labels import labelled
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.lesson import Lesson
-from student_train.train.student_training import train
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main
+from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.data.gold_labels import labelled
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.lesson import Lesson
+from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import dumped, ok, refused, says
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 

@@ -19,16 +19,16 @@ import pytest
 from rich.console import Console
 from transformers import AutoModel
 
-from downstream.cli import main as downstream
-from feature_store.cli import main as feature_store
-from store import open_store
-from student_train.cli import main as student_train
-from student_train.model.start import initialise
-from student_train.model.student_tokenizer import student_tokenizer
-from student_train.sweep import aligned, table
-from student_train.sweep import main as student_sweep
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job.dump import dump
+from teachonce.downstream.cli import main as downstream
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import open_store
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.model.start import initialise
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.sweep import aligned, table
+from teachonce.student_train.sweep import main as student_sweep
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import (
     ROOT,
     STUDENT,
@@ -63,10 +63,10 @@ def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str]
 @pytest.mark.parametrize(
     ("module", "expected"),
     [
-        ("teacher_dump.cli", DUMP_OPTIONS),
-        ("student_train.cli", TRAIN_OPTIONS + " --resume"),
-        ("student_train.sweep", TRAIN_OPTIONS),
-        ("feature_store.cli", STORE_COMMANDS),
+        ("teachonce.teacher_dump.cli", DUMP_OPTIONS),
+        ("teachonce.student_train.cli", TRAIN_OPTIONS + " --resume"),
+        ("teachonce.student_train.sweep", TRAIN_OPTIONS),
+        ("teachonce.feature_store.cli", STORE_COMMANDS),
     ],
 )
 def test_help_lists_every_option_and_loads_no_torch(module: str, expected: str) -> None:
@@ -188,7 +188,7 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         starts.append(how)
         return initialise(student, how, *others)
 
-    monkeypatch.setattr("student_train.output.run.initialise", counted)
+    monkeypatch.setattr("teachonce.student_train.output.run.initialise", counted)
     out = store.parent / "store-sweep"  # where it goes without --out
     words: Words = ("--store", store, *STUDENT, "--steps", "2", "--eval-every", "2")
     words += ("--vocab", "450", "--vocab", "500", "--loss", "mlm=1", "--loss", "mlm=1,kl=1")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from store import open_store
-from teacher_dump.cli import main as teacher_dump
+from teachonce.store import open_store
+from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok, refused
 from tests.rough_network import BUCKET, KEYS, PROXIES, running_s3
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from store import open_store
-from student_train.arguments import checked_from
-from student_train.cli import main as student_train
-from student_train.output.run import run
-from student_train.settings.options import TrainOptions
-from support.errors import UserError
+from teachonce.store import open_store
+from teachonce.student_train.arguments import checked_from
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.output.run import run
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import STUDENT, Words, dumped, ok, refused, says, write_corpus
 from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
 from tests.texts import ENGLISH
@@ -203,7 +203,7 @@ def test_it_is_the_same_after_a_stop(stores: Callable[..., Path], tmp_path: Path
     class Stop(Exception):
         pass
 
-    from student_train.train import student_training
+    from teachonce.student_train.train import student_training
 
     with pytest.MonkeyPatch.context() as patch:
         after = student_training._StudentTraining.after

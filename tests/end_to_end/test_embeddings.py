@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feature_store.cli import main as feature_store
-from store import open_store
-from store.tools.verify import verify
-from support.errors import UserError
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job import part_writing
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.job.shards import Shard
-from teacher_dump.job.sharing import share
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import open_store
+from teachonce.store.tools.verify import verify
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job import part_writing
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.shards import Shard
+from teachonce.teacher_dump.job.sharing import share
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
 from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
 from tests.texts import ENGLISH

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from benchmarks.common.processes import finish, fork, in_small_parts
-from store import open_store
-from store.tools.verify import verify
+from teachonce.store import open_store
+from teachonce.store.tools.verify import verify
 from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with_small_files
 from tests.end_to_end.support import ROOT, STUDENT, dumped, write_corpus
 
 EXT = ("zarr", "h5")
 APART = pytest.mark.apart  # each is a dump or a training in a process, and another that goes on
-DUMP, TRAIN = "teacher_dump.cli", "student_train.cli"
-STORE = "feature_store.cli"
+DUMP, TRAIN = "teachonce.teacher_dump.cli", "teachonce.student_train.cli"
+STORE = "teachonce.feature_store.cli"
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
 STEPS = 12
 SETTINGS = (

@@ -17,22 +17,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feature_store.cli import main as feature_store
-from store import FeatureStore, open_store
-from store.tools.documents import document_texts, stored_digests
-from store.tools.info import info_lines
-from store.tools.verify import verify
-from student_train.data.token_cache import cache_folder, token_table
-from support import files
-from support.arrays import Array
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job import part_writing
-from teacher_dump.job.growing import _both
-from teacher_dump.job.shards import Shard
-from teacher_dump.job.sharing import share
-from teacher_dump.windows.digests import window_digests
-from teacher_dump.windows.of_documents import windows_as_in
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import FeatureStore, open_store
+from teachonce.store.tools.documents import document_texts, stored_digests
+from teachonce.store.tools.info import info_lines
+from teachonce.store.tools.verify import verify
+from teachonce.student_train.data.token_cache import cache_folder, token_table
+from teachonce.support import files
+from teachonce.support.arrays import Array
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.job import part_writing
+from teachonce.teacher_dump.job.growing import _both
+from teachonce.teacher_dump.job.shards import Shard
+from teachonce.teacher_dump.job.sharing import share
+from teachonce.teacher_dump.windows.digests import window_digests
+from teachonce.teacher_dump.windows.of_documents import windows_as_in
 from tests.end_to_end.support import (
     dump_options,
     dumped,
@@ -364,7 +364,7 @@ def test_forgetting_by_text(
     grown = tmp_path / "grown.zarr"
     options = dump_options(teacher, both, grown, grow_from=path, **OPTIONS)
     said: list[str] = []
-    from teacher_dump.job.dump import dump
+    from teachonce.teacher_dump.job.dump import dump
 
     dump(options, said.append)
     assert any("documents were forgotten there" in line for line in said)

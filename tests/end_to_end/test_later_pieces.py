@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 
-from downstream.cli import main as score
-from feature_store.cli import main as info
-from store import FeatureStore, TaskSpec, open_store
-from student_train.cli import main as train
-from student_train.losses.task import NO_LABEL
+from teachonce.downstream.cli import main as score
+from teachonce.feature_store.cli import main as info
+from teachonce.store import FeatureStore, TaskSpec, open_store
+from teachonce.student_train.cli import main as train
+from teachonce.student_train.losses.task import NO_LABEL
 from tests.end_to_end.support import dumped, ok, refused, says
 from tests.end_to_end.test_task_students import prepared
 from tests.texts import ENGLISH, RUSSIAN

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from align import FlatText, Tokens, align_span
 from benchmarks.integrity.odd_texts import (
     HUGE,
     KINDS,
@@ -22,6 +21,7 @@ from benchmarks.integrity.odd_texts import (
     odd_texts,
     run,
 )
+from teachonce.align import FlatText, Tokens, align_span
 from tests.teacher_dump.windows.cutting import cut_windows
 
 Tokenizers = dict[str, Any]

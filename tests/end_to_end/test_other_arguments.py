@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from store.write.writer import StoreWriter
-from support.errors import UserError
-from teacher_dump.job.dump import dump
+from teachonce.store.write.writer import StoreWriter
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import dump_options, tree, write_corpus
 
 

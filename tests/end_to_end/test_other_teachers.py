@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from downstream.cli import main as downstream
-from store import open_store
-from student_train.cli import main as student_train
-from teacher_dump.cli import main as teacher_dump
+from teachonce.downstream.cli import main as downstream
+from teachonce.store import open_store
+from teachonce.student_train.cli import main as student_train
+from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.downstream.learnable import classified
 from tests.end_to_end.support import STUDENT, Words, dumped, ok, refused, says, write_corpus
 

@@ -12,14 +12,14 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from store import FeatureStore
-from student_train.cli import main
-from student_train.losses.states import hidden_kld
-from student_train.model.any_student import own_projection
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
-from student_train.train.student_training import train
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main
+from teachonce.student_train.losses.states import hidden_kld
+from teachonce.student_train.model.any_student import own_projection
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import dumped, ok, refused, says
 from tests.texts import ENGLISH
 

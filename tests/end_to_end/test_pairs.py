@@ -20,19 +20,19 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from feature_store.cli import main as feature_store
-from store import FeatureStore, StoreWriter, UserError, open_store
-from store.tools.copy import convert
-from store.tools.merge import merge
-from store.tools.verify import verify
-from student_train.cli import main
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.comparison import rerun
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import FeatureStore, StoreWriter, UserError, open_store
+from teachonce.store.tools.copy import convert
+from teachonce.store.tools.merge import merge
+from teachonce.store.tools.verify import verify
+from teachonce.student_train.cli import main
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.comparison import rerun
+from teachonce.training.wordpiece import SPECIALS
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says
 from tests.texts import ENGLISH, RUSSIAN
-from training.wordpiece import SPECIALS
 
 Teachers = Callable[..., Path]
 LABELS = ("other", "same")
@@ -237,7 +237,7 @@ def test_the_student_reads_what_its_tokenizer_gives(
 
 
 def test_a_student_is_told_the_types_of_its_tokens(pairs: FeatureStore) -> None:
-    from student_train.train.distiller import Distiller
+    from teachonce.student_train.train.distiller import Distiller
 
     model, collator, options = prepared(pairs)
     with torch.no_grad():

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feature_store.cli import main as feature_store
-from store import open_store
-from store.tools.verify import verify
-from student_train.cli import main as student_train
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job.shards import Shard
-from teacher_dump.job.sharing import share
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import open_store
+from teachonce.store.tools.verify import verify
+from teachonce.student_train.cli import main as student_train
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job.shards import Shard
+from teachonce.teacher_dump.job.sharing import share
 from tests.end_to_end.support import Words, dump_options, dumped, ok, refused, says
 from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
 

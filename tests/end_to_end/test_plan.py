@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pytest
 
-from store import open_store
-from store.tools.info import bytes_on_disk
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job import planning
-from teacher_dump.job.planning import plan
+from teachonce.store import open_store
+from teachonce.store.tools.info import bytes_on_disk
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job import planning
+from teachonce.teacher_dump.job.planning import plan
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
 
 NEAR = 0.15

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from store import open_store
-from store.extras.mixed_vocab import MixedVocab
-from support.errors import UserError
+from teachonce.store import open_store
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.support.errors import UserError
+from teachonce.training.ranks import Ranks, joined
 from tests.end_to_end.support import ROOT, Words, write_corpus
 from tests.end_to_end.watched import Done, processes, together
-from training.ranks import Ranks, joined
 
 STUDENT = (
     "--vocab", 400, "--student", "16x2x2", "--batch-tokens", 256, "--accumulate", 5, "--steps", 5,
@@ -34,7 +34,7 @@ def trained(count: int, words: Words, **watched: Any) -> Done:
     """Train by so many processes; the first gradient of each is beside the student."""
     out = Path(str(words[words.index("--out") + 1]))
     gradients = out.with_name(f"{out.name}.gradient")
-    return processes(count, "student_train.cli", words, out.parent, gradients, **watched)
+    return processes(count, "teachonce.student_train.cli", words, out.parent, gradients, **watched)
 
 
 def curve(out: Path) -> list[dict[str, float]]:
@@ -104,7 +104,7 @@ def test_a_stop_of_one_stops_all_and_another_number_goes_on(
 def test_torchrun_itself(store: Path, alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "student"
     run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    words = ("-m", "student_train.cli", "--store", store, *STUDENT, "--out", out)
+    words = ("-m", "teachonce.student_train.cli", "--store", store, *STUDENT, "--out", out)
     found = subprocess.run(
         [*run, *map(str, words)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=300,
@@ -127,7 +127,7 @@ def test_embeddings_of_mixed_vocabularies_are_those_of_one_process(
             "--max-length", 64, "--device", "cpu", "--precision", "fp32", "--out", out,
         )  # fmt: skip
         found = processes(
-            count, "teacher_dump.cli", words, tmp_path, out.with_name(f"{name}.gradient")
+            count, "teachonce.teacher_dump.cli", words, tmp_path, out.with_name(f"{name}.gradient")
         )
         return out, found
 
@@ -149,7 +149,7 @@ def test_embeddings_of_mixed_vocabularies_are_those_of_one_process(
 
 
 def joins(code: str) -> None:
-    with mock.patch("training.ranks.installed", lambda: {"code": code, "torch": "2"}):
+    with mock.patch("teachonce.training.ranks.installed", lambda: {"code": code, "torch": "2"}):
         try:
             with joined("cpu"):
                 print("joined")
@@ -181,7 +181,7 @@ def test_a_masked_lm_is_that_of_one_process(tmp_path: Path) -> None:
             "--test", corpus, "--out", tmp_path / name, *more,
         )  # fmt: skip
         gradients = tmp_path / f"{name}.gradient"
-        return processes(count, "downstream.cli", words, tmp_path, gradients)
+        return processes(count, "teachonce.downstream.cli", words, tmp_path, gradients)
 
     alone, found = trained_mlm(1, "one"), trained_mlm(2, "two")
     assert alone.codes == [0] and found.codes == [0, 0], (alone.said, found.said)

@@ -19,17 +19,17 @@ import pytest
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.ray_kills import Ray, Siege
 from benchmarks.reliability import content_of_store, jobs
-from store import StoreWriter
-from store.write.part_queue import PartQueue
-from support.errors import UserError
-from support.lease import Lease
-from support.ray_cluster import Home, places_of
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job.dump import dump
-from teacher_dump.job.on_ray import Task, driven, share_on_ray, worker
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.job.shards import Shard
-from teacher_dump.job.sharing import Shared
+from teachonce.store import StoreWriter
+from teachonce.store.write.part_queue import PartQueue
+from teachonce.support.errors import UserError
+from teachonce.support.lease import Lease
+from teachonce.support.ray_cluster import Home, places_of
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.on_ray import Task, driven, share_on_ray, worker
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.shards import Shard
+from teachonce.teacher_dump.job.sharing import Shared
 from tests.end_to_end.support import dump_options, refused, says, write_corpus
 from tests.support.leased import held
 
@@ -168,7 +168,7 @@ def test_places_of_a_node() -> None:
 
 @pytest.fixture
 def ray(options: DumpOptions) -> Iterator[Ray]:
-    words = ("teacher_dump.cli", *words_of(options))
+    words = ("teachonce.teacher_dump.cli", *words_of(options))
     made = Ray(words, place(options), place(options).with_name("log"), head_cpus=1)
     yield made
     made.cluster.shutdown()
@@ -211,7 +211,7 @@ def test_ctrl_c_on_a_cluster_of_this_machine_alone(options: DumpOptions, tmp_pat
     write_corpus(Path(options.corpus[0]), 400)
     wanted, log, queue = alone(options), tmp_path / "log", PartQueue(options.out)
     words = words_of(options, "--ray", "local")
-    driver = fork(in_small_parts, "teacher_dump.cli", *words, log=log)
+    driver = fork(in_small_parts, "teachonce.teacher_dump.cli", *words, log=log)
     while not queue.leased() and driver.is_alive():
         time.sleep(0.01)
     os.kill(driver.pid or 0, signal.SIGINT)

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.processes import command, finish, fork
-from store import open_store
-from store.tools.info import info_lines
-from store.tools.verify import verify
-from student_train.cli import main as student_train
-from student_train.model.student_tokenizer import student_tokenizer
-from support.errors import UserError
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job.dump import dump
+from teachonce.store import open_store
+from teachonce.store.tools.info import info_lines
+from teachonce.store.tools.verify import verify
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end import dumping
 from tests.end_to_end.support import ROOT, STUDENT, dumped, ok, refused, start, tree, write_corpus
 
@@ -51,7 +51,7 @@ def undisturbed(store: Path) -> Path:
 
 
 def training(store: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    return start("student_train.cli", "--store", store, "--out", out, *SETTINGS, *more)
+    return start("teachonce.student_train.cli", "--store", store, "--out", out, *SETTINGS, *more)
 
 
 def stop_at(process: subprocess.Popen[str], out: Path, step: int, number: int) -> str:
@@ -95,7 +95,7 @@ def test_a_finished_dump_typed_again_says_so_and_stays(
         first = ok(teacher_dump, *words, "--views", 2)
         before = tree(tmp_path)
         with monkeypatch.context() as patch:
-            patch.setattr("teacher_dump.teacher.teacher.Teacher.run", lambda *_: 1 / 0)
+            patch.setattr("teachonce.teacher_dump.teacher.teacher.Teacher.run", lambda *_: 1 / 0)
             said = ok(teacher_dump, *words, "--views", 2)
         assert f"{tmp_path / name}: was finished before, by the same command" in said
         assert said.splitlines()[-1] == first.splitlines()[-1]
@@ -110,7 +110,7 @@ def test_a_finished_dump_typed_again_says_so_and_stays(
 
 def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     out, chance = tmp_path / "student", random.Random(1)
-    killed = fork(command, "student_train.cli", "--store", store, "--out", out, *SETTINGS)
+    killed = fork(command, "teachonce.student_train.cli", "--store", store, "--out", out, *SETTINGS)
     step = chance.randrange(11, 30)
     wait_for(killed, lambda: step <= last_step(out))
     killed.kill()
@@ -149,7 +149,7 @@ def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> 
 def cut_short(store: Path, out: Path, *more: str) -> None:
     """A training that is stopped after its last step, before the student is written."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("student_train.output.run._finish", lambda *_: 1 / 0)
+        patch.setattr("teachonce.student_train.output.run._finish", lambda *_: 1 / 0)
         ok(student_train, "--store", store, "--out", out, *SETTINGS, *more)
 
 
@@ -196,7 +196,7 @@ def test_one_vocabulary_for_one_text(store: Path) -> None:
     """A resumed training makes its vocabulary again, and must get the same."""
     code = (
         "import sys; from store import open_store\n"
-        "from student_train.model.student_tokenizer import student_tokenizer\n"
+        "from teachonce.student_train.model.student_tokenizer import student_tokenizer\n"
         "print(student_tokenizer('450', open_store(sys.argv[1])).backend_tokenizer.to_str())"
     )
     found = {student_tokenizer("450", open_store(store)).backend_tokenizer.to_str()}
@@ -233,7 +233,7 @@ def test_killed_dump(
     assert tree(tmp_path) == left
 
     with monkeypatch.context() as patch:  # words are counted once, by who began
-        patch.setattr("teacher_dump.windows.rare_words.COUNTED_WORDS", 1)
+        patch.setattr("teachonce.teacher_dump.windows.rare_words.COUNTED_WORDS", 1)
         done = dump(dumping.options(model, corpus, broken))
     assert 0 < done.resumed_parts < done.parts
     dump(dumping.options(model, corpus, whole))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from store.containers import network
-from student_train.cli import main as student_train
+from teachonce.store.containers import network
+from teachonce.student_train.cli import main as student_train
 from tests.end_to_end.support import STUDENT, ok, refused
 from tests.rough_network import BUCKET, KEYS, PROXIES, Weather, running_s3
 

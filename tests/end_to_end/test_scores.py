@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from feature_store.cli import main as feature_store
-from store import open_store
-from student_train.cli import main as student_train
-from teacher_dump.cli import main as teacher_dump
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import open_store
+from teachonce.student_train.cli import main as student_train
+from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.end_to_end.test_students_of_pairs import answers, reader_of_pairs, rows
 

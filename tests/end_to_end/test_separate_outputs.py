@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from store import FeatureStore
-from student_train.cli import main
-from student_train.losses.task import ce, log_odds
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main
+from teachonce.student_train.losses.task import ce, log_odds
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.distiller import Distiller
 from tests.end_to_end.support import ok
 
 BOTH = {"ce": 1.0, "log-odds": 1.0}

@@ -23,18 +23,18 @@ import pytest
 
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.reliability import content_of_store
-from feature_store.cli import main as feature_store
-from store import open_store
-from store.errors import StoreError
-from store.tools.seal import seal
-from store.write.part_queue import END, PartQueue
-from support.errors import UserError
-from support.lease import Lease
-from support.options import click_options, read_words
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job import sharing
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.job.shards import Shard
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import open_store
+from teachonce.store.errors import StoreError
+from teachonce.store.tools.seal import seal
+from teachonce.store.write.part_queue import END, PartQueue
+from teachonce.support.errors import UserError
+from teachonce.support.lease import Lease
+from teachonce.support.options import click_options, read_words
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job import sharing
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.shards import Shard
 from tests.end_to_end.support import ok, refused, says, write_corpus
 
 DUMP = ("--logits", "sample:9", "--views", 2, "--mask-words", "rare", "--max-length", 64)
@@ -51,7 +51,9 @@ class Job:
 
     def begin(self, shard: str | None = None) -> ForkServerProcess:
         chosen = ("--shard", shard) if shard else ()
-        return fork(in_small_parts, "teacher_dump.cli", *self.words, *chosen, log=self.log)
+        return fork(
+            in_small_parts, "teachonce.teacher_dump.cli", *self.words, *chosen, log=self.log
+        )
 
     def end(self, *processes: ForkServerProcess) -> None:
         codes = [finish(process, 120) for process in processes]

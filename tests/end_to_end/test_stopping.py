@@ -14,14 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.common.processes import finish, fork, in_small_parts
-from store import open_store
-from student_train.cli import main as student_train
-from support import signals
-from support.errors import UserError
-from support.signals import stoppable
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.windows import of_documents
-from teacher_dump.windows.cutting import iter_windows
+from teachonce.store import open_store
+from teachonce.student_train.cli import main as student_train
+from teachonce.support import signals
+from teachonce.support.errors import UserError
+from teachonce.support.signals import stoppable
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.windows import of_documents
+from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end.support import STUDENT, Words, refused, write_corpus
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -58,7 +58,7 @@ def parts_of(store: Path) -> int:
 )
 def test_stopped_dump(tmp_path: Path, words: Words, ext: str, number: signal.Signals) -> None:
     store, log = tmp_path / f"store.{ext}", tmp_path / "log"
-    dump = ("teacher_dump.cli", *words, store)
+    dump = ("teachonce.teacher_dump.cli", *words, store)
     early = fork(in_small_parts, *dump, log=log)
     wait_for(lambda: log.exists() and "batch, seed" in log.read_text())
     os.kill(early.pid or 0, number)
@@ -90,10 +90,13 @@ def test_stopped_dump(tmp_path: Path, words: Words, ext: str, number: signal.Sig
 def test_stopped_training(tmp_path: Path, words: Words, number: signal.Signals) -> None:
     store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "student"
     assert (
-        finish(fork(in_small_parts, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
+        finish(
+            fork(in_small_parts, "teachonce.teacher_dump.cli", *words, store, log=tmp_path / "dump")
+        )
+        == 0
     )
     settings = ("--vocab", 500, *STUDENT, "--steps", 5000, "--loss", "mlm=1,hidden=1")
-    train = ("student_train.cli", "--store", store, "--out", out, *settings)
+    train = ("teachonce.student_train.cli", "--store", store, "--out", out, *settings)
     early = fork(in_small_parts, *train, log=log)
     wait_for(lambda: log.exists() and "device" in log.read_text())
     os.kill(early.pid or 0, number)
@@ -116,10 +119,13 @@ def test_stopped_training(tmp_path: Path, words: Words, number: signal.Signals) 
 def test_stopped_sweep(tmp_path: Path, words: Words) -> None:
     store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "sweep"
     assert (
-        finish(fork(in_small_parts, "teacher_dump.cli", *words, store, log=tmp_path / "dump")) == 0
+        finish(
+            fork(in_small_parts, "teachonce.teacher_dump.cli", *words, store, log=tmp_path / "dump")
+        )
+        == 0
     )
     settings = ("--vocab", 500, *STUDENT, "--steps", 60, "--loss", "mlm=1", "--loss", "hidden=1")
-    sweep = ("student_train.sweep", "--store", store, "--out", out, *settings)
+    sweep = ("teachonce.student_train.sweep", "--store", store, "--out", out, *settings)
     stopped = fork(in_small_parts, *sweep, log=log)
     wait_for(lambda: list(out.glob("*/metrics.jsonl")))
     os.kill(stopped.pid or 0, signal.SIGINT)
@@ -175,7 +181,7 @@ def test_what_the_writing_thread_met_is_told(
     words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is why the dump would not have gone on."""
-    from teacher_dump.job import part_writing
+    from teachonce.teacher_dump.job import part_writing
 
     def fails(*arguments: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)

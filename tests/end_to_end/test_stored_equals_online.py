@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from benchmarks.speed.online_teacher import OnlineTeacher
-from store import FeatureStore, open_store
-from student_train.data.blocks import split_blocks
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.student_training import train
-from teacher_dump.teacher.teacher import load_teacher
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.student_training import train
+from teachonce.teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import dumped, write_corpus
 
 STEPS, KEPT = 10, 8

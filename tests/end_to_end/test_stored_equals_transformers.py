@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from store import FeatureStore, Record, open_store
-from support.arrays import Array
-from teacher_dump.windows.masked_views import masked_input, word_spans
+from teachonce.store import FeatureStore, Record, open_store
+from teachonce.support.arrays import Array
+from teachonce.teacher_dump.windows.masked_views import masked_input, word_spans
 from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import SENTENCES
 

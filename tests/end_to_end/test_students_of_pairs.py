@@ -18,7 +18,7 @@ from transformers import (
     pipeline,
 )
 
-from student_train.cli import main
+from teachonce.student_train.cli import main
 from tests.end_to_end.support import Words, dumped, ok
 from tests.end_to_end.test_pairs import LABELS, PAIR
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common.processes import command, finish, fork
-from student_train.sweep.on_ray import Desk
+from teachonce.student_train.sweep.on_ray import Desk
 from tests.end_to_end.support import STUDENT, Words, says
 from tests.end_to_end.test_stopping import wait_for
 
@@ -84,7 +84,7 @@ def test_a_sweep_of_which_anything_may_die(store: Path, tmp_path: Path, cluster:
     out, log = tmp_path / "out", tmp_path / "log"
     words = words_of(store, out, cluster.address, 400)
     more = ("--prune", "asha")
-    driver = fork(command, "student_train.sweep", *words, *more, log=log)
+    driver = fork(command, "teachonce.student_train.sweep", *words, *more, log=log)
     wait_for(lambda: writer(out) or not driver.is_alive(), 300)
     os.kill(writer(out), signal.SIGKILL)
     wait_for(lambda: "another one goes on" in log.read_text(), 300)
@@ -92,7 +92,7 @@ def test_a_sweep_of_which_anything_may_die(store: Path, tmp_path: Path, cluster:
     driver.kill()
     assert finish(driver) == -signal.SIGKILL, log.read_text()
     cluster.add_node(num_cpus=1)
-    driver = fork(command, "student_train.sweep", *words, *more, log=log)
+    driver = fork(command, "teachonce.student_train.sweep", *words, *more, log=log)
     assert finish(driver, 600) == 0, log.read_text()
     assert states(out)[2] == "pruned" and "finished" in states(out)
     said = log.read_text()
@@ -107,7 +107,7 @@ def test_a_sweep_of_which_anything_may_die(store: Path, tmp_path: Path, cluster:
 def test_a_stop_saves_the_students(store: Path, tmp_path: Path) -> None:
     out, log = tmp_path / "out", tmp_path / "log"
     words = words_of(store, out, "local", 2000)
-    driver = fork(command, "student_train.sweep", *words, log=log)
+    driver = fork(command, "teachonce.student_train.sweep", *words, log=log)
     wait_for(lambda: writer(out) or not driver.is_alive(), 300)
     os.kill(driver.pid or 0, signal.SIGINT)
     assert finish(driver) == 130, log.read_text()

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from downstream.cli import main as downstream
-from student_train.sweep import main as student_sweep
+from teachonce.downstream.cli import main as downstream
+from teachonce.student_train.sweep import main as student_sweep
 from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, says, start
 from tests.end_to_end.test_stopping import wait_for
 from tests.support.leased import held
@@ -211,7 +211,7 @@ def test_processes_that_are_stopped(tmp_path: Path, store: Path) -> None:
     out = tmp_path / "out"
     words: Words = ("--store", store, *STUDENT, "--vocab", "450", "--loss", "mlm", "--out", out)
     words += ("--steps", 60, "--eval-every", 5, "--lr", "0.001", "--lr", "0.002", "--jobs", 2)
-    sweep = start("student_train.sweep", *words)
+    sweep = start("teachonce.student_train.sweep", *words)
     wait_for(lambda: len(list(out.glob("*/metrics.jsonl"))) == 2, 600)
     sweep.send_signal(signal.SIGINT)
     said = sweep.communicate(timeout=600)[1]
@@ -220,7 +220,7 @@ def test_processes_that_are_stopped(tmp_path: Path, store: Path) -> None:
     assert not children_of(out)
     assert len({path.parents[1] for path in out.glob("*/checkpoints/step-*.pt")}) == 2
 
-    sweep = start("student_train.sweep", *words)
+    sweep = start("teachonce.student_train.sweep", *words)
     wait_for(lambda: len(children_of(out)) == 2, 600)
     sweep.kill()
     wait_for(lambda: not children_of(out), 600)  # they notice that it has gone, and save themselves

@@ -17,16 +17,16 @@ from transformers import (
     AutoTokenizer,
 )
 
-from store import FeatureStore, open_store
-from student_train.cli import main
-from student_train.data.blocks import split_blocks
-from student_train.data.collator import word_begins
-from student_train.data.gold_labels import has_gold
-from student_train.output.run import prepare, run
-from student_train.settings.options import TrainOptions
-from student_train.sweep import main as sweep
-from student_train.train.distiller import Distiller
-from student_train.train.evaluate import evaluate
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.cli import main
+from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.data.collator import word_begins
+from teachonce.student_train.data.gold_labels import has_gold
+from teachonce.student_train.output.run import prepare, run
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.sweep import main as sweep
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.evaluate import evaluate
 from tests.end_to_end.support import Words, dumped, ok, refused, says
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN

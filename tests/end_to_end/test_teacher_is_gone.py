@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
-from store import open_store
-from student_train.cli import main as student_train
-from support.arrays import Array
+from teachonce.store import open_store
+from teachonce.student_train.cli import main as student_train
+from teachonce.support.arrays import Array
 from tests.end_to_end.support import STUDENT, dumped, ok, start, write_corpus
 
 TEXT = "The old lighthouse keeper {} the stairs every evening."
@@ -44,7 +44,7 @@ def check_student(out: Path, vocabulary: int) -> None:
 
 def test_as_a_user_would(tmp_path: Path, store: Path) -> None:
     process = start(
-        "student_train.cli",
+        "teachonce.student_train.cli",
         *("--store", store, "--vocab", 400, "--out", tmp_path / "student", *STUDENT),
         *("--steps", 3, "--loss", "mlm=1,kl=1,hidden=1,attention=1"),
     )

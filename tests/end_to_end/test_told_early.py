@@ -107,11 +107,11 @@ def test_mistakes_are_told_before_torch_is_loaded(
     train = ["--store", str(store), "--student", "32x2x2", "--out", "out"]
     typed, expected = [], []
     for module, before, lines in (
-        ("teacher_dump.cli", dump, DUMP),
-        ("student_train.cli", train, TRAIN),
-        ("student_train.sweep.cli", train, SWEEP),
-        ("student_export.cli", ["--out", "out"], EXPORT),
-        ("downstream.cli", ["--out", "out"], SCORE),
+        ("teachonce.teacher_dump.cli", dump, DUMP),
+        ("teachonce.student_train.cli", train, TRAIN),
+        ("teachonce.student_train.sweep.cli", train, SWEEP),
+        ("teachonce.student_export.cli", ["--out", "out"], EXPORT),
+        ("teachonce.downstream.cli", ["--out", "out"], SCORE),
     ):
         for words, told in cases(lines):
             typed.append((module, [*before, *words]))

@@ -13,12 +13,12 @@ import h5py
 import numpy as np
 import pytest
 
-from feature_store.cli import main as feature_store
-from store import StoreWriter, UserError, open_store
-from store.tools.verify import verify
-from student_train.cli import main as student_train
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import StoreWriter, UserError, open_store
+from teachonce.store.tools.verify import verify
+from teachonce.student_train.cli import main as student_train
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import (
     STUDENT,
     Words,
@@ -152,7 +152,7 @@ def test_a_training_is_not_resumed_on_other_numbers(
     """The same dump in another format will do; one value altered will not."""
     other, words = copied(stores["h5"], tmp_path), ("--out", tmp_path / "student", *TRAINING)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("student_train.output.run._finish", lambda *_: 1 / 0)
+        patch.setattr("teachonce.student_train.output.run._finish", lambda *_: 1 / 0)
         ok(student_train, "--store", stores["zarr"], *words)
     forge(other, "parts/0/view1/hidden/mean/values", put((0, 0), 1))
     line = refused(student_train, "--store", other, *words, "--resume")
@@ -183,7 +183,7 @@ def test_offsets_outside_the_text_end_a_training_in_one_line(
     tmp_path: Path, stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A forged store, in a place that the look at a sample does not see."""
-    monkeypatch.setattr("student_train.output.run.check_tokens", lambda store: None)
+    monkeypatch.setattr("teachonce.student_train.output.run.check_tokens", lambda store: None)
     store = copied(stores["h5"], tmp_path)
     with h5py.File(store) as file:
         place = len(file["parts/0/token/end"]) - 3

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store import open_store
+from teachonce.store import open_store
 from tests.examples.loading import EXAMPLES, example
 from tests.store.making import features_of, make_store
 

@@ -12,8 +12,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from store import open_store
 from teachonce import StudentBatches, prepare
+from teachonce.store import open_store
 from tests.end_to_end.support import dumped, write_corpus
 from tests.examples.loading import example
 from tests.sentence_folders import modules, normalize, pooling

@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from align import FlatText, Tokens, Vocabulary, VocabularyMap, align_match, align_reduce, align_span
-from feature_store import coverage, student
-from feature_store.cli import main
-from feature_store.sample import sample
-from feature_store.student import Student, tokenized_there, tokens_from
-from store import open_store
-from student_train.data.token_cache import tokenize
+from teachonce.align import (
+    FlatText,
+    Tokens,
+    Vocabulary,
+    VocabularyMap,
+    align_match,
+    align_reduce,
+    align_span,
+)
+from teachonce.feature_store import coverage, student
+from teachonce.feature_store.cli import main
+from teachonce.feature_store.sample import sample
+from teachonce.feature_store.student import Student, tokenized_there, tokens_from
+from teachonce.store import open_store
+from teachonce.student_train.data.token_cache import tokenize
 from tests.feature_store.test_json import facts
 from tests.store.making import PIECES, begin, features_of, make_part, put_part
 

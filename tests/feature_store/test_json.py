@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from feature_store.answers import Answer, telling
-from feature_store.cli import main
-from store import open_store
+from teachonce.feature_store.answers import Answer, telling
+from teachonce.feature_store.cli import main
+from teachonce.store import open_store
 
 
 def facts(*arguments: object, code: int = 0) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align import Tokens
-from feature_store.page.lattice import Cluster, clusters
+from teachonce.align import Tokens
+from teachonce.feature_store.page.lattice import Cluster, clusters
 
 Side = list[tuple[int, int]]  # spans; an empty one is special
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feature_store.page import nearest as module
-from feature_store.page.nearest import COUNT, nearest
-from store import open_store
+from teachonce.feature_store.page import nearest as module
+from teachonce.feature_store.page.nearest import COUNT, nearest
+from teachonce.store import open_store
 from tests.store.making import features_of, make_store
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from support import files
+from teachonce.support import files
 
 rename = files.rename
 

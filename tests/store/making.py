@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from store import EmbeddingSpec, Features, LogitsSpec, StoreWriter, TaskSpec
-from store.format.features import TASKS
-from store.format.pairs import SEPARATOR
-from support.arrays import Array
+from teachonce.store import EmbeddingSpec, Features, LogitsSpec, StoreWriter, TaskSpec
+from teachonce.store.format.features import TASKS
+from teachonce.store.format.pairs import SEPARATOR
+from teachonce.support.arrays import Array
 
 TEXT = "the story of a Нева river, ξένος and 東京 was told; no один knows 🙂 why it ended so"
 WORDS = TEXT.split(" ")

@@ -20,7 +20,7 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from support.arrays import Array
+from teachonce.support.arrays import Array
 
 
 def zarr_array(path: Path) -> Array:

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import EmbeddingSpec, Features, StoreError, open_store
-from store.format.codecs.levels import LEVELS, bound
-from store.tools.copy import convert
-from store.tools.info import info_lines
-from store.tools.merge import merge
-from store.tools.show import headline, sequence_facts
-from store.tools.verify import verify
-from support.arrays import Array
-from support.errors import UserError
+from teachonce.store import EmbeddingSpec, Features, StoreError, open_store
+from teachonce.store.format.codecs.levels import LEVELS, bound
+from teachonce.store.tools.copy import convert
+from teachonce.store.tools.info import info_lines
+from teachonce.store.tools.merge import merge
+from teachonce.store.tools.show import headline, sequence_facts
+from teachonce.store.tools.verify import verify
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 
 Made = Callable[..., Any]

@@ -15,9 +15,9 @@ import pytest
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from store import open_store
-from store.tools.verify import verify
-from support.arrays import Array
+from teachonce.store import open_store
+from teachonce.store.tools.verify import verify
+from teachonce.support.arrays import Array
 
 TEXTS = ("a cat", "no")
 IDS = (101, 1037, 4937, 102, 101, 2053, 102)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store import open_store
-from store.tools.verify import verify
+from teachonce.store import open_store
+from teachonce.store.tools.verify import verify
 from tests.store.golden.make import STORES, values_of
 
 GOLDEN = Path(__file__).parent / "golden"

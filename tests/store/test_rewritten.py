@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from benchmarks.integrity.damage import problems
-from store import Features, open_store
-from store.tools.verify import verify
+from teachonce.store import Features, open_store
+from teachonce.store.tools.verify import verify
 from tests.store.making import features_of, make_store
 from tests.store.rewriting import rewrite_h5, rewrite_zarr
 
@@ -151,7 +151,7 @@ def test_another_release_of_zarr(tmp_path: Path) -> None:
     theirs = run(OTHER, "-c", "import zarr; print(zarr.__version__)").strip()
     assert theirs != zarr.__version__
     make = "from pathlib import Path; from tests.store.making import *; make_store(Path('{}'),"
-    check = "from store.tools.verify import verify; print(verify('{}').problems)"
+    check = "from teachonce.store.tools.verify import verify; print(verify('{}').problems)"
     ours, other = tmp_path / "ours.zarr", tmp_path / "other.zarr"
     make_store(ours, features_of(), parts=1)
     run(OTHER, "-c", make.format(other) + " features_of(), parts=1)")

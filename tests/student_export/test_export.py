@@ -15,18 +15,18 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from downstream.tasks.sts import SentenceSimilarity
-from student_export.checking import check_of
-from student_export.cli import main
-from student_export.folder import Exported, write_card
-from student_export.formats import onnx
-from student_export.formats.registry import FORMATS
-from student_export.measuring import Figures
-from student_export.options import FORMATS as NAMES
-from student_export.options import QUANTISED
-from student_export.student import load_student
-from student_train.bilstm import BiLstmConfig, BiLstmForTokenClassification
-from support.arrays import Array
+from teachonce.downstream.tasks.sts import SentenceSimilarity
+from teachonce.student_export.checking import check_of
+from teachonce.student_export.cli import main
+from teachonce.student_export.folder import Exported, write_card
+from teachonce.student_export.formats import onnx
+from teachonce.student_export.formats.registry import FORMATS
+from teachonce.student_export.measuring import Figures
+from teachonce.student_export.options import FORMATS as NAMES
+from teachonce.student_export.options import QUANTISED
+from teachonce.student_export.student import load_student
+from teachonce.student_train.bilstm import BiLstmConfig, BiLstmForTokenClassification
+from teachonce.support.arrays import Array
 from tests.downstream.learnable import classified, table, write_tagged
 from tests.downstream.tasks.test_sts import alike
 from tests.downstream.test_embedders import static
@@ -214,7 +214,7 @@ def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
 def test_an_operator_that_cannot_be_exported_is_one_line(
     make_tokenizer: MakeTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from student_export.student import StaticVectors
+    from teachonce.student_export.student import StaticVectors
 
     folder = static(make_tokenizer, tmp_path / "student")
 

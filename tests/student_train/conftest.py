@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from store import FeatureStore, open_store
+from teachonce.store import FeatureStore, open_store
 from tests.end_to_end.support import dumped, write_corpus
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from support.arrays import Array
+from teachonce.support.arrays import Array
 
 G, V_TEACHER, V_STUDENT = 6, 40, 12
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import teachonce
-from store import FeatureStore, open_store
-from student_train.batches import StudentBatches
-from student_train.data.batch import StudentBatch
-from student_train.data.blocks import split_blocks
-from student_train.data.stream import student_batches
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from support.errors import UserError
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.batches import StudentBatches
+from teachonce.student_train.data.batch import StudentBatch
+from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.data.stream import student_batches
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.errors import UserError
 
 CPU = torch.device("cpu")
 LOSSES = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "attention": 1.0}

@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from store import UserError
-from support import files, lease
+from teachonce.store import UserError
+from teachonce.support import files, lease
 from tests.store.making import begin, make_part, put_part
 from tests.store.write.test_writing import SMALL
 
 HOLD = """
 import sys
 from pathlib import Path
-from support.lease import Lease
+from teachonce.support.lease import Lease
 lease = Lease(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.arrays import begins, ranges, starts
+from teachonce.support.arrays import begins, ranges, starts
 
 law = settings(max_examples=100, deadline=None)
 sizes = st.lists(st.integers(0, 9), max_size=20)

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support import background
-from support.background import Behind, in_order, prefetched
-from support.errors import UserError
+from teachonce.support import background
+from teachonce.support.background import Behind, in_order, prefetched
+from teachonce.support.errors import UserError
 
 
 def test_prefetching_gives_the_items_in_order_and_raises_their_errors() -> None:

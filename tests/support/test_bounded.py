@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.bounded import Exceeded, run_bounded
-from support.errors import UserError
+from teachonce.support.bounded import Exceeded, run_bounded
+from teachonce.support.errors import UserError
 
 
 def add(one: int, other: int) -> dict[str, int]:

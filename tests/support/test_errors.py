@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.errors import first_line
+from teachonce.support.errors import first_line
 
 TRANSFORMERS = """Couldn't instantiate the backend tokenizer from one of:
 (1) a `tokenizers` library serialization file,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support import files
+from teachonce.support import files
 
 
 def test_two_files_of_a_folder_are_written_at_once(

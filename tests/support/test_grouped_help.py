@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from support.console import CONTEXT
-from support.grouped_help import GroupedCommand
+from teachonce.support.console import CONTEXT
+from teachonce.support.grouped_help import GroupedCommand
 from tests.docs.pages import COMMANDS
 
 MANY = 12

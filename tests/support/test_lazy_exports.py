@@ -8,12 +8,10 @@ import sys
 
 import pytest
 
-import store
-import student_train
-import student_train.train as rooms
-import teacher_dump
 import teachonce
-from support import threads
+import teachonce.student_train.train as rooms
+from teachonce import store, student_train, teacher_dump
+from teachonce.support import threads
 from tests.store.making import make_store
 from tests.store.write.test_writing import SMALL
 
@@ -31,10 +29,11 @@ def test_every_listed_name_is_there(package: object) -> None:
 def test_commands_begin_without_what_their_work_needs() -> None:
     program = """
 import sys
-import teacher_dump.cli, feature_store.cli, student_train.cli, downstream.cli
+import teachonce.teacher_dump.cli, teachonce.feature_store.cli
+import teachonce.student_train.cli, teachonce.downstream.cli
 heavy = {"zarr", "h5py", "torch", "transformers", "datasets", "tokenizers", "scipy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-from store import open_store
+from teachonce.store import open_store
 assert "zarr" in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -45,11 +44,11 @@ def test_torch_waits_asleep_and_the_environment_stays() -> None:
 import os, subprocess, sys
 os.environ.pop("OMP_WAIT_POLICY", None)
 os.environ["OMP_DISPLAY_ENV"] = "TRUE"  # OpenMP tells its settings as it is loaded
-from student_train import prepare
-from student_train.train import train
+from teachonce.student_train import prepare
+from teachonce.student_train.train import train
 assert "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
 import warnings
-from support.threads import warn_of_spinning
+from teachonce.support.threads import warn_of_spinning
 warnings.simplefilter("error")
 warn_of_spinning(2)  # says nothing
 """
@@ -74,7 +73,7 @@ def test_who_imported_torch_first_is_warned(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_exported_class_is_the_one_of_its_room() -> None:
-    from store.format.features import Features
+    from teachonce.store.format.features import Features
 
     assert store.Features is Features
     assert pickle.loads(pickle.dumps(store.Features())) == Features()
@@ -83,14 +82,14 @@ def test_an_exported_class_is_the_one_of_its_room() -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("student_train.cli", "--vocab many"),
-        ("student_train.cli", "--student huge"),
-        ("student_train.cli", "--init magic"),
-        ("student_train.cli", "--view 7"),
-        ("student_train.cli", "--loss ce=1"),
-        ("student_train.cli", "--recipe nowhere"),
-        ("student_train.sweep", "--lr 0.1 --lr -3"),
-        ("student_train.sweep", "--loss mlm=1 --loss ce=1"),
+        ("teachonce.student_train.cli", "--vocab many"),
+        ("teachonce.student_train.cli", "--student huge"),
+        ("teachonce.student_train.cli", "--init magic"),
+        ("teachonce.student_train.cli", "--view 7"),
+        ("teachonce.student_train.cli", "--loss ce=1"),
+        ("teachonce.student_train.cli", "--recipe nowhere"),
+        ("teachonce.student_train.sweep", "--lr 0.1 --lr -3"),
+        ("teachonce.student_train.sweep", "--loss mlm=1 --loss ce=1"),
     ],
 )
 def test_a_mistake_is_told_before_torch_is_loaded(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from store import StoreWriter, UserError, open_store
-from store.tools.verify import verify
-from support.lease import Lease, check_free, lease_path
+from teachonce.store import StoreWriter, UserError, open_store
+from teachonce.store.tools.verify import verify
+from teachonce.support.lease import Lease, check_free, lease_path
 from tests.store.making import begin, make_part, make_store, put_part
 from tests.store.write.test_writing import SMALL
 from tests.support.leased import Writer, held

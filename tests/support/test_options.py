@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.errors import UserError
-from support.options import (
+from teachonce.support.errors import UserError
+from teachonce.support.options import (
     INNER_SHARE,
     NOT_NEGATIVE,
     POSITIVE,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.signals import SIGNALS, Stopped, stoppable
+from teachonce.support.signals import SIGNALS, Stopped, stoppable
 
 
 class Thing:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from support.arrays import Array
+from teachonce.support.arrays import Array
 
 EPSILON, LONGEST = 1e-6, 10.0
 

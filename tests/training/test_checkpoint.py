@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from store import UserError
-from student_train.output.report import SETTINGS, check_out
-from support import files
-from training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from teachonce.store import UserError
+from teachonce.student_train.output.report import SETTINGS, check_out
+from teachonce.support import files
+from teachonce.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 
 
 def truncated(path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.errors import UserError
-from support.signals import Stopped, stoppable
-from training.loop import Losses, Training
+from teachonce.support.errors import UserError
+from teachonce.support.signals import Stopped, stoppable
+from teachonce.training.loop import Losses, Training
 
 STEPS = 8
 

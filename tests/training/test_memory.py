@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from support.signals import stoppable
+from teachonce.support.signals import stoppable
+from teachonce.training import loop
+from teachonce.training.loop import Losses
+from teachonce.training.memory import EVERY, PRIMITIVES, VARIABLE, few_primitives, give_back
 from tests.training.test_loop import STEPS, Line
-from training import loop
-from training.loop import Losses
-from training.memory import EVERY, PRIMITIVES, VARIABLE, few_primitives, give_back
 
 
 class Watched(Line):

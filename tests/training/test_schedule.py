@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import get_cosine_schedule_with_warmup
 
-from training.schedule import Schedule
+from teachonce.training.schedule import Schedule
 
 
 def test_half_a_wave_by_hand() -> None:

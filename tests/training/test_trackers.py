@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from support.errors import UserError
+from teachonce.support.errors import UserError
+from teachonce.training import trackers
+from teachonce.training.trackers import (
+    Facts,
+    Trackers,
+    check_installed,
+    check_known,
+    parse_trackers,
+)
 from tests.training.tracker_packages import install, told
-from training import trackers
-from training.trackers import Facts, Trackers, check_installed, check_known, parse_trackers
 
 NAMES = ("wandb", "mlflow", "trackio")
 SETTINGS = {"lr": 0.1, "loss": {"mlm": 1.0}, "freeze": [], "word_vectors": None}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from numcodecs.jenkins import jenkins_lookup3
 
-from store.containers.blosc import Bytes, Damage
-from store.containers.memory_map import FileMap
-from store.containers.untrusted import MAX_JSON
+from teachonce.store.containers.blosc import Bytes, Damage
+from teachonce.store.containers.memory_map import FileMap
+from teachonce.store.containers.untrusted import MAX_JSON
 
 UNDEFINED = 2**64 - 1  # an address that leads nowhere
 CHECKSUM = 4

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numcodecs import Fletcher32
 
-from store.containers.blosc import Bytes, Damage, decode
-from store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields
-from store.containers.hdf5.indices import entry_bytes, fixed_array, old_index
-from store.containers.hdf5.objects import (
+from teachonce.store.containers.blosc import Bytes, Damage, decode
+from teachonce.store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields
+from teachonce.store.containers.hdf5.indices import entry_bytes, fixed_array, old_index
+from teachonce.store.containers.hdf5.objects import (
     EXTERNAL,
     FILTERS,
     LAYOUT,
@@ -22,8 +22,8 @@ from store.containers.hdf5.objects import (
     dataspace,
     type_of,
 )
-from store.containers.untrusted import check_size
-from support.arrays import Array
+from teachonce.store.containers.untrusted import check_size
+from teachonce.support.arrays import Array
 
 BLOSC, FLETCHER = 32001, 3
 ALLOWED = ((), (FLETCHER,), (BLOSC,), (BLOSC, FLETCHER))

@@ -17,8 +17,8 @@ import h5py
 import hdf5plugin
 import numpy as np
 
-from store.format.layout import ArraySpec
-from support.arrays import Array
+from teachonce.store.format.layout import ArraySpec
+from teachonce.support.arrays import Array
 
 TOKEN_ROWS = 1024
 CHUNK_BYTES = 2**18

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from store.containers.blosc import Damage
-from store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields, check_sum
+from teachonce.store.containers.blosc import Damage
+from teachonce.store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields, check_sum
 
 MAX_DEPTH = 16
 HUGE = 1  # the type of a B-tree of large objects

@@ -6,9 +6,9 @@ from math import prod
 
 import numpy as np
 
-from store.containers.blosc import Damage
-from store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields
-from support.arrays import Array
+from teachonce.store.containers.blosc import Damage
+from teachonce.store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields
+from teachonce.support.arrays import Array
 
 MAX_DEPTH = 16
 SKIPPED = 4  # bytes of the mask of skipped filters

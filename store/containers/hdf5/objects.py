@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from store.containers.blosc import Damage
-from store.containers.hdf5.blocks import CHECKSUM, MAX_BLOCK, UNDEFINED, Blocks, Fields
-from store.containers.hdf5.heaps import Heap, records
+from teachonce.store.containers.blosc import Damage
+from teachonce.store.containers.hdf5.blocks import CHECKSUM, MAX_BLOCK, UNDEFINED, Blocks, Fields
+from teachonce.store.containers.hdf5.heaps import Heap, records
 
 SPACE, LINK_INFO, TYPE, LINK, EXTERNAL, LAYOUT = 1, 2, 3, 6, 7, 8
 FILTERS, ATTRIBUTE, CONTINUED, OLD_GROUP, ATTRIBUTE_INFO = 11, 12, 16, 17, 21

@@ -7,11 +7,11 @@ from math import prod
 
 import numpy as np
 
-from store.containers.blosc import Bytes, Damage
-from store.containers.hdf5.blocks import UNDEFINED, Blocks
-from store.containers.hdf5.chunks import Dataset
-from store.errors import VERIFY, StoreError
-from support.arrays import Array
+from teachonce.store.containers.blosc import Bytes, Damage
+from teachonce.store.containers.hdf5.blocks import UNDEFINED, Blocks
+from teachonce.store.containers.hdf5.chunks import Dataset
+from teachonce.store.errors import VERIFY, StoreError
+from teachonce.support.arrays import Array
 
 
 class Hdf5Slices:

@@ -10,14 +10,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-from store.containers.hdf5.file import Hdf5Sink, append_digest, create_group
-from store.containers.hdf5.tree import Hdf5Source
-from store.containers.interface import Make, Sink, Source
-from store.containers.on_disk import OnDisk
-from store.errors import StoreError
-from store.format.layout import part_number, teacher_array
-from support import files
-from support.arrays import Array
+from teachonce.store.containers.hdf5.file import Hdf5Sink, append_digest, create_group
+from teachonce.store.containers.hdf5.tree import Hdf5Source
+from teachonce.store.containers.interface import Make, Sink, Source
+from teachonce.store.containers.on_disk import OnDisk
+from teachonce.store.errors import StoreError
+from teachonce.store.format.layout import part_number, teacher_array
+from teachonce.support import files
+from teachonce.support.arrays import Array
 
 TEMPORARY = ".tmp-"
 OUTSIDE = {"calibration", "teacher"}  # groups outside the parts
@@ -32,7 +32,7 @@ def _check(path: Path) -> None:
 
 
 class Hdf5Staging(OnDisk):
-    """An HDF5 store under construction. See `store.containers.interface.Staging`."""
+    """An HDF5 store under construction. See `teachonce.store.containers.interface.Staging`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.mark = path, ""

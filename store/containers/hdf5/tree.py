@@ -10,17 +10,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from store.containers.blosc import Damage
-from store.containers.disk_cache import DiskCache
-from store.containers.hdf5.blocks import Blocks
-from store.containers.hdf5.chunks import FLETCHER, read_dataset
-from store.containers.hdf5.file import DIGEST_BYTES, file_digest
-from store.containers.hdf5.objects import HARD, Object, attributes, links, read_object
-from store.containers.hdf5.slices import Hdf5Slices
-from store.containers.interface import Flaw, Slices
-from store.containers.untrusted import MAX_JSON, MAX_TOLD, Folder
-from store.errors import StoreError
-from store.format.layout import groups_above, part_number
+from teachonce.store.containers.blosc import Damage
+from teachonce.store.containers.disk_cache import DiskCache
+from teachonce.store.containers.hdf5.blocks import Blocks
+from teachonce.store.containers.hdf5.chunks import FLETCHER, read_dataset
+from teachonce.store.containers.hdf5.file import DIGEST_BYTES, file_digest
+from teachonce.store.containers.hdf5.objects import HARD, Object, attributes, links, read_object
+from teachonce.store.containers.hdf5.slices import Hdf5Slices
+from teachonce.store.containers.interface import Flaw, Slices
+from teachonce.store.containers.untrusted import MAX_JSON, MAX_TOLD, Folder
+from teachonce.store.errors import StoreError
+from teachonce.store.format.layout import groups_above, part_number
 
 OPEN_FILES = 512  # parts of an unfinished store are files, and each is mapped
 GRAIN = 2**20  # chunks are decoded whole

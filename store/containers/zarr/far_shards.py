@@ -8,11 +8,11 @@ from threading import Lock
 
 import numpy as np
 
-from store.containers.blosc import Damage
-from store.containers.disk_cache import Piece
-from store.containers.far import Far, Range
-from store.containers.network import surely
-from store.containers.zarr.shards import (
+from teachonce.store.containers.blosc import Damage
+from teachonce.store.containers.disk_cache import Piece
+from teachonce.store.containers.far import Far, Range
+from teachonce.store.containers.network import surely
+from teachonce.store.containers.zarr.shards import (
     Layout,
     check_fits,
     decode_rows,
@@ -20,8 +20,8 @@ from store.containers.zarr.shards import (
     read_index,
     row_pieces,
 )
-from store.errors import VERIFY, StoreError
-from support.arrays import Array
+from teachonce.store.errors import VERIFY, StoreError
+from teachonce.support.arrays import Array
 
 RUN = 2**20  # bytes that are asked for at once, unless a chunk has more
 SMALL = 4 * RUN  # decoded bytes of an array that is taken to be stored in RUN bytes

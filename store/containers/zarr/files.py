@@ -13,12 +13,12 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
-from store.containers.bucket import Bucket, is_bucket
-from store.containers.disk_cache import Piece, bytes_of
-from store.containers.network import ABSENT, Line
-from store.containers.untrusted import MAX_JSON, Folder, files_under
-from store.errors import StoreError
-from store.format.layout import part_of
+from teachonce.store.containers.bucket import Bucket, is_bucket
+from teachonce.store.containers.disk_cache import Piece, bytes_of
+from teachonce.store.containers.network import ABSENT, Line
+from teachonce.store.containers.untrusted import MAX_JSON, Folder, files_under
+from teachonce.store.errors import StoreError
+from teachonce.store.format.layout import part_of
 
 Result = TypeVar("Result")
 SMALL = 2**20  # what most metadata are below
@@ -120,7 +120,7 @@ class Remote(Files, Protocol):
     line: Line
 
     async def piece(self, name: str, begin: int, end: int) -> Piece:
-        """See `store.containers.far.Fetch`."""
+        """See `teachonce.store.containers.far.Fetch`."""
 
     def has(self, name: str) -> bool:
         """Whether there is such a file."""

@@ -19,10 +19,10 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from store.containers.blosc import Bytes, Damage, decode
-from store.containers.memory_map import FileMap
-from store.errors import VERIFY, StoreError
-from support.arrays import Array
+from teachonce.store.containers.blosc import Bytes, Damage, decode
+from teachonce.store.containers.memory_map import FileMap
+from teachonce.store.errors import VERIFY, StoreError
+from teachonce.support.arrays import Array
 
 OPEN_MAPS = 512
 CRC_BYTES = 4

@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from store.containers.interface import Make, Sink, Source
-from store.containers.on_disk import OnDisk
-from store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource, shard_path
-from store.format.layout import groups_above, part_number, teacher_array
-from store.format.manifest import Entry, Part
-from support import files
-from support.arrays import Array
+from teachonce.store.containers.interface import Make, Sink, Source
+from teachonce.store.containers.on_disk import OnDisk
+from teachonce.store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource, shard_path
+from teachonce.store.format.layout import groups_above, part_number, teacher_array
+from teachonce.store.format.manifest import Entry, Part
+from teachonce.support import files
+from teachonce.support.arrays import Array
 
 TEMPORARY = ".tmp-"
 KEPT = ".kept"  # ending of a part that waits to replace another
@@ -23,7 +23,7 @@ LAST = ("index", "manifest")  # written when a store is sealed
 
 
 class ZarrStaging(OnDisk):
-    """A Zarr store under construction. See `store.containers.interface.Staging`."""
+    """A Zarr store under construction. See `teachonce.store.containers.interface.Staging`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.mark = path, ""

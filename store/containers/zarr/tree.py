@@ -16,21 +16,21 @@ from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.storage import LocalStore, StorePath
 
-from store.containers.disk_cache import DiskCache
-from store.containers.far import Far, Range
-from store.containers.interface import Flaw, Make, Slices
-from store.containers.network import ABSENT, fetches, surely
-from store.containers.untrusted import MAX_JSON, MAX_TOLD, check_size
-from store.containers.zarr.far_shards import RUN, FarSlices
-from store.containers.zarr.files import Files, LocalFiles, Remote, remote_files
-from store.containers.zarr.metadata import unlawful
-from store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
-from store.containers.zarr.zarr_python import check_codecs, open_slices
-from store.errors import StoreError
-from store.format.dimensions import dimension_names
-from store.format.layout import ArraySpec, groups_above, part_number, teacher_array
-from support.arrays import Array
-from support.files import sync_tree
+from teachonce.store.containers.disk_cache import DiskCache
+from teachonce.store.containers.far import Far, Range
+from teachonce.store.containers.interface import Flaw, Make, Slices
+from teachonce.store.containers.network import ABSENT, fetches, surely
+from teachonce.store.containers.untrusted import MAX_JSON, MAX_TOLD, check_size
+from teachonce.store.containers.zarr.far_shards import RUN, FarSlices
+from teachonce.store.containers.zarr.files import Files, LocalFiles, Remote, remote_files
+from teachonce.store.containers.zarr.metadata import unlawful
+from teachonce.store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
+from teachonce.store.containers.zarr.zarr_python import check_codecs, open_slices
+from teachonce.store.errors import StoreError
+from teachonce.store.format.dimensions import dimension_names
+from teachonce.store.format.layout import ArraySpec, groups_above, part_number, teacher_array
+from teachonce.support.arrays import Array
+from teachonce.support.files import sync_tree
 
 TOKEN_ROWS = 4096
 CHUNK_BYTES = 2**20

@@ -13,10 +13,10 @@ from zarr.abc.store import Store
 from zarr.codecs import BloscCodec, ShardingCodec
 from zarr.storage import StorePath
 
-from store.containers.blosc import decoded_size
-from store.containers.network import surely
-from store.errors import VERIFY, StoreError, Unreachable
-from support.arrays import Array
+from teachonce.store.containers.blosc import decoded_size
+from teachonce.store.containers.network import surely
+from teachonce.store.errors import VERIFY, StoreError, Unreachable
+from teachonce.support.arrays import Array
 
 CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed")
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from support.arrays import Array, Floats
+from teachonce.support.arrays import Array, Floats
 
 
 class Packing(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from store.format.codecs.codec import Elementwise, wide
-from support.arrays import Array, Floats
+from teachonce.store.format.codecs.codec import Elementwise, wide
+from teachonce.support.arrays import Array, Floats
 
 HALF_MAX = 65504.0
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from store.format.codecs.codec import Codec
-from support.arrays import Array, Floats
+from teachonce.store.format.codecs.codec import Codec
+from teachonce.support.arrays import Array, Floats
 
 NORMALISED = "state = value * deviation[channel] + mean[channel]"
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from store.format.codecs.codec import DENSE, FAST, Codec, CodecArray, Packing, wide
-from store.format.codecs.floats import HALF_MAX
-from support.arrays import Array, Floats
+from teachonce.store.format.codecs.codec import DENSE, FAST, Codec, CodecArray, Packing, wide
+from teachonce.store.format.codecs.floats import HALF_MAX
+from teachonce.support.arrays import Array, Floats
 
 SCALE = np.dtype(np.float16)
 SCALE_UP = 1.001  # the most by which rounding up to float16 raises a (normal) scale

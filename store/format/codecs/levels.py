@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from store.errors import StoreError
-from store.format.codecs.codec import DENSE, FAST, Codec, Elementwise, Packing
-from store.format.codecs.floats import Float16, Float32
-from store.format.codecs.hidden import HiddenCodec
-from store.format.codecs.integers import Int4, Int8
-from store.format.codecs.logs import Fixed, Root
-from store.format.codecs.squares import Coarse, Square
-from support.arrays import Array, Floats
+from teachonce.store.errors import StoreError
+from teachonce.store.format.codecs.codec import DENSE, FAST, Codec, Elementwise, Packing
+from teachonce.store.format.codecs.floats import Float16, Float32
+from teachonce.store.format.codecs.hidden import HiddenCodec
+from teachonce.store.format.codecs.integers import Int4, Int8
+from teachonce.store.format.codecs.logs import Fixed, Root
+from teachonce.store.format.codecs.squares import Coarse, Square
+from teachonce.support.arrays import Array, Floats
 
 KINDS = ("hidden", "logprobs", "rest", "head", "attention")
 """What every store has a codec for, whether it holds these or not."""

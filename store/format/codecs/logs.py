@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from store.format.codecs.codec import DENSE, Elementwise, wide
-from support.arrays import Array, Floats
+from teachonce.store.format.codecs.codec import DENSE, Elementwise, wide
+from teachonce.support.arrays import Array, Floats
 
 FIXED_STEP = 1024.0
 FIXED_LAST = 65534

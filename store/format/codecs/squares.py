@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from store.format.codecs.codec import DENSE, FAST, Elementwise, Packing
-from support.arrays import Array, Floats
+from teachonce.store.format.codecs.codec import DENSE, FAST, Elementwise, Packing
+from teachonce.support.arrays import Array, Floats
 
 
 @dataclass(frozen=True)

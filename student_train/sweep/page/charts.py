@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from student_train.output.ranking import Measure
-from support.extras import library
-from support.pages import finite
+from teachonce.student_train.output.ranking import Measure
+from teachonce.support.extras import library
+from teachonce.support.pages import finite
 
 if TYPE_CHECKING:
-    from student_train.sweep.page.report import Student
+    from teachonce.student_train.sweep.page.report import Student
 
 FEWEST = 4
 """Students that tell anything of which setting matters."""

@@ -8,16 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from student_train.cli import told
-from student_train.output.ranking import LOSS, MEASURES, Measure, compares_losses
-from student_train.output.report import read_report
-from student_train.sweep.page.charts import bundle, curves, importance_bars, importances, trade_off
-from student_train.sweep.runs import RUNS, read_runs
-from student_train.sweep.table import SCORES, flat
-from student_train.sweep.validations import validations
-from support.console import counted, readable
-from support.errors import UserError
-from support.pages import write_page
+from teachonce.student_train.cli import told
+from teachonce.student_train.output.ranking import LOSS, MEASURES, Measure, compares_losses
+from teachonce.student_train.output.report import read_report
+from teachonce.student_train.sweep.page.charts import (
+    bundle,
+    curves,
+    importance_bars,
+    importances,
+    trade_off,
+)
+from teachonce.student_train.sweep.runs import RUNS, read_runs
+from teachonce.student_train.sweep.table import SCORES, flat
+from teachonce.student_train.sweep.validations import validations
+from teachonce.support.console import counted, readable
+from teachonce.support.errors import UserError
+from teachonce.support.pages import write_page
 
 TEMPLATES = Path(__file__).parent
 PAGE = "index.html"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from align import FlatText, align_match, align_reduce, align_span
+from teachonce.align import FlatText, align_match, align_reduce, align_span
 from tests.align.support import encode, tokenizer, vocabulary_map
 
 FOLDER = Path(__file__).parent

@@ -12,15 +12,19 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
-from downstream.mlm.from_scratch import random_encoder, start_from_frequencies, train_tokenizer
-from downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, MlmTrainer
-from downstream.mlm.masked_training import load_with_head, train_mlm
-from downstream.mlm.scoring import score_as_is
-from downstream.mlm.text_blocks import blocks, hold_out, read_lines
-from downstream.settings import MlmSettings
-from support.errors import UserError
-from support.signals import Stopped
-from teacher_dump.teacher.checkpoint_names import resolve_model
+from teachonce.downstream.mlm.from_scratch import (
+    random_encoder,
+    start_from_frequencies,
+    train_tokenizer,
+)
+from teachonce.downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, MlmTrainer
+from teachonce.downstream.mlm.masked_training import load_with_head, train_mlm
+from teachonce.downstream.mlm.scoring import score_as_is
+from teachonce.downstream.mlm.text_blocks import blocks, hold_out, read_lines
+from teachonce.downstream.settings import MlmSettings
+from teachonce.support.errors import UserError
+from teachonce.support.signals import Stopped
+from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
 from tests.conftest import TEACHER_KINDS
 from tests.texts import ENGLISH, RUSSIAN, SENTENCES
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from downstream.search.measures import agreement, judged
-from downstream.search.nearest import nearest
+from teachonce.downstream.search.measures import agreement, judged
+from teachonce.downstream.search.nearest import nearest
 
 
 def test_grades_count_as_gains() -> None:

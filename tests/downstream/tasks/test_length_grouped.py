@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TrainingArguments
 
-from downstream.cli import main as downstream
-from downstream.tasks.length_grouped import POOL, POOLS, LengthGrouped, LengthGroupedTrainer
+from teachonce.downstream.cli import main as downstream
+from teachonce.downstream.tasks.length_grouped import (
+    POOL,
+    POOLS,
+    LengthGrouped,
+    LengthGroupedTrainer,
+)
 from tests.downstream.learnable import classified
 from tests.end_to_end.support import Words, ok
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from downstream.settings import FineTuneSettings
-from downstream.tasks.classify import Classify
-from downstream.tasks.fine_tune import fine_tune
-from downstream.tasks.pair import PairScore
-from downstream.tasks.tagging import PartsOfSpeech
-from downstream.tasks.task_interface import Task
-from support.errors import UserError
+from teachonce.downstream.settings import FineTuneSettings
+from teachonce.downstream.tasks.classify import Classify
+from teachonce.downstream.tasks.fine_tune import fine_tune
+from teachonce.downstream.tasks.pair import PairScore
+from teachonce.downstream.tasks.tagging import PartsOfSpeech
+from teachonce.downstream.tasks.task_interface import Task
+from teachonce.support.errors import UserError
 from tests.downstream.learnable import classified, paired, write_tagged
 
 Teacher = Callable[[str], Path]

@@ -14,13 +14,13 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 from transformers import AutoModel, AutoTokenizer
 
-from downstream.settings import FineTuneSettings
-from downstream.tasks.fine_tune import fine_tune, score_as_is
-from downstream.tasks.pair import Pair
-from downstream.tasks.sts import BiEncoder, SentenceSimilarity
-from downstream.tasks.task_interface import Task
-from support.arrays import Floats
-from support.errors import UserError
+from teachonce.downstream.settings import FineTuneSettings
+from teachonce.downstream.tasks.fine_tune import fine_tune, score_as_is
+from teachonce.downstream.tasks.pair import Pair
+from teachonce.downstream.tasks.sts import BiEncoder, SentenceSimilarity
+from teachonce.downstream.tasks.task_interface import Task
+from teachonce.support.arrays import Floats
+from teachonce.support.errors import UserError
 from tests.downstream.learnable import phrase, table
 from tests.downstream.test_bilstm import saved
 from tests.downstream.test_cli import run

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
-from downstream.encoders import default_lr
-from downstream.settings import FineTuneSettings
-from downstream.tasks.fine_tune import fine_tune
-from downstream.tasks.linear_probe import linear_probe
-from downstream.tasks.tagged_sentences import Sentence, first_pieces, read_tagged
-from downstream.tasks.tagging import LATER, Entities, PartsOfSpeech, encode, word_tags
-from downstream.tasks.task_interface import IGNORED
-from support.errors import UserError
+from teachonce.downstream.encoders import default_lr
+from teachonce.downstream.settings import FineTuneSettings
+from teachonce.downstream.tasks.fine_tune import fine_tune
+from teachonce.downstream.tasks.linear_probe import linear_probe
+from teachonce.downstream.tasks.tagged_sentences import Sentence, first_pieces, read_tagged
+from teachonce.downstream.tasks.tagging import LATER, Entities, PartsOfSpeech, encode, word_tags
+from teachonce.downstream.tasks.task_interface import IGNORED
+from teachonce.support.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
 from tests.downstream.learnable import write_tagged
 from tests.texts import SENTENCES

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from downstream.settings import FineTuneSettings
-from downstream.tasks.classify import Classify, Labelled
-from downstream.tasks.fine_tune import fine_tune
-from downstream.tasks.pair import Pair, PairScore
-from downstream.tasks.qa import QA, best_answer, exact_match, word_f1
-from downstream.tasks.questions import Answer, Question
-from downstream.tasks.task_interface import IGNORED, Task
-from store import TaskSpec
-from support.errors import UserError
+from teachonce.downstream.settings import FineTuneSettings
+from teachonce.downstream.tasks.classify import Classify, Labelled
+from teachonce.downstream.tasks.fine_tune import fine_tune
+from teachonce.downstream.tasks.pair import Pair, PairScore
+from teachonce.downstream.tasks.qa import QA, best_answer, exact_match, word_f1
+from teachonce.downstream.tasks.questions import Answer, Question
+from teachonce.downstream.tasks.task_interface import IGNORED, Task
+from teachonce.store import TaskSpec
+from teachonce.support.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
 from tests.downstream.learnable import asked, classified, compared, paired, table
 from tests.downstream.test_bilstm import saved

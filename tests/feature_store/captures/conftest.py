@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from feature_store.cli import main
+from teachonce.feature_store.cli import main
 from tests.end_to_end.support import Word, invoke
 from tests.feature_store.captures.making import Taught, taught_by
 from tests.texts import ENGLISH, RUSSIAN

@@ -25,7 +25,7 @@ from numcodecs import Zstd
 from pyarrow import parquet
 from safetensors.torch import save_file
 
-from support.arrays import Array, Floats
+from teachonce.support.arrays import Array, Floats
 
 
 @dataclass(frozen=True, eq=False)

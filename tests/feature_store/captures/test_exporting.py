@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 from pyarrow import parquet
 
-from store import open_store
+from teachonce.store import open_store
 from tests.feature_store.captures.conftest import run
 
 

@@ -20,11 +20,11 @@ import pytest
 import yaml
 from pyarrow import parquet
 
-from feature_store.captures.compressed_logprobs import index_bits, packed_ids
-from feature_store.captures.distillkit import DistillKit
-from feature_store.captures.megatron import Megatron
-from feature_store.captures.options import ImportOptions
-from feature_store.captures.teacher_files import TeacherFiles
+from teachonce.feature_store.captures.compressed_logprobs import index_bits, packed_ids
+from teachonce.feature_store.captures.distillkit import DistillKit
+from teachonce.feature_store.captures.megatron import Megatron
+from teachonce.feature_store.captures.options import ImportOptions
+from teachonce.feature_store.captures.teacher_files import TeacherFiles
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES: list[dict[str, Any]] = json.loads((GOLDEN / "distillkit.json").read_text())

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feature_store.captures import importing
-from feature_store.captures.importing import import_capture
-from feature_store.captures.options import FORMATS, ImportOptions
-from feature_store.captures.registry import REGISTRY
-from feature_store.captures.sample import Rows, Sample
-from feature_store.captures.token_texts import Spelling, stretches
-from store import open_store
+from teachonce.feature_store.captures import importing
+from teachonce.feature_store.captures.importing import import_capture
+from teachonce.feature_store.captures.options import FORMATS, ImportOptions
+from teachonce.feature_store.captures.registry import REGISTRY
+from teachonce.feature_store.captures.sample import Rows, Sample
+from teachonce.feature_store.captures.token_texts import Spelling, stretches
+from teachonce.store import open_store
 from tests.end_to_end.support import says
 from tests.feature_store.captures.conftest import imported, refused, run
 from tests.feature_store.captures.making import Taught, distillkit, specforge

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from store import open_store
+from teachonce.store import open_store
 from tests.feature_store.captures.conftest import imported, run
 from tests.feature_store.captures.making import Taught, distillkit, megatron, stacked
 

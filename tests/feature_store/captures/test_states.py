@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from store import open_store
-from student_train.cli import main as student_train
+from teachonce.store import open_store
+from teachonce.student_train.cli import main as student_train
 from tests.end_to_end.support import STUDENT, Words, ok
 from tests.end_to_end.support import refused as failing
 from tests.feature_store.captures.conftest import imported

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from store.containers.disk_cache import UNIT, DiskCache, Piece
+from teachonce.store.containers.disk_cache import UNIT, DiskCache, Piece
 
 STORE, LARGEST = "store", 50 * UNIT
 

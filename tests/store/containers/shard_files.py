@@ -12,8 +12,8 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from store.containers.zarr.tree import ZarrSource
-from support.arrays import Array
+from teachonce.store.containers.zarr.tree import ZarrSource
+from teachonce.support.arrays import Array
 
 Shuffle = Literal["noshuffle", "shuffle", "bitshuffle"]
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from store import StoreError, StoreWriter, Unreachable, UserError, open_store
-from store.containers import bucket_lease, network
-from store.containers.bucket import Bucket
-from store.containers.bucket_lease import BucketLease
-from store.format.features import Features
-from store.tools.repair import repair
-from store.tools.verify import verify
-from support.lease import Taken, said
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.mixed_vocab.options import StageOneDump
+from teachonce.store import StoreError, StoreWriter, Unreachable, UserError, open_store
+from teachonce.store.containers import bucket_lease, network
+from teachonce.store.containers.bucket import Bucket
+from teachonce.store.containers.bucket_lease import BucketLease
+from teachonce.store.format.features import Features
+from teachonce.store.tools.repair import repair
+from teachonce.store.tools.verify import verify
+from teachonce.support.lease import Taken, said
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.mixed_vocab.options import StageOneDump
 from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
 from tests.store.making import features_of, make_store
 from tests.store.write import killed
@@ -120,7 +120,7 @@ def test_a_torn_upload_is_nothing_and_is_removed(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Bucket, "_put", put)
-        patch.setattr("store.write.writer.StoreWriter._clear", lambda self: None)
+        patch.setattr("teachonce.store.write.writer.StoreWriter._clear", lambda self: None)
         make_store(URL, features, parts=2)
     there = {"teacher/files": 0, "parts/0/": 0, "parts/1/zarr.json": 1, "manifest": 2}[fatal]
     if fatal == "teacher/files":

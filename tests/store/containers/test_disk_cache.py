@@ -19,12 +19,20 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from store import FeatureStore, UserError, open_store
-from store.containers import network
-from store.containers.cache_word import parse_disk_cache
-from store.containers.disk_cache import END, ENTRY, TOTAL, UNIT, DiskCache, Piece, taken_by
-from support import files
-from support.arrays import Array
+from teachonce.store import FeatureStore, UserError, open_store
+from teachonce.store.containers import network
+from teachonce.store.containers.cache_word import parse_disk_cache
+from teachonce.store.containers.disk_cache import (
+    END,
+    ENTRY,
+    TOTAL,
+    UNIT,
+    DiskCache,
+    Piece,
+    taken_by,
+)
+from teachonce.support import files
+from teachonce.support.arrays import Array
 from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
 from tests.store.containers.caching import LARGEST, get, piece_of, put
 from tests.store.making import begin, features_of, make_part, put_part
@@ -151,7 +159,7 @@ def test_one_that_is_killed_as_it_writes_leaves_nothing(
         if not (child := os.fork()):
             killer = chain(repeat(None, calls - 1), iter(kill_this_process, None))
             monkeypatch.setattr(
-                f"store.containers.disk_cache.{step}", lambda *_, at=killer: next(at)
+                f"teachonce.store.containers.disk_cache.{step}", lambda *_, at=killer: next(at)
             )
             put(cache, 2)
             os._exit(0)
@@ -290,7 +298,7 @@ def test_a_small_cache_and_a_full_one_read_the_same(
         with open_store(URL, cache=f"disk:{tmp_path / size},{size}") as fs:
             assert_same(streamed(fs), near)
         assert sum(sizes(tmp_path / size)) <= 20_000
-    monkeypatch.setattr("store.containers.disk_cache.os.truncate", full)
+    monkeypatch.setattr("teachonce.store.containers.disk_cache.os.truncate", full)
     fs = open_store(URL, cache=f"disk:{tmp_path / 'full'},1GB")
     assert_same(streamed(fs), near)
     fs.close()

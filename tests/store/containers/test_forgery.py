@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks.integrity.forged_json import mutated, places
 from benchmarks.integrity.forgery import HOW, Watch, in_process
-from store import StoreError, open_store
-from store.tools.verify import verify
+from teachonce.store import StoreError, open_store
+from teachonce.store.tools.verify import verify
 
 Copy = Callable[..., Path]
 FORGERIES = 25  # of each format

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.integrity.damage import flip
-from store import StoreError, open_store
-from store.containers.blosc import Damage
-from store.containers.hdf5.file import write_attributes
-from store.containers.hdf5.slices import Hdf5Slices
-from store.containers.hdf5.tree import Hdf5Source
-from store.tools.verify import verify
+from teachonce.store import StoreError, open_store
+from teachonce.store.containers.blosc import Damage
+from teachonce.store.containers.hdf5.file import write_attributes
+from teachonce.store.containers.hdf5.slices import Hdf5Slices
+from teachonce.store.containers.hdf5.tree import Hdf5Source
+from teachonce.store.tools.verify import verify
 
 Made = Callable[..., Any]
 PACKINGS: dict[str, dict[str, Any]] = {

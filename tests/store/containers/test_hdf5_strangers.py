@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from numcodecs.jenkins import jenkins_lookup3
 
 from benchmarks.integrity.forged_hdf5 import _anatomy, forge_block
-from feature_store.cli import main
-from store import StoreError, open_store
-from store.containers.blosc import Damage
-from store.containers.hdf5 import objects
-from store.containers.hdf5.file import append_digest
-from store.containers.hdf5.tree import Hdf5File, Hdf5Source
-from store.tools.verify import verify
+from teachonce.feature_store.cli import main
+from teachonce.store import StoreError, open_store
+from teachonce.store.containers.blosc import Damage
+from teachonce.store.containers.hdf5 import objects
+from teachonce.store.containers.hdf5.file import append_digest
+from teachonce.store.containers.hdf5.tree import Hdf5File, Hdf5Source
+from teachonce.store.tools.verify import verify
 
 Copy = Callable[..., Path]
 IDS = "parts/0/token/id"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfFileSystem
 
-from store import StoreError, Unreachable, open_store
-from store.containers import network
-from store.tools.push import push
-from store.tools.verify import verify
+from teachonce.store import StoreError, Unreachable, open_store
+from teachonce.store.containers import network
+from teachonce.store.tools.push import push
+from teachonce.store.tools.verify import verify
 from tests.hub_contents import Hub
 from tests.hub_server import asked_by_this_process, serving
 from tests.store.making import features_of, make_store

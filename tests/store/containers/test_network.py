@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from feature_store.cli import main as feature_store
-from store import FeatureStore, StoreError, Unreachable, open_store
-from store.containers import network
-from store.tools.copy import convert, upload
-from store.tools.verify import verify
-from support.arrays import Array
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import FeatureStore, StoreError, Unreachable, open_store
+from teachonce.store.containers import network
+from teachonce.store.tools.copy import convert, upload
+from teachonce.store.tools.verify import verify
+from teachonce.support.arrays import Array
 from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
 from tests.store.making import features_of, make_store
 
@@ -82,7 +82,9 @@ PASSING = (
 def test_what_passes_is_waited_for(
     s3: S3, small: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[str, float]
 ) -> None:
-    monkeypatch.setattr("store.read.pool.AT_ONCE", 1)  # else chance strikes the same read each time
+    monkeypatch.setattr(
+        "teachonce.store.read.pool.AT_ONCE", 1
+    )  # else chance strikes the same read each time
     s3.weather = Weather(
         faults, lambda method, path: "zarr.json" not in path or "404" not in faults
     )

@@ -10,10 +10,10 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 
-from feature_store.cli import main as feature_store
-from store import StoreError, Unreachable, UserError, open_store
-from store.tools.copy import upload as upload_store
-from store.tools.verify import verify
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import StoreError, Unreachable, UserError, open_store
+from teachonce.store.tools.copy import upload as upload_store
+from teachonce.store.tools.verify import verify
 
 Made = Callable[..., Any]
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}

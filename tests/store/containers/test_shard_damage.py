@@ -9,9 +9,9 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from store import StoreError
-from store.containers.zarr.tree import ZarrSource
-from support.arrays import Array
+from teachonce.store import StoreError
+from teachonce.store.containers.zarr.tree import ZarrSource
+from teachonce.support.arrays import Array
 from tests.store.containers.shard_files import (
     blosc,
     both,

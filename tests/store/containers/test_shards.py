@@ -17,10 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
-from store import FeatureStore, open_store
-from store.containers.zarr.shards import OPEN_MAPS, Layout, ShardMaps, ShardSlices, layout_of
-from store.containers.zarr.tree import ZarrSource
-from store.containers.zarr.zarr_python import ZarrSlices
+from teachonce.store import FeatureStore, open_store
+from teachonce.store.containers.zarr.shards import (
+    OPEN_MAPS,
+    Layout,
+    ShardMaps,
+    ShardSlices,
+    layout_of,
+)
+from teachonce.store.containers.zarr.tree import ZarrSource
+from teachonce.store.containers.zarr.zarr_python import ZarrSlices
 from tests.store.containers.shard_files import Shuffle, blosc, both, random_values, write
 
 Made = Callable[..., Any]

@@ -17,8 +17,8 @@ import pytest
 import zarr
 from numcodecs import Blosc
 
-from store import StoreError, open_store
-from store.format.manifest import seal_checksum
+from teachonce.store import StoreError, open_store
+from teachonce.store.format.manifest import seal_checksum
 from tests.store.rewriting import zarr_array
 
 Copy = Callable[..., Path]
@@ -154,8 +154,8 @@ def test_a_manifest_that_unpacks_to_far_more_than_is_stored(copy: Copy) -> None:
 
 def test_metadata_of_any_size_is_not_read(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     path, memory = copy("zarr"), fsspec.filesystem("memory")
-    monkeypatch.setattr("store.containers.zarr.files.MAX_JSON", 10_000)
-    monkeypatch.setattr("store.containers.hdf5.tree.MAX_JSON", 10_000)
+    monkeypatch.setattr("teachonce.store.containers.zarr.files.MAX_JSON", 10_000)
+    monkeypatch.setattr("teachonce.store.containers.hdf5.tree.MAX_JSON", 10_000)
     edit_root(path, software={"x": "y" * 20_000})
     memory.pipe_file("/large.zarr/zarr.json", (path / "zarr.json").read_bytes())
     for place in (str(path), "memory://large.zarr"):

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store import StoreError, open_store
-from store.extras.word_counts import COUNT, TEXT, WordCounts
-from store.tools.copy import convert
-from store.tools.verify import verify
-from support.arrays import Array
+from teachonce.store import StoreError, open_store
+from teachonce.store.extras.word_counts import COUNT, TEXT, WordCounts
+from teachonce.store.tools.copy import convert
+from teachonce.store.tools.verify import verify
+from teachonce.support.arrays import Array
 from tests.store.making import begin, features_of, make_part, put_part
 
 FEATURES = features_of(tier=None)

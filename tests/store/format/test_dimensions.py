@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store import open_store
-from store.format.dimensions import dimension_names
-from store.format.layout import Counts, part_arrays
-from store.tools.repair import repair
-from store.tools.verify import verify
+from teachonce.store import open_store
+from teachonce.store.format.dimensions import dimension_names
+from teachonce.store.format.layout import Counts, part_arrays
+from teachonce.store.tools.repair import repair
+from teachonce.store.tools.verify import verify
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 
 KINDS = ("topk", "sample", "head", "classification", "tagging", None)
@@ -64,7 +64,7 @@ def test_xarray_opens_every_group(made: Callable[..., Any], kind: str) -> None:
 @pytest.fixture
 def of_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Write as releases did that gave dimensions no names, until what this returns is called."""
-    monkeypatch.setattr("store.containers.zarr.tree.dimension_names", lambda *_: None)
+    monkeypatch.setattr("teachonce.store.containers.zarr.tree.dimension_names", lambda *_: None)
     return monkeypatch.undo
 
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import store.format.features
-from store import Features, FeatureStore, StoreError, open_store
-from store.format.codecs.levels import LEVELS, Level
-from store.tools.copy import convert
-from store.tools.merge import merge
-from store.tools.verify import verify
+import teachonce.store.format.features
+from teachonce.store import Features, FeatureStore, StoreError, open_store
+from teachonce.store.format.codecs.levels import LEVELS, Level
+from teachonce.store.tools.copy import convert
+from teachonce.store.tools.merge import merge
+from teachonce.store.tools.verify import verify
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 
 EXT = ("zarr", "h5")
@@ -180,7 +180,7 @@ def test_a_store_with_other_constants_is_refused(
 ) -> None:  # fmt: skip
     path = tmp_path / f"a.{ext}"
     with monkeypatch.context() as patch:
-        patch.setattr(store.format.features, "form_of", lambda *_: 0)
+        patch.setattr(teachonce.store.format.features, "form_of", lambda *_: 0)
         written(patch, lambda encodings: other(encodings, kind, key, value))
         make_store(path, features_of(codec), parts=1)
         open_store(path).close()  # sound but for this

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from store import open_store
-from store.format.codecs.codec import FAST, Codec, CodecArray, Elementwise, wide
-from store.format.codecs.hidden import HiddenCodec
-from store.format.codecs.levels import LEVELS, Level, bound
-from store.tools.copy import convert
-from store.tools.verify import verify
-from student_train.data.cache import Resident, Streamed
-from support.arrays import Array, Floats
-from support.errors import UserError
+from teachonce.store import open_store
+from teachonce.store.format.codecs.codec import FAST, Codec, CodecArray, Elementwise, wide
+from teachonce.store.format.codecs.hidden import HiddenCodec
+from teachonce.store.format.codecs.levels import LEVELS, Level, bound
+from teachonce.store.tools.copy import convert
+from teachonce.store.tools.verify import verify
+from teachonce.student_train.data.cache import Resident, Streamed
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.errors import UserError
 from tests.store.making import features_of, make_store
 
 EXT = ("zarr", "h5")

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import zarr
 
-from store import StoreError, open_store
-from store.tools.verify import verify
+from teachonce.store import StoreError, open_store
+from teachonce.store.tools.verify import verify
 from tests.store.making import features_of, make_store
 from tests.store.rewriting import seal_again, zarr_array
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from store import FeatureStore, open_store
+from teachonce.store import FeatureStore, open_store
 from tests.store.making import begin, features_of, make_part, put_part
 
 STORES = {

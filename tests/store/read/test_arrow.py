@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from store import FeatureStore, StoreError, open_store
-from store.read import arrow, table_files
-from store.read.record import Record
-from support.arrays import Array
+from teachonce.store import FeatureStore, StoreError, open_store
+from teachonce.store.read import arrow, table_files
+from teachonce.store.read.record import Record
+from teachonce.support.arrays import Array
 
 Made = Callable[..., Any]
 PLAIN = ("index", "document", "document_begin", "hard_cut", "text")

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import store.format.index
-import store.write.sealing
+import teachonce.store.format.index
+import teachonce.store.write.sealing
 from benchmarks.integrity.damage import flip
-from store import Features, FeatureStore, StoreError, open_store
-from store.format.index import KEPT_PAGES, IndexedParts, write_index
-from store.format.layout import Counts, PartShapes
-from store.format.manifest import Entry, Manifest, Part, digest, length_dtype
-from store.tools.copy import convert
-from store.tools.info import describe
-from store.tools.merge import merge
-from store.tools.repair import repair
-from store.tools.verify import verify
-from support.arrays import Array
+from teachonce.store import Features, FeatureStore, StoreError, open_store
+from teachonce.store.format.index import KEPT_PAGES, IndexedParts, write_index
+from teachonce.store.format.layout import Counts, PartShapes
+from teachonce.store.format.manifest import Entry, Manifest, Part, digest, length_dtype
+from teachonce.store.tools.copy import convert
+from teachonce.store.tools.info import describe
+from teachonce.store.tools.merge import merge
+from teachonce.store.tools.repair import repair
+from teachonce.store.tools.verify import verify
+from teachonce.support.arrays import Array
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 from tests.store.reference_reader import Store
 from tests.store.tools.test_repair import contents
@@ -37,8 +37,8 @@ PARTS = 7
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Three parts are many, and a page has three."""
-    monkeypatch.setattr(store.write.sealing, "FEW_PARTS", 2)
-    monkeypatch.setattr(store.format.index, "PAGE", 3)
+    monkeypatch.setattr(teachonce.store.write.sealing, "FEW_PARTS", 2)
+    monkeypatch.setattr(teachonce.store.format.index, "PAGE", 3)
     yield
 
 
@@ -48,7 +48,7 @@ def both(tmp_path: Path, many: None, ext: str, monkeypatch: pytest.MonkeyPatch) 
     paths = [tmp_path / f"many.{ext}", tmp_path / f"few.{ext}"]
     make_store(paths[0], SMALL, PARTS)
     with monkeypatch.context() as patch:
-        patch.setattr(store.write.sealing, "FEW_PARTS", PARTS)
+        patch.setattr(teachonce.store.write.sealing, "FEW_PARTS", PARTS)
         make_store(paths[1], SMALL, PARTS)
     return paths
 
@@ -176,7 +176,7 @@ def some_parts(
 def test_what_goes_in_comes_out(sequences: list[list[int]], page: int, step: int) -> None:
     features = features_of(views=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.format.index, "PAGE", page)
+        patch.setattr(teachonce.store.format.index, "PAGE", page)
         parts, lengths = some_parts(features, sequences, step)
         got = Reading(parts, lengths, features).parts()
     got.check()
@@ -194,7 +194,7 @@ def test_what_goes_in_comes_out(sequences: list[list[int]], page: int, step: int
 
 def test_opening_reads_no_page_and_a_part_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few pages stay, however many there are: memory does not grow with the parts."""
-    monkeypatch.setattr(store.format.index, "PAGE", 2)
+    monkeypatch.setattr(teachonce.store.format.index, "PAGE", 2)
     reading = Reading(*some_parts(SMALL, [[3, 4]] * 100), SMALL)
     parts = reading.parts()
     assert reading.names == ["index/first"]
@@ -222,7 +222,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 @pytest.mark.parametrize("forgery", FORGED)
 def test_a_forged_index_is_refused(forgery: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store.format.index, "PAGE", 3)
+    monkeypatch.setattr(teachonce.store.format.index, "PAGE", 3)
     reading, (edit, message) = Reading(*some_parts(SMALL, [[3, 4]] * 7), SMALL), FORGED[forgery]
     edit(reading.listed)
     with pytest.raises(StoreError, match=message) as caught:
@@ -244,7 +244,7 @@ def test_a_forged_index_is_refused(forgery: str, monkeypatch: pytest.MonkeyPatch
 def test_forged_values_are_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, row: Any, value: int, message: str
 ) -> None:
-    monkeypatch.setattr(store.format.index, "PAGE", 3)
+    monkeypatch.setattr(teachonce.store.format.index, "PAGE", 3)
     reading = Reading(*some_parts(SMALL, [[3, 4]] * 7), SMALL)
     reading.arrays[f"index/{name}"][row] = value
     reading.listed["arrays"][name] = Entry.of(reading.arrays[f"index/{name}"], None).to_json()

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store.containers.zarr.shards import ShardSlices
-from store.read.kept import Keeping, KeptSlices, Own
-from support.arrays import Array
-from support.errors import UserError
+from teachonce.store.containers.zarr.shards import ShardSlices
+from teachonce.store.read.kept import Keeping, KeptSlices, Own
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 from tests.store.containers.shard_files import both, random_values, write
 
 LENGTH = 101_001  # of rows of one byte, as maps have them

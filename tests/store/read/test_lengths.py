@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import store.write.sealing
+import teachonce.store.write.sealing
 from benchmarks.integrity.damage import flip
-from store import StoreError, open_store
-from store.containers.untrusted import Folder
-from store.format.layout import Counts, PartShapes, part_arrays
-from store.tools.repair import repair
-from store.tools.verify import verify
-from support.arrays import Array
+from teachonce.store import StoreError, open_store
+from teachonce.store.containers.untrusted import Folder
+from teachonce.store.format.layout import Counts, PartShapes, part_arrays
+from teachonce.store.tools.repair import repair
+from teachonce.store.tools.verify import verify
+from teachonce.support.arrays import Array
 from tests.store.containers.test_untrusted import edit_manifest
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 from tests.store.tools.test_repair import EXT, contents
@@ -78,7 +78,7 @@ def test_a_store_without_lengths_reads_the_same(copy: Copy, made: Made) -> None:
 def test_a_manifest_that_would_be_too_large_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store.write.sealing, "MAX_BYTES", 1000)
+    monkeypatch.setattr(teachonce.store.write.sealing, "MAX_BYTES", 1000)
     make_store(tmp_path / "a.zarr", features_of(), parts=1)
     fs = open_store(tmp_path / "a.zarr")
     assert fs.manifest.lengths is None and len(fs.blocks(50)) > 1

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.read import order
-from store.read.part_index import block_starts
-from support.arrays import Array, starts
-from support.permutation import permutation
+from teachonce.store.read import order
+from teachonce.store.read.part_index import block_starts
+from teachonce.support.arrays import Array, starts
+from teachonce.support.permutation import permutation
 
 law = settings(max_examples=60, deadline=None)
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=80).map(np.array)

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from store import FeatureStore, open_store
+from teachonce.store import FeatureStore, open_store
 from tests.store.making import begin, make_part, put_part
 from tests.store.write.test_writing import SMALL
 

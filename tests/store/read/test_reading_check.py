@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.integrity.laundering import alter
-from store import StoreError, open_store
+from teachonce.store import StoreError, open_store
 from tests.store.conftest import Made
 
 NAMES = (

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import store.read.part
-from store import StoreError, open_store
-from store.format.codecs.levels import LEVELS
-from support.arrays import Array, starts
+import teachonce.store.read.part
+from teachonce.store import StoreError, open_store
+from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.support.arrays import Array, starts
 from tests.store.making import Part, calibration_of, channel_scale
 
 EXT = ("zarr", "h5")
@@ -247,13 +247,13 @@ def test_damage_ahead_stops_no_batch_before_it(made: Callable[..., Any], tmp_pat
 
 def test_skip_reads_no_features(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     fs, opened = open_store(made("h5")[0]), []
-    real = store.read.part.PartReader.array
+    real = teachonce.store.read.part.PartReader.array
 
     def spy(self: Any, name: str) -> Any:
         opened.append(name)
         return real(self, name)
 
-    monkeypatch.setattr(store.read.part.PartReader, "array", spy)
+    monkeypatch.setattr(teachonce.store.read.part.PartReader, "array", spy)
     assert list(fs.stream(skip=10**6)) == []
     assert opened == []  # the manifest has the lengths
     next(fs.stream(features=("hidden",)))
@@ -265,14 +265,14 @@ def test_a_record_reads_its_own_rows_only(
     made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fs, rows = open_store(made("zarr")[0]), []
-    real = store.read.part.PartReader.read
+    real = teachonce.store.read.part.PartReader.read
 
     def spy(self: Any, name: str, begin: int, end: int) -> Any:
         rows.append((name, end - begin))
         return real(self, name, begin, end)
 
     record = fs[5]
-    monkeypatch.setattr(store.read.part.PartReader, "read", spy)
+    monkeypatch.setattr(teachonce.store.read.part.PartReader, "read", spy)
     record.views[0].hidden["mean"]
     tokens = len(record.token_ids)
     assert rows[:2] == [(f"view0/hidden/mean/{key}", tokens) for key in ("values", "scale")]

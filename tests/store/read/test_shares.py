@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.common import synthetic
 from benchmarks.integrity.laundering import alter
-from store import Batch, StoreError, open_store
-from store.containers.zarr.shards import ShardSlices
-from support.arrays import Array
+from teachonce.store import Batch, StoreError, open_store
+from teachonce.store.containers.zarr.shards import ShardSlices
+from teachonce.support.arrays import Array
 from tests.store.making import Part
 
 Made = Callable[..., tuple[Path, list[Part]]]

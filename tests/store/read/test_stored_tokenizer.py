@@ -12,11 +12,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.integrity.odd_tokenizers import CHANGES, TEXT, rewritten
-from store import StoreError, open_store
-from store.read import stored_tokenizer
-from store.read.stored_tokenizer import encoded, is_plain, json_object, load_tokenizer
-from store.tools.laws import check_tokens
-from store.tools.verify import verify
+from teachonce.store import StoreError, open_store
+from teachonce.store.read import stored_tokenizer
+from teachonce.store.read.stored_tokenizer import encoded, is_plain, json_object, load_tokenizer
+from teachonce.store.tools.laws import check_tokens
+from teachonce.store.tools.verify import verify
 from tests.end_to_end.support import dumped
 
 KINDS = ("wordpiece", "bpe", "unigram")

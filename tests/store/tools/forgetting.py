@@ -9,8 +9,8 @@ import hdf5plugin  # noqa: F401
 import numpy as np
 import zarr
 
-from store import FeatureStore
-from store.tools.forget import Wanted, forget
+from teachonce.store import FeatureStore
+from teachonce.store.tools.forget import Wanted, forget
 
 
 def wants(*numbers: int) -> Wanted:

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, models
 
-from feature_store.cli import main
-from store import open_store
-from store.tools.copy import convert
+from teachonce.feature_store.cli import main
+from teachonce.store import open_store
+from teachonce.store.tools.copy import convert
 from tests.store.making import IDENTITY, LABELS, begin, features_of, make_part, make_store, put_part
 
 Made = Callable[..., Any]
@@ -256,7 +256,7 @@ def test_help_needs_no_heavy_import() -> None:
     import sys
 
     code = (
-        "import sys, feature_store.cli, support.console\n"
+        "import sys, teachonce.feature_store.cli, teachonce.support.console\n"
         "print([m for m in ('torch', 'transformers', 'tokenizers', 'rich') if m in sys.modules])"
     )
     root = Path(__file__).parents[3]

@@ -18,16 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import StoreError, UserError, open_store
-from store.extras.word_counts import WordCounts
-from store.format.layout import part_arrays
-from store.format.runs import joined, number_of, runs_of
-from store.tools.documents import document_texts
-from store.tools.forget import forget
-from store.tools.selection import selected
-from store.tools.taking import take_part
-from store.tools.verify import verify
-from support import files
+from teachonce.store import StoreError, UserError, open_store
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.format.layout import part_arrays
+from teachonce.store.format.runs import joined, number_of, runs_of
+from teachonce.store.tools.documents import document_texts
+from teachonce.store.tools.forget import forget
+from teachonce.store.tools.selection import selected
+from teachonce.store.tools.taking import take_part
+from teachonce.store.tools.verify import verify
+from teachonce.support import files
 from tests.store.dying import Killed, dies_at
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 from tests.store.tools import forgetting
@@ -150,7 +150,7 @@ def _arrays(features: Any, seed: int, known: dict[Any, dict[str, Any]] = {}) -> 
                 self.features = features
 
             def part(self, number: int, lengths: Any) -> Any:
-                from store.write.part import PartWriter
+                from teachonce.store.write.part import PartWriter
                 from tests.store.making import calibration_of
 
                 def write(counts: Any, arrays: dict[str, Any]) -> None:

@@ -12,13 +12,13 @@ import h5py
 import numpy as np
 import pytest
 
-from store import StoreError, open_store
-from store.containers.hdf5.file import append_digest
-from store.format.manifest import seal_checksum
-from store.format.pairs import SEPARATOR
-from store.tools.laws import check_tokens
-from store.tools.verify import verify
-from support.arrays import Array
+from teachonce.store import StoreError, open_store
+from teachonce.store.containers.hdf5.file import append_digest
+from teachonce.store.format.manifest import seal_checksum
+from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.tools.laws import check_tokens
+from teachonce.store.tools.verify import verify
+from teachonce.support.arrays import Array
 from tests.store.making import TOKENIZER
 
 Copy = Callable[..., Path]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from store import StoreWriter
-from store.tools.repair import repair
-from store.tools.verify import verify
-from support.errors import UserError
+from teachonce.store import StoreWriter
+from teachonce.store.tools.repair import repair
+from teachonce.store.tools.verify import verify
+from teachonce.support.errors import UserError
 from tests.store.tools.test_repair import contents
 
 Copy = Callable[..., Path]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store import open_store
-from store.tools.merge import merge
+from teachonce.store import open_store
+from teachonce.store.tools.merge import merge
 from tests.store.making import IDENTITY, features_of, make_store
 from tests.store.tools.test_commands import refused, run
 

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 from huggingface_hub import DatasetCard, snapshot_download
 
-from feature_store.cli import main as feature_store
-from store import UserError, open_store
-from store.tools.push import push
-from store.tools.store_card import hub_datasets, store_card
-from store.tools.verify import verify
-from support.hub import Repository
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import UserError, open_store
+from teachonce.store.tools.push import push
+from teachonce.store.tools.store_card import hub_datasets, store_card
+from teachonce.store.tools.verify import verify
+from teachonce.support.hub import Repository
 from tests.hub_contents import NOBODY, READER, WRITER, Hub
 from tests.hub_server import asked_by_this_process, serving
 from tests.store.making import features_of, make_store

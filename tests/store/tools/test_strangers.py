@@ -14,13 +14,13 @@ import h5py
 import pytest
 from click.testing import CliRunner
 
-from feature_store.cli import main
-from store import StoreWriter, open_store
-from store.containers.hdf5.file import append_digest
-from store.tools.copy import convert, upload
-from store.tools.merge import merge
-from store.tools.repair import repair
-from store.tools.verify import verify
+from teachonce.feature_store.cli import main
+from teachonce.store import StoreWriter, open_store
+from teachonce.store.containers.hdf5.file import append_digest
+from teachonce.store.tools.copy import convert, upload
+from teachonce.store.tools.merge import merge
+from teachonce.store.tools.repair import repair
+from teachonce.store.tools.verify import verify
 from tests.store.making import begin, make_part, put_part
 from tests.store.tools.test_repair import EXT, PARTS, contents, flip_ids, made_again, spoil_bias
 from tests.store.write.test_writing import SMALL

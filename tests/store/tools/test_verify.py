@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.integrity.damage import damaged, flip, good_stores, problems, random_flips
 from benchmarks.integrity.damage import small_store as make_small_store
-from store import StoreError
-from store.tools.verify import verify
+from teachonce.store import StoreError
+from teachonce.store.tools.verify import verify
 
 EXT = ("zarr", "h5")
 FLIPS = 60
@@ -98,7 +98,7 @@ def test_missing_extra_and_truncated_files(copy: Copy) -> None:
 
 
 def test_a_missing_file_is_never_read_as_zeros(copy: Copy) -> None:
-    from store import open_store
+    from teachonce.store import open_store
 
     path = copy("zarr")
     (path / "parts/0/view0/hidden/mean/values/c/0/0").unlink()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from store import UserError
+from teachonce.store import UserError
 from tests.store.making import begin, make_part, put_part
 from tests.store.write.test_writing import SMALL
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from store import open_store
-from support import files
+from teachonce.store import open_store
+from teachonce.support import files
 from tests.store.dying import Killed, dies_at
 from tests.store.write import killed
 from tests.store.write.test_writing import contents

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store import Features, LogitsSpec, PartWriter, StoreError, TaskSpec
+from teachonce.store import Features, LogitsSpec, PartWriter, StoreError, TaskSpec
 from tests.store.making import calibration_of, features_of, make_part
 from tests.store.write.test_writing import SMALL
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from store.write.part_queue import PartQueue
-from support.lease import Taken
+from teachonce.store.write.part_queue import PartQueue
+from teachonce.support.lease import Taken
 from tests.support.leased import held
 
 

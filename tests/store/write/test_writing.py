@@ -19,8 +19,8 @@ import h5py
 import numpy as np
 import pytest
 
-from store import Features, StoreError, StoreWriter, UserError, open_store
-from store.write.outside_parts import outside_arrays
+from teachonce.store import Features, StoreError, StoreWriter, UserError, open_store
+from teachonce.store.write.outside_parts import outside_arrays
 from tests.store.making import IDENTITY, begin, features_of, make_part, make_store, put_part
 
 EXT = ("zarr", "h5")
@@ -179,7 +179,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
 ) -> None:
     writer = begin(tmp_path / f"a.{ext}", SMALL)
     put_part(writer, 0, make_part(SMALL, 0))
-    from support import files
+    from teachonce.support import files
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -187,7 +187,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     with monkeypatch.context() as patch:
         for name in ("sync", "sync_tree"):
             patch.setattr(files, name, full)
-        patch.setattr("store.containers.zarr.tree.sync_tree", full)
+        patch.setattr("teachonce.store.containers.zarr.tree.sync_tree", full)
         with pytest.raises(StoreError, match="cannot write part 1 of .*No space left.*start again"):
             put_part(writer, 1, make_part(SMALL, 1))
     put_part(writer, 1, make_part(SMALL, 1))
@@ -208,7 +208,7 @@ def test_weights_that_nobody_takes_any_more_end_in_silence() -> None:
 def test_more_parts_than_a_process_may_have_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("store.containers.hdf5.tree.OPEN_FILES", 3)
+    monkeypatch.setattr("teachonce.store.containers.hdf5.tree.OPEN_FILES", 3)
     writer, part = begin(tmp_path / "a.h5", SMALL), make_part(SMALL, 0, sequences=1)
     for number in range(9):
         put_part(writer, number, part)

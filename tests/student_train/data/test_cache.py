@@ -14,23 +14,23 @@ import numpy as np
 import pytest
 import torch
 
-from store import FeatureStore, UserError, open_store
-from store.containers.zarr.shards import ShardSlices
-from store.format.codecs.codec import Codec
-from store.format.codecs.floats import Float16, Float32
-from store.format.codecs.integers import Int4, Int8
-from store.format.codecs.logs import Fixed, Root
-from store.format.codecs.squares import Coarse, Square
-from store.format.layout import part_arrays
-from store.read.kept import KeptSlices
-from store.tools.copy import convert
-from student_train.cli import main
-from student_train.data import cache
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.checks import check
-from student_train.train.student_training import train
-from support.arrays import Array
+from teachonce.store import FeatureStore, UserError, open_store
+from teachonce.store.containers.zarr.shards import ShardSlices
+from teachonce.store.format.codecs.codec import Codec
+from teachonce.store.format.codecs.floats import Float16, Float32
+from teachonce.store.format.codecs.integers import Int4, Int8
+from teachonce.store.format.codecs.logs import Fixed, Root
+from teachonce.store.format.codecs.squares import Coarse, Square
+from teachonce.store.format.layout import part_arrays
+from teachonce.store.read.kept import KeptSlices
+from teachonce.store.tools.copy import convert
+from teachonce.student_train.cli import main
+from teachonce.student_train.data import cache
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.checks import check
+from teachonce.student_train.train.student_training import train
+from teachonce.support.arrays import Array
 from tests.end_to_end.support import refused, says
 
 CPU = torch.device("cpu")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from student_train.data.batch import Distillation, Inputs, StudentBatch
-from student_train.data.joined import geometric_mean
-from student_train.data.joined import joined as as_one
-from student_train.data.pooling import Runs
-from student_train.data.targets import fold
-from student_train.losses.logits import LogitTargets, SharedTargets, logit
-from support.arrays import Array
+from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
+from teachonce.student_train.data.joined import geometric_mean
+from teachonce.student_train.data.joined import joined as as_one
+from teachonce.student_train.data.pooling import Runs
+from teachonce.student_train.data.targets import fold
+from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, logit
+from teachonce.support.arrays import Array
 from tests.student_train.kept_logits import V_TEACHER, kept_logits, teacher_logits
 
 SAME = np.arange(V_TEACHER)  # the student has the teachers' vocabulary

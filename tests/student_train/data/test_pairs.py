@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align import FlatText, Tokens, align_span
-from store import StoreError
-from store.format.pairs import SEPARATOR
-from student_train.data.collator import pair_types
-from student_train.data.token_cache import tokenize
+from teachonce.align import FlatText, Tokens, align_span
+from teachonce.store import StoreError
+from teachonce.store.format.pairs import SEPARATOR
+from teachonce.student_train.data.collator import pair_types
+from teachonce.student_train.data.token_cache import tokenize
 from tests.align.support import TEXT
 
 TEXTS = TEXT.map(lambda text: text.replace(SEPARATOR, " "))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import StoreError, open_store
-from student_train.data.similar import TOGETHER, similar_batches
+from teachonce.store import StoreError, open_store
+from teachonce.student_train.data.similar import TOGETHER, similar_batches
 from tests.store.making import features_of, make_store
 
 

@@ -15,21 +15,23 @@ import numpy as np
 import pytest
 import torch
 
-from align import Tokens
-from store import Features, FeatureStore, TaskSpec, open_store
-from student_train.data.batch import Inputs
-from student_train.data.blocks import split_blocks, told_of_masks, view_of
-from student_train.data.collator import Collator
-from student_train.data.masking import IGNORED, MASK, RANDOM, Masker
-from student_train.data.stream import loaded, student_batches
-from student_train.data.token_cache import tokenize
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from support.spans import covering_spans_of_texts
+from teachonce.align import Tokens
+from teachonce.store import Features, FeatureStore, TaskSpec, open_store
+from teachonce.student_train.data.batch import Inputs
+from teachonce.student_train.data.blocks import split_blocks, told_of_masks, view_of
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.masking import IGNORED, MASK, RANDOM, Masker
+from teachonce.student_train.data.stream import loaded, student_batches
+from teachonce.student_train.data.token_cache import tokenize
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.spans import covering_spans_of_texts
+from teachonce.training.schedule import PATIENCE, Schedule
 from tests.end_to_end.support import ROOT, dumped, write_corpus
-from training.schedule import PATIENCE, Schedule
 
-COMMAND = 'if __name__ == "__main__":\n    from student_train.cli import main\n    main()\n'
+COMMAND = (
+    'if __name__ == "__main__":\n    from teachonce.student_train.cli import main\n    main()\n'
+)
 
 
 @pytest.fixture(scope="module")

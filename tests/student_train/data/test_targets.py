@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from student_train.data.targets import fold
+from teachonce.student_train.data.targets import fold
 from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from store import FeatureStore, open_store
-from student_train.data import token_cache
-from student_train.data.token_cache import token_table, tokenize
-from support.arrays import Array
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.data import token_cache
+from teachonce.student_train.data.token_cache import token_table, tokenize
+from teachonce.support.arrays import Array
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ def test_another_text_has_another_table(
     tmp_path: Path,
     tiny_teacher: Callable[..., Path],
 ) -> None:
-    from teacher_dump.job.dump import dump
-    from teacher_dump.job.options import DumpOptions
+    from teachonce.teacher_dump.job.dump import dump
+    from teachonce.teacher_dump.job.options import DumpOptions
 
     text, out = tmp_path / "other.txt", tmp_path / "other.zarr"
     text.write_text("Quite another text.\n", encoding="utf-8")

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from store import Logits
-from student_train.data.targets import HEAD_KEPT, TargetReader, fold
-from student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
-from student_train.losses.registry import LOSSES, Loss
-from support.arrays import Array
+from teachonce.store import Logits
+from teachonce.student_train.data.targets import HEAD_KEPT, TargetReader, fold
+from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
+from teachonce.student_train.losses.registry import LOSSES, Loss
+from teachonce.support.arrays import Array
 
 SCALES = [0.0, 1e-30, 1.0, 1e4]  # of states and logits
 

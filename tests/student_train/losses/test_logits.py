@@ -11,8 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from student_train.data.targets import fold
-from student_train.losses.logits import LogitTargets, SharedTargets, hard, kl, kl_shared, logit, mlm
+from teachonce.student_train.data.targets import fold
+from teachonce.student_train.losses.logits import (
+    LogitTargets,
+    SharedTargets,
+    hard,
+    kl,
+    kl_shared,
+    logit,
+    mlm,
+)
 from tests.student_train.kept_logits import (
     V_STUDENT,
     V_TEACHER,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from student_train.losses.maps import attention
+from teachonce.student_train.losses.maps import attention
 
 STUDENT = torch.tensor([[[0.5, 0.5], [0.25, 0.75]]])
 TEACHER = torch.tensor([[[0.7, 0.2], [0.25, 0.15]]])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from inspect import signature
 
-from student_train.losses.registry import (
+from teachonce.student_train.losses.registry import (
     FEATURES,
     LOSSES,
     features_of,
@@ -54,5 +54,5 @@ def test_help_lists_every_loss() -> None:
 
 
 def test_the_list_of_losses_does_not_wait_for_torch() -> None:
-    code = "import sys, student_train.losses.registry; assert 'torch' not in sys.modules"
+    code = "import sys, teachonce.student_train.losses.registry; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

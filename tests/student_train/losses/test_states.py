@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from student_train.losses import states
+from teachonce.student_train.losses import states
 
 G = 6
 

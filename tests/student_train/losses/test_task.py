@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from student_train.losses import task
+from teachonce.student_train.losses import task
 
 
 def test_losses_are_what_their_papers_say() -> None:

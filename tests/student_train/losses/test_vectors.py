@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from student_train.losses.registry import named
-from student_train.losses.vectors import SHARPNESS, similarity, similarity_kl
+from teachonce.student_train.losses.registry import named
+from teachonce.student_train.losses.vectors import SHARPNESS, similarity, similarity_kl
 
 LOSSES = (similarity, similarity_kl)
 

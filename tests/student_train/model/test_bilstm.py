@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from align import Vocabulary, VocabularyMap
-from store import FeatureStore
-from store.format.features import TaskSpec
-from student_train.bilstm import (
+from teachonce.align import Vocabulary, VocabularyMap
+from teachonce.store import FeatureStore
+from teachonce.store.format.features import TaskSpec
+from teachonce.student_train.bilstm import (
     BiLstmConfig,
     BiLstmForMaskedLM,
     BiLstmForSequenceClassification,
@@ -25,11 +25,11 @@ from student_train.bilstm import (
     last_of,
     lstm_with_dropout,
 )
-from student_train.model.kinds import make_student
-from student_train.model.start import initialise
-from student_train.model.student_tokenizer import student_tokenizer
-from student_train.model.word_vectors import set_word_vectors
-from support.errors import UserError
+from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.start import initialise
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.model.word_vectors import set_word_vectors
+from teachonce.support.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
 
 WITH_HEADS = (BiLstmForMaskedLM, BiLstmForSequenceClassification, BiLstmForTokenClassification)
@@ -196,7 +196,7 @@ def test_what_a_bilstm_cannot_give_is_refused() -> None:
 
 LOAD = """
 import sys
-import student_train.bilstm
+import teachonce.student_train.bilstm
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 model = AutoModelForTokenClassification.from_pretrained(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])

@@ -19,13 +19,13 @@ from transformers import (
     TrainingArguments,
 )
 
-from store import FeatureStore
-from student_train.model.any_student import class_logits, head_of, lm_logits
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
-from student_train.train.student_training import train
-from support.errors import UserError
+from teachonce.store import FeatureStore
+from teachonce.student_train.model.any_student import class_logits, head_of, lm_logits
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.student_training import train
+from teachonce.support.errors import UserError
 
 SMALL: dict[str, Any] = {
     "vocab_size": 500,

@@ -18,23 +18,23 @@ from transformers import (
     PreTrainedModel,
 )
 
-from store import FeatureStore
-from store.format.features import TaskSpec
-from student_train.losses.registry import losses_for
-from student_train.model.any_student import (
+from teachonce.store import FeatureStore
+from teachonce.store.format.features import TaskSpec
+from teachonce.student_train.losses.registry import losses_for
+from teachonce.student_train.model.any_student import (
     class_logits,
     has_attention,
     lm_logits,
     sentence_states,
     tag_logits,
 )
-from student_train.model.kinds import KINDS, make_student
-from student_train.output.run import run
-from student_train.settings.alignments import ALIGNMENTS
-from student_train.settings.options import TrainOptions
-from student_train.settings.shapes import SHAPES, Shape, parse_student
-from student_train.train.student_training import METRICS
-from support.errors import UserError
+from teachonce.student_train.model.kinds import KINDS, make_student
+from teachonce.student_train.output.run import run
+from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.shapes import SHAPES, Shape, parse_student
+from teachonce.student_train.train.student_training import METRICS
+from teachonce.support.errors import UserError
 from tests.texts import SENTENCES
 
 SIZES = {"bert": "32x2x4", "modernbert": "32x2x4", "bilstm": "24,16"}

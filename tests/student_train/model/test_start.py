@@ -12,16 +12,16 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from align import Vocabulary, VocabularyMap
-from store import FeatureStore, open_store
-from student_train.model.kinds import make_student
-from student_train.model.start import embedding_means, initialise
-from student_train.model.student_tokenizer import student_tokenizer
-from student_train.model.teacher_layers import layer_groups
-from student_train.settings.options import TrainOptions
-from student_train.train.checks import check
-from support.arrays import Array
-from support.errors import UserError
+from teachonce.align import Vocabulary, VocabularyMap
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.start import embedding_means, initialise
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.model.teacher_layers import layer_groups
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.checks import check
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import dumped, write_corpus
 
 

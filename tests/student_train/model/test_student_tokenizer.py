@@ -12,16 +12,16 @@ import pytest
 from tokenizers import normalizers
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from align import Vocabulary, VocabularyMap
-from store import FeatureStore, open_store
-from student_train.model.student_tokenizer import (
+from teachonce.align import Vocabulary, VocabularyMap
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.model.student_tokenizer import (
     student_tokenizer,
     train_wordpiece,
 )
-from support.errors import UserError
+from teachonce.support.errors import UserError
+from teachonce.training.wordpiece import SPECIALS, fewer_pieces, suggested_size, vocabulary_size
 from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import ENGLISH, RUSSIAN, SENTENCES, SLOVAK
-from training.wordpiece import SPECIALS, fewer_pieces, suggested_size, vocabulary_size
 
 
 def test_size_words() -> None:

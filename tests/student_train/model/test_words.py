@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from align import Vocabulary
-from store import FeatureStore
-from student_train.cli import main
-from student_train.model.student_tokenizer import student_tokenizer
-from support.errors import UserError
+from teachonce.align import Vocabulary
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.support.errors import UserError
+from teachonce.training.wordpiece import SPECIALS
 from tests.end_to_end.support import ok
-from training.wordpiece import SPECIALS
 
 
 def test_it_has_every_word_the_most_frequent_first(store: FeatureStore, tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store import open_store
-from store.format.features import TaskSpec
-from student_train.cli import main as student_train
-from student_train.model.kinds import make_student
-from student_train.output.card import how_to_load
+from teachonce.store import open_store
+from teachonce.store.format.features import TaskSpec
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.output.card import how_to_load
 from tests.end_to_end.support import STUDENT, dumped, ok, write_corpus
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -88,7 +88,10 @@ def test_the_code_of_the_card_loads_the_student_and_predicts(
     made = {None: "MaskedLM", "classification": "SequenceClassification"}
     name = f"For{made.get(task, 'TokenClassification')}"
     if size.startswith("bilstm"):
-        assert "import student_train.bilstm\n" in code and f"Its class, `BiLstm{name}`" in text
+        assert (
+            "import teachonce.student_train.bilstm\n" in code
+            and f"Its class, `BiLstm{name}`" in text
+        )
     else:
         assert "student_train" not in text and f"`AutoModel{name}` loads it" in text
     capsys.readouterr()

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from store import FeatureStore
-from student_train.cli import main
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main
+from teachonce.training.tokenizer_folder import in_common, save_tokenizer
 from tests.end_to_end.support import Word, Words, ok
 from tests.texts import ENGLISH, RUSSIAN
-from training.tokenizer_folder import in_common, save_tokenizer
 
 TEXTS = (" ".join(ENGLISH[:5]), *RUSSIAN[:2])  # the first is longer than a local attention sees
 STUDENTS: dict[str, Words] = {

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
-from store import FeatureStore, TaskSpec
-from student_train.cli import main as student_train
-from student_train.model.kinds import make_student
-from student_train.model.student_tokenizer import student_tokenizer, train_wordpiece
-from student_train.output.pruning import prune_student
-from support.errors import UserError
+from teachonce.store import FeatureStore, TaskSpec
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.student_tokenizer import student_tokenizer, train_wordpiece
+from teachonce.student_train.output.pruning import prune_student
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.texts import ENGLISH
 

@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from store import FeatureStore
-from student_train.cli import main as student_train
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main as student_train
 from tests.end_to_end.support import STUDENT, Word, ok, refused, says
 from tests.hub_contents import READER, Hub
 from tests.hub_server import asked_by_this_process, serving

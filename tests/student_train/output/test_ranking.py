@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from student_train.output.ranking import OF_LOSS, compares_losses, measure_of, ranked, told_best
-from student_train.settings.options import TrainOptions
-from support.options import options_of
+from teachonce.student_train.output.ranking import (
+    OF_LOSS,
+    compares_losses,
+    measure_of,
+    ranked,
+    told_best,
+)
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.options import options_of
 
 NATS = "valid_mlm_per_character"
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from student_train.arguments import options_from
-from student_train.cli import main
-from student_train.settings.recipe import all_recipes
-from student_train.settings.shapes import parse_student
+from teachonce.student_train.arguments import options_from
+from teachonce.student_train.cli import main
+from teachonce.student_train.settings.recipe import all_recipes
+from teachonce.student_train.settings.shapes import parse_student
 from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
 
 TRAINING = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from student_train.settings.loss_alignments import parse_alignments
-from student_train.settings.options import TrainOptions
-from support.errors import UserError
+from teachonce.student_train.settings.loss_alignments import parse_alignments
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.errors import UserError
 
 LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from student_train.cli import GROUPS, describe
-from student_train.cli import main as student_train
-from student_train.output.report import changed_settings
-from student_train.settings.option_fields import NEW
-from student_train.settings.options import TrainOptions
-from student_train.sweep import main as student_sweep
-from support.errors import UserError
-from support.options import default_of, options_of, scoped
+from teachonce.student_train.cli import GROUPS, describe
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.output.report import changed_settings
+from teachonce.student_train.settings.option_fields import NEW
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.sweep import main as student_sweep
+from teachonce.support.errors import UserError
+from teachonce.support.options import default_of, options_of, scoped
 
 
 @pytest.mark.parametrize(

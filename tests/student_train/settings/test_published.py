@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from store import open_store
-from student_train.cli import main as student_train
-from student_train.data.stream import student_batches
-from student_train.losses.logits import kl
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.settings.recipe import all_recipes
-from student_train.settings.shapes import parse_student
-from student_train.train.distiller import Distiller
-from teacher_dump.cli import main as teacher_dump
+from teachonce.store import open_store
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.data.stream import student_batches
+from teachonce.student_train.losses.logits import kl
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.recipe import all_recipes
+from teachonce.student_train.settings.shapes import parse_student
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import Word, Words, dumped, ok, refused, says, write_corpus
 
 # The thesis, section 4.2, pages 31 and 32; what it does not tell is DistilBERT's.

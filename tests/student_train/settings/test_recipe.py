@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from student_train.arguments import options_from
-from student_train.cli import main
-from student_train.model.freezing import check_frozen
-from student_train.settings.options import TrainOptions
-from student_train.settings.recipe import all_recipes, find_recipe, listed, read_recipes
-from student_train.settings.shapes import parse_student
-from student_train.settings.stages import stages_of
-from student_train.sweep import main as sweep
-from support.errors import UserError
+from teachonce.student_train.arguments import options_from
+from teachonce.student_train.cli import main
+from teachonce.student_train.model.freezing import check_frozen
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.recipe import all_recipes, find_recipe, listed, read_recipes
+from teachonce.student_train.settings.shapes import parse_student
+from teachonce.student_train.settings.stages import stages_of
+from teachonce.student_train.sweep import main as sweep
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, dumped, ok, refused, says, write_corpus
 
 OWN = """

@@ -12,17 +12,17 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from store import FeatureStore, open_store
-from student_train.data.blocks import chosen_blocks, split_blocks
-from student_train.model.freezing import OF_EMBEDDINGS, group_of
-from student_train.output.run import prepare, run
-from student_train.settings.options import TrainOptions
-from student_train.settings.stages import stages_of
-from student_train.train.checks import check
-from student_train.train.distiller import Distiller
-from student_train.train.evaluate import evaluate
-from student_train.train.student_training import train
-from support.errors import UserError
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.data.blocks import chosen_blocks, split_blocks
+from teachonce.student_train.model.freezing import OF_EMBEDDINGS, group_of
+from teachonce.student_train.output.run import prepare, run
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.stages import stages_of
+from teachonce.student_train.train.checks import check
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.evaluate import evaluate
+from teachonce.student_train.train.student_training import train
+from teachonce.support.errors import UserError
 
 SMALL: dict[str, Any] = {"vocab": "400", "batch_tokens": 512, "device": "cpu", "precision": "fp32"}
 KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:8,8")

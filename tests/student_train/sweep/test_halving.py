@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from student_train.sweep.halving import Halving
+from teachonce.student_train.sweep.halving import Halving
 
 
 def test_the_best_third_of_those_that_came_as_far_goes_on() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from student_train.output.ranking import MEASURES
-from student_train.sweep import main as student_sweep
-from student_train.sweep.page.charts import front, importances
-from student_train.sweep.page.report import Student, write_report
+from teachonce.student_train.output.ranking import MEASURES
+from teachonce.student_train.sweep import main as student_sweep
+from teachonce.student_train.sweep.page.charts import front, importances
+from teachonce.student_train.sweep.page.report import Student, write_report
 from tests.browser import PHONE, WIDE, check_accessible, opened
 
 pytest.importorskip("altair")

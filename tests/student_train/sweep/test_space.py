@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from student_train.sweep.space import (
+from teachonce.student_train.sweep.space import (
     Interval,
     arguments_of,
     corners,
@@ -15,7 +15,7 @@ from student_train.sweep.space import (
     read_space,
     varied,
 )
-from support.errors import UserError
+from teachonce.support.errors import UserError
 
 KNOWN = ["lr", "loss", "vocab", "steps", "best", "recipe", "student"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from student_train.settings.options import TrainOptions
-from student_train.sweep.runs import Run, Runs
-from student_train.sweep.space import Interval, Space
-from student_train.sweep.trials import Trials
-from support.errors import UserError
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.sweep.runs import Run, Runs
+from teachonce.student_train.sweep.space import Interval, Space
+from teachonce.student_train.sweep.trials import Trials
+from teachonce.support.errors import UserError
 
 pytest.importorskip("optuna")
 SPACE: Space = {"lr": Interval(1e-4, 1e-1, True, False), "dropout": (0.0, 0.1)}

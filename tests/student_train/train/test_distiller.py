@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from store import FeatureStore, open_store
-from student_train.data.batch import Inputs
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.checks import check
-from student_train.train.distiller import Distiller
-from support.errors import UserError
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.data.batch import Inputs
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.checks import check
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import dumped, write_corpus
 
 LOSSES = ("mlm", "kl", "hidden", "cosine", "sentence")

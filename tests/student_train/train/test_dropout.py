@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from store import FeatureStore
-from student_train.data.blocks import split_blocks
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
-from student_train.train.evaluate import evaluate
-from student_train.train.student_training import train
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.evaluate import evaluate
+from teachonce.student_train.train.student_training import train
 
 MASKS = "masks     a masked view an epoch, 1: new masks each epoch"
 DROPPED = {

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from store import FeatureStore
-from student_train.cli import main
-from student_train.data.blocks import split_blocks
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.student_training import METRICS, train
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main
+from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.student_training import METRICS, train
 from tests.end_to_end.support import ok, refused, says
 
 AWAY = 0.3  # a rate that drives a student away from what it had learnt

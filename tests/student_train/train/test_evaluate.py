@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from store import FeatureStore
-from student_train.data.blocks import split_blocks
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
-from student_train.train.evaluate import evaluate
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.evaluate import evaluate
 
 
 def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore) -> None:

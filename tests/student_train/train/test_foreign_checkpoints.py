@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from store import FeatureStore
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.student_training import METRICS, train
-from support.errors import UserError
-from training.checkpoint import load_checkpoint, write_checkpoint
+from teachonce.store import FeatureStore
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.student_training import METRICS, train
+from teachonce.support.errors import UserError
+from teachonce.training.checkpoint import load_checkpoint, write_checkpoint
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from store import FeatureStore
-from student_train.data.batch import Inputs
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train import forward_pass as room
-from student_train.train.forward_pass import bytes_of_text, forward_pass
-from student_train.train.student_training import train
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.batch import Inputs
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train import forward_pass as room
+from teachonce.student_train.train.forward_pass import bytes_of_text, forward_pass
+from teachonce.student_train.train.student_training import train
 from tests.examples.loading import example
 
 STUDENTS = ("16x2x2", "modernbert:16x2x2", "bilstm:12,10", "static:16")

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from store import FeatureStore
-from student_train.cli import main
-from student_train.data.stream import student_batches
-from student_train.output.run import prepare
-from student_train.settings import alignments
-from student_train.settings.alignments import ALIGNMENTS, Sides
-from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main
+from teachonce.student_train.data.stream import student_batches
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings import alignments
+from teachonce.student_train.settings.alignments import ALIGNMENTS, Sides
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.distiller import Distiller
 from tests.end_to_end.support import Words, ok, refused, says
 
 LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "cosine": 1.0}

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import nn
 
-from store import FeatureStore
-from student_train.cli import main
-from student_train.output.report import check_out
-from student_train.output.run import prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.student_training import BETAS, train
-from support.errors import UserError
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main
+from teachonce.student_train.output.report import check_out
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.student_training import BETAS, train
+from teachonce.support.errors import UserError
+from teachonce.training.optimizer import optimizer_of
 from tests.end_to_end.support import ok, refused, says
 from tests.training.lamb import LONGEST, check_steps
-from training.optimizer import optimizer_of
 
 MASKS = "masks     a masked view an epoch, 1: new masks each epoch"
 WORDS = ("--vocab", 400, "--student", "16x2x2", "--batch-tokens", 512, "--steps", 2)

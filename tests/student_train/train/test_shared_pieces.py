@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from align import Tokens
-from store import FeatureStore, open_store
-from student_train.cli import main
-from student_train.data.collator import Collator
-from student_train.data.token_cache import tokenize
-from student_train.output.run import prepare
-from student_train.settings.alignments import ALIGNMENTS, Sides
-from student_train.settings.options import TrainOptions
-from student_train.train.distiller import Distiller
-from support.errors import UserError
+from teachonce.align import Tokens
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.cli import main
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.token_cache import tokenize
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.alignments import ALIGNMENTS, Sides
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
 
 LOSS = {"kl-shared": 1.0}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from store import FeatureStore
-from student_train.cli import main as student_train
-from student_train.sweep.cli import main as student_sweep
+from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.sweep.cli import main as student_sweep
 from tests.end_to_end.support import STUDENT, ok, refused, says
 from tests.training.tracker_packages import install, told
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from store import FeatureStore, open_store
-from student_train.cli import main
-from student_train.data.joined import geometric_mean
-from student_train.losses.logits import LogitTargets, kl
-from student_train.output.run import make_collator, prepare
-from student_train.settings.options import TrainOptions
-from student_train.train.lesson import Lesson
-from student_train.train.student_training import train
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.cli import main
+from teachonce.student_train.data.joined import geometric_mean
+from teachonce.student_train.losses.logits import LogitTargets, kl
+from teachonce.student_train.output.run import make_collator, prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.lesson import Lesson
+from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 

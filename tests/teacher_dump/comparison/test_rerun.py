@@ -15,22 +15,22 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForMaskedLM
 
-from feature_store.cli import main
-from store import StoreWriter, UserError, open_store
-from store.tools.copy import convert
-from store.tools.merge import merge
-from support.arrays import Array
-from teacher_dump.comparison import rerun
-from teacher_dump.comparison.rerun import LiveReport
-from teacher_dump.job import part_writing
-from teacher_dump.teacher import teacher
-from teacher_dump.teacher.forward import forward
-from teacher_dump.teacher.heads import sampled_logits
-from teacher_dump.teacher.layer_groups import layer_groups
-from teacher_dump.windows import of_documents
-from teacher_dump.windows.cutting import iter_windows
-from teacher_dump.windows.masked_views import mask_spans
-from teacher_dump.windows.window import Window
+from teachonce.feature_store.cli import main
+from teachonce.store import StoreWriter, UserError, open_store
+from teachonce.store.tools.copy import convert
+from teachonce.store.tools.merge import merge
+from teachonce.support.arrays import Array
+from teachonce.teacher_dump.comparison import rerun
+from teachonce.teacher_dump.comparison.rerun import LiveReport
+from teachonce.teacher_dump.job import part_writing
+from teachonce.teacher_dump.teacher import teacher
+from teachonce.teacher_dump.teacher.forward import forward
+from teachonce.teacher_dump.teacher.heads import sampled_logits
+from teachonce.teacher_dump.teacher.layer_groups import layer_groups
+from teachonce.teacher_dump.windows import of_documents
+from teachonce.teacher_dump.windows.cutting import iter_windows
+from teachonce.teacher_dump.windows.masked_views import mask_spans
+from teachonce.teacher_dump.windows.window import Window
 from tests.end_to_end.support import dumped, write_corpus
 
 Teachers = Callable[[str], Path]

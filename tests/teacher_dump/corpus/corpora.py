@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.errors import UserError
-from teacher_dump.corpus.documents import Corpus, CorpusError
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
 
 TEXTS = ["Первая строка.", 'second, with "quotes"', "tab less", "日本語 🙂", " kept as it is "]
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from teacher_dump.corpus import sources, utf8_lines
-from teacher_dump.corpus.documents import Corpus, CorpusError, Document
+from teachonce.teacher_dump.corpus import sources, utf8_lines
+from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError, Document
 from tests.teacher_dump.corpus.corpora import TEXTS, refusal, texts, write_table
 
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")

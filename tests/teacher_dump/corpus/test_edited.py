@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.integrity.edited_corpora import EDITS, HARMLESS, KINDS, edited, write
-from teacher_dump.corpus.documents import Corpus, CorpusError
+from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
 
 LINES = [f"line {n} of the text" for n in range(3000)]
 FILES = [kind for kind in KINDS if kind != "hf"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from store.format.pairs import SEPARATOR
-from teacher_dump.corpus.documents import Corpus, CorpusError
+from teachonce.store.format.pairs import SEPARATOR
+from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
 from tests.teacher_dump.corpus.corpora import write_table
 
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")

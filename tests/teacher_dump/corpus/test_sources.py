@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.corpus.documents import Corpus
 from tests.teacher_dump.corpus.corpora import TEXTS, refusal, texts, write_table
 
 

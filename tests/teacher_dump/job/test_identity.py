@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import zarr
 
-from store import StoreWriter, UserError, open_store
-from store.tools.verify import verify
-from teacher_dump.job.dump import dump
-from teacher_dump.windows import of_documents
-from teacher_dump.windows.cutting import iter_windows
+from teachonce.store import StoreWriter, UserError, open_store
+from teachonce.store.tools.verify import verify
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.windows import of_documents
+from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping
 from tests.end_to_end.support import write_corpus
 
@@ -88,7 +88,7 @@ def test_another_cut_of_the_same_tokens_is_refused(
             yield dataclasses.replace(window, offsets=np.where(window.offsets > 0, 1, 0))
 
     monkeypatch.setattr(of_documents, "iter_windows", moved)
-    monkeypatch.setattr("teacher_dump.job.part_writing.version", lambda name: "9.9")
+    monkeypatch.setattr("teachonce.teacher_dump.job.part_writing.version", lambda name: "9.9")
     with pytest.raises(UserError, match=r"token/begin differs; teachonce .* then and 9\.9 now"):
         dump(options)
 

@@ -8,12 +8,12 @@ from typing import Any
 import click
 import pytest
 
-from support.errors import UserError
-from support.options import options_of
-from teacher_dump.cli import main
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.job.shards import Shard, shard_of
-from teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
+from teachonce.support.errors import UserError
+from teachonce.support.options import options_of
+from teachonce.teacher_dump.cli import main
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.shards import Shard, shard_of
+from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from tests.end_to_end.support import ok, refused
 
 OUT = Path("store.zarr")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.job.dump import dump
-from teacher_dump.job.progress import Progress
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.progress import Progress
 from tests.end_to_end.support import dump_options, write_corpus
 
 LINE = re.compile(r"part (\d+) .* tokens so far, about (\d+)% of all, [\d:]+ left")
@@ -50,7 +50,7 @@ def test_what_is_new_of_a_grown_corpus_is_the_whole(
 def test_a_long_part_tells_how_far_it_is(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("teacher_dump.job.progress.EVERY", 0.0)
+    monkeypatch.setattr("teachonce.teacher_dump.job.progress.EVERY", 0.0)
     corpus, said = write_corpus(tmp_path / "corpus.txt", 60), list[str]()
     options = dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", batch_tokens=500)
     dump(options, said.append)

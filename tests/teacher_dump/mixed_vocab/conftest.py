@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok, write_corpus
 from tests.teacher_dump.mixed_vocab.support import LONGEST, PIECES, WIDTH
 from tests.texts import SENTENCES
@@ -17,7 +17,7 @@ from tests.texts import SENTENCES
 @pytest.fixture(scope="session")
 def small(make_tokenizer: Callable[[str], Any]) -> Any:
     """The student's tokenizer: fewer pieces of the same text."""
-    from student_train.model.student_tokenizer import train_wordpiece as student_wordpiece
+    from teachonce.student_train.model.student_tokenizer import train_wordpiece as student_wordpiece
 
     return student_wordpiece(SENTENCES, PIECES, None)
 

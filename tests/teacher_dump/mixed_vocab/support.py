@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from teacher_dump.mixed_vocab.segmentation import Batch, Mixer, Side
+from teachonce.teacher_dump.mixed_vocab.segmentation import Batch, Mixer, Side
 from tests.texts import SENTENCES
 
 WIDTH, PIECES, LONGEST = 16, 450, 64

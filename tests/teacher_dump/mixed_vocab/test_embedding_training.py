@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.errors import UserError
-from support.signals import Stopped, stoppable
-from teacher_dump.mixed_vocab.embedding_training import BETAS, WEIGHT_DECAY, Course, train
-from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
-from teacher_dump.teacher.teacher import load_teacher
+from teachonce.support.errors import UserError
+from teachonce.support.signals import Stopped, stoppable
+from teachonce.teacher_dump.mixed_vocab.embedding_training import BETAS, WEIGHT_DECAY, Course, train
+from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.training.loop import Training
+from teachonce.training.optimizer import optimizer_of
 from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of
 from tests.training.lamb import check_steps
-from training.loop import Training
-from training.optimizer import optimizer_of
 
 
 def course(steps: int, **changes: Any) -> Course:

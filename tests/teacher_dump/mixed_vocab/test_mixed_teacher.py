@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from support.errors import UserError
-from teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
-from teacher_dump.mixed_vocab.stage_one import shared_pieces
-from teacher_dump.teacher.teacher import load_teacher
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+from teachonce.teacher_dump.mixed_vocab.stage_one import shared_pieces
+from teachonce.teacher_dump.teacher.teacher import load_teacher
 from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of, some
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from teacher_dump.mixed_vocab.segmentation import (
+from teachonce.teacher_dump.mixed_vocab.segmentation import (
     MASKED,
     MASKED_BY_TEACHER,
     Batch,
@@ -20,7 +20,7 @@ from teacher_dump.mixed_vocab.segmentation import (
     shortened,
     word_numbers,
 )
-from teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.teacher import load_teacher
 from tests.teacher_dump.mixed_vocab.support import mixer_of, some
 from tests.texts import ENGLISH, SENTENCES
 

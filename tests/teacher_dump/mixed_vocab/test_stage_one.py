@@ -15,18 +15,18 @@ import zarr
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
-from feature_store.cli import main as feature_store
-from store import open_store
-from store.errors import StoreError
-from store.extras.mixed_vocab import GROUP, MixedVocab
-from store.tools.verify import verify
-from student_train.model.student_tokenizer import student_tokenizer
-from support.errors import UserError
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.mixed_vocab import stage_one
-from teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
-from teacher_dump.mixed_vocab.segmentation import MASKED, MASKED_BY_TEACHER
-from teacher_dump.mixed_vocab.stage_one import mixed_vocab
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import open_store
+from teachonce.store.errors import StoreError
+from teachonce.store.extras.mixed_vocab import GROUP, MixedVocab
+from teachonce.store.tools.verify import verify
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.mixed_vocab import stage_one
+from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
+from teachonce.teacher_dump.mixed_vocab.segmentation import MASKED, MASKED_BY_TEACHER
+from teachonce.teacher_dump.mixed_vocab.stage_one import mixed_vocab
 from tests.end_to_end.support import ok, refused, write_corpus
 from tests.teacher_dump.mixed_vocab.support import PIECES, WIDTH
 from tests.texts import ENGLISH
@@ -78,7 +78,7 @@ def test_a_kill_while_the_text_is_written_trains_nothing_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("teacher_dump.job.part_writing.write_part", killed)
+        patch.setattr("teachonce.teacher_dump.job.part_writing.write_part", killed)
         result = CliRunner().invoke(teacher_dump, [str(w) for w in (*words, "--out", out)])
         assert result.exit_code == 130
     with pytest.raises(StoreError, match="not finished"):

@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from align import Vocabulary, VocabularyMap
-from store import open_store
-from store.extras.mixed_vocab import MixedVocab
-from student_train.cli import main as student_train
-from student_train.model.kinds import make_student
-from student_train.model.start import initialise
-from student_train.model.student_tokenizer import student_tokenizer
-from support.errors import UserError
+from teachonce.align import Vocabulary, VocabularyMap
+from teachonce.store import open_store
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.start import initialise
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import ok
 from tests.teacher_dump.mixed_vocab.support import LONGEST, PIECES, WIDTH
 

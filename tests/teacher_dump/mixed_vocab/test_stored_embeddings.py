@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feature_store.cli import main as feature_store
-from store import open_store
-from store.errors import StoreError
-from store.extras.mixed_vocab import MixedVocab
-from store.tools.verify import verify
-from student_train.model.student_tokenizer import student_tokenizer
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import open_store
+from teachonce.store.errors import StoreError
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.store.tools.verify import verify
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.training.wordpiece import train_wordpiece
 from tests.end_to_end.support import dumped, ok, refused, write_corpus
 from tests.teacher_dump.mixed_vocab.support import LONGEST
 from tests.texts import ENGLISH
-from training.wordpiece import train_wordpiece
 
 
 def test_a_plain_store_has_none_and_merges_behind_one_that_has(
@@ -55,8 +55,8 @@ def test_verify_tells_embeddings_that_are_not_those_of_the_tokenizer(
     backend = train_wordpiece(ENGLISH, 180, None)
     settings = json.dumps(json.loads(good.settings)).encode()
     wrong = dataclasses.replace(good, tokenizer=backend.to_str().encode(), settings=settings)
-    from store.tools.copy import copy_part
-    from store.write.writer import StoreWriter
+    from teachonce.store.tools.copy import copy_part
+    from teachonce.store.write.writer import StoreWriter
 
     writer = StoreWriter.create_or_resume(
         tmp_path / "wrong.zarr", store.identity, store.features, store.calibration,

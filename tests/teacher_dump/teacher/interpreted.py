@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from teacher_dump.teacher import fused_head, heads
+from teachonce.teacher_dump.teacher import fused_head, heads
 
 CASES = (  # least programs, rows, width, vocabulary, k, type, whether there is a bias
     (1, 3, 24, 37, 1, torch.float32, True),

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from support.errors import UserError
-from teacher_dump.teacher import checkpoint_names
-from teacher_dump.teacher.checkpoint_names import corpus_of, resolve_model
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher import checkpoint_names
+from teachonce.teacher_dump.teacher.checkpoint_names import corpus_of, resolve_model
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def test_a_hub_model_that_cannot_be_reached_is_refused(name: str, no_cache: None
 
 RESOLVE = """
 import sys
-from teacher_dump.teacher.checkpoint_names import resolve_model
-from support.errors import UserError
+from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
+from teachonce.support.errors import UserError
 try:
     found = resolve_model(sys.argv[1])
     print(found.path_or_id, found.revision)

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.common.processes import finish, fork
-from store import open_store
-from store.write.writer import StoreWriter
-from support.errors import UserError
-from teacher_dump.job import part_writing
-from teacher_dump.job.dump import dump
-from teacher_dump.job.part_writing import write_part
-from teacher_dump.teacher.teacher import Teacher, load_teacher
+from teachonce.store import open_store
+from teachonce.store.write.writer import StoreWriter
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.job import part_writing
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.part_writing import write_part
+from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
 from tests.end_to_end.support import dump_options, write_corpus
 
 FIRST = "bert.encoder.layer.0.intermediate.dense.weight"
@@ -52,7 +52,7 @@ def short_of_memory(
         teacher.base.encoder.layer[2].register_forward_pre_hook(fail)
         return teacher
 
-    monkeypatch.setattr("teacher_dump.teacher.teacher.load_teacher", load)
+    monkeypatch.setattr("teachonce.teacher_dump.teacher.teacher.load_teacher", load)
 
 
 @pytest.mark.parametrize("kind", SHORTAGES)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from teacher_dump.teacher import heads
-from teacher_dump.teacher.heads import Decoder, log_partitions, top_logits
+from teachonce.teacher_dump.teacher import heads
+from teachonce.teacher_dump.teacher.heads import Decoder, log_partitions, top_logits
 from tests.end_to_end.support import ROOT
 
 
@@ -70,7 +70,7 @@ def test_the_fused_kernel() -> None:
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor one that does not run, as none does on a CPU."""
-    fused_head = pytest.importorskip("teacher_dump.teacher.fused_head")
+    fused_head = pytest.importorskip("teachonce.teacher_dump.teacher.fused_head")
     monkeypatch.setattr(fused_head, "PROGRAMS", 2)
     fuses, cpu = heads.fuses.__wrapped__, torch.device("cpu")
     assert not fuses(5, cpu)

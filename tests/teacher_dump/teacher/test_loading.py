@@ -23,17 +23,17 @@ from transformers import (
     dynamic_module_utils,
 )
 
-from downstream.mlm.masked_training import train_mlm
-from downstream.settings import MlmSettings
-from downstream.tasks.linear_probe import linear_probe
-from store import open_store
-from support.errors import UserError
-from teacher_dump.cli import main as teacher_dump
-from teacher_dump.job.dump import dump
-from teacher_dump.job.options import DumpOptions
-from teacher_dump.teacher.checkpoint_names import resolve_model
-from teacher_dump.teacher.loading import load, load_network
-from teacher_dump.teacher.teacher import load_teacher
+from teachonce.downstream.mlm.masked_training import train_mlm
+from teachonce.downstream.settings import MlmSettings
+from teachonce.downstream.tasks.linear_probe import linear_probe
+from teachonce.store import open_store
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
+from teachonce.teacher_dump.teacher.loading import load, load_network
+from teachonce.teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import ok, refused
 from tests.texts import SENTENCES
 

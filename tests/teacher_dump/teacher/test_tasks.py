@@ -17,14 +17,14 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from store import TaskSpec, UserError, open_store
-from store.tools.repair import repair
-from store.tools.verify import verify
-from support.arrays import Array
-from teacher_dump.cli import main
-from teacher_dump.comparison import rerun
-from teacher_dump.teacher.forward import Known
-from teacher_dump.teacher.teacher import load_teacher
+from teachonce.store import TaskSpec, UserError, open_store
+from teachonce.store.tools.repair import repair
+from teachonce.store.tools.verify import verify
+from teachonce.support.arrays import Array
+from teachonce.teacher_dump.cli import main
+from teachonce.teacher_dump.comparison import rerun
+from teachonce.teacher_dump.teacher.forward import Known
+from teachonce.teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS, spans_of
 from tests.texts import SENTENCES
@@ -146,7 +146,7 @@ def test_a_dump_goes_on_where_it_was_killed(
     model = tiny_teacher("bert", "classification", MOODS)
     words = {"logits": None, "text_column": "sentence", "label_column": "mood", "part_tokens": 200}
     whole = open_store(dumped(model, labelled, tmp_path / "a.zarr", **words))
-    from teacher_dump.job import part_writing
+    from teachonce.teacher_dump.job import part_writing
 
     real, left = part_writing.write_part, [2]
 

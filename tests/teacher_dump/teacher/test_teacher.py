@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from support.arrays import Array
-from support.errors import UserError
-from teacher_dump.teacher.heads import sampled_logits, top_logits
-from teacher_dump.teacher.layer_groups import layer_groups
-from teacher_dump.teacher.teacher import Teacher, load_teacher
-from teacher_dump.windows.length_batches import length_batches, padded
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.heads import sampled_logits, top_logits
+from teachonce.teacher_dump.teacher.layer_groups import layer_groups
+from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
+from teachonce.teacher_dump.windows.length_batches import length_batches, padded
 from tests.conftest import TEACHER_KINDS
 from tests.texts import SENTENCES
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from store import EmbeddingSpec, open_store
-from support.errors import UserError
-from teacher_dump.teacher.teacher import Teacher, load_teacher
+from teachonce.store import EmbeddingSpec, open_store
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
+from teachonce.training.sentence_folder import write_sentence_folder
+from teachonce.training.sentence_modules import MODES, Dense, Normalize, Pooling, VectorHead
 from tests.end_to_end.support import dumped
 from tests.sentence_folders import (
     PROMPTS,
@@ -25,8 +27,6 @@ from tests.sentence_folders import (
     pooling,
 )
 from tests.texts import ENGLISH
-from training.sentence_folder import write_sentence_folder
-from training.sentence_modules import MODES, Dense, Normalize, Pooling, VectorHead
 
 BEHIND: dict[str, Callable[[], list[Any]]] = {
     "mean, length 1": lambda: [pooling("mean"), normalize()],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from teacher_dump.corpus.documents import Document
-from teacher_dump.windows.cutting import iter_windows
-from teacher_dump.windows.window import Window
+from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.windows.cutting import iter_windows
+from teachonce.teacher_dump.windows.window import Window
 
 
 def cut_windows(text: str, tokenizer: Any, max_length: int, stride: int = 0) -> list[Window]:

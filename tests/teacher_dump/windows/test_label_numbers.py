@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import TaskSpec, UserError
-from teacher_dump.corpus.documents import Corpus, CorpusError, Document
-from teacher_dump.corpus.iob import BEGINNING, is_iob
-from teacher_dump.corpus.labelled_text import Gold
-from teacher_dump.windows.cutting import iter_windows
-from teacher_dump.windows.label_numbers import Labels
+from teachonce.store import TaskSpec, UserError
+from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError, Document
+from teachonce.teacher_dump.corpus.iob import BEGINNING, is_iob
+from teachonce.teacher_dump.corpus.labelled_text import Gold
+from teachonce.teacher_dump.windows.cutting import iter_windows
+from teachonce.teacher_dump.windows.label_numbers import Labels
 from tests.teacher_dump.corpus.corpora import TEXTS, write_table
 
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.extras.word_counts import WordCounts
-from support.arrays import Array
-from teacher_dump.windows.masked_views import (
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.support.arrays import Array
+from teachonce.teacher_dump.windows.masked_views import (
     KEEP,
     MASK,
     RANDOM,

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from store.format.pairs import SEPARATOR
-from teacher_dump.corpus.documents import Document
-from teacher_dump.windows.cutting import iter_windows
-from teacher_dump.windows.packing import Unreadable, is_whole, packed, unpacked
-from teacher_dump.windows.pairs import iter_pairs
-from teacher_dump.windows.parallel import iter_parallel
-from teacher_dump.windows.window import Window
+from teachonce.store.format.pairs import SEPARATOR
+from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.windows.cutting import iter_windows
+from teachonce.teacher_dump.windows.packing import Unreadable, is_whole, packed, unpacked
+from teachonce.teacher_dump.windows.pairs import iter_pairs
+from teachonce.teacher_dump.windows.parallel import iter_parallel
+from teachonce.teacher_dump.windows.window import Window
 from tests.texts import ENGLISH, RUSSIAN
 
 MakeTokenizer = Callable[[str], Any]

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import UserError
-from store.format.pairs import SEPARATOR
-from teacher_dump.corpus.documents import Document
-from teacher_dump.corpus.labelled_text import Gold
-from teacher_dump.windows.cutting import SEGMENT
-from teacher_dump.windows.pairs import iter_pairs
-from teacher_dump.windows.window import Window
+from teachonce.store import UserError
+from teachonce.store.format.pairs import SEPARATOR
+from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.corpus.labelled_text import Gold
+from teachonce.teacher_dump.windows.cutting import SEGMENT
+from teachonce.teacher_dump.windows.pairs import iter_pairs
+from teachonce.teacher_dump.windows.window import Window
 from tests.align.support import TEXT
 from tests.texts import SENTENCES
 

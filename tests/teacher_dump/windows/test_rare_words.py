@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store import open_store
-from store.extras.word_counts import WordCounts
-from teacher_dump.corpus.documents import Corpus
-from teacher_dump.windows import rare_words
-from teacher_dump.windows.masked_views import words_of
+from teachonce.store import open_store
+from teachonce.store.extras.word_counts import WordCounts
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.windows import rare_words
+from teachonce.teacher_dump.windows.masked_views import words_of
 from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import ENGLISH
 

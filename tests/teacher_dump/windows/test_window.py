@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.errors import UserError
-from teacher_dump.corpus.documents import Document
-from teacher_dump.windows.cutting import SEGMENT, iter_windows
-from teacher_dump.windows.masked_views import word_spans
-from teacher_dump.windows.window import Window
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.windows.cutting import SEGMENT, iter_windows
+from teachonce.teacher_dump.windows.masked_views import word_spans
+from teachonce.teacher_dump.windows.window import Window
 from tests.conftest import TOKENIZER_KINDS
 from tests.teacher_dump.windows.cutting import cut_windows
 from tests.texts import SENTENCES

@@ -1,0 +1,138 @@
+"""Loads models of texts as sentence-transformers reads their folders, and embeds texts by them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import teachonce.student_train.bilstm  # so that AutoModel knows such students
+import teachonce.student_train.static  # noqa: F401
+from teachonce.support.arrays import Floats
+from teachonce.support.errors import UserError, first_line, out_of_memory
+from teachonce.support.extras import library
+from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
+from teachonce.teacher_dump.teacher.text_vectors import finder
+from teachonce.training.sentence_folder import MODULES, Find, check_modules, find_in
+
+EXTRA = "embedding"
+
+
+class Embedder:
+    """Makes vectors of texts: by its own modules a sentence-transformers folder, by the mean of its
+    last states any other encoder.
+
+    max_length: tokens at which texts are cut; None for what the folder says.
+
+    Raises UserError for a folder that cannot be loaded, and without sentence-transformers.
+    """
+
+    def __init__(self, name: str, max_length: int | None = None) -> None:
+        self.name = name
+        check_modules(_finder(name), name)
+        self.model = _load("SentenceTransformer", name, max_length)
+        if self.model.similarity_fn_name not in ("cosine", "dot"):
+            raise UserError(
+                f"model {name}: its texts are compared by {self.model.similarity_fn_name}"
+                " (config_sentence_transformers.json), expected cosine or dot"
+            )
+
+    def vectors(self, texts: Sequence[str], role: str | None = None) -> Floats:
+        """Embed texts, float32 [N,W], whose dot products are their similarities.
+
+        role: "query" or "document", of which the model may have a prompt; None for other texts.
+        """
+        encode = getattr(self.model, f"encode_{role}" if role else "encode")
+        cosine = self.model.similarity_fn_name == "cosine"
+        found = encode(list(texts), normalize_embeddings=cosine, show_progress_bar=False)
+        found = np.asarray(found, np.float32)
+        if not np.isfinite(found).all():
+            raise UserError(
+                f"model {self.name}: gives NaN or infinity; its weights are damaged, train it anew"
+            )
+        return found
+
+    def parameters(self) -> int:
+        """Count the parameters."""
+        return sum(each.numel() for each in self.model.parameters())
+
+
+class PairScorer:
+    """Scores pairs of texts by a model that reads both at once and has one output.
+
+    max_length: tokens at which a pair is cut; None for what the model takes.
+
+    Raises UserError as `Embedder` does, and for a model of another number of outputs.
+    """
+
+    def __init__(self, name: str, max_length: int | None = None) -> None:
+        self.name = name
+        self.model = _load("CrossEncoder", name, max_length)
+        if self.model.num_labels != 1:
+            raise UserError(
+                f"model {name}: has {self.model.num_labels} outputs for a pair, expected one score;"
+                " give a reranker, or a model of vectors"
+            )
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> Floats:
+        """Score pairs, float32 [N]; the larger, the closer."""
+        found = self.model.predict(list(pairs), show_progress_bar=False)
+        return np.asarray(found, np.float32).reshape(-1)
+
+
+def has_modules(name: str) -> bool:
+    """Whether a model is a sentence-transformers folder, which says itself how it makes vectors.
+
+    Raises UserError where there is no such model.
+    """
+    return _finder(name)(MODULES) is not None
+
+
+def _finder(name: str) -> Find:
+    """Find files of a model; of a folder with modules also where its transformer is none that
+    transformers knows."""
+    folder = Path(os.path.expanduser(name))
+    if (folder / MODULES).is_file():
+        return find_in(folder)
+    return finder(resolve_model(name))
+
+
+def reads_pairs(name: str) -> bool:
+    """Whether a model has a classification head, and so reads a pair of texts at once."""
+    if (Path(os.path.expanduser(name)) / MODULES).is_file() and not _config(name):
+        return False
+    from teachonce.teacher_dump.teacher.loading import load_config
+
+    kinds = getattr(load_config(resolve_model(name)), "architectures", None) or ()
+    return any(kind.endswith("ForSequenceClassification") for kind in kinds)
+
+
+def _config(name: str) -> bool:
+    return (Path(os.path.expanduser(name)) / "config.json").is_file()
+
+
+def _load(kind: str, name: str, max_length: int | None) -> Any:
+    """Load a model by a class of sentence-transformers, in silence and float32, as all encoders
+    are scored."""
+    made = getattr(library("sentence_transformers", EXTRA, f"model {name}"), kind)
+    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+    folder = Path(os.path.expanduser(name))
+    found = None if (folder / MODULES).is_file() else resolve_model(name)
+    path = (found.root or found.path_or_id) if found else str(folder)
+    try:
+        model = made(path, revision=found.revision if found else None)
+    except Exception as error:  # libraries raise errors of any kind for a bad file
+        if out_of_memory(error):
+            raise
+        raise UserError(
+            f"model {name}: sentence-transformers cannot load it: {first_line(error)}; copy the"
+            " whole folder"
+        ) from error
+    if max_length:
+        known = model.max_seq_length
+        model.max_seq_length = min(max_length, known or max_length)
+    return model.float()  # in float16 the vector of an empty text is 0 / 0, as 1e-12 is 0 there

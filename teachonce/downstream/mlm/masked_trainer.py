@@ -1,0 +1,136 @@
+"""A transformers Trainer for masked LMs: a cheap head, a fixed validation, repeatable masks."""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback
+
+from teachonce.support.arrays import Array
+from teachonce.training.ranks import ALONE, Ranks
+
+
+class BatchMasking(DataCollatorForLanguageModeling):
+    """Masks tokens 80/10/10 (Devlin et al. 2019) as a pure function of seed and the batch's ids.
+
+    With one generator for the whole run, a resumed run would mask other tokens.
+    """
+
+    def __init__(self, tokenizer: Any, mask_prob: float, seed: int) -> None:
+        super().__init__(tokenizer=tokenizer, mlm_probability=mask_prob)
+        self.base = seed
+
+    def torch_call(self, examples: Any) -> dict[str, Any]:
+        """Return `input_ids` and `labels`, [B, S]; a label is -100 where nothing is asked."""
+        ids = np.asarray([example["input_ids"] for example in examples], np.int32)
+        seed = zlib.crc32(ids.tobytes(), self.base)
+        self.generator = torch.Generator().manual_seed(seed)
+        return dict(super().torch_call(examples))
+
+
+class Rows(torch.utils.data.Dataset[dict[str, Any]]):
+    """Blocks of token ids [n, S] as a dataset of `input_ids`."""
+
+    def __init__(self, rows: Array) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": self.rows[index].tolist()}
+
+
+class MaskedBatches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Blocks [n, S] in masked batches. Each is masked when it is read, and always alike: every
+    validation of a run asks for the same tokens."""
+
+    def __init__(self, collator: BatchMasking, rows: Array, batch_size: int) -> None:
+        self.collator, self.rows, self.batch_size = collator, rows, batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.rows) / self.batch_size)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        first = number * self.batch_size
+        rows = self.rows[first : first + self.batch_size]
+        return dict(self.collator([{"input_ids": row.tolist()} for row in rows]))
+
+
+class MlmTrainer(Trainer):
+    """A Trainer that computes the head at masked positions alone and validates on fixed masks.
+
+    Six sevenths of the positions have no label, and with a large vocabulary the head costs more
+    than the encoder. The loss stays the mean over labelled tokens, of all `ranks` together.
+    """
+
+    def __init__(self, *, fixed_dev: MaskedBatches, ranks: Ranks = ALONE, **kwargs: Any) -> None:
+        super().__init__(eval_dataset=fixed_dev, **kwargs)
+        self.fixed_dev, self.ranks = fixed_dev, ranks
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return the dev batches, whose masks are fixed."""
+        return DataLoader(self.fixed_dev, batch_size=None)
+
+    def training_step(self, model: Any, *arguments: Any, **named: Any) -> torch.Tensor:
+        """Sum the gradients of the processes' shares of a batch; return the loss, of which the mean
+        over the processes is that of the batch."""
+        assert not isinstance(model, DistributedDataParallel)  # it would take their mean
+        loss = super().training_step(model, *arguments, **named)
+        self.ranks.sum_gradients(model)
+        return loss * self.ranks.size
+
+    def compute_loss(  # type: ignore[override]
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
+    ) -> Any:
+        """Return the mean cross-entropy in nats over the tokens whose label is not -100; in
+        training this process's share of the mean over the tokens of all."""
+        labels = inputs["labels"].view(-1)
+        chosen = labels.ne(-100).nonzero().squeeze(1)
+        body = self.accelerator.unwrap_model(model).base_model
+        handle = body.register_forward_hook(lambda _module, _args, output: _only(output, chosen))
+        try:
+            features = {name: value for name, value in inputs.items() if name != "labels"}
+            logits = model(**features).logits[0]
+        finally:
+            handle.remove()
+        total = torch.nn.functional.cross_entropy(logits.float(), labels[chosen], reduction="sum")
+        count = len(chosen)
+        if model.training:
+            count = int(self.ranks.summed({"": count})[""])
+        loss = total / max(1, count)
+        return (loss, {"loss": loss}) if return_outputs else loss
+
+
+def _only(output: Any, chosen: torch.Tensor) -> Any:
+    """Cut the states of an encoder's output, [B, S, D], to the chosen flat rows, [1, M, D]."""
+    states = output.last_hidden_state
+    output["last_hidden_state"] = states.flatten(0, 1).index_select(0, chosen).unsqueeze(0)
+    return output
+
+
+class Minutes(TrainerCallback):
+    """Counts the minutes of a training, those before the checkpoint that it resumes from included.
+
+    It writes them into every row of the log, which checkpoints keep.
+    """
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+
+    def spent(self) -> float:
+        return (time.perf_counter() - self.begun) / 60
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.log_history:
+            self.begun -= 60 * state.log_history[-1].get("minutes", 0)
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.log_history[-1]["minutes"] = self.spent()

@@ -1,0 +1,328 @@
+"""Continues or begins the masked-LM training of a checkpoint with the transformers Trainer."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForMaskedLM, TrainerCallback, TrainingArguments, set_seed
+
+from teachonce.downstream.early import KIND, OPTION, PREFIX
+from teachonce.downstream.encoders import longest_input
+from teachonce.downstream.mlm.from_scratch import (
+    random_encoder,
+    start_from_frequencies,
+    train_tokenizer,
+)
+from teachonce.downstream.mlm.masked_trainer import (
+    BatchMasking,
+    MaskedBatches,
+    Minutes,
+    MlmTrainer,
+    Rows,
+)
+from teachonce.downstream.mlm.text_blocks import blocks, hold_out, read_lines
+from teachonce.downstream.progress import COUNTED, Progress
+from teachonce.downstream.settings import MlmSettings
+from teachonce.student_train.settings.shapes import parse_student
+from teachonce.support import files
+from teachonce.support.console import counted
+from teachonce.support.differences import changed
+from teachonce.support.errors import UserError
+from teachonce.support.signals import stoppable
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+from teachonce.teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
+from teachonce.training.ranks import ALONE, Ranks
+from teachonce.training.tokenizer_folder import save_tokenizer
+from teachonce.training.wordpiece import fewer_pieces
+
+BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
+EVAL_SEED = 0
+EVAL_MASK_PROB = 0.15  # the same whatever the training masks, so that figures compare
+EVAL_TOKENS = 32_768
+MOST = 100.0  # nats a token; a network with sound weights stays far below
+
+
+def train_mlm(
+    settings: MlmSettings,
+    say: Callable[[str], None] = print,
+    ranks: Ranks = ALONE,
+    watchers: Sequence[TrainerCallback] = (),
+) -> dict[str, Any]:
+    """Train, save an ordinary transformers folder and return the figures (also in `metrics.json`).
+
+    `watchers` are told of each step. Several `ranks` share out each batch, and the first of them
+    writes. The `minutes` of a resumed
+    run are those up to its checkpoint and those since.
+
+    Raises UserError on a wrong model, text, size or output folder, and where the training does not
+    stay finite.
+    """
+    _check_out(settings)
+    _check_shares(settings, ranks)
+    ranks.any(False)  # all have looked at the folder
+    set_seed(settings.seed)
+    lines = [line for path in settings.train for line in read_lines(path)]
+    train, held_out = (
+        (lines, read_lines(settings.dev)) if settings.dev is not None else hold_out(lines)
+    )
+    model, tokenizer = _load(settings, train, say)
+    if not torch.cuda.is_available():
+        model.set_attn_implementation("eager")  # quicker on a CPU: the fused kernel's backward
+    length = length_of(settings.max_length, model, tokenizer)
+    rows = blocks(tokenizer, train, length, "training text")
+    if settings.model.startswith(PREFIX):
+        start_from_frequencies(model, rows)
+    batch = _arguments(settings).train_batch_size
+    if len(rows) < batch:
+        raise UserError(
+            f"training text: {counted(len(rows), 'block')} of {length} tokens, too few for one "
+            f"batch of {batch}; add text or lower --batch-size (or --batch-tokens)"
+        )
+    every = blocks(tokenizer, held_out, length, "held-out text")
+    dev_rows = every[: max(1, EVAL_TOKENS // length)]  # validated often: some of them are enough
+    sampled = f" (the first of {len(every):,})" if len(dev_rows) < len(every) else ""
+    say(
+        f"{counted(len(rows), 'training block')} and {counted(len(dev_rows), 'held-out block')}"
+        f"{sampled} of {length} tokens; "
+        f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters; "
+        f"learning rate {_lr(settings):g}"
+    )
+    if ranks.lead:
+        settings.out.mkdir(parents=True, exist_ok=True)
+        files.write(settings.out / BEGUN, json.dumps(told(settings), indent=1).encode())
+        save_tokenizer(tokenizer, settings.out)  # first: a resumed run must read the same one
+    found: dict[str, Any] = ranks.agreed(
+        _run(settings, model, tokenizer, rows, dev_rows, say, ranks, watchers)
+    )
+    return found
+
+
+def _check_shares(settings: MlmSettings, ranks: Ranks) -> None:
+    if settings.batch_size % ranks.size:
+        raise UserError(
+            f"--batch-size {settings.batch_size} and {ranks.size} processes: a batch cannot be"
+            f" shared out evenly; give a multiple of {ranks.size}"
+        )
+
+
+def _run(
+    settings: MlmSettings,
+    model: Any,
+    tokenizer: Any,
+    rows: Any,
+    dev_rows: Any,
+    say: Any,
+    ranks: Ranks,
+    watchers: Sequence[TrainerCallback],
+) -> dict[str, Any]:
+    trainer = MlmTrainer(
+        model=model,
+        args=_arguments(settings, ranks),
+        ranks=ranks,
+        train_dataset=Rows(rows),
+        fixed_dev=held_out_batches(tokenizer, dev_rows),
+        data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
+        processing_class=tokenizer,
+    )
+    Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
+    clock = Minutes()
+    for callback in (clock, *watchers):
+        trainer.add_callback(callback)
+    # before the checkpoint of a resumed run is loaded, so that it says what the first run said
+    before = trainer.evaluate()["eval_loss"]
+    say(f"held-out loss before: {before:.4f} nats per masked token")
+    kept = (
+        f"{settings.out}: a checkpoint every {settings.evaluate_every} steps is kept; go on with"
+        " the same command and --resume"
+    )
+    with stoppable(lambda: kept):
+        trainer.train(resume_from_checkpoint=any(settings.out.glob(CHECKPOINTS)) or None)
+    after = trainer.evaluate()["eval_loss"]
+    check_loss(after, f" after training at {_lr(settings):g}; lower --lr and give another --out")
+    minutes = clock.spent()
+    steps = counted(trainer.state.global_step, "step")
+    say(f"held-out loss after:  {after:.4f} ({steps}, {minutes:.1f} min)")
+    if ranks.lead:
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
+        files.open_weights(settings.out)
+    figures = {
+        "blocks": {"train": len(rows), "dev": len(dev_rows)},
+        "learning_rate": _lr(settings),
+        "held_out_loss_before": before,
+        "held_out_loss": after,
+        "perplexity": math.exp(after),
+        "steps": trainer.state.global_step,
+        "tokens": trainer.state.global_step * settings.batch_size * rows.shape[1],
+        "minutes": minutes,
+        "curve": [row for row in trainer.state.log_history if "eval_loss" in row],
+    }
+    if ranks.lead:
+        files.write(settings.out / METRICS, json.dumps(figures, indent=1).encode())
+        for left in settings.out.glob(CHECKPOINTS):
+            shutil.rmtree(left)
+    return figures
+
+
+def check_loss(loss: float, blame: str) -> None:
+    """Raises UserError for a loss that is not finite, or as large as if it were not."""
+    if not loss < MOST:
+        raise UserError(f"the model's loss is {loss:g}{blame}")
+
+
+def held_out_batches(tokenizer: Any, rows: Any) -> MaskedBatches:
+    """Mask blocks for validation, in batches of one size whatever the training takes.
+
+    Masks depend on what is in a batch.
+    """
+    masking = BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED)
+    return MaskedBatches(masking, rows, MlmSettings.batch_size)
+
+
+def _lr(settings: MlmSettings) -> float:
+    return settings.lr or (1e-3 if settings.model.startswith(PREFIX) else 2e-4)
+
+
+def _arguments(settings: MlmSettings, ranks: Ranks = ALONE) -> TrainingArguments:
+    # The first process makes and masks each batch, as a single one does, and shares it out.
+    shares = {"split_batches": True, "dispatch_batches": True} if ranks.size > 1 else None
+    return TrainingArguments(
+        accelerator_config=shares,
+        ddp_backend="gloo" if ranks.size > 1 and not torch.cuda.is_available() else None,
+        output_dir=str(settings.out),
+        max_steps=settings.steps if settings.steps is not None else -1,
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=_lr(settings),
+        warmup_steps=0.05,
+        weight_decay=0.01,
+        lr_scheduler_type="linear",
+        bf16=settings.precision == "bf16",
+        use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
+        seed=settings.seed,
+        eval_strategy="steps",
+        eval_steps=settings.evaluate_every,
+        logging_steps=settings.evaluate_every,
+        save_steps=settings.evaluate_every,
+        save_total_limit=1,
+        disable_tqdm=True,  # `Progress` does it
+        include_num_input_tokens_seen=COUNTED,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        report_to="none",
+    )
+
+
+def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, Any]:
+    if settings.model.startswith(PREFIX):
+        size = settings.model.removeprefix(PREFIX)
+        parse_student(size, OPTION, KIND)  # before a vocabulary is trained for it
+        if settings.resume and (settings.out / "tokenizer.json").exists():
+            tokenizer = load_tokenizer(ResolvedModel(str(settings.out), str(settings.out)))
+        else:
+            say(f"training a WordPiece of {settings.vocab} pieces on {len(lines):,} lines")
+            tokenizer = train_tokenizer(lines, settings.vocab, settings.max_length)
+            if told := fewer_pieces(settings.vocab, len(tokenizer)):
+                say(told)
+        return random_encoder(size, tokenizer, settings.max_length), tokenizer
+    resolved = resolve_model(settings.model)
+    load_config(resolved)
+    tokenizer = masking_tokenizer(resolved)
+    return load_with_head(resolved, say), tokenizer
+
+
+def masking_tokenizer(model: ResolvedModel) -> Any:
+    """Load a tokenizer. Raises UserError where it lacks a token that masked blocks need."""
+    tokenizer = load_tokenizer(model)
+    missing = [
+        role
+        for role in ("cls_token", "sep_token", "mask_token", "pad_token")
+        if getattr(tokenizer, role) is None
+    ]
+    if missing:
+        raise UserError(
+            f"model {model.name}: its tokenizer has no {', '.join(missing)}; "
+            "masked-LM training needs an encoder's tokenizer"
+        )
+    return tokenizer
+
+
+def load_with_head(resolved: ResolvedModel, say: Callable[[str], None] = print) -> Any:
+    """Load a masked LM in float32. A head that the checkpoint lacks is added, and `say` is told.
+
+    The added decoder is tied to the word embeddings, its transform is random and its bias zero.
+    Raises UserError where more than the head is missing or transformers cannot load the folder.
+    """
+    model, missing = load_network(AutoModelForMaskedLM, resolved, dtype=torch.float32)
+    if missing:
+        output, words = model.get_output_embeddings(), model.get_input_embeddings()
+        if output.weight.shape == words.weight.shape:
+            output.weight = words.weight
+        say(f"head: not in the checkpoint, added: {', '.join(missing)}; decoder tied to embeddings")
+    return model
+
+
+def length_of(asked: int, model: Any, tokenizer: Any) -> int:
+    """Return the length of a block as asked. Raises UserError where the model takes less."""
+    limit = longest_input(model.config, tokenizer)
+    if asked > limit:
+        raise UserError(
+            f"--max-length {asked}: the model takes at most {limit} tokens; ask for at most that"
+        )
+    return asked
+
+
+def finished(settings: MlmSettings) -> dict[str, Any] | None:
+    """Read the figures of a run to resume that came to its end; None of any other run.
+
+    Raises UserError where the run was begun with other settings.
+    """
+    if not settings.resume or not (settings.out / METRICS).exists():
+        return None
+    _check_begun(settings)
+    figures = dict(json.loads((settings.out / METRICS).read_text()))
+    # `train_mlm` refuses to resume what an older version, without blocks, has finished
+    return figures if "blocks" in figures else None
+
+
+def check_new(out: Path) -> None:
+    """Raises UserError for an output that exists and is no empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out}: exists already; choose another, or continue with --resume")
+
+
+def told(settings: MlmSettings) -> dict[str, Any]:
+    """Return the settings that decide what comes out, as JSON."""
+    now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
+    return {name: value for name, value in now.items() if name not in ("resume", "out")}
+
+
+def _check_out(settings: MlmSettings) -> None:
+    if not settings.resume:
+        check_new(settings.out)
+        return
+    _check_begun(settings)
+    if (settings.out / METRICS).exists():
+        raise UserError(
+            f"--resume: the training in {settings.out} is finished; choose another --out"
+        )
+
+
+def _check_begun(settings: MlmSettings) -> None:
+    out, now = settings.out, told(settings)
+    try:
+        before = json.loads((out / BEGUN).read_text())
+        changes = changed({key: before[key] for key in now}, now)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"--resume: {out} holds no training to continue; drop --resume") from None
+    if changes:
+        raise UserError(
+            f"{out}: cannot resume with other settings: {changes}; give those of then, or another"
+            " --out"
+        )

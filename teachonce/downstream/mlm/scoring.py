@@ -1,0 +1,158 @@
+"""Scores masked LMs, trained over seeds or as they are, in the form of the other tasks."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from teachonce.downstream.mlm.masked_trainer import MlmTrainer
+from teachonce.downstream.mlm.masked_training import (
+    BEGUN,
+    check_loss,
+    check_new,
+    finished,
+    held_out_batches,
+    length_of,
+    masking_tokenizer,
+    told,
+    train_mlm,
+)
+from teachonce.downstream.mlm.text_blocks import cut, read_lines, tokens_a_character, tokens_of
+from teachonce.downstream.options import check
+from teachonce.downstream.progress import Scoring
+from teachonce.downstream.score_tables import FILE, NATS, result_of
+from teachonce.downstream.settings import MlmSettings
+from teachonce.downstream.tracking import Tracked, folder_of
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
+from teachonce.teacher_dump.teacher.loading import load_config
+from teachonce.teacher_dump.teacher.networks import load_with_head
+from teachonce.training.ranks import ALONE, Ranks
+from teachonce.training.trackers import Facts
+
+Say = Callable[[str], None]
+ABOUT = {
+    "task": "mlm",
+    "measures": {"nats/token": "loss", "perplexity": "perplexity"},
+    "primary": "loss",
+    "scale": 1,
+}
+PER_CHARACTER = "loss_per_character"
+AS_IS = {
+    **ABOUT,
+    "measures": {NATS: PER_CHARACTER, "nats/token": "loss", "perplexity": "perplexity"},
+}
+"""Nats a character compare models of any vocabulary; nats a token do not."""
+
+
+def train_seeds(
+    settings: MlmSettings,
+    seeds: int,
+    tests: Mapping[str, Path],
+    say: Say = print,
+    ranks: Ranks = ALONE,
+    log: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Train once for each of `seeds` seeds, `settings.seed` and those after it.
+
+    The held-out text is the same for all. A single model is saved in `settings.out` itself, each of
+    several in its folder seed-N. Returns what `fine_tune.fine_tune` returns: its scores on `dev`
+    are the figures at the end of each training, its scores on `tests` those of `score_as_is`, its
+    examples are blocks, and `saved` names the models' folders. With `settings.resume` it goes on
+    with the first training that is not finished. Several `ranks` train together, and the first of
+    them scores. The trackers of `log` are told of each training.
+
+    Raises UserError as `train_mlm` does.
+    """
+    check("seeds", seeds)
+    out, saved = settings.out, []
+    runs: list[dict[str, Any]] = []
+    if not settings.resume:
+        check_new(out)
+    elif (out / FILE).exists():
+        raise UserError(f"--resume: the training in {out} is finished; choose another --out")
+    for seed in range(settings.seed, settings.seed + seeds):
+        folder = folder_of(out, seed, seeds)
+        # the first is resumed even where it was never begun: `train_mlm` says so
+        resume = settings.resume and (not runs or (folder / BEGUN).exists())
+        one = replace(settings, seed=seed, out=folder, resume=resume)
+        if seeds > 1:
+            say(f"seed {seed}: {folder}")
+        facts = Facts(folder, told(one), "metrics.json and scores.json")
+        with Tracked(log, facts, resume, say) as tracked:
+            figures = finished(one) or train_mlm(one, say, ranks, [tracked])
+            tested = str(folder), tests, settings.max_length, say
+            found = _scores(*tested) if tests and ranks.lead else ({}, {})
+            scores, counts = ranks.agreed(found)
+            tracked.add_scores(scores)
+        run = {"seed": seed, "lr": figures["learning_rate"], "steps": figures["steps"]}
+        runs.append({**run, "dev": _score(figures["held_out_loss"]), **scores})
+        saved.append(str(folder))
+    files: dict[str, Any] = {"train": [str(path) for path in settings.train]}
+    files |= {"dev": str(settings.dev)} if settings.dev else {}
+    files |= {name: str(path) for name, path in tests.items()}
+    settings_told = {**told(settings), "seeds": seeds}
+    result = result_of(
+        ABOUT, settings.model, files, settings_told, figures["blocks"] | counts, runs
+    )
+    return {**result, "saved": saved}
+
+
+def score_as_is(
+    model: str, tests: Mapping[str, Path], max_length: int, say: Say = print
+) -> dict[str, Any]:
+    """Score a masked LM on `tests` (from `splits_to_test`) without training it.
+
+    Reads the whole of each file in blocks of `max_length`, masked as in the validation of a
+    training. Returns what `fine_tune.score_as_is` returns; its examples are blocks. Nats a
+    character are nats a token times the text's tokens for each character that is no blank.
+
+    Raises UserError on a wrong model, length or file, and where the model has no masked-LM head.
+    """
+    scores, counts = _scores(model, tests, max_length, say, by_character=True)
+    files = {name: str(path) for name, path in tests.items()}
+    settings = {"as_is": True, "max_length": max_length}
+    return result_of(AS_IS, model, files, settings, counts, [scores])
+
+
+def _scores(
+    model: str, tests: Mapping[str, Path], max_length: int, say: Say, by_character: bool = False
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Compute the score and count the blocks of each file."""
+    lines = {name: read_lines(path) for name, path in tests.items()}
+    resolved = resolve_model(model)
+    config = load_config(resolved)
+    tokenizer = masking_tokenizer(resolved)
+    network, _ = load_with_head(resolved, config, "mlm", {"dtype": torch.float32})
+    length = length_of(max_length, network, tokenizer)
+    say(f"as it is: {counted(network.num_parameters(), 'parameter')}, blocks of {length} tokens")
+    scores, counts = {}, {}
+    with tempfile.TemporaryDirectory(prefix="score-") as scratch:
+        arguments = TrainingArguments(output_dir=scratch, disable_tqdm=True, report_to="none",
+                                      dataloader_pin_memory=torch.cuda.is_available())  # fmt: skip
+        for name, text in lines.items():
+            flat = tokens_of(tokenizer, text, f"text {tests[name]}")
+            rows = cut(tokenizer, flat, length, f"text {tests[name]}")
+            say(f"{tests[name]}: {counted(len(rows), 'block')}, the whole file")
+            batches = held_out_batches(tokenizer, rows)
+            trainer = MlmTrainer(model=network, args=arguments, fixed_dev=batches)
+            Scoring(str(tests[name])).follow(trainer)
+            loss = trainer.evaluate()["eval_loss"]
+            check_loss(loss, "; its weights are damaged, train it anew")
+            scores[name] = _score(loss)
+            if by_character:
+                scores[name][PER_CHARACTER] = loss * tokens_a_character(flat, text)
+            counts[name] = len(rows)
+    return scores, counts
+
+
+def _score(loss: float) -> dict[str, float]:
+    return {"primary": loss, "loss": loss, "perplexity": math.exp(loss)}

@@ -1,0 +1,103 @@
+"""Reads text files and cuts them into equal blocks of tokens for masked-LM training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from teachonce.support.arrays import Array
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.utf8_lines import read_lines as all_lines
+
+SMALL = 10_000
+HELD_OUT_AT_MOST = 2000
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a UTF-8 text file that are not blank, as teacher-dump does.
+
+    Raises UserError where the file is missing, empty or not UTF-8.
+    """
+    try:
+        lines = [line for line in all_lines(path) if line.strip()]
+    except OSError as error:
+        raise UserError(f"text {path}: cannot be read: {error.strerror}; check the path") from None
+    if not lines:
+        raise UserError(f"text {path}: has no text; give a file with a document a line")
+    return lines
+
+
+def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide lines into training lines and held-out lines.
+
+    Every hundredth line is held out, of fewer than 10,000 lines every twentieth, and of more than
+    200,000 fewer: at most 2,000, spread evenly.
+
+    Raises UserError where there are too few lines to hold any out.
+    """
+    step = max(100 if len(lines) >= SMALL else 20, math.ceil(len(lines) / HELD_OUT_AT_MOST))
+    if len(lines) < step:
+        raise UserError(
+            f"training text: {counted(len(lines), 'line')}, too few to hold some out; add text, or"
+            " give --dev"
+        )
+    train = [line for number, line in enumerate(lines) if number % step != step - 1]
+    return train, list(lines[step - 1 :: step])
+
+
+def blocks(tokenizer: Any, lines: Sequence[str], length: int, what: str) -> Array:
+    """Make token ids [n, length]: lines joined by sep, cut into equal blocks inside cls ... sep.
+
+    Tokens that do not fill a last block are dropped. Raises UserError where no block is filled.
+    """
+    return cut(tokenizer, tokens_of(tokenizer, lines, what), length, what)
+
+
+def tokens_of(tokenizer: Any, lines: Sequence[str], what: str) -> Array:
+    """Return token ids [n] of lines, each with a sep behind it."""
+    pieces = list(_token_runs(tokenizer, lines, what))
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
+
+
+def tokens_a_character(flat: Array, lines: Sequence[str]) -> float:
+    """Return how many tokens a character that is no blank has, in the tokens of `tokens_of`."""
+    characters = sum(len("".join(line.split())) for line in lines)
+    return (len(flat) - len(lines)) / max(1, characters)
+
+
+def cut(tokenizer: Any, flat: Array, length: int, what: str) -> Array:
+    """Make blocks, as `blocks` does, of what `tokens_of` gave."""
+    body = length - 2
+    count = len(flat) // body
+    if count == 0:
+        raise UserError(
+            f"{what}: {counted(len(flat), 'token')}, too few for one block of {length}; "
+            "add text or lower --max-length"
+        )
+    packed = np.empty((count, length), np.int32)
+    packed[:, 0] = tokenizer.cls_token_id
+    packed[:, -1] = tokenizer.sep_token_id
+    packed[:, 1:-1] = flat[: count * body].reshape(count, body)
+    return packed
+
+
+def _token_runs(tokenizer: Any, lines: Sequence[str], what: str) -> Iterator[Array]:
+    sep = tokenizer.sep_token_id
+    with tqdm(total=len(lines), desc=f"tokenise {what}", unit="line", disable=None) as bar:
+        for some in _chunks(lines, 1000):
+            for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
+                yield np.asarray([*ids, sep], np.int32)
+            bar.update(len(some))
+
+
+def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    source = iter(lines)
+    while some := list(islice(source, size)):
+        yield some

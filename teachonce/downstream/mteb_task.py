@@ -1,0 +1,54 @@
+"""The tasks `mteb:NAME`: score a model as it is by a task of the package mteb."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from teachonce.downstream.embedders import Embedder
+from teachonce.downstream.score_tables import SHARES, TEST, result_of
+from teachonce.support.errors import UserError, first_line, out_of_memory
+from teachonce.support.extras import library
+
+
+def score_benchmark(task: str, model: str, max_length: int | None = None) -> dict[str, Any]:
+    """Score a model by the task of mteb that `task`, `mteb:NAME`, names: by its main score, the
+    mean over the languages (subsets) that it has.
+
+    mteb fetches the data from the hub. Returns what `fine_tune` returns, of a single run without a
+    seed.
+
+    Raises UserError without mteb, for a name that it does not know, and for data that it cannot
+    fetch.
+    """
+    mteb: Any = library("mteb", "mteb", f"--task {task}")
+    name = task.partition(":")[2]
+    try:
+        chosen = mteb.get_task(name)
+    except KeyError as error:
+        raise UserError(f"--task {task}: mteb does not know it: {first_line(error)}") from None
+    embedder = Embedder(model, max_length)
+    split = TEST if TEST in chosen.eval_splits else chosen.eval_splits[0]
+    try:
+        found = mteb.evaluate(embedder.model, chosen, cache=None, show_progress_bar=False)
+        scores = found.task_results[0].scores[split]
+    except Exception as error:  # of the hub, of data sets, of the task's own code
+        if out_of_memory(error):
+            raise
+        raise UserError(
+            f"--task {task}: mteb could not score {model}: {first_line(error)}; its data come from"
+            " the hub: connect, or fill the cache of datasets on a machine that can"
+        ) from error
+    figure = fmean(float(each["main_score"]) for each in scores)
+    about = {
+        "task": task,
+        "measures": {str(chosen.metadata.main_score): "main_score"},
+        "primary": "main_score",
+        "scale": SHARES,
+    }
+    settings = {"as_is": True, "max_length": max_length, "mteb": mteb.__version__, "split": split}
+    run = {TEST: {"primary": figure, "main_score": figure}}
+    data = chosen.dataset
+    plain = isinstance(data, dict) and split in data  # others have a table a language
+    rows = len(data[split]) if plain else 0
+    return result_of(about, model, {TEST: f"{name} {split}"}, settings, {TEST: rows}, [run])

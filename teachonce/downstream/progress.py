@@ -1,0 +1,114 @@
+"""Shows how a transformers Trainer gets on: a line for each evaluation, bars on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tqdm import tqdm
+from transformers import PrinterCallback, Trainer, TrainerCallback
+
+from teachonce.training.loop import pace
+
+COUNTED = "non_padding"
+"""What a Trainer must be told of `include_num_input_tokens_seen`, for `Progress` to tell it."""
+
+
+class Progress(TrainerCallback):
+    """Says step, training loss, `measures`, speed and time left at every evaluation in training.
+
+    say: is called with each line.
+    measures: metrics of the Trainer by what to call them.
+    what: begins each line, such as "seed 0, ".
+    """
+
+    def __init__(
+        self, say: Callable[[str], object], measures: Mapping[str, str], what: str = ""
+    ) -> None:
+        self.say, self.measures, self.what = say, measures, what
+        self.bar: Any = None
+        self.begun, self.before, self.first, self.evaluated = 0.0, 0, 0, 0
+        self.losses = dict[int, float]()
+        """Since the last evaluation, by the step at which the Trainer has logged them."""
+
+    def follow(self, trainer: Trainer) -> None:
+        """Replace the Trainer's own callback, which prints dictionaries."""
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.begun, self.before = time.perf_counter(), int(state.num_input_tokens_seen)
+        self.first = self.evaluated = int(state.global_step)
+        self.bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc="train",
+            unit="step",
+            disable=None,
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        speed = self._pace(state)[0]  # the bar tells the time left by itself
+        self.bar.set_postfix_str(speed, refresh=False)
+        self.bar.update(1)
+
+    def _pace(self, state: Any) -> tuple[str, str]:
+        tokens = state.num_input_tokens_seen - self.before
+        steps, left = state.global_step - self.first, state.max_steps - state.global_step
+        return pace(tokens, time.perf_counter() - self.begun, steps, left)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "loss" in (logs or {}):
+            self.losses[state.global_step] = float(logs["loss"])
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any
+    ) -> None:
+        if self.bar is None:  # not in training
+            return
+        told = [f"loss {self._mean_loss():.4f}"] if self.losses else []
+        told += [f"{name} {metrics[key]:.4f}" for name, key in self.measures.items()]
+        with tqdm.external_write_mode():
+            self.say(
+                f"{self.what}step {state.global_step:,}/{state.max_steps:,}: {', '.join(told)};"
+                f" {', '.join(self._pace(state))}"
+            )
+
+    def _mean_loss(self) -> float:
+        """Take the mean over the steps since the last evaluation."""
+        first, total = self.evaluated, 0.0
+        for step, loss in self.losses.items():  # each the mean over the steps since the one before
+            total += loss * (step - self.evaluated)
+            self.evaluated = step
+        self.losses.clear()
+        return total / (self.evaluated - first)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.close()
+        self.bar = None
+
+
+class Scoring(TrainerCallback):
+    """Shows a bar over the batches of an evaluation; `what` names it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.bar: Any = None
+
+    def follow(self, trainer: Trainer) -> None:
+        """Replace the Trainer's own callback, which prints dictionaries."""
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(self)
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any
+    ) -> None:
+        if self.bar is None:
+            self.bar = tqdm(total=len(eval_dataloader), desc=self.what, unit="batch", disable=None)
+        self.bar.update(1)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None

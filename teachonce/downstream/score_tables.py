@@ -1,0 +1,353 @@
+"""Writes scores.json of a run, joins those of several, and shows them as tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.table import Table
+
+from teachonce.student_train.output.ranking import SCORED, SWEEP, ranked
+from teachonce.support import files
+from teachonce.support.console import counted, readable, wide_console
+from teachonce.support.errors import UserError
+
+FILE = "scores.json"
+TEST = "test"  # of several files, the mean over them
+SHARES = 100
+"""Shares are read times this `scale`; older files of scores have no `scale` and are shares."""
+ABOUT = ("task", "data", "model", "seeds")
+NATS = "nats/character"
+OF_STUDENTS = {
+    NATS: "valid_mlm_per_character",
+    "accuracy": "valid_accuracy",
+    "agreement": "valid_agreement",
+    "Spearman with the teacher": "valid_spearman",
+}
+"""Figures of a sweep's validations that compare its students, by their headings."""
+Told = Callable[[float], str]
+
+
+def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
+    """Name the splits of files to test: "test" for one file, "test FILE" for each of several.
+
+    Raises UserError where a file is given twice.
+    """
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UserError(f"--test {path}: is given twice; give each file once")
+    return {TEST if len(paths) == 1 else f"{TEST} {path}": path for path in paths}
+
+
+def show(table: Table) -> None:
+    """Print a table, into a file or pipe at its full width."""
+    wide_console().print(table)
+
+
+def save(result: dict[str, Any], out: Path) -> None:
+    """Write `scores.json` into a new folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    files.write(out / FILE, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def result_of(
+    about: Mapping[str, Any],
+    model: str,
+    files: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    examples: Mapping[str, int],
+    runs: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """Make what scores.json says of the runs of a task.
+
+    about: the task's name, measures, primary and scale.
+
+    Where several files are tested, the mean over them is added to `examples` and to each of the
+    `runs`, and `file_deviation` is the sample deviation over their means. `deviation` is the sample
+    deviation over the runs, 0 for a single run.
+    """
+    tests, counts = [name for name in files if name.startswith(TEST)], dict(examples)
+    if len(tests) > 1:
+        counts[TEST] = sum(counts[name] for name in tests)
+        runs = [{**run, TEST: _over_all([run[name] for name in tests], fmean)} for run in runs]
+    return {
+        **about,
+        "model": model,
+        "files": dict(files),
+        "settings": dict(settings),
+        "examples": counts,
+        **_averaged(runs, [split for split in counts if split != "train"]),
+    }
+
+
+def of_models(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Make what scores.json says of several models that were scored as they are, each a run."""
+    if len(results) == 1:
+        return results[0]
+    models = [result["model"] for result in results]
+    runs = [
+        {"model": model, **result["seeds"][0]}
+        for model, result in zip(models, results, strict=True)
+    ]
+    averaged = _averaged(runs, list(results[0]["mean"]))
+    return {**results[0], "model": ", ".join(models), "saved": models, **averaged}
+
+
+def _averaged(runs: Sequence[dict[str, Any]], splits: Sequence[str]) -> dict[str, Any]:
+    scores = {split: [run[split] for run in runs] for split in splits}
+    mean = {split: _over_all(some, fmean) for split, some in scores.items()}
+    deviation = {split: _over_all(some, _deviation) for split, some in scores.items()}
+    files = [mean[split] for split in splits if split.startswith(TEST) and split != TEST]
+    over_files = {"file_deviation": _over_all(files, _deviation)} if files else {}
+    return {"seeds": list(runs), "mean": mean, "deviation": deviation, **over_files}
+
+
+def _over_all(
+    scores: Sequence[dict[str, float]], reduce: Callable[[list[float]], float]
+) -> dict[str, float]:
+    return {name: reduce([score[name] for score in scores]) for name in scores[0]}
+
+
+def _deviation(values: list[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def seed_table(result: dict[str, Any]) -> Table:
+    """Show a row for each split: mean ± deviation over the seeds, of a single seed the mean.
+
+    Shares are in percent.
+    """
+    as_is = result["settings"].get("as_is")
+    runs = len(result["seeds"])
+    what = f"{result['model']}, {'as it is' if as_is else counted(runs, 'seed')}"
+    if as_is and runs > 1:
+        what = f"{runs} models as they are"
+    if result.get("setup"):
+        what = f"{what}, {result['setup']}"
+    table = _table(f"{result['task']}: {what}", ("split", "examples", *result["measures"]))
+    for split in result["mean"]:
+        table.add_row(split, f"{result['examples'][split]:,}", *_cells(result, split, runs))
+    if found := result.get("file_deviation"):
+        scale = result.get("scale", SHARES)
+        cells = (f"± {scale * found[name]:.2f}" for name in result["measures"].values())
+        table.add_row("between files", "", *cells)
+    return table
+
+
+def _cells(result: dict[str, Any], split: str, runs: int) -> list[str]:
+    mean, deviation = result["mean"][split], result["deviation"][split]
+    scale = result.get("scale", SHARES)
+    return [
+        f"{scale * mean[name]:.2f}" + (f" ± {scale * deviation[name]:.2f}" if runs > 1 else "")
+        for name in result["measures"].values()
+    ]
+
+
+def joined(runs: Sequence[Path]) -> dict[str, Any]:
+    """Join finished runs of any tasks, given as folders or as their scores.json.
+
+    A folder of student-sweep is a run, too: each of its students, the best first, with the figures
+    of its validation that compare students, and each run of downstream by which the sweep scored
+    them and the models of its [models].
+
+    Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file: its scores on
+    test or, where there is no test, on dev; `split` says which. Several files to test have a row
+    each and one for their mean. `speed` is what a run of speed measured of the model; where several
+    runs did, there is a row for each. Models of which only the speed is known come last.
+
+    Raises UserError where a run is not finished.
+    """
+    swept = [row for run in runs if run.is_dir() for row in _students(run)]
+    results = [
+        _read(each)
+        for run in runs
+        for each in (
+            sorted((run / SCORED).glob(f"*/*/{FILE}")) if (run / SWEEP).exists() else [run]
+        )
+    ]
+    speeds = [
+        {key: result[key] for key in ("settings", "length", "hardware", "devices")} | row
+        for result in results
+        for row in result.get("models", ())
+    ]
+    scored = sorted(
+        (*(row for result in results if "mean" in result for row in _rows(result)), *swept),
+        key=lambda row: (row["task"], row["data"]),
+    )
+    rows, met = [], set()
+    for row in scored:
+        found = [each for each in speeds if _name(each["model"]) in row["names"]]
+        met |= row.pop("names")
+        rows += [{**row, "speed": each} for each in found or [None]]
+    return {
+        "task": "table",
+        "rows": rows + [_unscored(each) for each in speeds if _name(each["model"]) not in met],
+    }
+
+
+def _rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    tests = [name for name in result["mean"] if name.startswith(TEST)]
+    for split in tests or ["dev"]:
+        yield {
+            "task": result["task"],
+            "data": ", ".join(filter(None, (_data(result, split, tests), result.get("setup")))),
+            "model": result["model"],
+            "names": {_name(model) for model in (result["model"], *result.get("saved", ()))},
+            "split": split,
+            "seeds": len(result["seeds"]),
+            "scale": result.get("scale", SHARES),
+            "measures": result["measures"],
+            "mean": {split: result["mean"][split]},
+            "deviation": {split: result["deviation"][split]},
+        }
+
+
+def _students(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the row of each student of a sweep, the best first; nothing of another folder."""
+    if not (folder / SWEEP).exists():
+        return
+    try:
+        students = ranked(json.loads((folder / SWEEP).read_text("utf-8")))
+        for student in students:
+            found = {name: student[key] for name, key in OF_STUDENTS.items() if key in student}
+            model = str(folder / student["folder"])
+            yield {
+                "task": "sweep",
+                "data": "held out of the store",
+                "model": model,
+                "names": {_name(model)},
+                "split": "held-out",
+                "seeds": 1,
+                "scale": 1 if NATS in found else SHARES,
+                "measures": {name: name for name in found},
+                "mean": {"held-out": found},
+                "deviation": {"held-out": dict.fromkeys(found, 0.0)},
+            }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"run {folder}: its {SWEEP} was not written by student-sweep ({error}); type the sweep"
+            " again"
+        ) from None
+
+
+def _unscored(speed: dict[str, Any]) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"split": "", "seeds": 0, "measures": {}}
+    nothing |= {"mean": {"": {}}, "deviation": {"": {}}}
+    return {"task": "speed", "data": "", "model": speed["model"], **nothing, "speed": speed}
+
+
+def _name(model: str) -> str:
+    """Return one name for all ways to write the path of a folder."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
+def _data(result: dict[str, Any], split: str, tests: Sequence[str]) -> str:
+    """Name the file that was scored; of several, its path, as they may have one name."""
+    file = result["files"].get(split)
+    if file:
+        return file if len(tests) > 1 else Path(file).name
+    if split == TEST:
+        return f"mean of {len(tests) - 1} files"
+    return f"held out of {', '.join(Path(file).name for file in result['files']['train'])}"
+
+
+def _read(run: Path) -> dict[str, Any]:
+    path = run / FILE if run.is_dir() else run
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        for of_a_run in ({"mean", "deviation", "files", "measures"}, {"models", "devices"}):
+            if of_a_run <= set(result):
+                return dict(result)
+        problem = "is several runs in a table" if "rows" in result else "is no run of downstream"
+    except OSError:
+        problem = f"no finished run, it has no {FILE}"
+    except (ValueError, TypeError) as error:
+        problem = f"not written by downstream ({error})"
+    raise UserError(f"run {run}: {problem}; give --out folders of downstream, of any other task")
+
+
+def joined_table(result: dict[str, Any]) -> Table:
+    """Show a row for each run and a column for each figure that any run has; shares in percent.
+
+    The title says how and where speeds were measured. Where this was done in several ways, it
+    numbers them, and a column has the number.
+    """
+    rows = result["rows"]
+    measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
+    speeds = [_speed_cells(row["speed"]) if row["speed"] else {} for row in rows]
+    ways = list(dict.fromkeys(_measured(row["speed"]) for row in rows if row["speed"]))
+    headings = [*measures, *dict.fromkeys(name for cells in speeds for name in cells)]
+    if len(ways) > 1:
+        headings.append("measured")
+    title = [f"{number}: {way}" if len(ways) > 1 else way for number, way in enumerate(ways, 1)]
+    table = _table("\n".join(title), (*ABOUT, *headings))
+    for row, cells in zip(rows, speeds, strict=True):
+        cells |= dict(zip(row["measures"], _cells(row, row["split"], row["seeds"]), strict=True))
+        if row["speed"]:
+            cells["measured"] = str(1 + ways.index(_measured(row["speed"])))
+        data = f"{row['data']} (dev)" if row["split"] == "dev" else row["data"]
+        about = row["task"], data, row["model"], str(row["seeds"] or "")
+        table.add_row(*about, *(cells.get(name, "") for name in headings))
+    return table
+
+
+def speed_table(result: dict[str, Any]) -> Table:
+    """Show a row for each model; (1/N): a figure is N times less than the teacher's."""
+    rows = [(row["model"], _speed_cells({**result, **row})) for row in result["models"]]
+    table = _table(_measured(result), ("model", *rows[0][1]))
+    for model, cells in rows:
+        table.add_row(model, *cells.values())
+    return table
+
+
+def _measured(speed: dict[str, Any]) -> str:
+    return f"median of {counted(speed['settings']['runs'], 'run')} on {speed['hardware']}"
+
+
+def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
+    """Return what a run of speed says of a model, by heading."""
+    batch = f"{speed['settings']['batch_size']} x {speed['length']}"
+    cells = {
+        "parameters": _figure(speed, _millions, None, "parameters"),
+        "disk": _figure(speed, _stored(speed.get("disk_dtype", "")), None, "disk_bytes"),
+    }
+    for device in speed["devices"]:
+        cells |= {
+            f"{device} {batch}, ms": _figure(speed, _milliseconds, device, "batch_ms"),
+            f"{device} {batch}, memory": _figure(speed, readable, device, "batch_memory_bytes"),
+            f"{device} sentence, ms": _figure(speed, _milliseconds, device, "sentence_ms"),
+            f"{device} sentence, memory": _figure(speed, readable, device, "sentence_memory_bytes"),
+        }
+    return cells
+
+
+def _stored(dtype: str) -> Told:
+    """Return how bytes on disk are told: with their dtype, as they halve in another."""
+    return lambda size: f"{readable(size)} {dtype}".rstrip()
+
+
+def _millions(number: float) -> str:
+    return f"{number / 1e6:.2f} M"
+
+
+def _milliseconds(number: float) -> str:
+    return f"{number:,.2f}"
+
+
+def _figure(row: dict[str, Any], told: Told, device: str | None, name: str) -> str:
+    figures, ratios = row, row.get("ratio", {})
+    if device:
+        figures, ratios = figures[device], ratios.get(device, {})
+    if figures.get(name) is None:
+        return "not known"
+    return told(figures[name]) + (f" (1/{ratios[name]:.1f})" if name in ratios else "")
+
+
+def _table(title: str, headings: Sequence[str]) -> Table:
+    table = Table(title=title)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    return table

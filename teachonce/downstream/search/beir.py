@@ -1,0 +1,134 @@
+"""Reads a retrieval data set in the layout of BEIR (Thakur et al. 2021).
+
+corpus.jsonl    _id, title (may be missing), text
+queries.jsonl   _id, text
+qrels.tsv       query-id, corpus-id, score; or qrels/test.tsv; a set without judgements has none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.tables import named_rows
+
+CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
+JUDGED = ("qrels.tsv", "qrels/test.tsv", "qrels/dev.tsv")
+"""Files of judgements; the first one that is there counts."""
+Judgements = dict[str, dict[str, int]]
+"""Grades by document by query: 0 and below for what does not answer."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Queries by id, in the order of their file; judgements, None where there are none.
+
+    With judgements, queries without a document that answers are left out, as BEIR does.
+    """
+
+    folder: Path
+    queries: dict[str, str]
+    judgements: Judgements | None
+
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """Yield id and text of each document: its title, then its text. Only ids stay in memory.
+
+        Raises UserError with file and line, also for an id that is there twice.
+        """
+        met = set()
+        for where, cells in _rows(self.folder / CORPUS):
+            name = _id(cells, where)
+            if name in met:
+                raise UserError(f"{where}: the id {name!r} is there twice; rename one")
+            met.add(name)
+            title = cells.get("title") or ""
+            text = cells.get("text")
+            if not isinstance(text, str) or not isinstance(title, str):
+                raise UserError(f"{where}: expected texts as title and text, got {text!r:.60}")
+            yield name, f"{title} {text}".strip()
+        if not met:
+            raise UserError(f"{self.folder / CORPUS}: has no documents; give one a line")
+
+    def strangers(self) -> list[str]:
+        """List the documents that are judged to answer, and are not in the corpus. Raises UserError
+        as `documents` does."""
+        if self.judgements is None:
+            return []
+        judged = {
+            document
+            for grades in self.judgements.values()
+            for document, grade in grades.items()
+            if grade > 0
+        }
+        return sorted(judged - {name for name, _ in self.documents()})
+
+
+def read_collection(folder: Path) -> Collection:
+    """Read queries and judgements. Raises UserError with file and line."""
+    if not folder.is_dir():
+        raise UserError(f"--test {folder}: expected a folder with {CORPUS} and {QUERIES}")
+    queries: dict[str, str] = {}
+    for where, cells in _rows(folder / QUERIES):
+        name, text = _id(cells, where), cells.get("text")
+        if name in queries:
+            raise UserError(f"{where}: the id {name!r} is there twice; rename one")
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{where}: expected a query as text, got {text!r:.60}")
+        queries[name] = text
+    if not queries:
+        raise UserError(f"{folder / QUERIES}: has no queries; give one a line")
+    path = next((folder / name for name in JUDGED if (folder / name).is_file()), None)
+    if path is None:
+        return Collection(folder, queries, None)
+    judgements = _judgements(path, queries)
+    return Collection(
+        folder, {name: queries[name] for name in queries if name in judgements}, judgements
+    )
+
+
+def _judgements(path: Path, queries: dict[str, str]) -> Judgements:
+    """Read the grades of those queries that are there and have an answer."""
+    found: Judgements = {}
+    for where, cells in _rows(path):
+        grade = cells.get("score")
+        try:
+            query, document = str(cells["query-id"]), str(cells["corpus-id"])
+            found.setdefault(query, {})[document] = int(str(grade))
+        except KeyError:
+            raise UserError(
+                f"{where}: expected the columns query-id, corpus-id and score, got"
+                f" {', '.join(map(repr, cells))}; name them so in the header"
+            ) from None
+        except ValueError:
+            raise UserError(
+                f"{where}: expected a whole number as score, got {grade!r:.60}"
+            ) from None
+    answered = {
+        query: grades
+        for query, grades in found.items()
+        if query in queries and max(grades.values()) > 0
+    }
+    if not answered:
+        raise UserError(
+            f"{path}: no query of {QUERIES} has a document with a score above 0; check that the"
+            " ids of both files are the same"
+        )
+    return answered
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        for number, cells in named_rows(path):
+            yield f"{path}, line {number}", cells
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; check the folder") from None
+
+
+def _id(cells: dict[str, Any], where: str) -> str:
+    name = cells.get("_id")
+    if not isinstance(name, str | int) or name == "":
+        raise UserError(f"{where}: expected an _id, got {name!r:.60}")
+    return str(name)

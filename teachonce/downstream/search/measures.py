@@ -1,0 +1,53 @@
+"""Measures how good a ranking is, against judgements or against the ranking of a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from teachonce.downstream.search.beir import Judgements
+from teachonce.support.extras import library
+
+Ranking = Mapping[str, Sequence[str]]
+"""Ids of documents by query, the best first."""
+TOP = 10
+"""Documents of a query that the teacher's ranking and a student's are compared by."""
+JUDGED = {"nDCG@10": "ndcg_10", "MRR@10": "mrr_10", "recall@100": "recall_100"}
+AGREEMENT = {"nDCG@10 by teacher": "teacher_ndcg_10", "overlap@10 with teacher": "overlap_10"}
+
+
+def judged(judgements: Judgements, ranking: Ranking) -> dict[str, float]:
+    """Compute the measures of JUDGED as trec_eval does, the mean over all judged queries.
+
+    nDCG takes the grades as gains (Järvelin & Kekäläinen 2002, with a logarithmic discount); of the
+    others a grade above 0 is an answer. Raises UserError without ir-measures.
+    """
+    return _computed(
+        {"nDCG@10": "ndcg_10", "RR@10": "mrr_10", "R@100": "recall_100"}, judgements, ranking
+    )
+
+
+def agreement(teacher: Ranking, ranking: Ranking) -> dict[str, float]:
+    """Compute the measures of AGREEMENT: the teacher's first document has the grade 10, its tenth
+    1, all others 0; overlap is the share of these ten among the ten of the ranking.
+
+    Raises UserError without ir-measures.
+    """
+    grades = {
+        query: {name: TOP - place for place, name in enumerate(names[:TOP])}
+        for query, names in teacher.items()
+    }
+    return _computed({"nDCG@10": "teacher_ndcg_10", "R@10": "overlap_10"}, grades, ranking)
+
+
+def _computed(
+    names: Mapping[str, str], judgements: Judgements, ranking: Ranking
+) -> dict[str, float]:
+    measures = library("ir_measures", "embedding", "scores of rankings")
+    # Places, not similarities: trec_eval would put equal ones into an order of its own.
+    run = {
+        query: {name: float(-place) for place, name in enumerate(names)}
+        for query, names in ranking.items()
+    }
+    wanted = {measures.parse_measure(name): key for name, key in names.items()}
+    found = measures.calc_aggregate(list(wanted), judgements, run)
+    return {key: float(found[measure]) for measure, key in wanted.items()}

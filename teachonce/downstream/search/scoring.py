@@ -1,0 +1,133 @@
+"""The tasks retrieval and rerank: rank documents for queries by any model, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from teachonce.downstream.embedders import Embedder
+from teachonce.downstream.score_tables import SHARES, result_of
+from teachonce.downstream.search import measures
+from teachonce.downstream.search.beir import Collection, read_collection
+from teachonce.downstream.search.candidates import read_run
+from teachonce.downstream.search.rankings import DEPTH, check_space, reranked, retrieved
+from teachonce.downstream.settings import SearchSettings
+from teachonce.support.errors import UserError
+
+Say = Callable[[str], object]
+Rank = Callable[[str], dict[str, list[str]]]
+"""From the name of a model to its ranking of a collection."""
+
+
+def score_search(
+    task: str,
+    models: Sequence[str],
+    files: Mapping[str, Path],
+    settings: SearchSettings,
+    say: Say = print,
+) -> list[dict[str, Any]]:
+    """Score `models` by their rankings of collections in the layout of BEIR.
+
+    task: "retrieval" ranks all documents by vectors, "rerank" the candidates of each query, by
+    vectors or by a model that reads pairs.
+    files: the folders, from `splits_to_test`.
+
+    With judgements the measures are `measures.JUDGED` (of rerank without recall, which candidates
+    decide), with a teacher also `measures.AGREEMENT`. Returns for each model what `fine_tune`
+    returns, of a single run without a seed.
+
+    Raises UserError for wrong models and files, and where there are neither judgements nor teacher.
+    """
+    about = {"task": task, "scale": SHARES, "setup": settings.told()}
+    runs: dict[str, dict[str, Any]] = {model: {} for model in models}
+    examples, named = {}, None
+    for split, folder in files.items():
+        collection = read_collection(folder)
+        if strangers := collection.strangers():
+            say(
+                f"{folder.name}: {len(strangers):,} documents that answer are not in the corpus,"
+                f" such as {strangers[0]!r}; they count as not found"
+            )
+        rank = (
+            _retrieval(collection, settings)
+            if task == "retrieval"
+            else _rerank(collection, settings, say)
+        )
+        chosen = _measures(task, collection, settings)
+        if named is not None and chosen != named:
+            raise UserError(
+                f"--test {folder}: has {'' if collection.judgements else 'no '}judgements, unlike"
+                " the folders before it; score those with and those without apart"
+            )
+        named, examples[split] = chosen, len(collection.queries)
+        teacher = rank(settings.teacher) if settings.teacher else None
+        for model in models:
+            found = _figures(collection, rank(model), teacher)
+            runs[model][split] = {key: found[key] for key in chosen.values()}
+            runs[model][split]["primary"] = found[next(iter(chosen.values()))]
+            told = ", ".join(f"{name} {SHARES * found[key]:.2f}" for name, key in chosen.items())
+            say(f"{model}, {folder.name}, queries: {len(collection.queries):,}: {told}")
+    assert named is not None
+    about |= {"measures": named, "primary": next(iter(named.values()))}
+    paths = {name: str(path) for name, path in files.items()}
+    words = {"as_is": True, **settings.as_words()}
+    return [result_of(about, model, paths, words, examples, [runs[model]]) for model in models]
+
+
+def _measures(task: str, collection: Collection, settings: SearchSettings) -> dict[str, str]:
+    """Name the measures that there is something to compute from."""
+    found = dict(measures.JUDGED) if collection.judgements else {}
+    if task == "rerank":
+        found.pop("recall@100", None)
+    if settings.teacher:
+        found |= measures.AGREEMENT
+    if not found:
+        raise UserError(
+            f"--test {collection.folder}: has no judgements (qrels.tsv); add them, or score by the"
+            " ranking of a teacher: --teacher MODEL"
+        )
+    return found
+
+
+def _figures(
+    collection: Collection, ranking: measures.Ranking, teacher: measures.Ranking | None
+) -> dict[str, float]:
+    found = measures.judged(collection.judgements, ranking) if collection.judgements else {}
+    return found | (measures.agreement(teacher, ranking) if teacher else {})
+
+
+def _retrieval(collection: Collection, settings: SearchSettings) -> Rank:
+    """Rank by vectors; the teacher ranks by its own alone."""
+
+    def rank(model: str) -> dict[str, list[str]]:
+        queries = Embedder(model, settings.max_length)
+        other = settings.documents_by
+        if other in (None, model) or model == settings.teacher:
+            return retrieved(collection, queries, queries)
+        check_space(model, str(other))
+        return retrieved(collection, queries, Embedder(str(other), settings.max_length))
+
+    return rank
+
+
+def _rerank(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
+    """Rank candidates, which are found once for all models."""
+    if settings.candidates:
+        candidates = read_run(settings.candidates, settings.depth)
+        where = f"--candidates {settings.candidates}"
+    else:
+        first = Embedder(str(settings.candidates_by), settings.max_length)
+        candidates = retrieved(collection, first, first, settings.depth)
+        where = f"--candidates-by {settings.candidates_by}"
+    if collection.judgements:
+        found = measures.judged(collection.judgements, candidates)
+        cut = f"recall@{min(settings.depth, DEPTH)}"  # no candidate stands below
+        names = {n.replace(f"recall@{DEPTH}", cut): key for n, key in measures.JUDGED.items()}
+        told = ", ".join(f"{n} {SHARES * found[key]:.2f}" for n, key in names.items())
+        say(f"candidates of {collection.folder.name}, as they come: {told}")
+
+    def rank(model: str) -> dict[str, list[str]]:
+        return reranked(collection, model, candidates, where, settings.max_length)
+
+    return rank

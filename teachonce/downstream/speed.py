@@ -1,0 +1,251 @@
+"""Measures size, latency and memory of encoders, as in the table of Kolesnikova et al. 2022."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModel
+from transformers.utils.hub import cached_file
+
+from teachonce.downstream.encoders import longest_input
+from teachonce.downstream.process_memory import status_bytes
+from teachonce.downstream.settings import SpeedSettings
+from teachonce.support.console import counted
+from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
+from teachonce.teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
+
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8}
+DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+SENTENCES = 20
+SENTENCE_TOKENS = 32
+PEAK_RESET = Path("/proc/self/clear_refs")
+Say = Callable[[str], object]
+
+
+class Subject:
+    """A model that is measured: its encoder in float32 without heads, and what it reads."""
+
+    def __init__(self, name: str) -> None:
+        model = resolve_model(name)
+        load_config(model)
+        self.tokenizer = load_tokenizer(model)
+        self.encoder, missing = load_network(AutoModel, model, dtype=torch.float32)
+        if any("pooler" in key for key in missing):
+            self.encoder.pooler = None  # not the checkpoint's
+        config = cached_file(model.path_or_id, "config.json", revision=model.revision)
+        folder = Path(str(config)).parent
+        self.encoder.eval()
+        self.name = name
+        files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
+        self.disk = sum(file.stat().st_size for file in files)
+        self.stored = _stored(files)
+        self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
+        self.longest = longest_input(self.encoder.config, self.tokenizer)
+
+    def prepare(self, settings: SpeedSettings, length: int) -> None:
+        """Make `batch`, [B, S] random tokens, and `sentences`, each [1, n]."""
+        special = set(self.tokenizer.all_special_ids)
+        words = torch.tensor([i for i in range(len(self.tokenizer)) if i not in special])
+        draws = torch.Generator().manual_seed(settings.seed)
+
+        def random_tokens(rows: int, columns: int) -> torch.Tensor:
+            return words[torch.randint(len(words), (rows, columns), generator=draws)]
+
+        self.batch = random_tokens(settings.batch_size, length)
+        if settings.texts:
+            self.sentences = [
+                self.tokenizer(text, truncation=True, max_length=length, return_tensors="pt")[
+                    "input_ids"
+                ]
+                for text in settings.texts[:SENTENCES]
+            ]
+        else:
+            columns = min(SENTENCE_TOKENS, length)
+            self.sentences = [random_tokens(1, columns) for _ in range(SENTENCES)]
+
+    @torch.inference_mode()
+    def run(self, inputs: Sequence[torch.Tensor], device: str) -> float:
+        """Return the seconds of one forward pass over each of the inputs."""
+        inputs = [ids.to(device) for ids in inputs]
+        masks = [torch.ones_like(ids) for ids in inputs]
+        _wait(device)
+        begun = time.perf_counter()
+        for ids, mask in zip(inputs, masks, strict=True):
+            self.encoder(input_ids=ids, attention_mask=mask)
+        _wait(device)
+        return time.perf_counter() - begun
+
+
+def measure_speed(
+    models: Sequence[str], teacher: str | None, settings: SpeedSettings, say: Say = print
+) -> dict[str, Any]:
+    """Measure `models` and the teacher, if there is one, on the CPU and on a GPU that is there.
+
+    Returns `{"task", "settings", "length", "hardware", "devices", "teacher", "models": [{"model",
+    "parameters", "disk_bytes", "disk_dtype", "cpu": {"batch_ms", "batch_memory_bytes",
+    "sentence_ms", "sentence_memory_bytes"}, "cuda": ..., "ratio"}]}`, the teacher last. `ratio`
+    says how many times less each figure is than the teacher's; of bytes on disk that are of other
+    dtypes, what both would be in float32. All models read batches of one length, at most what each
+    of them takes. Times are medians of runs that go through all models in turn; the time of a
+    sentence is the mean over the sentences. Memory is the bytes of the weights and the most that
+    the batch, or any of the sentences, takes beside them, None where the system does not tell.
+
+    Raises UserError on a wrong model.
+    """
+    subjects = [Subject(name) for name in [*models, *([teacher] if teacher else [])]]
+    length = min(settings.max_length, *(subject.longest for subject in subjects))
+    if length < settings.max_length:
+        least = min(subjects, key=lambda subject: subject.longest)
+        say(f"batches of {length} tokens, not {settings.max_length}: {least.name} takes no more")
+    for subject in subjects:
+        subject.prepare(settings, length)
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    rows: list[dict[str, Any]] = [
+        {
+            "model": each.name,
+            "parameters": each.parameters,
+            "disk_bytes": each.disk,
+            "disk_dtype": each.stored,
+        }
+        for each in subjects
+    ]
+    for device in devices:
+        for row, found in zip(rows, _on(device, subjects, settings, say), strict=True):
+            row[device] = found
+    if teacher:
+        for row in rows[:-1]:
+            row["ratio"] = _ratios(row, rows[-1])
+            if row["disk_dtype"] != rows[-1]["disk_dtype"]:
+                row["ratio"]["disk_bytes"] = _in_float32(rows[-1]) / _in_float32(row)
+    return {
+        "task": "speed",
+        "settings": {
+            "batch_size": settings.batch_size,
+            "max_length": settings.max_length,
+            "runs": settings.repeat,
+            "seed": settings.seed,
+            "texts": len(settings.texts[:SENTENCES]),
+        },
+        "length": length,
+        "hardware": hardware(),
+        "devices": devices,
+        "teacher": teacher,
+        "models": rows,
+    }
+
+
+def _on(
+    device: str, subjects: Sequence[Subject], settings: SpeedSettings, say: Say
+) -> list[dict[str, Any]]:
+    for subject in subjects:
+        subject.encoder.to(device)
+    memory = [
+        {
+            "sentence_memory_bytes": peak_memory(subject, subject.sentences, device),
+            "batch_memory_bytes": peak_memory(subject, [subject.batch], device),
+        }
+        for subject in subjects
+    ]  # warms up, too
+    batches: list[list[float]] = [[] for _ in subjects]
+    sentences: list[list[float]] = [[] for _ in subjects]
+    for run in range(settings.repeat):
+        for number, subject in enumerate(subjects):
+            batches[number].append(1000 * subject.run([subject.batch], device))
+            whole = subject.run(subject.sentences, device)
+            sentences[number].append(1000 * whole / len(subject.sentences))
+        say(f"{device}: run {run + 1} of {settings.repeat}")
+    for subject in subjects:
+        subject.encoder.to("cpu")
+    return [
+        {"batch_ms": median(batch), "sentence_ms": median(sentence), **peaks}
+        for batch, sentence, peaks in zip(batches, sentences, memory, strict=True)
+    ]
+
+
+def _stored(files: Sequence[Path]) -> str:
+    """Name the dtype that most bytes of the weights are stored in; "" where the files tell none."""
+    sizes: Counter[str] = Counter()
+    for file in files:
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as weights:
+                for name in weights.keys():  # noqa: SIM118  # no mapping
+                    part = weights.get_slice(name)
+                    dtype = part.get_dtype()
+                    sizes[dtype] += math.prod(part.get_shape()) * BYTES.get(dtype, 1)
+    ((dtype, _),) = sizes.most_common(1) or [("", 0)]
+    return DTYPES.get(dtype, dtype.lower())
+
+
+def _in_float32(row: dict[str, Any]) -> float:
+    return float(row["disk_bytes"]) * 4 / (2 if row["disk_dtype"] in ("bf16", "fp16") else 4)
+
+
+def _ratios(row: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
+    """Divide the teacher's figures by those of a row, where both have them."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found[name] = _ratios(value, teacher[name])
+        elif isinstance(value, int | float) and teacher[name]:
+            found[name] = teacher[name] / value
+    return found
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_memory(subject: Subject, inputs: Sequence[torch.Tensor], device: str) -> int | None:
+    """Return the bytes of the weights and of the most that any of the inputs takes beside them.
+
+    On a CPU this is the growth of the process, whose peak Linux keeps; on other systems None.
+    """
+    weights: int = sum(
+        each.numel() * each.element_size()
+        for each in [*subject.encoder.parameters(), *subject.encoder.buffers()]
+    )
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        subject.run(inputs, device)
+        return weights + torch.cuda.max_memory_allocated() - before
+    subject.run([subject.sentences[0]], device)  # libraries load once what is no model's
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # else a batch fits into memory that was freed before
+        PEAK_RESET.write_text("5")
+        before = status_bytes("VmRSS")
+        subject.run(inputs, device)
+        return weights + status_bytes("VmHWM") - before
+    except (OSError, AttributeError):
+        return None
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    if Path("/proc/cpuinfo").exists():
+        named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        if named:
+            return named[1]
+    return platform.processor() or platform.machine()
+
+
+def hardware() -> str:
+    """Describe processor, threads, GPU and torch in one line."""
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    threads = f"{counted(torch.get_num_threads(), 'thread')} of {os.cpu_count()}"
+    return f"{processor()}, {threads}{gpu}, torch {version('torch')}, fp32"

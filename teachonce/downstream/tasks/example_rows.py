@@ -1,0 +1,88 @@
+"""Rows of examples, whose cells are asked for by what they hold: text, label, answer and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.tables import NAMED, named_rows, no_column
+
+
+class Row(dict[str, Any]):
+    """The cells of a row by column. `where` tells file and line, for errors."""
+
+    def __init__(self, where: str, cells: Mapping[str, Any]) -> None:
+        super().__init__(cells)
+        self.where = where
+
+    def cell(self, role: str, columns: Mapping[str, str]) -> Any:
+        """The cell that holds `role`, in the column of that name or of the name in `columns`.
+
+        Raises UserError where there is no such column.
+        """
+        name = columns.get(role, role)
+        if name not in self:
+            option = f"--{role.replace('_', '-')}-column"
+            remedy = f"rename one, or name the right one with {option} of downstream"
+            raise no_column(name, self, self.where, remedy)
+        return self[name]
+
+    def text(self, role: str, columns: Mapping[str, str]) -> str:
+        """The cell that holds `role`. Raises UserError where it is no text, or a blank one."""
+        value = self.cell(role, columns)
+        if not isinstance(value, str) or not value.strip():
+            got = "nothing" if value is None or value == "" else f"{value!r:.60}"
+            raise UserError(
+                f"{self.where}: expected text in column {columns.get(role, role)!r}, got {got}; "
+                "mend the row or take it out"
+            )
+        return value
+
+
+PAIR = ("text_a", "text_b")
+"""What the columns of the two texts of a pair hold, in the order in which a model reads them."""
+
+
+def text_roles(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Tell what the columns of a classified text hold: a pair where `columns` names one of its
+    columns, or where the row has one and no `text`."""
+    named = not columns.keys().isdisjoint(PAIR)
+    met = "text" not in columns and "text" not in row and not row.keys().isdisjoint(PAIR)
+    return PAIR if named or met else ("text",)
+
+
+def check_columns(path: Path, task: str, columns: Mapping[str, str]) -> None:
+    """Raise UserError as reading does for a first row that lacks a column of a task; nothing
+    heavier than the file is loaded for it. A file of another layout passes."""
+    if task not in ("classify", "pair", "sts", "qa") or path.suffix.lower() == ".json":
+        return
+    first = next(_rows(path))
+    label = {"classify": ("label",), "qa": ()}.get(task, ("score",))
+    texts = {"classify": text_roles(first, columns), "qa": ("question", "context")}.get(task, PAIR)
+    for role in (*texts, *label):
+        first.cell(role, columns)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a .tsv, .csv or .jsonl file, at least one; blank ones are left out.
+
+    Raises UserError with file and line for what cannot be read, and where there is no row.
+    """
+    return list(_rows(path))
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    if path.suffix.lower() not in NAMED:
+        expected = ", ".join(NAMED)
+        raise UserError(f"{path}: expected a file that ends in {expected}; convert or rename it")
+    row = None
+    try:
+        for number, cells in named_rows(path):
+            row = Row(f"{path}, line {number}", cells)
+            yield row
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    if row is None:
+        raise UserError(f"{path}: has no rows; give a header and a row for each example")

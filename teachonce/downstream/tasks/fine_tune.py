@@ -1,0 +1,266 @@
+"""Fine-tunes a checkpoint for a task over seeds, or scores it as it is."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
+
+from teachonce.downstream.card import write_card
+from teachonce.downstream.encoders import default_lr, longest_input
+from teachonce.downstream.progress import COUNTED, Progress
+from teachonce.downstream.score_tables import SHARES, result_of
+from teachonce.downstream.settings import FineTuneSettings
+from teachonce.downstream.tasks.length_grouped import LengthGroupedTrainer
+from teachonce.downstream.tasks.task_interface import Task
+from teachonce.downstream.tracking import SILENT, Log, Tracked, folder_of
+from teachonce.support import files
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
+from teachonce.training.optimizer import ADADELTA_LR, optimizer_of
+from teachonce.training.tokenizer_folder import save_tokenizer
+from teachonce.training.trackers import Facts
+
+WEIGHT_DECAY = 0.01
+BETAS = (0.9, 0.999)
+Say = Callable[[str], object]
+
+
+def fine_tune(
+    task: Task,
+    model: str,
+    files: Mapping[str, Path],
+    settings: FineTuneSettings,
+    say: Say = print,
+    keep: Path | None = None,
+    log: Log = SILENT,
+) -> dict[str, Any]:
+    """Fine-tune once for each seed; scores on dev, and on test where it is given.
+
+    files: `train`, `dev` and, where there are files to test, `splits_to_test`.
+    say: is called with a line for each epoch.
+    keep: a folder for the model of the first seed; the result then names it in a list, `saved`.
+    log: trackers that are told of each seed's training.
+
+    Returns `{"task", "model", "measures", "primary", "scale", "files", "settings", "examples":
+    {split: number}, "seeds": [{"seed", "lr", "best_epoch", "dev", "test"}], "mean": {split: score},
+    "deviation": ...}`. A score has a figure for each measure of the task, and as `primary` the one
+    that chose the epoch. A person reads figures times `scale`. Where several files are tested,
+    `test` is the mean over them. The deviation is the sample deviation over the seeds, 0 for a
+    single seed.
+
+    Raises UserError on a wrong model or file, and where a training does not stay finite.
+    """
+    source = resolve_model(model)
+    splits = {name: task.read(path) for name, path in files.items()}
+    splits["train"] = splits["train"][: settings.limit]
+    task.prepare(splits)
+    seeds = range(settings.seed, settings.seed + settings.seeds)
+    runs = []
+    about = {"task": task.name, "model": model, **asdict(settings), **task.options()}
+    for seed in seeds:
+        folder = folder_of(log.out, seed, settings.seeds)
+        facts = Facts(folder, about | {"seed": seed}, "scores.json", resumable=False)
+        with Tracked(log.names, facts, False, say, [*task.measures.values()]) as tracked:
+            kept = keep if seed == seeds[0] else None
+            runs.append(_one_seed(task, source, splits, settings, seed, say, kept, tracked))
+    used = {**splits, "train": task.sample(splits["train"], settings.seed)}
+    result = _result(task, model, files, asdict(settings), used, runs)
+    if keep is None:
+        return result
+    write_card(result, keep)
+    return {**result, "saved": [str(keep)]}
+
+
+def score_as_is(
+    task: Task,
+    model: str,
+    files: Mapping[str, Path],
+    max_length: int | None = None,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Score a model that has its head on `files` (from `splits_to_test`) without training it.
+
+    Labels of model and file are matched by name. Texts are cut to `max_length` tokens, where it is
+    None to the task's own. Returns what `fine_tune` returns, of a single run without a seed. Its
+    settings are `as_is`, `max_length` and the task's own.
+
+    Raises UserError on a wrong model or file, where the model has no head for the task, and where
+    the file has a label that the model does not have, unless the task counts such labels.
+    """
+    splits = {name: task.read(path) for name, path in files.items()}
+    settings = {"as_is": True, "max_length": max_length}
+    blame = "; its weights are damaged, train it anew"
+    if own := task.predict_own(model, splits, max_length):
+        say("as it is, by the modules of its folder")
+        scores = {name: _score(task, splits[name], (), found, blame) for name, found in own.items()}
+        return _result(task, model, files, settings, splits, [scores])
+    source = resolve_model(model)
+    tokenizer, network, spec = task.load_own(source)
+    task.adopt(spec, splits)
+    length, cut = _length(task, max_length, network, tokenizer)
+    say(f"as it is: {counted(network.num_parameters(), 'parameter')}{cut}")
+    with tempfile.TemporaryDirectory(prefix="score-") as scratch:
+        trainer = Trainer(
+            model=network,
+            args=TrainingArguments(**_scoring(scratch)),
+            data_collator=task.collator(tokenizer),
+        )
+        trainer.remove_callback(PrinterCallback)
+        scores = {}
+        for name, examples in splits.items():
+            rows = task.encode(tokenizer, examples, length)
+            scores[name] = _score(task, examples, rows, _predict(trainer, rows), blame)
+    return _result(task, model, files, settings, splits, [scores])
+
+
+def _result(
+    task: Task,
+    model: str,
+    files: Mapping[str, Path],
+    settings: Mapping[str, Any],
+    splits: Mapping[str, Sequence[Any]],
+    runs: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    about = {
+        "task": task.name,
+        "measures": dict(task.measures),
+        "primary": task.primary,
+        "scale": SHARES,
+    }
+    paths = {name: str(path) for name, path in files.items()}
+    examples = {name: len(some) for name, some in splits.items()}
+    return result_of(about, model, paths, {**settings, **task.options()}, examples, runs)
+
+
+def _one_seed(
+    task: Task,
+    source: ResolvedModel,
+    splits: Mapping[str, Sequence[Any]],
+    settings: FineTuneSettings,
+    seed: int,
+    say: Say,
+    keep: Path | None,
+    tracked: Tracked,
+) -> dict[str, Any]:
+    set_seed(seed)
+    tokenizer, model = task.load_fresh(source)
+    lr = settings.lr or (ADADELTA_LR if settings.optimizer == "adadelta" else default_lr(model))
+    length, cut = _length(task, settings.max_length, model, tokenizer)
+    examples = {**splits, "train": task.sample(splits["train"], seed)}
+    say(f"seed {seed}: learning rate {lr:g}, {counted(model.num_parameters(), 'parameter')}{cut}")
+    rows = {name: task.encode(tokenizer, some, length) for name, some in examples.items()}
+
+    def score(split: str, predictions: Any) -> dict[str, float]:
+        blame = f" after training at {lr:g}; lower --lr"
+        return _score(task, examples[split], rows[split], predictions, blame)
+
+    with tempfile.TemporaryDirectory(prefix="fine-tune-") as scratch:
+        trainer = (LengthGroupedTrainer if settings.group_by_length else Trainer)(
+            model=model,
+            args=_arguments(scratch, settings, lr, seed),
+            train_dataset=rows["train"],
+            eval_dataset=rows["dev"],
+            data_collator=task.collator(tokenizer),
+            compute_metrics=lambda output: score("dev", output.predictions),
+        )
+        _set_steps(trainer, settings, lr)
+        told = {heading: f"eval_{name}" for heading, name in task.measures.items()}
+        Progress(say, {"held-out loss": "eval_loss", **told}, f"seed {seed}, ").follow(trainer)
+        trainer.add_callback(tracked)
+        trainer.train()
+        curve = [row["eval_primary"] for row in trainer.state.log_history if "eval_primary" in row]
+        result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
+        trainer.compute_metrics = None  # `predict` would score every split as if it were dev
+        scores = {
+            name: score(name, _predict(trainer, rows[name])) for name in splits if name != "train"
+        }
+        tracked.add_scores(scores)
+        if keep is not None:
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(keep)
+            files.open_weights(keep)
+            save_tokenizer(tokenizer, keep)
+    say(f"seed {seed}: best after epoch {result['best_epoch']}")
+    return result | scores
+
+
+def _length(task: Task, asked: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:
+    """Return tokens of the longest input, and what to say where the model takes less than asked."""
+    asked = asked or task.max_length
+    length = min(asked, longest_input(model.config, tokenizer))
+    return length, f", {length} tokens at most (the model takes no more)" if length < asked else ""
+
+
+def _predict(trainer: Trainer, rows: Sequence[dict[str, Any]]) -> Any:
+    """Predict without `labels`, which the loss that a model's config names may not take."""
+    inputs = [{name: row[name] for name in row if name != "labels"} for row in rows]
+    return trainer.predict(inputs).predictions  # type: ignore[arg-type]
+
+
+def _score(
+    task: Task,
+    examples: Sequence[Any],
+    rows: Sequence[dict[str, Any]],
+    predictions: Any,
+    blame: str,
+) -> dict[str, float]:
+    parts = predictions if isinstance(predictions, tuple) else (predictions,)
+    if not all(np.isfinite(part).all() for part in parts):
+        raise UserError(f"the model predicts NaN or infinity{blame}")
+    found = task.score(examples, rows, predictions)
+    return {"primary": found[task.primary], **found}
+
+
+def _scoring(folder: str) -> dict[str, Any]:
+    return {
+        "output_dir": folder,
+        "per_device_eval_batch_size": 64,
+        "disable_tqdm": True,  # `Progress` does it
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "report_to": "none",
+    }
+
+
+def _set_steps(trainer: Trainer, settings: FineTuneSettings, lr: float) -> None:
+    """Give a Trainer the optimizer and the gradients that its own arguments do not."""
+    if settings.optimizer != "adamw":
+        assert trainer.model is not None
+        trainer.optimizer = optimizer_of(
+            trainer.model, settings.optimizer, lr=lr, weight_decay=WEIGHT_DECAY, betas=BETAS
+        )
+    if settings.accumulate > 1:
+        # The heads of transformers accept the number of items of a step, by which the Trainer then
+        # leaves it to them to divide. Most do not.
+        trainer.model_accepts_loss_kwargs = False
+
+
+def _arguments(folder: str, settings: FineTuneSettings, lr: float, seed: int) -> TrainingArguments:
+    return TrainingArguments(
+        **_scoring(folder),
+        num_train_epochs=settings.epochs,
+        max_steps=settings.steps or -1,
+        per_device_train_batch_size=settings.batch_size,
+        gradient_accumulation_steps=settings.accumulate,
+        learning_rate=lr,
+        warmup_steps=settings.warmup,
+        weight_decay=WEIGHT_DECAY,
+        bf16=settings.precision == "bf16",
+        use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
+        seed=seed,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        save_only_model=True,
+        save_total_limit=1,
+        include_num_input_tokens_seen=COUNTED,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_primary",
+        greater_is_better=True,
+    )

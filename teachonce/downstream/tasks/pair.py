@@ -1,0 +1,124 @@
+"""The task pair: scores two texts in one input, for similarity, paraphrase or relatedness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoModelForSequenceClassification
+
+from teachonce.downstream.tasks.example_rows import Row, read_rows
+from teachonce.downstream.tasks.task_interface import Task, input_rows
+from teachonce.store import TaskSpec
+from teachonce.support.errors import UserError
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts and their gold score, on any scale."""
+
+    text_a: str
+    text_b: str
+    score: float
+
+
+class PairScore(Task):
+    """Scores tables of `text_a`, `text_b` and `score`. The epoch is chosen by Pearson's r.
+
+    Both texts are one input, and the head learns the score by its squared error. Scores are
+    standardised over the training examples, so that no step is spent on their scale, which
+    correlations do not see.
+
+    columns: names of columns that differ from what they hold, by what they hold.
+    """
+
+    name = "pair"
+    model_class = AutoModelForSequenceClassification
+    measures = {"Pearson": "pearson", "Spearman": "spearman"}
+    primary = "pearson"
+
+    def __init__(self, columns: Mapping[str, str] | None = None) -> None:
+        self.columns = columns or {}
+        self.shift, self.scale = 0.0, 1.0
+
+    def options(self) -> dict[str, Any]:
+        return {"columns": dict(self.columns)}
+
+    def read(self, path: Path) -> list[Pair]:
+        return [
+            Pair(
+                row.text("text_a", self.columns),
+                row.text("text_b", self.columns),
+                _score(row, self.columns),
+            )
+            for row in read_rows(path)
+        ]
+
+    def prepare(self, splits: Mapping[str, Sequence[Pair]]) -> None:
+        """Raises UserError where all scores of a split are equal: they have no correlation."""
+        check_scores(splits)
+        scores = np.array([pair.score for pair in splits["train"]])
+        self.shift, self.scale = float(scores.mean()), float(scores.std())
+
+    def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Pair]]) -> None:
+        """Raises UserError also where the model does not give a single score."""
+        labels = spec.labels
+        if len(labels) != 1:
+            raise UserError(
+                f"--model: tells {len(labels)} labels apart, {', '.join(labels)[:200]}; a score is"
+                " one output, as `downstream --task pair --save` trains it"
+            )
+        check_scores(splits)
+
+    def head(self) -> dict[str, Any]:
+        return {"num_labels": 1, "problem_type": "regression"}
+
+    def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
+        texts = [(pair.text_a, pair.text_b) for pair in examples]
+        return input_rows(tokenizer, texts, self.labels(examples), limit)
+
+    def labels(self, examples: Sequence[Pair]) -> list[float]:
+        """Return what a model learns: scores on the scale that `prepare` found."""
+        return [(pair.score - self.shift) / self.scale for pair in examples]
+
+    def score(
+        self, examples: Sequence[Pair], rows: Sequence[dict[str, Any]], predictions: Any
+    ) -> dict[str, float]:
+        """Compute scipy's correlations; both are 0 where all predicted scores are equal."""
+        from scipy.stats import pearsonr, spearmanr
+
+        found = np.asarray(predictions, np.float64).reshape(-1)
+        if np.ptp(found) == 0:
+            return {"pearson": 0.0, "spearman": 0.0}
+        gold = np.array([pair.score for pair in examples])
+        return {
+            "pearson": float(pearsonr(gold, found).statistic),
+            "spearman": float(spearmanr(gold, found).statistic),
+        }
+
+
+def check_scores(splits: Mapping[str, Sequence[Pair]]) -> None:
+    """UserError where all scores of a split are equal: they have no correlation."""
+    for name, pairs in splits.items():
+        if len({pair.score for pair in pairs}) < 2:
+            raise UserError(
+                f"--{name}: every score is {pairs[0].score:g}; "
+                "a correlation needs different ones, add pairs"
+            )
+
+
+def _score(row: Row, columns: Mapping[str, str]) -> float:
+    value = row.cell("score", columns)
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        score = math.nan
+    if not math.isfinite(score):
+        raise UserError(
+            f"{row.where}: expected a number as score, got {value!r:.60}; write it like 3.5"
+        )
+    return score

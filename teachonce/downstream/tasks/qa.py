@@ -1,0 +1,199 @@
+"""The task qa: finds the span of a context that answers a question."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from transformers import AutoModelForQuestionAnswering
+
+from teachonce.downstream.options import check
+from teachonce.downstream.tasks.questions import Question, read_questions
+from teachonce.downstream.tasks.task_interface import Task
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+
+SHORTEST = 32
+ANSWER_TOKENS = 30
+"""Tokens of the longest predicted answer, as in the script of BERT (Devlin et al. 2019)."""
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+class QA(Task):
+    """Answers the questions of files that `read_questions` takes. The epoch is chosen by F1.
+
+    A context that is too long is read in windows. Each window repeats the last `stride` tokens of
+    the window before, by default a third of a window. A question that takes more than half a window
+    is cut there. Where training has questions without an answer, the model may say that there is
+    none: it does where every window scores the cls token above all spans (Devlin et al. 2019,
+    section 4.3).
+
+    columns: names of columns that differ from what they hold, by what they hold.
+    """
+
+    name = "qa"
+    model_class = AutoModelForQuestionAnswering
+    measures = {"exact match": "exact_match", "F1": "f1"}
+    primary = "f1"
+    max_length: ClassVar[int] = 384
+
+    def __init__(self, columns: Mapping[str, str] | None = None, stride: int | None = None) -> None:
+        check("stride", stride)
+        self.columns, self.stride = columns or {}, stride
+        self.may_decline = False
+
+    def options(self) -> dict[str, Any]:
+        return {"columns": dict(self.columns), "stride": self.stride}
+
+    def read(self, path: Path) -> list[Question]:
+        return read_questions(path, self.columns)
+
+    def prepare(self, splits: Mapping[str, Sequence[Question]]) -> None:
+        """Raises UserError where no training question has an answer."""
+        answered = {bool(question.answers) for question in splits["train"]}
+        if True not in answered:
+            raise UserError("--train: no question has an answer, nothing to learn; add some")
+        self.may_decline = False in answered
+
+    def head(self) -> dict[str, Any]:
+        return {"num_labels": 2}
+
+    def encode(
+        self, tokenizer: Any, examples: Sequence[Question], limit: int
+    ) -> list[dict[str, Any]]:
+        """Make the windows of every question.
+
+        `start_positions` and `end_positions` are the tokens of the first answer, or cls where a
+        window does not hold all of it. `score` needs `example` (the question's number), `cls` (its
+        position) and `spans`, int [S, 2]: the characters of each token, -1 outside of the context.
+        Raises UserError where windows are too short.
+        """
+        half = limit // 2
+        stride = limit // 3 if self.stride is None else self.stride
+        if limit < SHORTEST or stride >= half:
+            raise UserError(
+                f"--task qa with windows of {limit} tokens and a stride of {stride}: windows take "
+                f"{SHORTEST} tokens or more, strides less than half of them; change --max-length "
+                "or --stride"
+            )
+        return [
+            {"example": number, **row}
+            for number, example in enumerate(examples)
+            for row in _windows(tokenizer, example, limit, half, stride)
+        ]
+
+    def score(
+        self, examples: Sequence[Question], rows: Sequence[dict[str, Any]], predictions: Any
+    ) -> dict[str, float]:
+        """Mean exact match and word F1 over the questions, each against its nearest gold answer."""
+        starts, ends = predictions[:2]
+        windows: dict[int, list[Any]] = defaultdict(list)
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            windows[row["example"]].append((row, start, end))
+        exact, overlap = [], []
+        for number, example in enumerate(examples):
+            found = best_answer(example.context, windows[number], self.may_decline)
+            gold = [answer.text for answer in example.answers] or [""]
+            exact.append(max(exact_match(found, text) for text in gold))
+            overlap.append(max(word_f1(found, text) for text in gold))
+        return {"exact_match": float(np.mean(exact)), "f1": float(np.mean(overlap))}
+
+
+def _windows(
+    tokenizer: Any, example: Question, limit: int, half: int, stride: int
+) -> Iterator[dict[str, Any]]:
+    asked = example.question.strip()
+    pieces = tokenizer(asked, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    if len(pieces["input_ids"]) > half - 4:  # a pair has up to four special tokens
+        asked = asked[: pieces["offset_mapping"][half - 5][1]]
+    encoded = tokenizer(
+        asked,
+        example.context,
+        truncation="only_second",
+        max_length=limit,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    for number, ids in enumerate(encoded["input_ids"]):
+        inside = np.array([part == 1 for part in encoded.sequence_ids(number)])
+        spans = np.where(inside[:, None], np.array(encoded["offset_mapping"][number]), -1)
+        cls = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
+        start, end = _answer_tokens(example, spans) or (cls, cls)
+        names = [name for name in tokenizer.model_input_names if name in encoded]
+        yield {
+            **{name: encoded[name][number] for name in names},
+            "start_positions": start,
+            "end_positions": end,
+            "spans": spans,
+            "cls": cls,
+        }
+
+
+def _answer_tokens(example: Question, spans: Array) -> tuple[int, int] | None:
+    """Find the first and last token of the answer; None where a window does not hold all of it."""
+    begins, ends = spans.T
+    read = np.flatnonzero(ends > begins)  # a token of no characters, or outside, covers nothing
+    if not example.answers or not len(read):
+        return None
+    begin = example.answers[0].begin
+    end = begin + len(example.answers[0].text)
+    if begins[read[0]] > begin or ends[read[-1]] < end:
+        return None
+    covering = read[(ends[read] > begin) & (begins[read] < end)]
+    return (int(covering[0]), int(covering[-1])) if len(covering) else None
+
+
+def best_answer(context: str, windows: Sequence[Any], may_decline: bool) -> str:
+    """Choose the span of at most 30 tokens with the largest sum of start and end logit.
+
+    `windows` are (row of `QA.encode`, start logits [S], end logits [S]). The answer is "" where the
+    model `may_decline` and every window scores its cls higher.
+    """
+    best, text, none = -np.inf, "", np.inf
+    for row, start, end in windows:
+        places = np.flatnonzero(row["spans"][:, 1] > row["spans"][:, 0])
+        none = min(none, start[row["cls"]] + end[row["cls"]])
+        if not len(places):
+            continue
+        sums = start[places][:, None] + end[places][None, :]
+        sums = np.where(_allowed(len(places)), sums, -np.inf)
+        first, last = np.unravel_index(np.argmax(sums), sums.shape)
+        if sums[first, last] > best:
+            best = sums[first, last]
+            text = context[row["spans"][places[first], 0] : row["spans"][places[last], 1]].strip()
+    return "" if may_decline and none > best else text
+
+
+def _allowed(size: int) -> Array:
+    """Tell whether an answer may begin at token i and end at token j, [size, size]."""
+    ahead = np.arange(size)[None, :] - np.arange(size)[:, None]
+    return (ahead >= 0) & (ahead < ANSWER_TOKENS)
+
+
+def normalised(answer: str) -> list[str]:
+    """Split an answer into words in lower case, without ASCII punctuation and English articles."""
+    return ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split()
+
+
+def exact_match(found: str, gold: str) -> float:
+    """Return 1 where the words of both answers are equal, else 0 (Rajpurkar et al. 2016, 6.1)."""
+    return float(normalised(found) == normalised(gold))
+
+
+def word_f1(found: str, gold: str) -> float:
+    """Return the harmonic mean of precision and recall of words (Rajpurkar et al. 2016, 6.1).
+
+    Where an answer has no words, it is 1 if the other has none either, else 0.
+    """
+    ours, theirs = normalised(found), normalised(gold)
+    if not ours or not theirs:
+        return float(ours == theirs)
+    shared = (Counter(ours) & Counter(theirs)).total()
+    return 2 * shared / (len(ours) + len(theirs))

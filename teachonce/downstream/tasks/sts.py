@@ -1,0 +1,137 @@
+"""The task sts: scores the similarity of two texts by the cosine of their embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import DataCollatorWithPadding
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from teachonce.downstream.embedders import Embedder, has_modules
+from teachonce.downstream.encoders import load_encoder
+from teachonce.downstream.tasks.pair import Pair, PairScore, check_scores
+from teachonce.store import TaskSpec
+from teachonce.support.arrays import Floats
+from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel
+
+
+class BiEncoder(nn.Module):
+    """An encoder that reads two texts apart from each other, and compares their embeddings.
+
+    The embedding of a text is the mean of its tokens' last hidden states, special ones included
+    (Reimers & Gurevych 2019, https://arxiv.org/abs/1908.10084, section 3).
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.config = encoder.config
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> SequenceClassifierOutput:
+        """Give the cosine [B] of the texts of each pair, whose tokens are [B,2,S]. The loss is its
+        squared error from `labels` [B]."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if token_type_ids is not None:
+            inputs["token_type_ids"] = token_type_ids
+        flat = {name: tokens.flatten(0, 1) for name, tokens in inputs.items()}
+        states = self.encoder(**flat).last_hidden_state.float()
+        present = flat["attention_mask"].unsqueeze(-1).float()
+        means = (states * present).sum(1) / present.sum(1).clamp(min=1)
+        cosine = functional.cosine_similarity(*means.unflatten(0, (-1, 2)).unbind(1))
+        loss = None if labels is None else functional.mse_loss(cosine, labels)
+        return SequenceClassifierOutput(loss=loss, logits=cosine)
+
+    def num_parameters(self, **options: Any) -> int:
+        """Count the parameters of the encoder; there are no others."""
+        return int(self.encoder.num_parameters(**options))
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Save the encoder."""
+        self.encoder.save_pretrained(folder)
+
+
+class SentenceSimilarity(PairScore):
+    """Scores tables of `text_a`, `text_b` and `score` by a bi-encoder. The epoch is chosen by
+    Spearman's rho.
+
+    The cosine of both texts learns the score by its squared error. Scores are stretched so that the
+    lowest one of training is 0 and the highest 1. As there is no head, every encoder can be scored
+    as it is.
+
+    A folder of sentence-transformers is scored as it is by its own modules; fine-tuning reads its
+    transformer alone, as of any encoder.
+
+    columns: names of columns that differ from what they hold, by what they hold.
+    """
+
+    name = "sts"
+    measures = {"Spearman": "spearman", "Pearson": "pearson"}
+    primary = "spearman"
+
+    def prepare(self, splits: Mapping[str, Sequence[Pair]]) -> None:
+        super().prepare(splits)
+        scores = np.array([pair.score for pair in splits["train"]])
+        self.shift, self.scale = float(scores.min()), float(np.ptp(scores))
+
+    def load_fresh(self, model: ResolvedModel) -> tuple[Any, Any]:
+        tokenizer, encoder = load_encoder(model)
+        return tokenizer, BiEncoder(encoder)
+
+    def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
+        return *self.load_fresh(model), TaskSpec("classification", ("cosine",))
+
+    def predict_own(
+        self, model: str, splits: Mapping[str, Sequence[Pair]], max_length: int | None
+    ) -> Mapping[str, Any] | None:
+        """Compare the vectors of a sentence-transformers folder, by its modules and default prompt.
+
+        Raises UserError also where scores of a split are all equal.
+        """
+        if not has_modules(model):
+            return None
+        check_scores(splits)
+        embedder = Embedder(model, max_length)
+        return {name: _similarities(embedder, pairs) for name, pairs in splits.items()}
+
+    def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
+        """Make rows whose inputs are those of both texts, each of at most `limit` tokens."""
+        texts = [text for pair in examples for text in (pair.text_a, pair.text_b)]
+        encoded = tokenizer(texts, truncation=True, max_length=limit)
+        labels = self.labels(examples)
+        return [
+            {
+                **{name: values[2 * row : 2 * row + 2] for name, values in encoded.items()},
+                "labels": label,
+            }
+            for row, label in enumerate(labels)
+        ]
+
+    def collator(self, tokenizer: Any) -> Any:
+        padded = DataCollatorWithPadding(tokenizer)
+
+        def batch(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+            inputs = [name for name in rows[0] if name != "labels"]
+            texts = [{name: row[name][side] for name in inputs} for row in rows for side in (0, 1)]
+            found = {name: tokens.unflatten(0, (-1, 2)) for name, tokens in padded(texts).items()}
+            labels = [row["labels"] for row in rows if "labels" in row]
+            return {**found, "labels": torch.tensor(labels)} if labels else found
+
+        return batch
+
+
+def _similarities(embedder: Embedder, pairs: Sequence[Pair]) -> Floats:
+    sides = [embedder.vectors([getattr(p, side) for p in pairs]) for side in ("text_a", "text_b")]
+    found: Floats = (sides[0] * sides[1]).sum(axis=1)
+    return found

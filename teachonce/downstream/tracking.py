@@ -1,0 +1,90 @@
+"""Tells trackers of experiments (`--log`) how a transformers Trainer gets on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from transformers import TrainerCallback
+
+from teachonce.training.trackers import Facts, Trackers
+
+EVERY = 10  # steps between two losses
+TOLD = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr", "eval_loss": "valid_loss"}
+"""What a tracker hears of a row of the Trainer's log, by the name there."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """Trackers that are told of runs, and the folder around these runs."""
+
+    names: Sequence[str] = ()
+    out: Path = Path()
+
+
+SILENT = Log()
+
+
+def folder_of(out: Path, seed: int, seeds: int) -> Path:
+    """Return the folder of one of `seeds` trainings."""
+    return out if seeds == 1 else out / f"seed-{seed}"
+
+
+class Tracked(TrainerCallback):
+    """Tells trackers the losses of a Trainer and what it measures on held-out examples.
+
+    A run with each tracker begins with the training, and ends with the block `with Tracked(...)`.
+
+    measures: metrics of the Trainer by what to call them.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        facts: Facts,
+        resume: bool,
+        say: Callable[[str], object],
+        measures: Sequence[str] = (),
+    ) -> None:
+        self.names, self.facts, self.resume, self.say = names, facts, resume, say
+        self.wanted = TOLD | {f"eval_{name}": f"dev_{name}" for name in measures}
+        self.trackers: Trackers | None = None
+        self.step = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.trackers is not None:
+            self.trackers.close(kind is None)
+            with suppress(OSError):  # none has put anything there
+                self.facts.folder.rmdir()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.names and state.is_world_process_zero:
+            self.facts.folder.mkdir(parents=True, exist_ok=True)
+            self.trackers = Trackers(self.names, self.facts, self.resume, self.say)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.step = state.global_step
+        if self.names and self.step % EVERY == 0:
+            control.should_log = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        found = {name: logs[key] for key, name in self.wanted.items() if key in (logs or {})}
+        if self.trackers is not None and found:
+            self.trackers.add(found, state.global_step)
+
+    def add_scores(self, scores: Mapping[str, Mapping[str, float]]) -> None:
+        """Tell the figures of each split, at the last step of the training."""
+        if self.trackers is not None:
+            told = {
+                f"{split}_{name}": value
+                for split, figures in scores.items()
+                for name, value in figures.items()
+                if name != "primary"
+            }
+            self.trackers.add(told, self.step)

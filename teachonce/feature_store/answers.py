@@ -1,0 +1,86 @@
+"""What a command tells: lines and tables for people, with `--json` facts for programs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from teachonce.support.console import command_errors, counted, readable, wide_console
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Holds the facts of a command, and the same as lines of text and tables of rich.
+
+    `told` is read only where people are told.
+    """
+
+    facts: Mapping[str, Any]
+    told: Iterable[Any]
+
+
+def telling(command: Callable[..., Iterator[Answer]]) -> Callable[..., None]:
+    """Decorate a click callback that yields answers: they are printed, and errors end it with one
+    line.
+
+    People are told each answer as it comes. With `--json` the facts of all of them are one object,
+    which is printed at the end, also where an error follows them.
+    """
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON for another program.")
+    @command_errors
+    @functools.wraps(command)
+    def run(as_json: bool, **arguments: Any) -> None:
+        facts = dict[str, Any]()
+        try:
+            for answer in command(**arguments):
+                facts |= answer.facts
+                for part in () if as_json else answer.told:
+                    click.echo(part) if isinstance(part, str) else wide_console().print(part)
+        finally:
+            if as_json and facts:
+                click.echo(json.dumps(_finite(facts), indent=1, allow_nan=False))
+
+    return run
+
+
+def _finite(value: Any) -> Any:
+    """Write null for numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def progress(unit: str) -> Any:
+    """Make a function that shows a bar while it goes through items."""
+    from tqdm import tqdm
+
+    return lambda items: tqdm(items, unit=unit, disable=None)
+
+
+def bars(items: Sequence[Any], unit: str) -> Any:
+    """Go through items with a bar."""
+    return progress(unit)(items)
+
+
+def written(path: str) -> Answer:
+    """Tell what a store that was written holds."""
+    from teachonce.store.read.store import open_store
+    from teachonce.store.tools.info import bytes_on_disk
+
+    store, size = open_store(path), bytes_on_disk(path)
+    line = (
+        f"{path}: {counted(len(store), 'sequence')}, {counted(store.meta['tokens'], 'token')}, "
+        f"codec {store.features.codec}" + (f", {readable(size['total'])}" if size else "")
+    )
+    facts = {key: store.meta[key] for key in ("sequences", "tokens", "parts")}
+    facts |= {"path": path, "codec": store.features.codec, "bytes_on_disk": size}
+    return Answer(facts | {"content": store.manifest.content()}, [line])

@@ -1,0 +1,93 @@
+"""Cached vectors of sentence-transformers: a folder of `datasets` with texts and a `label` each.
+
+After the examples of distillation in github.com/UKPLab/sentence-transformers, version 6.2: the
+teacher's vectors stand in `label`, for MSELoss, and `save_to_disk` keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from teachonce.feature_store.captures.options import ImportOptions
+from teachonce.feature_store.captures.sample import Held, Rows, Sample
+from teachonce.feature_store.captures.tables import Table, open_table, vector
+from teachonce.feature_store.captures.teacher_files import TeacherFiles
+from teachonce.support.errors import UserError
+
+LABEL = "label"
+
+
+def recognises(path: Path) -> bool:
+    """Whether texts with vectors lie there."""
+    table = open_table(path)
+    return table is not None and _has_vectors(table)
+
+
+def _has_vectors(table: Table) -> bool:
+    import pyarrow
+
+    if LABEL not in table.columns:
+        return False
+    kind = table.schema.field(LABEL).type
+    lists = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
+    return any(is_one(kind) for is_one in lists) and pyarrow.types.is_floating(kind.value_type)
+
+
+def _texts_of(table: Table) -> list[str]:
+    import pyarrow
+
+    kinds = {name: table.schema.field(name).type for name in table.columns}
+    is_text = (pyarrow.types.is_string, pyarrow.types.is_large_string)
+    return [name for name, kind in kinds.items() if any(is_one(kind) for is_one in is_text)]
+
+
+class CachedVectors:
+    """A table that is open for reading."""
+
+    def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
+        table = open_table(options.source)
+        if table is None or not _has_vectors(table):
+            raise UserError(
+                f"{options.source}: no table with a column {LABEL} of vectors; its columns are"
+                f" {', '.join(table.columns) if table else 'none'}"
+            )
+        self._table: Table = table
+        texts = _texts_of(table)
+        chosen = [options.text_column] if options.text_column else texts
+        if len(chosen) != 1 or chosen[0] not in texts:
+            raise UserError(
+                f"{options.source}: --text-column {options.text_column or 'NAME'} says which column"
+                f" the vectors are of; those of texts are {', '.join(texts) or 'none'}"
+            )
+        self._column = chosen[0]
+        self.held = Held(vector=self._width())
+        self.settings: dict[str, Any] = {"text_column": self._column}
+
+    def _width(self) -> int:
+        for where, cells in self._table.rows([LABEL]):
+            return len(vector(cells[LABEL], where, LABEL))
+        raise UserError(f"{self._table.path}: holds no row")
+
+    def files(self) -> list[Path]:
+        """Return the files of the table."""
+        return list(self._table.files)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the text of each row."""
+        for where, cells in self._table.rows([self._column, LABEL]):
+            text = cells[self._column].as_py()
+            if text is None:
+                raise UserError(f"{where}: column {self._column} has no text")
+            yield Sample(where, partial(self._rows, cells[LABEL], where), text=text)
+
+    def _rows(self, cell: Any, where: str) -> Rows:
+        found = vector(cell, where, LABEL)
+        if len(found) != self.held.vector:
+            raise UserError(
+                f"{where}: a vector of {len(found)} numbers, and those before have"
+                f" {self.held.vector}"
+            )
+        return Rows(vector=found)

@@ -1,0 +1,237 @@
+"""DistillKit's compression of log-probabilities: what its settings say, to read and to write.
+
+After distillkit/compression of github.com/arcee-ai/DistillKit, commit a61c2e7. Of the K best ids of
+a token, by falling log-probability, the first `exact_k` are stored as they are. The others follow a
+curve, whose coefficients are stored, and quantised residuals of it. Ids are packed bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.errors import UserError, first_line
+
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+TERMS = ("sqrt", "exp")
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Residuals of `elements` ids with one scale, in `bits` each."""
+
+    scale: str
+    bits: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The settings of a capture; names follow its `compression_config.yaml`."""
+
+    d: int
+    k: int
+    exact_k: int
+    exact_dtype: str = "float32"
+    polynomial_terms: tuple[int | str, ...] = ()
+    term_dtype: str = "float32"
+    residual_bins: tuple[Bin, ...] = ()
+    delta_encoding: bool = True
+    normalize_t: bool = False
+
+    @property
+    def id_bits(self) -> int:
+        return index_bits(self.d)
+
+    @property
+    def width(self) -> int:
+        """Bytes of the log-probabilities of a token."""
+        bins = sum(BYTES[b.scale] + -(-b.bits * b.elements // 8) for b in self.residual_bins)
+        terms = len(self.polynomial_terms) * BYTES[self.term_dtype]
+        return self.exact_k * BYTES[self.exact_dtype] + terms + bins
+
+
+@dataclass(frozen=True)
+class LegacyCompression:
+    """The settings of an older capture, `legacy_logit_compression`."""
+
+    d: int
+    k: int
+    exact_k: int
+    polynomial_degree: int
+    invert_polynomial: bool = True
+    with_sqrt_term: bool = False
+
+
+def index_bits(vocabulary: int) -> int:
+    """Bits of an id, as DistillKit rounds them."""
+    return int(np.ceil(np.log2(np.float32(vocabulary))))
+
+
+def read_settings(path: Path) -> Compression | LegacyCompression:
+    """Read the settings of a capture, or of a training that reads it. Raises UserError."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+        for key in ("teacher", "logprob_compressor", "legacy_logit_compression"):
+            if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+                found = found[key]
+        return _legacy(found) if "polynomial_degree" in found else _compression(found)
+    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path}: not the settings of DistillKit's compression ({first_line(error)}); give its"
+            " compression_config.yaml, or the settings of a training that reads the capture"
+        ) from None
+
+
+def _compression(found: Mapping[str, Any]) -> Compression:
+    bins = tuple(
+        Bin(_kind(b["scale_dtype"]), _whole(b["element_bits"]), _whole(b["num_elements"]))
+        for b in found["residual_bins"] or ()
+    )
+    terms = tuple(found.get("polynomial_terms") or ())
+    made = Compression(
+        d=_whole(found["d"]),
+        k=_whole(found["k"]),
+        exact_k=_whole(found["exact_k"], 0),
+        exact_dtype=_kind(found.get("exact_dtype", "float32")),
+        polynomial_terms=tuple(t if t in TERMS else _whole(t, 0) for t in terms),
+        term_dtype=_kind(found.get("term_dtype", "float32")),
+        residual_bins=bins,
+        delta_encoding=bool(found.get("delta_encoding", True)),
+        normalize_t=bool(found.get("normalize_t", False)),
+    )
+    tail = made.k - made.exact_k
+    if tail < 0 or sum(b.elements for b in bins) > tail or any(b.bits > 63 for b in bins):
+        raise ValueError("k, exact_k and residual_bins do not fit one another")
+    if tail and not (terms or bins):
+        raise ValueError("exact_k is less than k, and nothing tells the others")
+    return made
+
+
+def _legacy(found: Mapping[str, Any]) -> LegacyCompression:
+    return LegacyCompression(
+        d=_whole(found["vocab_size"]),
+        k=_whole(found["k"]),
+        exact_k=_whole(found["exact_k"], 0),
+        polynomial_degree=_whole(found["polynomial_degree"], 0),
+        invert_polynomial=bool(found.get("invert_polynomial", True)),
+        with_sqrt_term=bool(found.get("with_sqrt_term", False)),
+    )
+
+
+def _whole(value: object, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**31:
+        raise ValueError(f"expected a whole number from {least}, got {value!r}")
+    return value
+
+
+def _kind(value: object) -> str:
+    if value not in BYTES:
+        raise ValueError(f"expected one of {', '.join(BYTES)}, got {value!r}")
+    return str(value)
+
+
+def unpacked_ids(data: Array, bits: int, count: int) -> Array:
+    """Undo the packing of ids: bytes uint8 [T,B] -> int64 [T,count], highest bit first."""
+    flat = np.unpackbits(data, axis=1, count=count * bits).reshape(len(data), count, bits)
+    return flat @ (1 << np.arange(bits - 1, -1, -1, dtype=np.int64))
+
+
+def packed_ids(ids: Array, bits: int) -> Array:
+    """Pack ids [T,K] into bytes uint8 [T,B], highest bit first."""
+    each = (ids[..., None].astype(np.int64) >> np.arange(bits - 1, -1, -1)) & 1
+    return np.packbits(each.astype(np.uint8).reshape(len(ids), -1), axis=1)
+
+
+def words_of_ids(words: Array, bits: int, count: int) -> Array:
+    """Undo the older packing: int64 [T,W], in each as many ids as fit, lowest bits first."""
+    each = 64 // bits
+    shifts = (bits * np.arange(each)).astype(np.uint64)
+    mask = np.uint64((1 << bits) - 1)
+    found = (words.astype(np.uint64)[..., None] >> shifts) & mask
+    return found.reshape(len(words), -1)[:, :count].astype(np.int64)
+
+
+def _floats(data: Array, kind: str) -> Doubles:
+    """Read bytes uint8 [T,n*size] as numbers float64 [T,n]."""
+    if not data.shape[1]:
+        return np.zeros(data.shape)
+    raw = np.ascontiguousarray(data)
+    if kind == "bfloat16":
+        wide = raw.view("<u2").astype(np.uint32) << 16
+        return wide.view(np.float32).astype(np.float64)
+    return raw.view(np.dtype(kind).newbyteorder("<")).astype(np.float64)
+
+
+def curve(settings: Compression) -> Doubles:
+    """Return the terms of the curve at each place of the tail: [k - exact_k, terms]."""
+    tail = settings.k - settings.exact_k
+    points = np.linspace(0, 1, tail) if settings.normalize_t else np.arange(tail, dtype=float)
+    special = {"sqrt": np.sqrt, "exp": np.exp}
+    columns = [
+        special[term](points) if isinstance(term, str) else points**term
+        for term in settings.polynomial_terms
+    ]
+    return np.stack(columns, axis=1)
+
+
+def logprobs_of(data: Array, settings: Compression) -> Floats:
+    """Undo the compression: bytes uint8 [T,width] -> float32 [T,k]."""
+    rows, at = len(data), 0
+
+    def take(size: int) -> Array:
+        nonlocal at
+        at += size
+        return data[:, at - size : at]
+
+    exact = _floats(take(settings.exact_k * BYTES[settings.exact_dtype]), settings.exact_dtype)
+    tail = np.zeros((rows, settings.k - settings.exact_k))
+    if settings.polynomial_terms:
+        size = len(settings.polynomial_terms) * BYTES[settings.term_dtype]
+        tail += _floats(take(size), settings.term_dtype) @ curve(settings).T
+    first = 0
+    for each in settings.residual_bins:
+        scale = _floats(take(BYTES[each.scale]), each.scale)
+        codes = unpacked_ids(take(-(-each.bits * each.elements // 8)), each.bits, each.elements)
+        centred = codes * 2 - 1 if each.bits == 1 else codes - (1 << (each.bits - 1))
+        tail[:, first : first + each.elements] += centred * scale
+        first += each.elements
+    found = np.concatenate([exact, tail], axis=1)
+    return (np.cumsum(found, axis=1) if settings.delta_encoding else found).astype(np.float32)
+
+
+def legacy_logprobs_of(exact: Array, coefficients: Array, settings: LegacyCompression) -> Floats:
+    """Undo the older compression: [T,exact_k] and [T,terms] -> float32 [T,k]."""
+    if settings.k == settings.exact_k:
+        return exact.astype(np.float32)
+    points = np.arange(1, settings.k - settings.exact_k + 1, dtype=float)
+    sign = -1 if settings.invert_polynomial else 1
+    columns = [points ** (sign * degree) for degree in range(settings.polynomial_degree + 1)]
+    columns += [np.sqrt(points)] if settings.with_sqrt_term else []
+    tail = coefficients.astype(np.float64) @ np.stack(columns, axis=1).T
+    return np.concatenate([exact, tail], axis=1).astype(np.float32)
+
+
+def exact_settings(vocabulary: int, kept: int) -> dict[str, Any]:
+    """Return the settings of a capture that keeps all values as they are, in float32."""
+    return {
+        "d": vocabulary,
+        "k": kept,
+        "exact_k": kept,
+        "exact_dtype": "float32",
+        "polynomial_terms": None,
+        "term_dtype": "float32",
+        "residual_bins": [],
+        "delta_encoding": False,
+        "error_diffusion": False,
+        "normalize_t": False,
+    }

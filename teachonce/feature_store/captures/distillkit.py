@@ -1,0 +1,172 @@
+"""Captures of DistillKit: Parquet, or a folder of `datasets`, with the best logits of each token.
+
+After distillkit/sample_logits_vllm.py, sample_common.py and pack_logits.py of
+github.com/arcee-ai/DistillKit, commit a61c2e7. A row is a text: `input_ids`, and for each token the
+log-probabilities of the token after it. The last id has none where a serving engine gave none. In
+packed rows `attention_mask` numbers the texts from 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teachonce.feature_store.captures.compressed_logprobs import (
+    Compression,
+    LegacyCompression,
+    index_bits,
+    legacy_logprobs_of,
+    logprobs_of,
+    read_settings,
+    unpacked_ids,
+    words_of_ids,
+)
+from teachonce.feature_store.captures.options import ImportOptions
+from teachonce.feature_store.captures.sample import Held, Rows, Sample, same_length
+from teachonce.feature_store.captures.tables import Table, matrix, open_table, vector
+from teachonce.feature_store.captures.teacher_files import TeacherFiles
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.errors import UserError
+
+SETTINGS = "compression_config.yaml"
+NEW = ("compressed_logprobs", "bytepacked_indices")
+LEGACY = ("packed_indices", "exact_values", "coeffs")
+PLAIN = ("token_ids", "top_values")
+
+Cells = Mapping[str, Any]
+Decode = Callable[[Cells, str, slice], tuple[Array, Floats]]
+
+
+def layout_of(columns: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the columns that hold the logits; None where these are no columns of DistillKit."""
+    if "input_ids" not in columns:
+        return None
+    return next((names for names in (NEW, LEGACY, PLAIN) if set(names) <= set(columns)), None)
+
+
+def recognises(path: Path) -> bool:
+    """Whether a capture of DistillKit lies there."""
+    table = open_table(path)
+    return table is not None and layout_of(table.columns) is not None
+
+
+class DistillKit:
+    """A capture that is open for reading."""
+
+    def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
+        table = open_table(options.source)
+        layout = layout_of(table.columns) if table else None
+        if table is None or layout is None:
+            raise UserError(
+                f"{options.source}: no table with input_ids and logits of DistillKit"
+                f" ({', '.join(NEW)}); its columns are"
+                f" {', '.join(table.columns) if table else 'none'}"
+            )
+        self._table: Table = table
+        self._layout = layout
+        self._mask = ["attention_mask"] if "attention_mask" in table.columns else []
+        self._compression: Compression | LegacyCompression | None = None
+        if layout is not PLAIN:
+            self._compression = self._settings(options)
+        kept = self._compression.k if self._compression else self._first_width()
+        vocabulary = self._compression.d if self._compression else 0
+        self.held = Held(kept=kept, vocabulary=max(vocabulary, teacher.vocabulary))
+        self.settings: dict[str, Any] = {}
+        if self._compression:
+            digest = hashlib.sha256(repr(self._compression).encode()).hexdigest()
+            self.settings["compression"] = digest
+
+    def _settings(self, options: ImportOptions) -> Compression | LegacyCompression:
+        folder = options.source if options.source.is_dir() else options.source.parent
+        path = options.compression or folder / SETTINGS
+        if not path.is_file():
+            raise UserError(
+                f"{options.source}: how its logits are compressed stands beside it in {SETTINGS},"
+                " or in the settings of a training that reads it; give that file by --compression"
+            )
+        found = read_settings(path)
+        if isinstance(found, LegacyCompression) != (self._layout is LEGACY):
+            columns = ", ".join(self._layout)
+            raise UserError(f"{path}: is of another form of compression than the columns {columns}")
+        return found
+
+    def _first_width(self) -> int:
+        for where, cells in self._table.rows(["token_ids"]):
+            if width := int(matrix(cells["token_ids"], where, "token_ids").shape[1]):
+                return width
+        raise UserError(f"{self._table.path}: holds no row")
+
+    def files(self) -> list[Path]:
+        """Return the files of the table."""
+        return list(self._table.files)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the texts of all rows; a packed row holds several."""
+        decode: Decode = {NEW: self._new, LEGACY: self._legacy, PLAIN: self._plain}[self._layout]
+        for where, cells in self._table.rows(["input_ids", *self._mask, *self._layout]):
+            ids = vector(cells["input_ids"], where, "input_ids").astype(np.int64)
+            for begin, end in self._texts(ids, cells, where):
+                span = slice(begin, end)
+                yield Sample(where, partial(_rows, decode, cells, where, span), ids[span])
+
+    def _texts(self, ids: Array, cells: Cells, where: str) -> Iterator[tuple[int, int]]:
+        """Yield begin and end of each text of a row."""
+        count = len(cells[self._layout[0]].values)
+        if len(ids) == count + 1:  # of what follows the last id nothing was given
+            ids = ids[:-1]
+        same_length(ids, count, "logits", where)
+        mask = np.ones(count, np.int64)
+        if self._mask and cells["attention_mask"].is_valid:
+            mask = vector(cells["attention_mask"], where, "attention_mask")[:count]
+            same_length(ids, len(mask), "an attention_mask", where)
+        edges = np.flatnonzero(np.diff(mask, prepend=mask[:1] - 1, append=mask[-1:] - 1))
+        for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            if mask[begin]:
+                yield begin, end
+
+    def _new(self, cells: Cells, where: str, span: slice) -> tuple[Array, Floats]:
+        assert isinstance(self._compression, Compression)
+        data, packed = (matrix(cells[name], where, name)[span].astype(np.uint8) for name in NEW)
+        settings = self._compression
+        expected = settings.width, -(-settings.k * settings.id_bits // 8)
+        if (data.shape[1], packed.shape[1]) != expected:
+            raise UserError(
+                f"{where}: {data.shape[1]} bytes of log-probabilities and {packed.shape[1]} of ids"
+                f" a token, and the settings of compression make {expected[0]} and {expected[1]};"
+                " give those of the capture (--compression)"
+            )
+        ids = unpacked_ids(packed, settings.id_bits, settings.k)
+        return ids, logprobs_of(data, settings)
+
+    def _legacy(self, cells: Cells, where: str, span: slice) -> tuple[Array, Floats]:
+        assert isinstance(self._compression, LegacyCompression)
+        packed, exact, terms = (matrix(cells[name], where, name)[span] for name in LEGACY)
+        settings = self._compression
+        bits = index_bits(settings.d)
+        expected = -(-settings.k // (64 // bits)), settings.exact_k
+        tail = settings.polynomial_degree + 1 + settings.with_sqrt_term
+        if settings.k == settings.exact_k:
+            tail = 0
+        if (packed.shape[1], exact.shape[1], terms.shape[1]) != (*expected, tail):
+            raise UserError(
+                f"{where}: {packed.shape[1]}, {exact.shape[1]} and {terms.shape[1]} values a token"
+                f" in {', '.join(LEGACY)}, and the settings of compression make {expected[0]},"
+                f" {expected[1]} and {tail}; give those of the capture (--compression)"
+            )
+        ids = words_of_ids(packed.astype(np.int64), bits, settings.k)
+        return ids, legacy_logprobs_of(exact, terms, settings)
+
+    def _plain(self, cells: Cells, where: str, span: slice) -> tuple[Array, Floats]:
+        ids, values = (matrix(cells[name], where, name)[span] for name in PLAIN)
+        if ids.shape != values.shape:
+            raise UserError(f"{where}: ids {list(ids.shape)} and values {list(values.shape)}")
+        return ids.astype(np.int64), values.astype(np.float32)
+
+
+def _rows(decode: Decode, cells: Cells, where: str, span: slice) -> Rows:
+    return Rows(kept=decode(cells, where, span))

@@ -1,0 +1,162 @@
+"""Writes stores in the form that other tools read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teachonce.feature_store.captures.compressed_logprobs import (
+    exact_settings,
+    index_bits,
+    packed_ids,
+)
+from teachonce.feature_store.captures.distillkit import SETTINGS
+from teachonce.store import FeatureStore, open_store
+from teachonce.support import files
+from teachonce.support.arrays import Array
+from teachonce.support.console import counted, readable
+from teachonce.support.errors import UserError
+
+ROWS_A_FILE = 4096  # of a capture of DistillKit
+Columns = Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export has written; `note` is what a user should know of it."""
+
+    target: str
+    format: str
+    rows: int
+    bytes: int
+    note: str = ""
+
+    def line(self) -> str:
+        """Tell it in a line."""
+        note = f"; {self.note}" if self.note else ""
+        return f"{self.target}: {counted(self.rows, 'row')}, {readable(self.bytes)}{note}"
+
+
+def export_store(
+    path: str, target: Path, kind: str, columns: Columns = None, floats: str = "float32"
+) -> Exported:
+    """Write a store as one of `EXPORTS` to a name that is not taken.
+
+    Raises UserError where the store does not hold what that takes, StoreError for a damaged store;
+    nothing is left at `target` then.
+    """
+    with closing(open_store(path)) as store:
+        if kind == "parquet":
+            store.to_parquet(target, columns=columns, floats=floats)
+            note = ""
+        else:
+            writers: dict[str, Callable[[FeatureStore, Path], str]] = {
+                "datasets": lambda store, new: _datasets(store, new, columns, floats),
+                "sentence-transformers": _labelled,
+                "distillkit": _distillkit,
+            }
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with files.begun(target) as new:
+                new.mkdir()
+                note = writers[kind](store, new)
+        return Exported(str(target), kind, len(store), _size(target), note)
+
+
+def _size(path: Path) -> int:
+    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+
+
+def _datasets(store: FeatureStore, new: Path, columns: Columns, floats: str) -> str:
+    cache = new / ".rows"
+    made = store.to_datasets(columns=columns, floats=floats, cache_dir=cache)
+    _save(made, new)
+    shutil.rmtree(cache)
+    return "datasets.load_from_disk reads it"
+
+
+def _save(dataset: Any, folder: Path) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    dataset.save_to_disk(str(folder))
+
+
+def _labelled(store: FeatureStore, new: Path) -> str:
+    """Write texts and their vectors, for MSELoss of sentence-transformers."""
+    vector = store.features.embedding
+    if vector is None:
+        raise UserError(
+            f"{store.path}: holds no vectors of texts, which trainers of sentence-transformers take"
+            " as labels; dump them (teacher-dump --head embedding), or export --to datasets"
+        )
+    cache = new / ".rows"
+    made = store.to_datasets(columns=["text", "embedding"], cache_dir=cache)
+    made = made.rename_columns({"text": "sentence", "embedding": "label"})
+    note = "columns sentence and label, for MSELoss"
+    if prompt := vector.prompt:
+        begin = len(prompt)
+        made = made.map(
+            lambda rows: {"sentence": [text[begin:] for text in rows["sentence"]]},
+            batched=True,
+            cache_file_name=str(cache / "bare.arrow"),
+        )
+        note += f"; texts are without their prompt: give the trainer prompts={prompt!r}"
+    _save(made, new)
+    shutil.rmtree(cache)
+    return note
+
+
+def _distillkit(store: FeatureStore, new: Path) -> str:
+    """Write a capture of DistillKit, all log-probabilities as they are, in float32."""
+    import pyarrow
+    import yaml
+    from pyarrow import parquet
+
+    spec, features = store.features.logits, store.features
+    if spec is None or spec.tier != "topk" or not spec.next_token:
+        held = f"logits {spec.tier}" if spec else "no logits"
+        of = ", of the token itself" if spec and not spec.next_token else ""
+        raise UserError(
+            f"{store.path}: holds {held}{of}, and DistillKit reads the best ids of a causal"
+            " teacher's next token; dump one with --logits topk:K, or export --to parquet"
+        )
+    bits = index_bits(features.vocabulary)
+    settings = exact_settings(features.vocabulary, spec.size)
+    (new / SETTINGS).write_text(yaml.safe_dump(settings), "utf-8")
+    rows = pyarrow.list_(pyarrow.list_(pyarrow.uint8()))
+    kinds = {
+        "input_ids": pyarrow.list_(pyarrow.uint64()),
+        "compressed_logprobs": rows,
+        "bytepacked_indices": rows,
+    }
+    schema = pyarrow.schema(kinds)
+    for number, first in enumerate(range(0, len(store), ROWS_A_FILE)):
+        with parquet.ParquetWriter(new / f"data_{number}.parquet", schema) as file:
+            for index in range(first, min(first + ROWS_A_FILE, len(store))):
+                record = store[index]
+                logits = record.views[0].logits
+                best = np.ascontiguousarray(logits.logprobs, "<f4").view(np.uint8)
+                cells = [
+                    pyarrow.array([record.token_ids.astype(np.uint64)]),
+                    _bytes_of_tokens(best),
+                    _bytes_of_tokens(packed_ids(logits.ids, bits)),
+                ]
+                file.write_batch(pyarrow.record_batch(cells, schema=schema))
+    return "a row for each sequence, with as many logits as ids"
+
+
+def _bytes_of_tokens(data: Array) -> Any:
+    """Make the Arrow array of one row: uint8 [T,B] as a list of lists."""
+    import pyarrow
+
+    tokens, width = data.shape
+    inner = pyarrow.ListArray.from_arrays(
+        np.arange(0, tokens * width + 1, width, dtype=np.int32), data.reshape(-1)
+    )
+    return pyarrow.ListArray.from_arrays(np.array([0, tokens], np.int32), inner)

@@ -1,0 +1,231 @@
+"""Hidden states in a file for each sample, as speculators and SpecForge keep them.
+
+After src/speculators/train/data.py and data_generation/offline.py of
+github.com/vllm-project/speculators, commit c05b95b (`hs_<i>.safetensors`; `data_<i>.pt` up to
+commit 8fdee2d), and scripts/prepare_hidden_states.py of github.com/sgl-project/SpecForge, commit
+a6b6b02 (`rows_*/data_<i>.ckpt`, perhaps .gz). Tensors alone are read; nothing pickled is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teachonce.feature_store.captures.files import gunzip, load_tensors, numbered
+from teachonce.feature_store.captures.options import ImportOptions
+from teachonce.feature_store.captures.sample import Held, Rows, Sample, finite, same_length
+from teachonce.feature_store.captures.teacher_files import TeacherFiles
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError, first_line
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """Token ids int64 [T] of a file, and its states [T,D], one after another, as tensors.
+
+    `own`: the layers are the tool's own, unless someone chose others.
+    """
+
+    ids: Array
+    states: list[Any]
+    own: bool = True
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to keep states: which files there are, and how one is read.
+
+    `normed`: the last layer is captured after the final norm.
+    """
+
+    name: str
+    files: Callable[[Path], list[Path]]
+    read: Callable[[Path, TeacherFiles], Captured]
+    normed: bool
+
+
+def _speculators_files(source: Path) -> list[Path]:
+    folders = (source, source / "hidden_states")
+    for pattern in ("hs_*.safetensors", "data_*.pt"):
+        if found := [path for folder in folders for path in folder.glob(pattern)]:
+            return numbered(found)
+    return []
+
+
+def _specforge_files(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source] if source.name.endswith((".ckpt", ".ckpt.gz")) else []
+    return numbered([*source.rglob("data_*.ckpt"), *source.rglob("data_*.ckpt.gz")])
+
+
+def _read_speculators(path: Path, teacher: TeacherFiles) -> Captured:
+    if path.suffix == ".pt":
+        found = load_tensors(path, str(path))
+        ids = _ids(found, "input_ids", path)
+        states = found.get("hidden_states")
+        if not isinstance(states, list) or not states:
+            raise UserError(f"{path}: hidden_states is no list of tensors; it is of another format")
+        each = [_states({"hidden_states": state}, "hidden_states", path) for state in states]
+        return Captured(ids, each, own=False)
+    found = _safetensors(path)
+    ids, states = _ids(found, "token_ids", path), found.get("hidden_states")
+    if states is None or states.dim() != 3:
+        raise UserError(f"{path}: expected hidden_states [tokens, layers, width]")
+    return Captured(ids, list(states.unbind(1)))
+
+
+def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
+    found = load_tensors(gunzip(path) if path.suffix == ".gz" else path, str(path))
+    ids = _ids(found, "input_ids", path)
+    last_name = "hidden_state" if "hidden_state" in found else "target_last_hidden_states"
+    last = [_states(found, last_name, path)] if last_name in found else []
+    aux_name = "aux_hidden_state" if "aux_hidden_state" in found else "hidden_states"
+    aux = _states(found, aux_name, path)
+    width = last[0].shape[1] if last else teacher.width
+    if not width or aux.shape[1] % width:
+        raise UserError(
+            f"{path}: {aux_name} is {aux.shape[1]} wide, which is no multiple of the teacher's"
+            f" width {width or '(unknown)'}; give the teacher's own folder by --tokenizer"
+        )
+    states = [*aux.split(width, dim=1), *last]
+    length = _without_padding(ids, found.get("loss_mask"), teacher)
+    same_length(ids, len(states[0]), aux_name, str(path))
+    eagle = "hidden_state" in found
+    return Captured(ids[:length], [state[:length] for state in states], own=eagle)
+
+
+def _without_padding(ids: Array, learnt: Any, teacher: TeacherFiles) -> int:
+    """Count the tokens before the padding of a batch, which is captured, too: zeros or the padding
+    token, that no loss is taken of."""
+    padding = {0, teacher.tokenizer.pad_token_id}
+    mask = learnt.reshape(-1).numpy() if learnt is not None else np.zeros(len(ids))
+    length = len(ids)
+    while (
+        length and int(ids[length - 1]) in padding and length <= len(mask) and not mask[length - 1]
+    ):
+        length -= 1
+    return length
+
+
+def _ids(found: Mapping[str, Any], name: str, path: Path) -> Array:
+    value = found.get(name)
+    if getattr(value, "dtype", None) is None or value is None or value.is_floating_point():
+        raise UserError(f"{path}: has no {name}, a tensor of whole numbers; of another format")
+    return np.asarray(value.reshape(-1).numpy(), np.int64)
+
+
+def _states(found: Mapping[str, Any], name: str, path: Path) -> Any:
+    value = found.get(name)
+    if getattr(value, "dtype", None) is None or value is None or not value.is_floating_point():
+        raise UserError(f"{path}: has no {name}, a tensor of numbers; it is of another format")
+    if value.dim() == 3 and value.shape[0] == 1:
+        value = value.squeeze(0)
+    if value.dim() != 2:
+        raise UserError(f"{path}: {name} has shape {list(value.shape)}, expected [tokens, width]")
+    return value
+
+
+def _safetensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); copy it again") from None
+
+
+SPECULATORS = Kind(
+    "speculators",
+    _speculators_files,
+    _read_speculators,
+    normed=False,
+)
+SPECFORGE = Kind(
+    "specforge",
+    _specforge_files,
+    _read_specforge,
+    normed=True,
+)
+
+
+def recognises(kind: Kind, path: Path) -> bool:
+    """Whether files of this kind lie there."""
+    return bool(kind.files(path))
+
+
+class HiddenFiles:
+    """A folder of states that is open for reading."""
+
+    def __init__(self, kind: Kind, options: ImportOptions, teacher: TeacherFiles) -> None:
+        self._kind, self._teacher = kind, teacher
+        self._files = kind.files(options.source)
+        if not self._files:
+            raise UserError(f"{options.source}: no file of {kind.name} in it")
+        first = kind.read(self._files[0], teacher)
+        names = self._names(options, first)
+        width = int(first.states[0].shape[1])
+        self.held = Held(hidden=names, width=width, vocabulary=teacher.vocabulary)
+        self.settings: dict[str, Any] = {"layers": ",".join(names)}
+
+    def _names(self, options: ImportOptions, first: Captured) -> tuple[str, ...]:
+        """Name the layers as a store does."""
+        depth = self._teacher.layers
+        if depth is None:
+            raise UserError(
+                f"--tokenizer {options.tokenizer}: no config.json in it tells how many layers the"
+                " teacher has; give the teacher's own folder"
+            )
+        layers, count = options.layers, len(first.states)
+        own = (2, depth // 2, depth - 3, depth)  # of both tools
+        if not layers and first.own and count == len(own):
+            layers = own
+        fits = len(set(layers)) == len(layers) == count and all(0 <= n <= depth for n in layers)
+        if not fits:
+            given = f", {','.join(map(str, layers))}" if layers else ""
+            raise UserError(
+                f"--layers{given}: {self._files[0]} holds {count} states of a teacher with"
+                f" {depth} layers; name {count} different ones in their order, as a store counts"
+                f" them: 0 is the embeddings, {depth} the last"
+            )
+        last = f"layer{depth}" if self._kind.normed else f"layer{depth}-before-norm"
+        return tuple(last if layer == depth else f"layer{layer}" for layer in layers)
+
+    def files(self) -> list[Path]:
+        """Return the files, one a sample."""
+        return self._files
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the sample of each file."""
+        for path in self._files:
+            yield Sample(str(path), partial(self._rows, path), self._read(path).ids)
+
+    def _read(self, path: Path) -> Captured:
+        found = self._kind.read(path, self._teacher)
+        if len(found.states) != len(self.held.hidden):
+            raise UserError(
+                f"{path}: holds {len(found.states)} states, and {self._files[0]}"
+                f" {len(self.held.hidden)}"
+            )
+        for state in found.states:
+            same_length(found.ids, len(state), "states", str(path))
+            if state.shape[1] != self.held.width:
+                raise UserError(
+                    f"{path}: states are {state.shape[1]} wide, and those of {self._files[0]}"
+                    f" {self.held.width}"
+                )
+        return found
+
+    def _rows(self, path: Path) -> Rows:
+        states = self._read(path).states
+        named = zip(self.held.hidden, states, strict=True)
+        return Rows(
+            hidden={
+                name: finite(s.float().numpy(), f"state {name}", str(path)) for name, s in named
+            }
+        )

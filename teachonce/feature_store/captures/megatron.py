@@ -1,0 +1,242 @@
+"""Archives of Megatron-LM: tars of the best log-probabilities of each token of a training run.
+
+After megatron/training/distillation of github.com/NVIDIA/Megatron-LM, commit d98e8a6. An archive
+`cp<C>_dp<D>__<I>.tar` holds for each iteration the microbatches of one rank: values [S,B,K], and
+ids of 17 bits. It holds no tokens: these are given apart, in the order of their consumption.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teachonce.feature_store.captures.files import load_tensors, numbered, unzstd
+from teachonce.feature_store.captures.options import ImportOptions
+from teachonce.feature_store.captures.sample import Held, Rows, Sample
+from teachonce.feature_store.captures.teacher_files import TeacherFiles
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError, first_line
+
+ARCHIVE = re.compile(r"cp(\d+)_dp(\d+)__(\d+)\.tar")
+META = "_meta.json"
+PAYLOAD = re.compile(r"(\d+)\.pt\.zst")
+EMPTY = -999.0  # a place behind the nucleus has -1000
+KEYS = ("values", "indices_low", "bit_17")
+
+
+@dataclass(frozen=True, eq=False)
+class Microbatch:
+    """Values [S,B,K] and ids [S,B,K] of a microbatch, as tensors."""
+
+    values: Any
+    low: Any
+    high: Any
+
+    def sample(self, row: int) -> tuple[Array, Array]:
+        """Return ids int64 and log-probabilities float32 [S,K] of one of its sequences."""
+        low = self.low[:, row].numpy().astype(np.int64)
+        ids = low | self.high[:, row].numpy().astype(np.int64) << 16
+        values = self.values[:, row].float().numpy()
+        return ids, np.where(values < EMPTY, np.float32(-np.inf), values)
+
+
+def recognises(path: Path) -> bool:
+    """Whether archives of Megatron-LM lie there."""
+    return path.is_dir() and bool(_archives(path))
+
+
+class Megatron:
+    """The archives of a run that are open for reading."""
+
+    def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
+        self._source = options.source
+        self._files = _archives(options.source)
+        if not self._files:
+            raise UserError(f"{options.source}: no archive such as cp0_dp0__99.tar in it")
+        ranks = set(map(_rank, self._files))
+        self._context, self._data = (1 + max(rank[i] for rank in ranks) for i in (0, 1))
+        if lost := self._context * self._data - len(ranks):
+            raise UserError(
+                f"{options.source}: archives of {lost} of {self._context * self._data} ranks are"
+                " missing (every cp with every dp); copy all of them"
+            )
+        self._tokens_file, self._tokens = options.tokens, _tokens(options)
+        self._end = teacher.tokenizer.eos_token_id
+        self.held = Held(kept=self._kept(), vocabulary=teacher.vocabulary)
+        self.settings: dict[str, Any] = {"end": self._end}
+
+    def _kept(self) -> int:
+        """Return the K of the run, as its first archive tells it."""
+        found = self._meta(self._files[0]).get("saver")
+        kept = found.get("k") if isinstance(found, dict) else None
+        if not isinstance(kept, int) or isinstance(kept, bool) or not 0 < kept <= 1 << 17:
+            raise UserError(f"{self._files[0]}: {META} in it does not tell k; copy it again")
+        return kept
+
+    def _meta(self, path: Path) -> dict[str, Any]:
+        for name, data in _members(path):
+            if name == META:
+                try:
+                    found = json.loads(data)
+                except ValueError as error:
+                    raise UserError(f"{path}: {META}: {first_line(error)}") from None
+                return found if isinstance(found, dict) else {}
+            break
+        raise UserError(f"{path}: does not begin with {META}; it is no archive of Megatron-LM")
+
+    def files(self) -> list[Path]:
+        """Return the archives, and the file of the tokens."""
+        assert self._tokens_file is not None
+        return [*self._files, self._tokens_file]
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the texts of all sequences, rank by rank, in the order of iterations. The token
+        that ends a text is left out, and so is what was kept of it."""
+        for rank in range(self._data):
+            for iteration, batches in self._iterations(rank):
+                for number, batch in enumerate(batches):
+                    yield from self._of_batch(rank, iteration, len(batches), number, batch)
+
+    def _of_batch(
+        self, rank: int, iteration: int, count: int, number: int, batch: Microbatch
+    ) -> Iterator[Sample]:
+        length, size = batch.values.shape[:2]
+        first = ((iteration * count + number) * self._data + rank) * size
+        for row in range(size):
+            where = f"{self._source}, iteration {iteration}, sequence {first + row} of the run"
+            if first + row >= len(self._tokens):
+                raise UserError(
+                    f"{where}: {self._tokens_file} holds {len(self._tokens):,} sequences; give the"
+                    " tokens of the whole run, in the order in which it consumed them"
+                )
+            if self._tokens.shape[1] not in (length, length + 1):
+                raise UserError(
+                    f"{where}: has {length:,} tokens, those of {self._tokens_file}"
+                    f" {self._tokens.shape[1]:,}; give the tokens of this run"
+                )
+            ids = np.asarray(self._tokens[first + row, :length], np.int64)
+            for begin, end in _texts(ids, self._end):
+                rows = partial(_rows, batch, row, slice(begin, end))
+                yield Sample(where, rows, ids[begin:end], continues=begin == 0)
+
+    def _iterations(self, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
+        """Yield the iterations of a data rank; with context parallelism each is put together."""
+        for parts in zip_longest(*(self._of_rank(each, rank) for each in range(self._context))):
+            found = {(part[0], len(part[1])) if part else None for part in parts}
+            if len(found) > 1:
+                raise UserError(
+                    f"{self._source}: the context ranks of data rank {rank} hold other iterations"
+                    " than one another; copy all archives of the run"
+                )
+            every = [batches for _, batches in parts]
+            yield parts[0][0], [joined(list(each)) for each in zip(*every, strict=True)]
+
+    def _of_rank(self, context: int, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
+        for path in self._files:
+            if _rank(path) != (context, rank):
+                continue
+            for name, data in _members(path):
+                if found := PAYLOAD.fullmatch(name):
+                    where = f"{path}, {name}"
+                    yield int(found[1]), _microbatches(unzstd(data, where), where)
+
+
+def _archives(folder: Path) -> list[Path]:
+    return numbered(path for path in folder.glob("*.tar") if ARCHIVE.fullmatch(path.name))
+
+
+def _rank(path: Path) -> tuple[int, int]:
+    """Return the context rank and the data rank that wrote an archive."""
+    found = ARCHIVE.fullmatch(path.name)
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each file of an archive, in its order."""
+    try:
+        with tarfile.open(path, "r|") as archive:
+            for member in archive:
+                if member.isreg() and (file := archive.extractfile(member)):
+                    yield member.name, file.read()
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); copy it again") from None
+
+
+def _microbatches(data: bytes, where: str) -> list[Microbatch]:
+    import torch
+
+    found = load_tensors(data, where)
+    lists = [found.get(key) for key in KEYS]
+    shapes = [
+        [tuple(t.shape) for t in each if isinstance(t, torch.Tensor)] if each else []
+        for each in lists
+    ]
+    if not shapes[0] or shapes.count(shapes[0]) < 3 or any(len(s) != 3 for s in shapes[0]):
+        raise UserError(
+            f"{where}: expected {', '.join(KEYS)}, a list of tensors [S,B,K] each, all alike; it is"
+            " no payload of Megatron-LM"
+        )
+    return [Microbatch(*each) for each in zip(*(e for e in lists if e), strict=True)]
+
+
+def joined(parts: list[Microbatch]) -> Microbatch:
+    """Put the sequences together that context ranks have shared: rank r of C has chunks r and
+    2C-1-r of 2C. With fewer ids kept in one part the places are left empty."""
+    import torch
+
+    if len(parts) == 1:
+        return parts[0]
+    most = max(part.values.shape[2] for part in parts)
+    chunks: list[list[Any]] = []
+    for key, empty in zip(("values", "low", "high"), (-1000.0, 0, 0), strict=True):
+        halves: list[Any] = [None] * (2 * len(parts))
+        for rank, part in enumerate(parts):
+            tensor = getattr(part, key)
+            if key != "values":
+                tensor = tensor.to(torch.int32)  # uint16 and bool cannot be padded
+            wide = torch.nn.functional.pad(tensor, (0, most - tensor.shape[2]), value=empty)
+            halves[rank], halves[-1 - rank] = wide.tensor_split(2)
+        chunks.append(halves)
+    return Microbatch(*(torch.cat(halves) for halves in chunks))
+
+
+def _tokens(options: ImportOptions) -> Array:
+    if options.tokens is None:
+        raise UserError(
+            f"{options.source}: archives of Megatron-LM hold no tokens; give those of the run by"
+            " --tokens FILE.npy: whole numbers [sequences, tokens], in the order of consumption"
+        )
+    try:
+        found = np.load(options.tokens, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise UserError(f"--tokens {options.tokens}: {first_line(error)}") from None
+    if getattr(found, "ndim", 0) != 2 or found.dtype.kind not in "iu":
+        raise UserError(
+            f"--tokens {options.tokens}: expected whole numbers [sequences, tokens] in a .npy file"
+        )
+    return np.asarray(found)
+
+
+def _texts(ids: Array, end: int | None) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each text of a sequence."""
+    places = np.flatnonzero(ids == end) if end is not None else np.zeros(0, np.int64)
+    begin = 0
+    for place in (*places.tolist(), len(ids)):
+        if place > begin:
+            yield begin, place
+        begin = place + 1
+
+
+def _rows(batch: Microbatch, row: int, span: slice) -> Rows:
+    ids, values = batch.sample(row)
+    return Rows(kept=(ids[span], values[span]))

@@ -1,0 +1,92 @@
+"""What every format of captures gives: samples, each with the rows that the teacher gave of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What the teacher gave of a sample of T tokens.
+
+    `hidden` are states [T,D] by name. `kept` are the best ids and their log-probabilities, both
+    [T,K], of the token after each; -inf where a place is empty. `vector` is one of the whole text.
+    """
+
+    hidden: Mapping[str, Floats] = field(default_factory=dict)
+    kept: tuple[Array, Floats] | None = None
+    vector: Floats | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One text of a capture: its token ids int64 [T], or the text itself where it has no ids.
+
+    `where` names file and row for an error. `rows` reads and decodes what the teacher gave.
+    `continues` is true where the tokens may begin within a document, or within a word.
+    """
+
+    where: str
+    rows: Callable[[], Rows]
+    ids: Array | None = None
+    text: str | None = None
+    continues: bool = False
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a capture holds: the names and the width of its states, how many ids of a token it
+    keeps, the width of its vectors of texts; `vocabulary` where it tells that itself."""
+
+    hidden: tuple[str, ...] = ()
+    width: int | None = None
+    kept: int | None = None
+    vector: int | None = None
+    vocabulary: int | None = None
+
+
+class Capture(Protocol):
+    """A capture that is open for reading, more than once."""
+
+    @property
+    def held(self) -> Held: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What was needed to read it, for the identity of the store."""
+
+    def files(self) -> list[Path]:
+        """Return the files that it is made of, in the order in which they are read."""
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield all samples, in an order that depends on the files alone. Raises UserError."""
+
+
+def finite(values: Array, what: str, where: str) -> Floats:
+    """Return values [T,...] as float32. Raises UserError where one is NaN or infinite."""
+    with np.errstate(over="ignore"):
+        found: Floats = np.asarray(values, np.float32)
+    bad = ~np.isfinite(found.reshape(len(found), -1)).all(axis=1)
+    if bad.any():
+        raise UserError(
+            f"{where}, token {int(bad.argmax())}: {what} is NaN or infinite; capture that sample"
+            " again, or take it out"
+        )
+    return found
+
+
+def same_length(ids: Array, rows: int, what: str, where: str) -> None:
+    """Raise UserError unless there is one row for each token."""
+    if len(ids) != rows:
+        raise UserError(
+            f"{where}: {len(ids):,} token ids, and {what} of {rows:,} tokens; the file is damaged,"
+            " or of another format"
+        )

@@ -1,0 +1,81 @@
+"""The tokenizer of the teacher that was captured, and what its folder tells of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
+
+
+@dataclass(frozen=True, eq=False)
+class TeacherFiles:
+    """A fast tokenizer of transformers, and the teacher's configuration where it is known.
+
+    `vocabulary` is how many logits the teacher has, or as many pieces as the tokenizer has.
+    """
+
+    name: str
+    tokenizer: Any
+    config: dict[str, Any]
+    vocabulary: int
+
+    @property
+    def layers(self) -> int | None:
+        """The number of layers, where it is known."""
+        return self._whole("num_hidden_layers", "n_layer", "n_layers")
+
+    @property
+    def width(self) -> int | None:
+        """The width of hidden states, where it is known."""
+        return self._whole("hidden_size", "n_embd", "dim")
+
+    @property
+    def limit(self) -> int | None:
+        """The tokens that the tokenizer says a text has at most, where it says so."""
+        found = self.tokenizer.model_max_length
+        return int(found) if 0 < found < 1 << 20 else None
+
+    def _whole(self, *names: str) -> int | None:
+        found = next((self.config[name] for name in names if name in self.config), None)
+        return found if isinstance(found, int) and found > 0 else None
+
+    def files(self, max_length: int) -> dict[str, bytes]:
+        """Return the files that a store keeps of the teacher, as bytes."""
+        from teachonce.teacher_dump.teacher.teacher import tokenizer_files
+
+        config = json.dumps(self.config, sort_keys=True).encode()
+        own = {"config.json": config} if self.config else {}
+        return {**tokenizer_files(self.tokenizer, max_length), **own}
+
+
+def open_teacher(name: str | None) -> TeacherFiles:
+    """Load the tokenizer of a folder, of a model id or of an alias, and the configuration beside
+    it; no weights are read. Raises UserError."""
+    from teachonce.teacher_dump.teacher.loading import load_config, load_tokenizer
+    from teachonce.teacher_dump.windows.cutting import fast_backend
+
+    if name is None:
+        raise UserError(
+            "--tokenizer: a capture holds ids or texts, and a store keeps for each token the"
+            " characters that it covers; give the folder of the teacher, or of its tokenizer"
+        )
+    try:
+        model = resolve_model(name, weights=False)
+    except UserError as error:
+        raise UserError(f"--tokenizer: {error}") from error
+    path = Path(model.path_or_id)
+    tokenizer = load_tokenizer(model)
+    fast_backend(tokenizer)  # raises for a slow one
+    config: dict[str, Any] = {}
+    if not path.is_dir() or (path / "config.json").is_file():
+        config = load_config(model).get_text_config().to_dict()
+        config.pop("_name_or_path", None)
+    pieces = 1 + max(tokenizer.get_vocab().values())
+    told = config.get("vocab_size")
+    vocabulary = max(pieces, told) if isinstance(told, int) else pieces
+    known_by = Path(name).name if path.is_dir() else name
+    return TeacherFiles(known_by, tokenizer, config, vocabulary)

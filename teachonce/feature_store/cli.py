@@ -1,0 +1,384 @@
+"""The command `feature-store`: look at stores, check them, mend them, copy them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from teachonce.feature_store.answers import Answer, bars, progress, telling, written
+from teachonce.feature_store.exchange import export, import_
+from teachonce.feature_store.numbers import read_numbers
+from teachonce.store.errors import StoreError, without_remedy
+from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.student_train.settings.naming import beside
+from teachonce.student_train.settings.words import VOCABULARIES, check_vocabulary_word
+from teachonce.support.completion import PATH, Text
+from teachonce.support.console import CONTEXT, DEVICES, counted
+from teachonce.support.errors import UserError
+from teachonce.support.hub import push_options
+from teachonce.teacher_dump.teacher.checkpoint_names import ALIASES
+
+if TYPE_CHECKING:
+    from teachonce.store.tools.report import Report
+    from teachonce.teacher_dump.comparison.rerun import LiveReport
+
+
+VOCAB_HELP = (
+    "A student's vocabulary, as student-train takes it: a size, a folder, teacher, pruned:N, words."
+)
+VOCABULARY, MODEL = Text(VOCABULARIES, paths=True), Text(ALIASES, paths=True)
+allow_partial = click.option(
+    "--allow-partial", is_flag=True, help="Take the published parts of an unfinished store."
+)
+
+
+@click.group(context_settings=CONTEXT)
+def main() -> None:
+    """Look at feature stores, check them, copy them."""
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@click.option(
+    "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Tells what each alignment makes use of."
+)
+@allow_partial
+@telling
+def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Answer]:
+    """Tell what a store holds: teacher, corpus, features, codec, sizes.
+
+    With --vocab it tells, over a sample of a large store, which share of the teacher's and of the
+    student's tokens takes part in each alignment, and in runs of which sizes.
+    """
+    from teachonce.store.read.store import open_store
+    from teachonce.store.tools.info import describe, info_lines
+
+    if vocab is not None:
+        check_vocabulary_word(vocab)
+    store = open_store(path, allow_partial=allow_partial)
+    facts = describe(store)
+    yield Answer(facts, info_lines(store, facts))
+    if vocab is not None:
+        from teachonce.feature_store.coverage import coverage, coverage_lines
+        from teachonce.feature_store.student import Student
+
+        found = coverage(Student(vocab, store))
+        yield Answer(found, coverage_lines(found))
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@allow_partial
+@click.option(
+    "--model", type=MODEL, help="Also run a sample through this teacher (as for teacher-dump)."
+)
+@click.option(
+    "--sample", default=64, type=click.IntRange(min=1), help="Sequences that --model runs."
+)
+@click.option("--seed", default=0, type=click.IntRange(min=0), help="Which sequences.")
+@click.option(
+    "--device",
+    type=Text(DEVICES),
+    default="auto",
+    help="Of --model: auto | cpu | cuda | cuda:N.",
+)
+@telling
+def verify(
+    path: str, allow_partial: bool, model: str | None, sample: int, seed: int, device: str
+) -> Iterator[Answer]:
+    """Read everything and compare it with its checksums.
+
+    The stored tokens are compared with those of the stored tokenizer. With --model the teacher runs
+    over a sample, and its output is compared with what is stored. Exit code 1 if anything is wrong;
+    files and objects that do not belong to the store are told, and are not wrong.
+    """
+    from teachonce.store.tools.verify import verify as read_everything
+
+    report = read_everything(path, progress=bars, allow_partial=allow_partial)
+    yield Answer(_facts(path, report), _lines(path, report))
+    if report.problems:
+        raise StoreError(
+            f"{path}: damaged: {counted(len(report.problems), 'problem')}; `feature-store repair`"
+            " moves what is damaged aside and says how it is made again; or restore it from a copy"
+        )
+    if model is not None:
+        yield from _compared(path, allow_partial, model, sample, seed, device)
+
+
+def _compared(
+    path: str, allow_partial: bool, model: str, sample: int, seed: int, device: str
+) -> Iterator[Answer]:
+    """Compare a sample with the teacher's output. Raises StoreError if it differs."""
+    from dataclasses import asdict
+
+    from teachonce.store.read.store import open_store
+    from teachonce.teacher_dump.comparison.rerun import check
+
+    found = check(open_store(path, allow_partial=allow_partial), model, sample, seed, device)
+    facts = {"model": model, **asdict(found)}
+    yield Answer({"teacher": facts}, _deviations(path, model, found))
+    if found.problems:
+        raise StoreError(
+            f"{path}: is not what {model} says: {counted(len(found.problems), 'problem')}; give the"
+            " model that it was made with, or dump again"
+        )
+
+
+def _deviations(path: str, model: str, found: LiveReport) -> Iterator[str]:
+    yield found.headline
+    yield f"{'':<28} {'largest':>9} {'mean':>9} {'promised':>9}  share of what is allowed"
+    for row in found.rows:
+        yield (
+            f"{row.feature:<28} {row.largest:9.3g} {row.mean:9.3g} {row.promised:9.3g} "
+            f"{row.share:6.2f}  ({row.unit})"
+        )
+    yield from (*found.notes, *found.problems)
+    if not found.problems:
+        yield f"{path}: every error is within what its codec and {model} promise"
+
+
+def _facts(path: str, report: Report) -> dict[str, Any]:
+    """Tell what a look through a store found, as JSON."""
+    return {
+        "path": path,
+        "sound": not report.problems,
+        "parts": report.parts,
+        "arrays": report.arrays,
+        "bytes": report.bytes,
+        "problems": [without_remedy(problem) for problem in report.problems],
+        "strangers": report.strangers,
+    }
+
+
+def _lines(path: str, report: Report) -> Iterator[str]:
+    """Tell what a look through a store found, in lines."""
+    yield from map(without_remedy, report.problems)
+    yield from report.strangers
+    if not report.problems:
+        sound = "sound"
+        if report.strangers:
+            strangers = counted(len(report.strangers), "stranger")
+            sound = f"sound, with {strangers} (not of the store, and left alone)"
+        yield (
+            f"{path}: {sound}: {counted(report.parts, 'part')}, {counted(report.arrays, 'array')}, "
+            f"{report.bytes:,} decoded bytes match their checksums"
+        )
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@telling
+def repair(path: str) -> Iterator[Answer]:
+    """Verify a store and move what is damaged aside.
+
+    The command that made the store, typed again, makes only this again and finishes the store. What
+    the rest of the store tells is mended at once. Nothing is removed: the last line says how to
+    undo it.
+    """
+    from teachonce.store.tools.repair import repair as mend
+
+    left, report = mend(path, progress=bars)
+    facts = {"advice": report.advice, "undo": report.undo, "parts_left": left}
+    facts["aside"] = str(report.aside) if report.aside else None
+    advice = [f"{path}: {report.advice}"] if report.advice else []
+    yield Answer(_facts(path, report) | facts, [*_lines(path, report), *advice])
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@telling
+def seal(path: str) -> Iterator[Answer]:
+    """Finish a store that several processes (--shard) have made.
+
+    The process that makes the last part does this, too; a finished store stays as it is.
+    """
+    from teachonce.store.tools.seal import seal as finish
+
+    before = not finish(path)
+    yield Answer({"finished_before": before}, [f"{path}: is finished already"] if before else [])
+    yield written(path)
+
+
+@main.command()
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH)
+@click.option(
+    "--codec", type=click.Choice(list(LEVELS)), help="Recode to this codec (more error only)."
+)
+@telling
+def convert(source: str, target: str, codec: str | None) -> Iterator[Answer]:
+    """Copy a store to another format or codec, or to an address.
+
+    TARGET ends in .zarr or .h5, or is the address (s3://...) of a .zarr. After a stop the same
+    command goes on; to an address it begins again.
+    """
+    if "://" in target:
+        if codec:
+            raise UserError("--codec: convert to a .zarr on this machine first, then to an address")
+        from teachonce.store.tools.copy import upload
+
+        upload(source, target, progress=progress("part"))
+    else:
+        from teachonce.store.tools.copy import convert as copy
+
+        copy(source, target, codec, progress=progress("part"))
+    yield written(target)
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@click.argument("repository", metavar="USER/NAME")
+@push_options
+@telling
+def push(path: str, repository: str, **how: Any) -> Iterator[Answer]:
+    """Copy a store to a repository of datasets on the hub.
+
+    It lies there under its own name, beside a card made of what `info` tells. After a stop the same
+    command sends what is lacking.
+    """
+    from teachonce.store.tools.push import push as send
+
+    commit = send(path, repository, **how, say=partial(click.echo, err=True))
+    yield Answer({"repository": repository, "commit": commit}, [f"pushed    {commit}"])
+
+
+@main.command()
+@click.argument("sources", nargs=-1, required=True, type=PATH)
+@click.argument("target", type=PATH)
+@click.option(
+    "--recode",
+    is_flag=True,
+    help="Encode hidden states again where stores differ in the mean and deviation that they are"
+    " relative to: needed for two dumps of codec default or small; adds its error once more.",
+)
+@telling
+def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Answer]:
+    """Join dumps of one teacher over several corpora.
+
+    SOURCES hold the same features and are copied to TARGET, one after the other.
+    """
+    from teachonce.store.tools.merge import merge as join
+
+    join(sources, target, recode, progress=progress("part"))
+    yield written(target)
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@click.option(
+    "--documents",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File with the number of a document, or the SHA-256 of its text, in each line.",
+)
+@click.option(
+    "--texts",
+    multiple=True,
+    type=PATH,
+    help="The texts themselves, in files as --corpus takes. Repeatable.",
+)
+@click.option("--text-column", help="Column of --texts, as for teacher-dump.")
+@click.option("--missing-ok", is_flag=True, help="Tell documents that are not there; no error.")
+@telling
+def forget(
+    path: str,
+    documents: Path | None,
+    texts: tuple[str, ...],
+    text_column: str | None,
+    missing_ok: bool,
+) -> Iterator[Answer]:
+    """Remove documents from a store for good.
+
+    The parts that hold them are written again without them, all else stays. After a stop the same
+    command goes on; until it ends no reader takes the store for finished. Nothing is changed where
+    a document is not there (exit code 1), unless --missing-ok is given.
+    """
+    from teachonce.feature_store.wishes import wish
+    from teachonce.store.tools.forget import forget as take_out
+    from teachonce.student_train.data.token_cache import drop_tables
+
+    request, wanted = wish(documents, texts, text_column)
+    done = take_out(path, request, wanted, missing_ok, drop_tables, progress("part"))
+    lines = [f"not in the store: {line}" for line in done.unknown]
+    lines.append(
+        f"{path}: forgot {counted(done.documents, 'document')} with"
+        f" {counted(done.sequences, 'sequence')}"
+    )
+    if done.shared:
+        lines.append(
+            f"{counted(done.shared, 'part')} of these are in another store, too, which grew from"
+            " this one or from which this one grew: forget there as well"
+        )
+    facts = {"forgotten_documents": done.documents, "forgotten_sequences": done.sequences}
+    yield Answer(facts | {"unknown": done.unknown, "shared_parts": done.shared}, lines)
+    yield written(path)
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@click.argument("number", type=int)
+@click.option("--view", default=0, help="Which view's masks and logits.")
+@allow_partial
+@telling
+def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Answer]:
+    """Show one sequence: text, tokens with their spans, best logits."""
+    from teachonce.store.read.store import open_store
+    from teachonce.store.tools.show import headline, printable, sequence_facts, token_table
+
+    facts = sequence_facts(open_store(path, allow_partial=allow_partial), number, view)
+    lines = [printable(line) for text in facts["texts"] for line in text.split("\n")]
+    yield Answer(facts, [headline(facts), *lines, token_table(facts)])
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@click.option(
+    "--sequence",
+    "sequences",
+    multiple=True,
+    default=("0",),
+    help="Numbers of sequences, such as 17,42; negative ones count from the end.",
+)
+@click.option(
+    "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Without it the teacher's tokens stand alone."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="File of the page; a page of before is replaced.  [default: STORE-page.html, beside the"
+    " store]",
+)
+@allow_partial
+@telling
+def page(
+    path: str, sequences: tuple[str, ...], vocab: str | None, out: Path | None, allow_partial: bool
+) -> Iterator[Answer]:
+    """Write a page that shows sequences in a browser.
+
+    It shows the tokens of the teacher and of a student over the text, the runs of each alignment,
+    best logits, attention maps, masks, and the nearest sequences of the store, or of a sample of a
+    large one. The page is one file that needs no network.
+    """
+    from teachonce.support.pages import check_page
+
+    out = out or beside(path, "page.html")
+    numbers = read_numbers(sequences)
+    if vocab is not None:
+        check_vocabulary_word(vocab)
+    check_page(out, "feature-store page")
+    from teachonce.feature_store.page.report import write_look
+    from teachonce.feature_store.student import Student
+    from teachonce.store.read.store import open_store
+    from teachonce.store.tools.show import check_number
+
+    store = open_store(path, allow_partial=allow_partial)
+    numbers = list(dict.fromkeys(check_number(store, number) for number in numbers))
+    write_look(store, numbers, Student(vocab, store) if vocab is not None else None, out)
+    yield Answer({"page": str(out), "sequences": numbers}, [f"page in {out}"])
+
+
+main.add_command(import_)
+main.add_command(export)

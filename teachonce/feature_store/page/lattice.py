@@ -1,0 +1,153 @@
+"""The tokens of several sides laid over one text: stretches that no token crosses the edge of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from teachonce.align import Tokens
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Tokens of one side, by number, that share characters; they cover `width` columns from
+    `column`."""
+
+    column: int
+    width: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A stretch of a text that no token crosses the edge of.
+
+    before: the blanks that stand before it. atoms: its characters, cut wherever a token of any side
+    begins or ends; a column each. Without any, it has tokens that stand for no text. sides: the
+    tokens of each side, in columns.
+    """
+
+    before: str
+    atoms: tuple[Span, ...]
+    sides: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass
+class _Group:
+    """Tokens of one side that share characters, or that stand for none: begin and end are equal."""
+
+    begin: int
+    end: int
+    tokens: list[int]
+
+
+def clusters(text: str, sides: Sequence[Tokens]) -> list[Cluster]:
+    """Lay the tokens of one sequence on each side over its text. Every token and every character
+    but the blanks stands in one cluster; they come in the order of the text."""
+    groups = [_groups(text, tokens) for tokens in sides]
+    spans = _spans(text, [group for side in groups for group in side if group.begin < group.end])
+    points = {g.begin for side in groups for g in side if g.begin == g.end}
+    placed = {_outside(point, spans) for point in points}
+    where = sorted([*((begin, 1, end) for begin, end in spans), *((p, 0, p) for p in placed)])
+    found, last = list[Cluster](), 0
+    for begin, of_text, end in where:
+        before = text[last:begin]
+        last = max(last, end)
+        if of_text:
+            found.append(_cluster(before, (begin, end), groups))
+        else:
+            here = {point for point in points if _outside(point, spans) == begin}
+            found.append(Cluster(before, (), tuple(_at(side, here) for side in groups)))
+    return found
+
+
+def _groups(text: str, tokens: Tokens) -> list[_Group]:
+    """Join tokens that share characters. A token without characters stands where the one before it
+    ends."""
+    found, last = list[_Group](), 0
+    rows = zip(
+        np.asarray(tokens.offsets).tolist(), np.asarray(tokens.special).tolist(), strict=True
+    )
+    for number, ((begin, end), special) in enumerate(rows):
+        begin, end = (last, last) if special else _trimmed(text, begin, end)
+        if begin == end:
+            begin = end = last
+        previous = found[-1] if found else None
+        if previous and (begin < previous.end or begin == end == previous.begin == previous.end):
+            previous.begin, previous.end = min(previous.begin, begin), max(previous.end, end)
+            previous.tokens.append(number)
+            while len(found) > 1 and found[-1].begin < found[-2].end:  # it steps back in the text
+                _swallow(found)
+        else:
+            found.append(_Group(begin, end, [number]))
+        last = found[-1].end
+    return found
+
+
+def _swallow(found: list[_Group]) -> None:
+    """Join the last two groups."""
+    last = found.pop()
+    own = found[-1]
+    own.begin, own.end = min(own.begin, last.begin), max(own.end, last.end)
+    own.tokens += last.tokens
+
+
+def _trimmed(text: str, begin: int, end: int) -> Span:
+    """Take the blanks off both edges of a span, but not of one of blanks alone."""
+    inside = text[begin:end]
+    if not inside.strip():
+        return begin, end
+    return begin + len(inside) - len(inside.lstrip()), end - len(inside) + len(inside.rstrip())
+
+
+def _spans(text: str, groups: Iterable[_Group]) -> list[Span]:
+    """Join groups of all sides that share characters; what no token covers stands alone."""
+    joined = list[Span]()
+    for begin, end in sorted((group.begin, group.end) for group in groups):
+        if joined and begin < joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((begin, end))
+    edges = [0, *(edge for span in joined for edge in span), len(text)]
+    gaps = zip(edges[::2], edges[1::2], strict=True)
+    return sorted([*joined, *(span for begin, end in gaps for span in _words(text, begin, end))])
+
+
+def _words(text: str, begin: int, end: int) -> Iterator[Span]:
+    """Yield the stretches between blanks of a part of a text."""
+    while begin < end:
+        stop = begin
+        while stop < end and text[stop].isspace() == text[begin].isspace():
+            stop += 1
+        if not text[begin].isspace():
+            yield begin, stop
+        begin = stop
+
+
+def _outside(point: int, spans: Sequence[Span]) -> int:
+    """Move a place inside a stretch behind it."""
+    inside = (end for begin, end in spans if begin < point < end)
+    return next(inside, point)
+
+
+def _at(side: Sequence[_Group], points: set[int]) -> tuple[Cell, ...]:
+    tokens = [t for g in side if g.begin == g.end and g.begin in points for t in g.tokens]
+    return (Cell(0, 1, tuple(tokens)),) if tokens else ()
+
+
+def _cluster(before: str, span: Span, groups: Sequence[Sequence[_Group]]) -> Cluster:
+    inside = [
+        [g for g in side if g.begin < g.end and span[0] <= g.begin and g.end <= span[1]]
+        for side in groups
+    ]
+    edges = sorted({*span, *(edge for side in inside for g in side for edge in (g.begin, g.end))})
+    column = {edge: number for number, edge in enumerate(edges)}
+    cells = (
+        tuple(Cell(column[g.begin], column[g.end] - column[g.begin], tuple(g.tokens)) for g in side)
+        for side in inside
+    )
+    return Cluster(before, tuple(zip(edges[:-1], edges[1:], strict=True)), tuple(cells))

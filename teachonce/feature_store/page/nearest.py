@@ -1,0 +1,78 @@
+"""The sentences of a store that are nearest to some of its sequences, by stored vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from teachonce.feature_store.sample import Sample, sample
+from teachonce.store import Batch, FeatureStore
+from teachonce.support.arrays import Array, Floats
+
+COUNT = 8
+EMBEDDINGS, STATES = 2**20, 2**18
+"""Tokens of the sample whose vectors are stored, and of one whose vectors are made of states."""
+BATCH_TOKENS = 2**15
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Says by which vectors sequences were compared (`about`), with which (`among`), and for each
+    sequence the nearest ones with their cosines, the best first."""
+
+    about: str
+    among: Sample | None = None
+    found: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+
+
+def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
+    """Find the nearest sequences of some others, by the cosine of the teacher's vectors of whole
+    texts, or where a store has none of the means of a hidden state. Of a large store it looks at a
+    sample."""
+    if store.features.embedding:
+        kind, state, size = "embedding", "", EMBEDDINGS
+        about = "the teacher's vectors of whole texts (embedding)"
+    elif store.features.hidden:
+        names = store.features.hidden
+        kind, state, size = "hidden", "mean" if "mean" in names else names[-1], STATES
+        about = (
+            f"the mean of the hidden state {state!r} over a sequence's tokens, in view 0, each"
+            " channel in deviations from its mean, as the store has no vectors of whole texts"
+        )
+    else:
+        return Nearest("The store has neither vectors of texts nor hidden states to compare by.")
+    among = sample(store, size)
+    batches = store.stream(
+        blocks=among.blocks, features=(kind,), shuffle=False, batch_tokens=BATCH_TOKENS
+    )
+    # A batch is valid until the next one.
+    rows = [(batch.index.copy(), _vectors(batch, state)) for batch in batches]
+    places = np.concatenate([index for index, _ in rows])
+    vectors = np.concatenate([each for _, each in rows])
+    own = next(store.gather([list(numbers)], features=(kind,)))
+    cosines = _vectors(own, state) @ vectors.T
+    found = {
+        number: _best(places, line, number) for number, line in zip(numbers, cosines, strict=True)
+    }
+    return Nearest(f"Compared by {about}.", among, found)
+
+
+def _best(places: Array, cosines: Floats, number: int) -> list[tuple[int, float]]:
+    order = np.argsort(-cosines, kind="stable")
+    order = order[places[order] != number][:COUNT]
+    return [(int(places[each]), float(cosines[each])) for each in order]
+
+
+def _vectors(batch: Batch, state: str) -> Floats:
+    """Make a vector of length 1 of each sequence of a batch: float32 [B, W]."""
+    if state:
+        values = batch.hidden[state].normalised()
+        values[batch.special] = 0
+        vectors = np.add.reduceat(values, batch.start[:-1], axis=0)
+    else:
+        assert batch.embedding is not None
+        vectors = np.array(batch.embedding)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)

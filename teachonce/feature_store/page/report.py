@@ -1,0 +1,166 @@
+"""Writes the page of some sequences of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from teachonce.feature_store.coverage import common_sizes, coverage
+from teachonce.feature_store.names import WrittenPieces
+from teachonce.feature_store.page.nearest import Nearest, nearest
+from teachonce.feature_store.page.sequence import Shown, Side, shown, squares
+from teachonce.feature_store.student import Student
+from teachonce.store import FeatureStore
+from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.support.arrays import Array
+from teachonce.support.console import counted
+from teachonce.support.pages import write_page
+
+TEMPLATES = Path(__file__).parent
+WHAT = "feature-store page"
+MOST_SQUARES = 2**23
+"""Entries of all attention maps of a page; where there are more, none is shown."""
+LONGEST = 400  # characters of a neighbour's text
+
+
+def write_look(
+    store: FeatureStore, numbers: Sequence[int], student: Student | None, out: Path
+) -> None:
+    """Write the page of some sequences of a store, beside a student's tokens if there is one.
+
+    Raises UserError as `teachonce.support.pages.check_page` does.
+    """
+    pieces, size = WrittenPieces(store), squares(store, numbers)
+    found = [shown(store, number, student, pieces, size <= MOST_SQUARES) for number in numbers]
+    near, fit = nearest(store, numbers), coverage(student) if student else None
+    write_page(
+        out,
+        TEMPLATES,
+        "look.html.jinja",
+        WHAT,
+        title=_title(store, numbers),
+        lead=list(_lead(store, fit, size > MOST_SQUARES)),
+        sequences=found,
+        alignments=ALIGNMENTS if student else {},
+        views=store.features.views,
+        maps=store.features.attention if size <= MOST_SQUARES else (),
+        token_headings=_headings(store, student),
+        token_rows=lambda each: _rows(store, student, each),
+        student_rows=_student_rows,
+        plain=str,
+        nearest=near,
+        neighbours=lambda number: _neighbours(store, near, number),
+        fit=fit and fit["coverage"],
+        fit_told=fit and _fit_told(fit),
+        sizes=common_sizes(fit["coverage"]["alignments"]) if fit else [],
+        page=_data(store, found, student, pieces),
+    )
+
+
+def _title(store: FeatureStore, numbers: Sequence[int]) -> str:
+    several = "s" if len(numbers) > 1 else ""
+    return f"{Path(store.path).name}: sequence{several} {', '.join(map(str, numbers))}"
+
+
+def _lead(store: FeatureStore, fit: dict[str, Any] | None, without_maps: bool) -> Iterator[str]:
+    """Tell what the page shows, then what there is to know of it."""
+    teacher = store.identity.get("teacher")
+    name = teacher.get("id", "unknown") if isinstance(teacher, dict) else str(teacher)
+    tokens = counted(store.meta["tokens"], "token")
+    line = (
+        f"The teacher is {Path(str(name)).name}; the store has {len(store):,} sequences, {tokens}."
+    )
+    if fit is None:
+        yield f"{line} Give --vocab to see a student's tokens beside the teacher's."
+    else:
+        own = fit["vocabulary"]
+        yield (
+            f"{line} The student's vocabulary (--vocab {own['word']}) has {own['pieces']:,} pieces,"
+            f" of which {own['shared']:,} are the teacher's, too."
+        )
+        if own["note"]:
+            yield f"{own['note'][0].upper()}{own['note'][1:]}."
+    if without_maps:
+        yield "Attention maps of so many tokens would not fit on a page: ask for fewer sequences."
+
+
+def _headings(store: FeatureStore, student: Student | None) -> list[str]:
+    views = range(store.features.views)
+    found = ["token", "piece", "characters", "text"]
+    found += [f"{name}: the student's" for name in ALIGNMENTS] if student else []
+    found += ["masked in views"] if len(views) > 1 else []
+    if logits := store.features.logits:
+        following = " of the next" if logits.next_token else ""
+        found += [f"the teacher says{following}, view {view}" for view in views]
+    return found + (
+        ["tag"] if store.features.task and store.features.task.kind == "tagging" else []
+    )
+
+
+def _rows(store: FeatureStore, student: Student | None, each: Shown) -> Iterator[list[str]]:
+    """Make a row for each of the teacher's tokens, as `_headings` has them."""
+    views = range(store.features.views)
+    for number, (piece, begin, end, special, _, text) in enumerate(each.teacher.rows):
+        row = [str(number), piece, "" if special else f"{begin}:{end}", text]
+        row += [each.pieces_of(name, number) for name in ALIGNMENTS] if student else []
+        row += [each.masked(number)] if len(views) > 1 else []
+        row += [each.said(view, number) for view in views] if store.features.logits else []
+        facts = each.views[0]["tokens"][number]
+        yield row + ([facts["tag"] or ""] if "tag" in facts else [])
+
+
+def _student_rows(side: Side) -> Iterator[tuple[str, ...]]:
+    for number, (piece, begin, end, special, _, text) in enumerate(side.rows):
+        yield str(number), piece, "" if special else f"{begin}:{end}", text
+
+
+def _neighbours(
+    store: FeatureStore, near: Nearest, number: int
+) -> Iterator[tuple[int, float, str]]:
+    for other, cosine in near.found[number]:
+        text = " | ".join(store[other].texts)
+        yield other, cosine, text[:LONGEST] + ("…" if len(text) > LONGEST else "")
+
+
+def _fit_told(fit: dict[str, Any]) -> str:
+    own, found = fit["vocabulary"], fit["coverage"]
+    among = f"{found['sequences']:,} of {counted(found['of'], 'sequence')}"
+    return (
+        f"Counted in {among}, {found['teacher_tokens']:,} tokens of the teacher without the special"
+        f" ones. {own['teacher_pieces_unknown']:,} of the teacher's {own['teacher_pieces']:,}"
+        " pieces cannot be spelled in the student's vocabulary."
+    )
+
+
+def _data(
+    store: FeatureStore, found: Sequence[Shown], student: Student | None, pieces: WrittenPieces
+) -> dict[str, Any]:
+    """Gather what the script reads: beside the sequences, for each piece that the teacher names its
+    name, the student's same piece and the first of its own pieces."""
+    ids = {id for each in found for view in each.data["best"] for token in view for id, _ in token}
+    logits = store.features.logits
+    strategies = ALIGNMENTS if student else {}
+    return {
+        "alignments": {name: {"predicted": each.predicted} for name, each in strategies.items()},
+        "views": store.features.views,
+        "maps": list(store.features.attention),
+        "hasLogits": logits is not None,
+        "draws": logits.size if logits and logits.tier == "sample" else None,
+        "nextToken": bool(logits and logits.next_token),
+        "pieces": {id: (pieces.name(id), *_learnt(student, id)) for id in sorted(ids)},
+        "sequences": [each.data for each in found],
+    }
+
+
+def _learnt(student: Student | None, piece: int) -> tuple[str | None, str | None]:
+    """Return the student's same piece, and the first of its pieces, for one of the teacher's."""
+    if student is None or piece >= len(student.vocabulary.match):
+        return None, None
+
+    def name(number: int) -> str | None:
+        return student.name(number) if number >= 0 else None
+
+    split: Array = student.vocabulary.split(piece)
+    first = -1 if student.vocabulary.unknown[piece] or not len(split) else int(split[0])
+    return name(int(student.vocabulary.match[piece])), name(first)

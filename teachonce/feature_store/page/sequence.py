@@ -1,0 +1,169 @@
+"""All that the page shows of one sequence, as its template and its script read it."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from teachonce.align import Alignment, Tokens
+from teachonce.feature_store.names import WrittenPieces, direction
+from teachonce.feature_store.page.lattice import Cluster, clusters
+from teachonce.feature_store.student import Student
+from teachonce.store import FeatureStore, Record
+from teachonce.store.tools.show import BEST, headline, sequence_facts, told_best
+from teachonce.support.arrays import Array, starts
+
+SHOWN = 8  # most likely pieces of a token
+ACTIONS = ("the mask", "a random word", "the word itself")
+OWN = "own"
+"""The student's own tokens; an alignment with a second input has others, by its name."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Tokens as they are drawn: for each piece, begin, end, whether it is special, whether it
+    stands for what cannot be spelled, and its characters."""
+
+    rows: list[tuple[str, int, int, bool, bool, str]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Holds what the page shows of one sequence.
+
+    lattices: the clusters of a text, by whose tokens of the student lie under it. data: what the
+    script reads.
+    """
+
+    number: int
+    headline: str
+    texts: Sequence[str]
+    text: str
+    teacher: Side
+    students: Mapping[str, Side]
+    lattices: Mapping[str, list[Cluster]]
+    runs: Mapping[str, list[tuple[int, int, int, int]]]
+    views: Sequence[Mapping[str, Any]]
+    masks: list[tuple[int, str, str, str]]
+    data: Mapping[str, Any]
+
+    @property
+    def direction(self) -> str:
+        """Which way the text runs."""
+        return direction(self.text)
+
+    def pieces_of(self, name: str, token: int) -> str:
+        """The student's pieces that an alignment pairs with a token of the teacher."""
+        side = self.students.get(name, self.students.get(OWN))
+        assert side is not None
+        for t_begin, t_end, s_begin, s_end in self.runs[name]:
+            if t_begin <= token < t_end:
+                return " ".join(row[0] for row in side.rows[s_begin:s_end])
+        return ""
+
+    def said(self, view: int, token: int) -> str:
+        """The most likely pieces of a token, for a cell of a table."""
+        facts = self.views[view]
+        return told_best(facts["tokens"][token].get("best", ())[:BEST], facts["draws"])
+
+    def masked(self, token: int) -> str:
+        """The views in which a token is of a masked word."""
+        views = (v["view"] for v in self.views if v["tokens"][token].get("masked"))
+        return ", ".join(map(str, views))
+
+
+def shown(
+    store: FeatureStore, number: int, student: Student | None, pieces: WrittenPieces, maps: bool
+) -> Shown:
+    """Gather all of a sequence; with `maps` its attention maps, where they are stored."""
+    record = store[number]
+    views = [sequence_facts(store, number, v, SHOWN, pieces) for v in range(store.features.views)]
+    whole = [0, len(record.token_ids)]
+    teacher = Tokens(record.token_ids, record.offsets, record.special, np.array(whole))
+    names = [pieces.name(int(each)) for each in record.token_ids]
+    unknown = pieces.names.written(pieces.names.unknown or "")
+    drawn = Side(_rows(record.text, teacher, names, np.array([n == unknown for n in names])))
+    students, lattices, runs = dict[str, Side](), dict[str, list[Cluster]](), {}
+    if student is None:
+        lattices[OWN] = clusters(record.text, [teacher])
+    else:
+        sides = student.sides([record.text], teacher)
+        for name, (tokens, pairs) in student.aligned(sides).items():
+            key = OWN if tokens is sides.student else name
+            runs[name] = _flat(pairs)
+            if key not in students:
+                students[key] = _student_side(record.text, tokens, student)
+                lattices[key] = clusters(record.text, [teacher, tokens])
+    masks = _masks(record)
+    data = {
+        "number": number,
+        "teacher": drawn.rows,
+        "students": {key: side.rows for key, side in students.items()},
+        "runs": runs,
+        "best": [_best(facts) for facts in views],
+        "masks": [[list(map(int, span)) for span in view.spans] for view in record.views],
+        "attention": _maps(record) if maps else {},
+    }
+    line = headline({**views[0], "views": 1})
+    return Shown(
+        number, line, record.texts, record.text, drawn, students, lattices, runs, views, masks, data
+    )
+
+
+def _rows(
+    text: str, tokens: Tokens, names: Sequence[str], unknown: Array
+) -> list[tuple[str, int, int, bool, bool, str]]:
+    spans, special = np.asarray(tokens.offsets).tolist(), np.asarray(tokens.special).tolist()
+    return [
+        (name, begin, end, is_special, bool(lost), "" if is_special else text[begin:end])
+        for name, (begin, end), is_special, lost in zip(names, spans, special, unknown, strict=True)
+    ]
+
+
+def _student_side(text: str, tokens: Tokens, student: Student) -> Side:
+    names = [student.name(int(each)) for each in tokens.ids]
+    return Side(_rows(text, tokens, names, student.unknown(tokens)))
+
+
+def _flat(pairs: Alignment) -> list[tuple[int, int, int, int]]:
+    rows = np.concatenate([pairs.teacher, pairs.student], axis=1).tolist()
+    return [(t_begin, t_end, s_begin, s_end) for t_begin, t_end, s_begin, s_end in rows]
+
+
+def _best(facts: Mapping[str, Any]) -> list[list[tuple[int, float]]]:
+    return [
+        [(each["id"], float(f"{each['probability']:.4g}")) for each in token.get("best", ())]
+        for token in facts["tokens"]
+    ]
+
+
+def _masks(record: Record) -> list[tuple[int, str, str, str]]:
+    """List the masked words: view, characters, word, what the teacher read in its place."""
+    return [
+        (view.number, f"{begin}:{end}", record.text[begin:end], ACTIONS[action])
+        for view in record.views
+        for begin, end, action in view.spans.tolist()
+    ]
+
+
+def _maps(record: Record) -> dict[str, list[str]]:
+    """Write the attention maps by name, of each view: roots of the probabilities in 255ths, packed
+    by deflate."""
+    names = record.features.attention
+    return {name: [_packed(view.attention[name]) for view in record.views] for name in names}
+
+
+def _packed(probabilities: Array) -> str:
+    codes = np.rint(255 * np.sqrt(np.clip(probabilities, 0, 1))).astype(np.uint8)
+    return base64.b64encode(zlib.compress(codes.tobytes(), 9)).decode()
+
+
+def squares(store: FeatureStore, numbers: Sequence[int]) -> int:
+    """Count the entries of all attention maps of some sequences."""
+    sizes = [len(store[number].token_ids) ** 2 for number in numbers]
+    return int(starts(sizes)[-1]) * len(store.features.attention) * store.features.views

@@ -1,0 +1,136 @@
+"""A student's side of a store: its tokens, and its pieces beside the teacher's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from teachonce.align import AlignmentError, Tokens
+from teachonce.feature_store.names import Names
+from teachonce.feature_store.sample import Sample, sample
+from teachonce.store.errors import VERIFY, StoreError
+from teachonce.store.read.store import FeatureStore
+from teachonce.store.read.stored_tokenizer import is_plain, within_bounds
+from teachonce.student_train.data.stored_vocabulary import check_vocabulary
+from teachonce.student_train.data.token_cache import tokenize
+from teachonce.student_train.data.vocabularies import vocabulary_map
+from teachonce.student_train.model.student_tokenizer import (
+    check_pair_form,
+    length_read,
+    student_tokenizer,
+)
+from teachonce.student_train.settings.alignments import ALIGNMENTS, Sides
+from teachonce.student_train.settings.words import is_made_of_text
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.training.wordpiece import fewer_pieces
+
+VOCABULARY_TOKENS = 2**21
+"""Tokens of the sample that a vocabulary is made of; a training makes it of all text."""
+
+
+def check_tokenizer(store: FeatureStore) -> None:
+    """Raise UserError for a store without the teacher's tokenizer."""
+    if "tokenizer.json" not in store.teacher_files():
+        raise UserError(
+            f"{store.path}: holds no tokenizer.json of the teacher, and --vocab is compared with"
+            " its pieces; leave --vocab away, or dump again"
+        )
+
+
+class Student:
+    """Reads a store's text as a student with the vocabulary `word` does.
+
+    `tokenizer` is that of transformers, `vocabulary` maps the teacher's pieces to its own; of a
+    large store a vocabulary is made of the sample `made_of`. Raises UserError for a word that means
+    no vocabulary, and as `student_tokenizer` does.
+    """
+
+    def __init__(self, word: str, store: FeatureStore) -> None:
+        check_tokenizer(store)
+        check_vocabulary(store)
+        self.word, self.store, self.separator = word, store, store.features.separator
+        self.made_of: Sample = sample(store, VOCABULARY_TOKENS)
+        blocks = None if self.made_of.whole else self.made_of.blocks
+        self.tokenizer = student_tokenizer(word, store, blocks)
+        if self.separator is not None:
+            check_pair_form(self.tokenizer, word, store)
+        self.max_length = length_read(store.features.max_length)
+        self.backend = copy.deepcopy(self.tokenizer.backend_tokenizer)
+        self.backend.no_padding()
+        self.backend.enable_truncation(self.max_length)
+        self._settings = self.backend.to_str()
+        self._plain = is_plain(self._settings.encode())
+        self._names = Names(self._settings)
+        teacher = store.teacher_file("tokenizer.json").decode()
+        self.vocabulary = vocabulary_map(teacher, self._settings)
+
+    @property
+    def note(self) -> str:
+        """What is to be known of the vocabulary; "" where it is that of a training."""
+        notes = [fewer_pieces(self.word, len(self.tokenizer))]
+        if not self.made_of.whole and is_made_of_text(self.word):
+            notes.append(
+                f"made of {self.made_of.told}: a training makes it of all, so that pieces differ a"
+                " little; give the folder of a student for its own"
+            )
+        return "; ".join(note for note in notes if note)
+
+    def sides(self, texts: Sequence[str], teacher: Tokens) -> Sides:
+        """Put the student's tokens of some texts beside the teacher's."""
+        texts = list(texts)
+        native = self._tokens(texts)
+        return Sides(texts, teacher, native, self.vocabulary, self.max_length)
+
+    def _tokens(self, texts: list[str]) -> Tokens:
+        """Tokenise texts; where the tokenizer's work has no bound, in a process that has one."""
+        if self._plain:
+            return tokenize(self.backend, texts, self.separator)
+        size = sum(len(text.encode()) for text in texts)
+        found: dict[str, Any] = within_bounds(
+            self._settings.encode(),
+            size,
+            self.store.path,
+            dict,
+            tokenized_there,
+            *(self._settings, texts, self.separator),
+        )
+        return tokens_from(found)
+
+    def name(self, number: int) -> str:
+        """Write one of its pieces for people."""
+        return self._names.written(self.backend.id_to_token(number) or str(number))
+
+    def aligned(self, sides: Sides) -> dict[str, tuple[Tokens, Any]]:
+        """Align two sides in every way: by name the student's tokens, and the runs of both.
+
+        Raises StoreError where the stored tokens do not fit the stored texts.
+        """
+        try:
+            return {name: strategy.align(sides) for name, strategy in ALIGNMENTS.items()}
+        except AlignmentError as error:
+            raise StoreError(f"{self.store.path}: {error}; {VERIFY}") from error
+
+    def unknown(self, tokens: Tokens) -> Array:
+        """Find the pieces that stand for what the vocabulary cannot spell: bool [S]."""
+        if self.tokenizer.unk_token_id is None:
+            return np.zeros(len(tokens.ids), bool)
+        return np.asarray(tokens.ids == self.tokenizer.unk_token_id) & ~tokens.special
+
+
+def tokenized_there(settings: str, texts: list[str], separator: str | None) -> dict[str, Any]:
+    found = tokenize(Tokenizer.from_str(settings), texts, separator)
+    names = ("ids", "offsets", "special", "start", "types")
+    return {name: np.asarray(getattr(found, name)).tolist() for name in names}
+
+
+def tokens_from(found: dict[str, Any]) -> Tokens:
+    """Read the tokens that another process wrote as JSON."""
+    dtypes = {"ids": np.int64, "offsets": np.int32, "special": bool, "start": np.int64}
+    arrays = {name: np.array(found[name], dtype) for name, dtype in dtypes.items()}
+    arrays["offsets"] = arrays["offsets"].reshape(-1, 2)
+    return Tokens(**arrays, types=np.array(found["types"], np.uint8))

@@ -1,0 +1,73 @@
+"""Reads which documents a store is to forget: a list of numbers and hashes, or their texts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from teachonce.store.read.store import FeatureStore
+from teachonce.store.tools.forget import Wanted
+from teachonce.support.errors import UserError
+
+SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+SHOWN = 40  # characters of a line that is no number
+
+
+def listed(file: Path) -> Wanted:
+    """Read a list: a number of a document, or the SHA-256 of a text, in each line; empty lines are
+    left out. Raises UserError for anything else."""
+    numbers, hashes = dict[int, str](), dict[str, str]()
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: is not UTF-8 ({error.reason}); give a list of lines") from error
+    for place, line in enumerate(map(str.strip, lines), 1):
+        if SHA256.fullmatch(line):
+            hashes[line.lower()] = f"{file}, line {place}: {line[:12]}..."
+        elif line.isdecimal():
+            numbers[int(line)] = f"{file}, line {place}: number {int(line)}"
+        elif line:
+            raise UserError(
+                f"{file}, line {place}: {line[:SHOWN]!r}; expected the number of a document, or the"
+                " SHA-256 of its text (64 hexadecimal digits); give texts themselves as --texts"
+            )
+    if not numbers and not hashes:
+        raise UserError(f"{file}: lists no document; nothing to forget")
+    return Wanted(numbers, hashes)
+
+
+def wish(
+    documents: Path | None, texts: tuple[str, ...], text_column: str | None
+) -> tuple[str, Callable[[FeatureStore], Wanted]]:
+    """Return a hash by which the same wish is known again, and what finds out for a store which
+    documents are meant.
+
+    Raises UserError for a list or text that cannot be read, and for no wish at all.
+    """
+    from teachonce.teacher_dump.corpus.documents import Corpus
+
+    if documents is None and not texts:
+        raise UserError("tell which documents: --documents FILE (numbers, hashes) or --texts FILE")
+    given = listed(documents) if documents is not None else Wanted()
+    corpus = Corpus.open(texts, text_column) if texts else None
+    if corpus is None:
+        return _hash(given, ""), lambda store: given
+    corpus.check()
+
+    def wanted(store: FeatureStore) -> Wanted:
+        from teachonce.teacher_dump.windows.digests import window_digests
+        from teachonce.teacher_dump.windows.of_documents import windows_as_in
+
+        found = window_digests(windows_as_in(store, corpus), gold=False)
+        told = {digest: f"text {number + 1} of {', '.join(texts)}" for number, digest in found}
+        return replace(given, digests=told)
+
+    return _hash(given, str(corpus.identity())), wanted
+
+
+def _hash(given: Wanted, corpus: str) -> str:
+    each = (*map(str, sorted(given.numbers)), *sorted(given.hashes), corpus)
+    return hashlib.sha256("\n".join(each).encode()).hexdigest()

@@ -1,0 +1,187 @@
+"""Compares an export with its student: on a task, or by how far their outputs agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teachonce.downstream.mlm.text_blocks import read_lines
+from teachonce.downstream.tasks.classify import Classify
+from teachonce.downstream.tasks.pair import PairScore
+from teachonce.downstream.tasks.sts import SentenceSimilarity
+from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
+from teachonce.student_export.formats.interface import Run
+from teachonce.student_export.student import Student
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.errors import UserError
+
+BATCH = 16
+DRAWN = 64
+"""Texts of random pieces, where no file is given."""
+LONGEST_DRAWN = 48
+LINES = 2000
+"""Lines of a file of texts that are compared, the first ones."""
+AGREEMENT = {
+    "embedding": "mean cosine with the student's vectors",
+    "classification": "share of texts with the student's label",
+    "score": "correlation with the student's scores",
+    "tagging": "share of tokens with the student's tag",
+    "mlm": "share of tokens with the student's best piece",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What an export is held against.
+
+    what: the measure, for people; of a task its name.
+    share: from a function that runs an export to what it keeps of the student, 1 for all.
+    figure: from a function that runs one to its own score; None where there is no task.
+    """
+
+    what: str
+    share: Callable[[Run], float]
+    figure: Callable[[Run], float] | None = None
+
+
+def check_of(student: Student, path: Path | None) -> Check:
+    """Make the check of a student by a file: of labelled examples the task's score, of lines (.txt)
+    or without a file the agreement of outputs.
+
+    Raises UserError for a file that does not fit the student, and where it scores nothing by it.
+    """
+    if path is None:
+        return _agreement(student, drawn(student), f"{DRAWN} texts of random pieces")
+    if path.suffix.lower() == ".txt":
+        texts = [line for line in read_lines(path) if line.strip()][:LINES]
+        return _agreement(student, texts, f"{len(texts):,} lines of {path.name}")
+    if student.kind == "mlm":
+        raise UserError(f"--check {path}: a masked LM is compared on lines of text; give a .txt")
+    return _task(student, path)
+
+
+def drawn(student: Student) -> list[str]:
+    """Draw texts of random pieces, the same ones for the same vocabulary."""
+    draws, tokenizer = np.random.default_rng(0), student.tokenizer
+    pieces = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
+    longest = min(LONGEST_DRAWN, student.max_length - 2)
+    sizes = draws.integers(1, max(2, longest), DRAWN)
+    return [tokenizer.decode(draws.choice(pieces, size).tolist()) or "a" for size in sizes]
+
+
+def _agreement(student: Student, texts: Sequence[str], where: str) -> Check:
+    batches = [student.encode(texts[n : n + BATCH]) for n in range(0, len(texts), BATCH)]
+    expected = [student.run(batch) for batch in batches]
+    kind = student.kind
+    if kind == "classification" and expected[0].shape[-1] == 1:
+        kind = "score"
+
+    def share(run: Run) -> float:
+        found = [run(batch) for batch in batches]
+        if not all(np.isfinite(each).all() for each in found):
+            return 0.0
+        if kind == "score":
+            return _correlation(np.concatenate(expected), np.concatenate(found))
+        each = [
+            _alike(kind, mine, its, batch["attention_mask"].astype(bool))
+            for mine, its, batch in zip(expected, found, batches, strict=True)
+        ]
+        return float(np.concatenate(each).mean())
+
+    return Check(f"{AGREEMENT[kind]}, {where}", share)
+
+
+def _alike(kind: str, expected: Array, found: Array, present: Array) -> Floats:
+    """How far each text (or token that is present) agrees, [N]."""
+    if kind == "embedding":
+        lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
+        return np.asarray((expected * found).sum(1) / np.maximum(lengths, 1e-12), np.float64)
+    same = expected.argmax(-1) == found.argmax(-1)
+    return np.asarray(same if same.ndim == 1 else same[present], np.float64)
+
+
+def _correlation(expected: Array, found: Array) -> float:
+    if np.ptp(expected) == 0 or np.ptp(found) == 0:
+        return float(np.allclose(expected, found))
+    return float(np.corrcoef(expected.reshape(-1), found.reshape(-1))[0, 1])
+
+
+def _task(student: Student, path: Path) -> Check:
+    task: Any = _task_of(student, path)
+    examples = task.read(path)
+    if student.task is not None:
+        task.adopt(student.task, {"check": examples})
+    if student.kind == "embedding":
+
+        def score(run: Run) -> float:
+            sides = [
+                np.concatenate([run(batch) for batch in _texts(student, examples, side)])
+                for side in ("text_a", "text_b")
+            ]
+            lengths = np.prod([np.linalg.norm(side, axis=1) for side in sides], axis=0)
+            cosines = (sides[0] * sides[1]).sum(1) / np.maximum(lengths, 1e-12)
+            return float(task.score(examples, (), cosines)[task.primary])
+
+    else:
+        rows = task.encode(student.tokenizer, examples, min(task.max_length, student.max_length))
+
+        def score(run: Run) -> float:
+            predicted = _stacked([run(batch) for batch in _rows(student, rows)])
+            return float(task.score(examples, rows, predicted)[task.primary])
+
+    own = score(student.run)
+    if own <= 0:
+        raise UserError(
+            f"--check {path}: the student itself scores {own:.2f} by it; give a task that it knows,"
+            " or a .txt of lines"
+        )
+    heading = next(name for name, key in task.measures.items() if key == task.primary)
+    return Check(
+        f"{heading} of {task.name} on {path.name}", lambda run: score(run) / own, figure=score
+    )
+
+
+def _task_of(student: Student, path: Path) -> Any:
+    if student.kind == "embedding":
+        return SentenceSimilarity()
+    assert student.task is not None  # as only LM heads have none
+    labels = student.task.labels
+    if student.kind == "classification":
+        return Classify() if len(labels) > 1 else PairScore()
+    iob = all(label == "O" or label[:2] in ("B-", "I-") for label in labels if label != "X")
+    return (Entities if iob else PartsOfSpeech)()
+
+
+def _texts(student: Student, examples: Sequence[Any], side: str) -> Iterator[dict[str, Array]]:
+    texts = [getattr(example, side) for example in examples]
+    for begin in range(0, len(texts), BATCH):
+        yield student.encode(texts[begin : begin + BATCH])
+
+
+def _rows(student: Student, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Array]]:
+    """Make batches of the inputs of a task's rows, filled up to one length."""
+    pad = student.tokenizer.pad_token_id
+    for begin in range(0, len(rows), BATCH):
+        some = rows[begin : begin + BATCH]
+        width = max(len(row["input_ids"]) for row in some)
+        batch = {name: np.zeros((len(some), width), np.int64) for name in student.inputs}
+        batch["input_ids"] += pad
+        for number, row in enumerate(some):
+            for name in student.inputs:
+                values = row.get(name, [0] * len(row["input_ids"]))
+                batch[name][number, : len(values)] = values
+        yield batch
+
+
+def _stacked(outputs: Sequence[Array]) -> Array:
+    """Join outputs [B,C], or [B,S,L] of other lengths."""
+    if outputs[0].ndim == 2:
+        return np.concatenate(outputs)
+    width = max(each.shape[1] for each in outputs)
+    return np.concatenate(
+        [np.pad(each, ((0, 0), (0, width - each.shape[1]), (0, 0))) for each in outputs]
+    )

@@ -1,0 +1,66 @@
+"""OpenVINO: converted from ONNX, its weights compressed by NNCF."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from teachonce.student_export.formats import onnx
+from teachonce.student_export.formats.interface import Run
+from teachonce.support.arrays import Array
+from teachonce.support.extras import library
+
+NAMES = {
+    "": "openvino/openvino_model.xml",
+    "int8": "openvino/openvino_model_qint8_quantized.xml",
+}
+"""Files by quantisation, as sentence-transformers and optimum call them."""
+EXTRA = "openvino"
+
+
+def write_float(student: Any, path: Path) -> None:
+    """Write the network in float32. Raises UserError as `onnx.write_float` does."""
+    openvino = library("openvino", EXTRA, "--to openvino")
+    with tempfile.TemporaryDirectory(prefix="export-") as scratch:
+        source = Path(scratch) / "model.onnx"
+        onnx.write_float(student, source)
+        openvino.save_model(openvino.convert_model(source), path, compress_to_fp16=False)
+
+
+def open_run(path: Path, output: str, threads: int = 1) -> Run:
+    """Load a file. Raises UserError without openvino."""
+    openvino = library("openvino", EXTRA, "--to openvino")
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    model = openvino.Core().compile_model(str(path), "CPU", settings)
+
+    def run(inputs: dict[str, Array]) -> Array:
+        found: Array = model(inputs)[output].copy()
+        return found
+
+    return run
+
+
+def layers(path: Path) -> dict[str, list[str]]:
+    """Name the constants that NNCF compresses, each of them a layer."""
+    openvino = library("openvino", EXTRA, "--quantize")
+    model = openvino.Core().read_model(str(path))
+    kinds = ("MatMul", "Gather", "LSTMSequence")
+    names = [op.get_friendly_name() for op in model.get_ops() if op.get_type_name() in kinds]
+    return {name: [name] for name in names}
+
+
+def quantised(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
+    """Write `source` with the weights of some operators in int8, a scale for each channel."""
+    openvino = library("openvino", EXTRA, "--quantize")
+    nncf = library("nncf", EXTRA, "--quantize with --to openvino")
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    ignored = [name for name in layers(source) if name not in nodes]
+    model = nncf.compress_weights(
+        openvino.Core().read_model(str(source)),
+        mode=nncf.CompressWeightsMode.INT8_ASYM,
+        ignored_scope=nncf.IgnoredScope(names=ignored) if ignored else None,
+    )
+    openvino.save_model(model, path, compress_to_fp16=False)

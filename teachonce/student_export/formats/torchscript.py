@@ -1,0 +1,39 @@
+"""TorchScript: traced, for libtorch and programs in C++."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from teachonce.student_export.formats.interface import Run
+from teachonce.support.arrays import Array
+
+NAMES = {"": "torchscript/model.pt"}
+
+
+def write_float(student: Any, path: Path) -> None:
+    """Write the network as it is traced with a small batch."""
+    import torch
+
+    example = student.encode(["the old lamp of the tower", "light"])
+    inputs = tuple(torch.as_tensor(example[name]) for name in student.inputs)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(student.network, inputs, check_trace=False).save(str(path))
+
+
+def open_run(path: Path, output: str, threads: int = 1) -> Run:
+    """Load a file, whose inputs are in the order of `student.INPUTS`."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = torch.jit.load(str(path))
+
+    def run(inputs: dict[str, Array]) -> Array:
+        with torch.inference_mode():
+            found: Array = network(*map(torch.as_tensor, inputs.values())).numpy()
+        return found
+
+    return run

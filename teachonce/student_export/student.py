@@ -1,0 +1,215 @@
+"""Loads a student as what an export needs: a function of token numbers, and its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from teachonce.downstream.embedders import Embedder
+from teachonce.downstream.encoders import load_encoder, longest_input
+from teachonce.store import TaskSpec
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
+from teachonce.teacher_dump.teacher.loading import load_config
+from teachonce.teacher_dump.teacher.networks import load_with_head, task_of
+from teachonce.teacher_dump.teacher.text_vectors import finder, text_vectors
+from teachonce.training.sentence_folder import MODULES, SETTINGS, check_modules
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+OUTPUTS = {"embedding": "sentence_embedding"}
+"""Names of the output by kind; that of the others is `logits`."""
+HEADS = {
+    "ForMaskedLM": "mlm",
+    "ForSequenceClassification": "classification",
+    "ForTokenClassification": "tagging",
+}
+
+
+@dataclass(frozen=True)
+class Student:
+    """A student that is ready to be exported.
+
+    kind: one of the values of HEADS, or `embedding`.
+    network: from `inputs`, int64 [B,S] each, to `output`: logits [B,S,V] or [B,C], vectors [B,W].
+    special: whether its tokenizer puts special tokens around a text. prompt: stands before a text.
+    about: what a folder of an export says of it: prompts, labels.
+    """
+
+    folder: Path
+    kind: str
+    network: nn.Module
+    tokenizer: Any
+    inputs: tuple[str, ...]
+    max_length: int
+    task: TaskSpec | None = None
+    special: bool = True
+    prompt: str = ""
+    config: Any = None
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def output(self) -> str:
+        return OUTPUTS.get(self.kind, "logits")
+
+    def encode(self, texts: Sequence[str]) -> dict[str, Array]:
+        """Make one batch of inputs, int64 [B,S], of texts that are cut to `max_length` tokens."""
+        found = self.tokenizer(
+            [self.prompt + text for text in texts],
+            padding=True,
+            truncation=True,
+            max_length=self.max_length,
+            add_special_tokens=self.special,
+            return_tensors="np",
+        )
+        return {name: np.asarray(found[name], np.int64) for name in self.inputs}
+
+    def run(self, inputs: dict[str, Array]) -> Array:
+        """Compute the output of the network itself."""
+        with torch.inference_mode():
+            found: Array = self.network(*(torch.as_tensor(inputs[n]) for n in self.inputs)).numpy()
+        return found
+
+
+class Logits(nn.Module):
+    """A network of transformers as a function of its inputs, in the order of INPUTS."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
+        more = {} if types is None else {"token_type_ids": types}
+        logits: Tensor = self.network(input_ids=ids, attention_mask=mask, **more).logits
+        return logits
+
+
+class Vectors(nn.Module):
+    """An encoder and the steps to vectors of texts; the first `prompt` tokens are a prompt's."""
+
+    def __init__(self, encoder: Any, head: Any, prompt: int) -> None:
+        super().__init__()
+        self.encoder, self.head, self.prompt = encoder, head, prompt
+
+    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
+        more = {} if types is None else {"token_type_ids": types}
+        states = self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
+        vectors: Tensor = self.head(states, mask.bool(), self.prompt)
+        return vectors
+
+
+class StaticVectors(nn.Module):
+    """The mean of the vectors of a text's pieces, and the modules behind it."""
+
+    def __init__(self, weights: Tensor, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding.from_pretrained(weights.detach().float())
+        self.steps = nn.ModuleList(modules)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        present = mask.unsqueeze(-1).float()
+        total = (self.embedding(ids) * present).sum(1)
+        found: dict[str, Tensor] = {"sentence_embedding": total / present.sum(1).clamp(min=1)}
+        for step in self.steps:
+            found = step(found)
+        return found["sentence_embedding"]
+
+
+def load_student(folder: Path) -> Student:
+    """Load a folder of transformers or sentence-transformers.
+
+    Raises UserError where it is none, and for one with neither a head nor a pooling.
+    """
+    if (folder / MODULES).is_file():
+        listed = json.loads((folder / MODULES).read_text("utf-8"))
+        if listed and str(listed[0].get("type", "")).endswith("StaticEmbedding"):
+            return _static(folder)
+    model = resolve_model(str(folder))
+    if finder(model)(MODULES) is not None and not _head(load_config(model)):
+        check_modules(finder(model), str(folder))
+        return _embedding(folder)
+    config = load_config(model)
+    kind = _head(config)
+    if kind is None:
+        raise UserError(
+            f"{folder}: is an encoder with neither a head nor a pooling ({MODULES}); export a"
+            " masked LM, a student of a task or one of sentence vectors"
+        )
+    # also leaves types of texts out of the tokenizer's words, where the encoder has none
+    tokenizer, _ = load_encoder(model)
+    network, _ = load_with_head(model, config, kind, {"dtype": torch.float32})
+    return Student(
+        folder,
+        kind,
+        Logits(network.eval()).eval(),
+        tokenizer,
+        _inputs(tokenizer),
+        min(longest_input(config, tokenizer), 512),
+        task_of(network, kind, str(folder)),
+        config=config,
+    )
+
+
+def _head(config: Any) -> str | None:
+    for name in config.architectures or ():
+        for end, kind in HEADS.items():
+            if name.endswith(end):
+                return kind
+    return None
+
+
+def _inputs(tokenizer: Any) -> tuple[str, ...]:
+    return tuple(name for name in INPUTS if name in tokenizer.model_input_names)
+
+
+def _embedding(folder: Path) -> Student:
+    model = resolve_model(str(folder))
+    tokenizer, encoder = load_encoder(model)
+    found = text_vectors(model, tokenizer, encoder.config.hidden_size, None, None)
+    longest = longest_input(encoder.config, tokenizer)
+    return Student(
+        folder,
+        "embedding",
+        Vectors(encoder.eval(), found.head, found.prompt_tokens).eval(),
+        tokenizer,
+        _inputs(tokenizer),
+        min(longest, found.max_length or longest, 8192),
+        prompt=found.prompt,
+        config=encoder.config,
+        about=_prompts(folder),
+    )
+
+
+def _static(folder: Path) -> Student:
+    """Load word vectors, whatever stands behind them: their own library knows the modules."""
+    from transformers import PreTrainedTokenizerFast
+
+    first, *others = Embedder(str(folder)).model
+    names = first.tokenizer.get_vocab()
+    padding = next((name for name in ("[PAD]", "<pad>") if name in names), min(names))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=first.tokenizer, pad_token=padding, model_max_length=8192
+    )
+    return Student(
+        folder,
+        "embedding",
+        StaticVectors(first.embedding.weight, others).eval(),
+        tokenizer,
+        INPUTS[:2],
+        8192,
+        special=False,
+        about=_prompts(folder),
+    )
+
+
+def _prompts(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return {key: settings[key] for key in ("prompts", "default_prompt_name") if settings.get(key)}

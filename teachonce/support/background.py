@@ -1,0 +1,133 @@
+"""Do work in a thread: ahead of its caller, or behind it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from teachonce.support.errors import first_line
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+PATIENCE = 10.0  # seconds that an item under way is waited for when nobody wants it any more
+
+
+def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
+    """Yield the items, made by a thread that runs at most `ready` ahead.
+
+    Errors of the thread are raised here. Close the generator to stop the thread.
+    """
+    slots: queue.Queue[tuple[str, object]] = queue.Queue(ready)
+    stop = threading.Event()
+
+    def put(kind: str, value: object) -> None:
+        while not stop.is_set():
+            try:
+                slots.put((kind, value), timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for item in items:
+                put("item", item)
+                if stop.is_set():
+                    return
+            put("end", None)
+        except BaseException as error:  # handed on to the reader, who raises it
+            put("error", error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = slots.get()
+            if kind == "error":
+                raise value  # type: ignore[misc]
+            if kind == "end":
+                return
+            yield value  # type: ignore[misc]
+    finally:
+        stop.set()
+        thread.join(PATIENCE)  # it may wait for a network that has stalled
+
+
+def in_order(
+    threads: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ready: int
+) -> Iterator[Result]:
+    """Yield what `work` makes of each item, in order; at most `ready` items are under way, where
+    `ThreadPoolExecutor.map` takes all of them at once."""
+    under_way = deque[Future[Result]]()
+    for item in items:
+        under_way.append(threads.submit(work, item))
+        if len(under_way) >= ready:
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
+
+
+class Calls(Protocol):
+    """Something that makes calls in order, in a thread behind its caller."""
+
+    def call(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Queue a call."""
+
+
+class Behind:
+    """Makes calls in one thread, in order, while the caller goes on; at most `waiting` calls wait.
+
+    An error of a call is raised by the next `call` or `finish`, and later calls are left out.
+    Leaving the context makes the waiting calls first. If another error or a stop ends the context,
+    `say` gets a line with the error of a call.
+    """
+
+    def __init__(self, waiting: int, say: Callable[[str], object] = lambda line: None) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._thread.submit(int)  # it starts now, not when memory is short
+        self._waiting, self._calls = waiting, deque[Future[None]]()
+        self._say = say
+        self._failure: BaseException | None = None
+
+    def call(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Queue a call; blocks while too many wait."""
+        while len(self._calls) > self._waiting or (self._calls and self._calls[0].done()):
+            self._calls.popleft().result()
+        self._calls.append(self._thread.submit(self._made, work, arguments))
+
+    def finish(self) -> None:
+        """Wait until all calls are made."""
+        while self._calls:
+            self._calls.popleft().result()
+
+    def _made(self, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        if self._failure:
+            return
+        try:
+            work(*arguments)
+        except BaseException as failure:
+            self._failure = failure
+            raise
+
+    def __enter__(self) -> Behind:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._thread.shutdown()
+        finally:  # a signal must not let the caller close what the thread still writes
+            self._thread.shutdown()
+        if error is None:
+            self.finish()
+        elif self._failure and self._failure is not error:
+            self._say(f"Error: {first_line(self._failure)}")

@@ -1,0 +1,101 @@
+"""Run a function on a stranger's data in a process of its own, within bounds of time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from teachonce.support.errors import UserError, first_line
+
+MEMORY = 3 << 30  # bytes of address space: a vocabulary of 250,000 pieces takes a fifth
+THREADS = 4  # each takes address space of its own
+PATIENCE = 10  # times the seconds of work that a busy machine may take
+PR_SET_PDEATHSIG = 1
+CHILD = """
+import json, sys
+call = json.load(sys.stdin)
+sys.path[:] = call.pop("path")
+from teachonce.support.bounded import _child
+_child(**call)
+"""
+
+
+class Exceeded(UserError):
+    """A function that went beyond its bounds, or crashed; the text tells which."""
+
+
+def run_bounded(
+    function: Callable[..., Any], *arguments: Any, seconds: float, memory: int = MEMORY
+) -> Any:
+    """The result of `function(*arguments)` from a process that may use so many seconds of a
+    processor and bytes of memory.
+
+    The function is a module's; its arguments and its result are values of JSON. Raises Exceeded
+    where the process goes beyond a bound or crashes; UserError, with its line, for any error of the
+    function; TypeError for an argument that JSON does not have.
+    """
+    environment = {**os.environ, "RAYON_NUM_THREADS": str(THREADS), "MALLOC_ARENA_MAX": "2"}
+    place = {"module": function.__module__, "name": function.__name__, "arguments": arguments}
+    bounds = {"seconds": seconds, "memory": memory}
+    call = json.dumps({"path": sys.path, **place, **bounds}).encode()
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", CHILD],  # else it looks for modules in the current folder
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
+    try:
+        answer, _ = process.communicate(call, timeout=seconds * PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise Exceeded(f"took longer than {seconds:,.0f} s") from None
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if process.returncode == -signal.SIGXCPU:
+        raise Exceeded(f"took longer than {seconds:,.0f} s")
+    try:
+        result = json.loads(answer)
+    except ValueError:
+        raise Exceeded(
+            f"crashed, or needed more than {memory / 2**30:.3g} GB of memory (exit code"
+            f" {process.returncode})"
+        ) from None
+    if "error" in result:
+        raise UserError(result["error"])
+    return result["value"]
+
+
+def _child(module: str, name: str, arguments: list[Any], seconds: float, memory: int) -> None:
+    """Do the work of the process that `run_bounded` started."""
+    import resource
+
+    out = os.dup(1)
+    os.dup2(2, 1)  # what a library prints is no answer
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive its parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which has it as well, ends both
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 6))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    try:
+        function = getattr(importlib.import_module(module), name)
+        answer = json.dumps({"value": function(*arguments)})
+    except MemoryError:
+        os._exit(1)
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        answer = json.dumps(
+            {"error": str(error) if isinstance(error, UserError) else first_line(error)}
+        )
+    with open(out, "w") as file:
+        file.write(answer)
+    os._exit(0)

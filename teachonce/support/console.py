@@ -1,0 +1,127 @@
+"""Helpers that the commands of all packages share."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import click
+
+from teachonce.support.errors import UserError, first_line, of_path, out_of_memory
+from teachonce.support.signals import SIGNALS, Stopped, stoppable
+from teachonce.support.threads import SLEEPING, VARIABLE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+DEVICES = ("auto", "cpu", "cuda")  # words of --device; cuda:N is one, too
+WIDE = 200  # of a table that goes to a file or another program
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
+"""Settings of every command; a group hands them on to its subcommands."""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 part`, `1,204 parts`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def readable(size: float) -> str:
+    """A size in bytes for people: `812 B`, `43 kB`, `1.2 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def wide_console() -> Console:
+    """The console for tables: as wide as the terminal, or in a file or pipe as wide as the table
+    needs."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    return console
+
+
+def takes_option(name: str) -> bool | None:
+    """Whether the command that runs has an option with this name; None where none runs, as from
+    Python."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return None
+    return any(each.name == name for each in context.command.params)
+
+
+def check_device(device: str, gpus: int | None = None) -> None:
+    """Raise UserError if `--device` has an unknown name, or names a GPU beyond the `gpus` of this
+    machine.
+
+    `gpus` is None where they are not counted, as counting takes torch.
+    """
+    if device == "auto" and gpus is None:
+        return
+    found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", device)
+    if not found:
+        raise UserError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+    if gpus is not None and found[1] == "cuda" and int(found[2] or 0) >= gpus:
+        raise UserError(
+            f"--device {device}: this machine has {counted(gpus, 'CUDA device')}; use --device cpu"
+        )
+
+
+def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorate a click callback so that errors and signals end it with one line.
+
+    A UserError or OSError goes to stderr with exit code 1; Ctrl-C and SIGTERM give exit code 130
+    and 143. OpenMP is told first to let waiting threads sleep: on a machine with other work,
+    spinning threads make small students ten times slower. OpenMP reads this setting when torch is
+    first imported.
+    """
+
+    @functools.wraps(command)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        os.environ.setdefault(VARIABLE, SLEEPING)
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal's encoding lacks
+            sys.stdout.reconfigure(errors="backslashreplace")
+        if sys.flags.optimize > 1:
+            raise click.ClickException(
+                "Python runs with -OO (or PYTHONOPTIMIZE=2), which takes away docstrings that"
+                " transformers reads; run it without"
+            )
+        try:
+            with stoppable():
+                return command(*args, **kwargs)
+        except UserError as error:
+            raise click.ClickException(" ".join(str(error).split())) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # who read what we print has gone: click ends quietly
+                raise
+            raise click.ClickException(of_path(error)) from error
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise click.ClickException(
+                f"out of memory ({first_line(error)}); free some, or ask for less at once"
+            ) from error
+        except KeyboardInterrupt as error:
+            stopped = error if isinstance(error, Stopped) else Stopped()
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            click.echo(
+                f"Stopped: {stopped.kept or 'the same command begins again, or goes on'}", err=True
+            )
+            raise click.exceptions.Exit(128 + stopped.number) from None
+
+    return run

@@ -1,0 +1,66 @@
+"""Tell people where two JSON values differ."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.errors import ANOTHER, UserError
+
+SHOWN = 60
+BEFORE = 12
+TOLD = 4  # differences; those of two stores that have nothing in common would fill a screen
+ABSENT = "not given"
+"""What a value is that is missing or null."""
+
+
+def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield (dotted key, one, other) for every value that differs, the values as quoted text.
+
+    Long values are cut to where they begin to differ.
+    """
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for name in sorted(set(one) | set(other)):
+            yield from differences(one.get(name), other.get(name), f"{key}.{name}".lstrip("."))
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for place, (left, right) in enumerate(zip(one, other, strict=True)):
+            yield from differences(left, right, f"{key}.{place}")
+    elif one != other:
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in (one, other)]
+        begin = len(os.path.commonprefix(texts)) - BEFORE if max(map(len, texts)) > SHOWN else 0
+        left, right = (
+            ABSENT if value is None else _cut(text, max(0, begin))
+            for value, text in zip((one, other), texts, strict=True)
+        )
+        yield key, left, right
+
+
+def told(differ: Sequence[str]) -> str:
+    """Tell the first few of what differs, and how many more there are."""
+    more = [f"and {len(differ) - TOLD:,} more"] if len(differ) > TOLD else []
+    return "; ".join([*differ[:TOLD], *more])
+
+
+def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Tell which values of `now` differ from `then`: "key was A and is B", or "" if none does."""
+    keys = [key for key in sorted(now) if now[key] != then.get(key)]
+    return ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in keys)
+
+
+def check_same(path: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
+    """Raise UserError, naming the arguments, if the unfinished store at a path was begun with
+    others."""
+    differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]
+    if differ:
+        raise UserError(
+            f"{path}: holds an unfinished store with other arguments: {told(differ)}; use the"
+            f" same arguments to go on, or {ANOTHER}"
+        )
+
+
+def _cut(text: str, begin: int) -> str:
+    end = begin + SHOWN
+    return repr("…" * (begin > 0) + text[begin:end] + "…" * (len(text) > end))

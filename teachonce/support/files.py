@@ -1,0 +1,151 @@
+"""Write files that last: synced to the disk, whole or not at all; explain errors of the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from teachonce.support.errors import UserError
+
+UNFINISHED = ".tmp-unfinished-"  # and the name that `write` has not yet given
+WRITABLE = "make it writable or choose another"
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRITABLE),
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE), "leave its folder in place"),
+}
+
+
+def check_utf8(path: str | os.PathLike[str]) -> None:
+    """Raise UserError for a path that is not UTF-8: tokenizers and safetensors take no other."""
+    name = os.fspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+        raise UserError(
+            f"{shown}: the name is not UTF-8, and models and tokenizers can only lie in folders"
+            " whose names are; rename it, or choose another"
+        ) from None
+
+
+def sync(path: Path) -> None:
+    """fsync a file or folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """fsync every file and folder of a tree, many at once, so that the disk joins the writes."""
+    paths = [folder, *folder.rglob("*")]
+    with ThreadPoolExecutor(16) as workers:
+        list(workers.map(sync, paths))
+
+
+def open_weights(folder: Path) -> None:
+    """Give weights in a folder and below the mode that a new file there gets.
+
+    safetensors writes its files for their owner alone, whatever the umask says, so that nobody else
+    could load what they belong to.
+    """
+    probe = folder / f"{UNFINISHED}mode"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(mode)
+
+
+def discard(folder: Path, prefix: str, suffix: str = "") -> None:
+    """Remove everything in `folder` whose name begins with `prefix` and ends with `suffix`; the
+    folder may be missing."""
+    for left in folder.iterdir() if folder.is_dir() else ():
+        if left.name.startswith(prefix) and left.name.endswith(suffix):
+            folder_itself = left.is_dir() and not left.is_symlink()
+            shutil.rmtree(left) if folder_itself else left.unlink(missing_ok=True)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or folder and sync its folder, so that the new name lasts."""
+    os.rename(source, target)
+    sync(target.parent)
+
+
+def write(path: Path, data: bytes | memoryview) -> None:
+    """Write a file whole or not at all: under a temporary name, then renamed."""
+    new = path.with_name(f"{UNFINISHED}{path.name}")
+    try:
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        rename(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def begun(path: Path) -> Iterator[Path]:
+    """Give the name that a new file or folder has until it is whole, then sync and rename it; where
+    the block fails nothing of it is left."""
+    new = path.with_name(f"{UNFINISHED}{path.name}")
+    _remove(new)
+    try:
+        yield new
+        sync_tree(new) if new.is_dir() else sync(new)
+        rename(new, path)
+    except BaseException:
+        _remove(new)
+        raise
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder; it may be missing."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name, in folders that are made where they lack; a copy of it where the
+    file system has no hard links, or the file is a link itself."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if source.is_symlink():
+            raise OSError(errno.EMLINK, "a link of a link")
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def reason(error: BaseException) -> str:
+    """The cause of a failed write and what to do first: "No space left on device; make room"."""
+    told = re.search(r"(?:errno =|os error) (\d+)", str(error))  # as HDF5, safetensors tell it
+    number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
+    cause = os.strerror(number) if number else " ".join(str(error).split())
+    return f"{cause}; {REMEDIES.get(number, 'put that right')}"
+
+
+def lock(file: int, wait: bool) -> bool | None:
+    """Lock an open file. Returns whether this process has the lock; None if the file system has no
+    locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -1,0 +1,46 @@
+"""Public names of a package that are imported when they are first used.
+
+A command's --help must not wait for what only its work needs. The stub `__init__.pyi` is the one
+list of the names, for type checkers and for `lazy_exports`:
+
+    __getattr__, __all__ = lazy_exports(__name__, __file__)
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.threads import sleeping_waits
+
+
+def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
+    """Return `__getattr__` and `__all__` of the package whose `__init__.py` is `file`.
+
+    The stub beside it has only lines such as `from a.b import c as c`, and `from . import d as d`
+    for a module of the package itself. `__getattr__` raises AttributeError for any other name. A
+    name that brings torch along has it wait as `sleeping_waits` says.
+    """
+    statements = ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body
+    homes = {
+        name.name: statement.module
+        for statement in statements
+        if isinstance(statement, ast.ImportFrom)
+        for name in statement.names
+    }
+
+    def imported(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = homes[name]
+        with sleeping_waits():
+            module = import_module(home or f"{package}.{name}")
+        found = getattr(module, name) if home else module
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return imported, sorted(homes)

@@ -1,0 +1,252 @@
+"""A lease lets one process write a store, a part or a student: a small file beside it that the
+writer keeps fresh.
+
+`.<name>.lease` names the writer as JSON: host, process, a random token. Its modification time is
+the last heartbeat, by the clock of the file system that all hosts share. On the writer's machine a
+lock on the file, or else the process number, tells at once whether the writer lives. On other
+machines only silence tells, as a server may keep the lock of a machine that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import socket
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from teachonce.support import files
+from teachonce.support.errors import UserError
+
+BEAT, MISSED = 20.0, 3  # seconds between heartbeats; so many missed, and the writer counts as dead
+SETTLE = 1.0  # seconds in which somebody else may take over the lease of the same silent writer
+SIZE = 1024  # of a lease: written at once, it is never seen half
+TRIES = 100  # to open or make a lease that others make and remove meanwhile
+_own: dict[Path, Lease] = {}  # of this process, which may begin a store anew
+
+
+class Taken(UserError):
+    """A living process has the right."""
+
+
+class Lease:
+    """The right of this process to write one store, part or student, until `close` or its death.
+
+    Raises Taken if a living process has the right, OSError if nothing can be written.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self.store, self.path, self.token = store, lease_path(store), secrets.token_hex(8)
+        if (before := _own.get(self.path)) is not None:
+            before.close()
+        self._file, new = self._take()
+        try:
+            if not new:
+                certain = _dead(store, self._file)
+                self._sign(self._file)
+                time.sleep(0 if certain else SETTLE)
+            self.check()
+            files.discard(self.path.parent, f"{self.path.name}-")  # of one killed as it began
+        except BaseException:
+            os.close(self._file)
+            if new:
+                self.path.unlink(missing_ok=True)
+            raise
+        self._ended = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._beating.start()
+        _own[self.path] = self
+
+    def _take(self) -> tuple[int, bool]:
+        """Take the lease; returns its open file, and whether the file is new."""
+        for _ in range(TRIES):
+            if (made := self._make()) is not None:
+                return made, True
+            with contextlib.suppress(FileNotFoundError):  # it was closed just now
+                return _open(self.path), False
+        raise UserError(f"{self.store}: {self.path.name} beside it comes and goes; start again")
+
+    def _make(self) -> int | None:
+        """Make a new lease, locked and signed before it gets its name; None if there is one."""
+        new = self.path.with_name(f"{self.path.name}-{self.token}")
+        file = self._create(new)
+        try:
+            os.link(new, self.path)
+            return file
+        except (FileExistsError, FileNotFoundError):  # taken; or by one who has removed ours, too
+            os.close(file)
+            return None
+        except OSError:  # a file system without links
+            os.close(file)
+            with contextlib.suppress(FileExistsError):
+                return self._create(self.path)
+            return None
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _create(self, path: Path) -> int:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            files.lock(file, wait=True)
+            self._sign(file)
+        except BaseException:
+            os.close(file)
+            path.unlink(missing_ok=True)
+            raise
+        return file
+
+    def _sign(self, file: int) -> None:
+        os.pwrite(file, signed(self.token), 0)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT):
+            with contextlib.suppress(OSError):  # `check` tells what became of the lease
+                os.utime(self._file)
+
+    def check(self) -> None:
+        """Raise UserError if another process has taken the lease over, or the file was removed."""
+        check_signed(self.store, self.path.name, _read(self.path), self.token)
+
+    def close(self) -> None:
+        """Let other processes write; a second call does nothing."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._beating.join()
+        if _read(self.path).get("token") == self.token:
+            self.path.unlink(missing_ok=True)
+        os.close(self._file)
+        _own.pop(self.path, None)
+
+
+def lease_path(store: Path) -> Path:
+    """The path of the lease of a store."""
+    return (whole := store.resolve()).parent / f".{whole.name}.lease"
+
+
+def check_free(store: Path) -> None:
+    """Raise Taken if a living process other than this one writes the store."""
+    if lease_path(store) in _own:
+        return
+    try:
+        file = _open(lease_path(store))
+    except FileNotFoundError:
+        return
+    try:
+        _dead(store, file)
+    finally:
+        os.close(file)
+
+
+def _open(path: Path, flags: int = os.O_RDWR) -> int:
+    """Open a lease. Raises UserError for a link or a device, as its target would be overwritten."""
+    try:
+        file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR):
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            return file
+        os.close(file)
+    raise UserError(f"{path}: is not a lease but a link, folder or device; remove it")
+
+
+def _dead(store: Path, file: int) -> bool:
+    """Raise Taken if the writer of a lease lives; returns whether its death is certain."""
+    locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
+    with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
+        silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime
+    if silent < -BEAT:  # a clock was set back: silence is measured from now on
+        os.utime(file)
+    heard = alive = silent < BEAT * MISSED
+    if writer.get("boot") == here["boot"]:
+        if locked:
+            return True
+        alive = heard or locked is False
+        if (runs := running(writer)) is not None:
+            alive = runs or (heard and locked is False)
+    if alive:
+        raise taken(store, writer, silent)
+    return False
+
+
+def signed(token: str) -> bytes:
+    """What a lease of this process says, SIZE bytes."""
+    return json.dumps({"token": token, **_process(os.getpid())}).ljust(SIZE).encode()
+
+
+def check_signed(store: object, name: str, writer: Mapping[str, Any], token: str) -> None:
+    """Raise UserError unless the lease `name` beside a store says that it has this token; a lease
+    that is gone says nothing."""
+    if not writer:
+        raise UserError(
+            f"{store}: {name} beside it was removed, so this process may not"
+            " write it any more; start again with the same arguments"
+        )
+    if writer.get("token") != token:
+        raise UserError(
+            f"{store}: {_named(writer)} has taken over the right to write it, as this"
+            " process was silent for too long; published parts are kept"
+        )
+
+
+def taken(store: object, writer: Mapping[str, Any], silent: float) -> Taken:
+    """The error for a store whose writer lives, heard of so many seconds ago."""
+    return Taken(
+        f"{store}: another process is writing it: {_named(writer)}, last heard of"
+        f" {max(0, silent):.0f} s ago; wait for it or stop it. Dead on another machine, it is"
+        f" replaced after {BEAT * MISSED:.0f} s"
+    )
+
+
+def running(writer: Mapping[str, Any]) -> bool | None:
+    """Whether the process that has signed a lease runs; None where only its machine can tell."""
+    here = _process(0)
+    if any(writer.get(key) != here[key] for key in ("boot", "namespace")):
+        return None
+    return bool(writer.get("begun") == _process(writer.get("pid"))["begun"])
+
+
+def _process(pid: object) -> dict[str, Any]:
+    """Describe a process of this machine; `begun` tells processes with one number apart, None if it
+    is gone."""
+    host, namespace, begun = socket.gethostname(), None, None
+    boot = host
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+        begun = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    known = {"host": host, "boot": boot, "namespace": namespace, "pid": pid, "begun": begun}
+    return {**known, "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read what a lease says; empty if it cannot be read."""
+    try:
+        with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
+            return said(file.read(SIZE))
+    except FileNotFoundError:
+        return {}
+
+
+def said(data: bytes) -> dict[str, Any]:
+    """What the bytes of a lease say; empty if they cannot be read."""
+    with contextlib.suppress(ValueError, RecursionError):
+        writer = json.loads(data)
+        return writer if isinstance(writer, dict) else {}
+    return {}
+
+
+def _named(writer: Mapping[str, Any]) -> str:
+    pid, host, since = (writer.get(key, "?") for key in ("pid", "host", "since"))
+    return f"process {pid} on {host} since {since}"

@@ -1,0 +1,369 @@
+"""Options as data: what an option of a command may be stands once, with its field of a dataclass.
+
+    @dataclass(frozen=True)
+    class Settings:
+        align: str = option("span", "How tokens meet.", choices=("span", "match"), scope={STAGE})
+        lr: float | None = option(None, "Peak learning rate.", within=POSITIVE)
+
+        def __post_init__(self) -> None:
+            check_values(self)
+
+From the fields follow the options of a command (`click_options`), the reading of TOML
+(`read_values`) and the refusals (`check_values`), which are the same for all of them and for
+Python. A field that was made without `option` is no option.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal
+
+import click
+from click.shell_completion import CompletionItem
+
+from teachonce.support.completion import Text
+from teachonce.support.errors import UserError, nearest
+
+KEY = "option"  # of a field's metadata
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option takes, and what a refusal says is `expected`.
+
+    The bounds belong to the range unless they are `open`. Infinity and NaN never do.
+    """
+
+    expected: str
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        above = number > self.low if self.open_low else number >= self.low
+        below = number < self.high if self.open_high else number <= self.high
+        return above and below and -math.inf < number < math.inf
+
+
+POSITIVE = Range("a finite number above 0", low=0, open_low=True)
+NOT_NEGATIVE = Range("0 or more, and finite", low=0)
+SHARE = Range("a share from 0 to below 1", low=0, high=1, open_high=True)
+INNER_SHARE = Range("a share between 0 and 1", low=0, high=1, open_low=True, open_high=True)
+
+
+def at_least(least: int) -> Range:
+    """Numbers from `least` on."""
+    return Range(f"at least {least}", low=least)
+
+
+@dataclass(frozen=True)
+class Option:
+    """What there is to know of an option beside its name, type and default, which its field has.
+
+    choices: the words that it takes; any where there are none.
+    words: words that it takes, or that a value may begin with, for the shell to offer.
+    paths: besides words a path; without words a text may always be one.
+    within: the numbers that it takes; any where there is none.
+    scope: where it may be given, or what it decides, in the words of its package.
+    told_default: what --help says of a default that other things decide.
+    repeated: it may be given several times; its field is a tuple.
+    read: from a word (or a tuple of words, if repeated) to the value; raises UserError.
+    check: raises UserError for a value that choices and range cannot tell from a good one.
+    flag: how the command line spells it, where that does not follow from the name.
+    required: a command cannot do without it.
+    bare: its value on the command line where no word follows it; empty: a word must.
+    """
+
+    help: str
+    choices: tuple[str, ...] = ()
+    words: Iterable[str] | Callable[[], Iterable[str]] = ()
+    paths: bool = False
+    within: Range | None = None
+    scope: frozenset[str] = frozenset()
+    told_default: str = ""
+    repeated: bool = False
+    read: Callable[[Any], Any] | None = None
+    check: Callable[[Any], None] | None = None
+    flag: str = ""
+    required: bool = False
+    bare: str = ""
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    factory: Callable[[], Any] | None = None,
+    scope: Iterable[str] = (),
+    **about: Any,
+) -> Any:
+    """A field of a dataclass that is an option; `about` has the other fields of `Option`."""
+    metadata = {KEY: Option(help, scope=frozenset(scope), **about)}
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def again(settings: type[Any], name: str, default: Any, **changes: Any) -> Any:
+    """A field that is the option `name` of another dataclass with another default, and `changes`
+    of what there is to know of it."""
+    about = dataclasses.replace(options_of(settings)[name], **changes)
+    return dataclasses.field(default=default, metadata={KEY: about})
+
+
+def options_of(settings: type[Any]) -> Mapping[str, Option]:
+    """The options of a dataclass by the names of their fields, in their order."""
+    fields = dataclasses.fields(settings)
+    return {field.name: field.metadata[KEY] for field in fields if KEY in field.metadata}
+
+
+def scoped(settings: type[Any], scope: str) -> frozenset[str]:
+    """Names of the options that have a scope."""
+    found = options_of(settings)
+    return frozenset(name for name, about in found.items() if scope in about.scope)
+
+
+def flag_of(name: str) -> str:
+    """How the command line spells an option: `--batch-tokens` of `batch_tokens`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def default_of(settings: type[Any], name: str) -> Any:
+    """The default of a field; None where it has none."""
+    (field,) = (field for field in dataclasses.fields(settings) if field.name == name)
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return None if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+@functools.cache
+def _hints(settings: type[Any]) -> dict[str, Any]:
+    """Type hints of a dataclass, which are text that `typing` would evaluate each time."""
+    return typing.get_type_hints(settings)
+
+
+def _type_of(settings: type[Any], name: str) -> tuple[type[Any], bool]:
+    """The plain type of an option, and whether it may be None."""
+    hint = _hints(settings)[name]  # type: ignore[arg-type]  # a class is hashable
+    kinds = _kinds(hint)
+    plain = next(k for k in kinds if k is not NoneType and typing.get_origin(k) is not Literal)
+    return typing.get_origin(plain) or plain, NoneType in kinds
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (typing.Union, UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _words_of(settings: type[Any], name: str) -> tuple[str, ...]:
+    """The words that an option takes beside numbers: `int | Literal["epoch"]`."""
+    hint = _hints(settings)[name]  # type: ignore[arg-type]  # a class is hashable
+    literals = (kind for kind in _kinds(hint) if typing.get_origin(kind) is Literal)
+    return tuple(word for kind in literals for word in typing.get_args(kind))
+
+
+def check_values(settings: Any) -> None:
+    """Refuse, in one line, a value that the option of its field does not take: a UserError."""
+    of: type[Any] = type(settings)
+    for name, about in options_of(of).items():
+        check_value(of, name, about, getattr(settings, name))
+
+
+def check_value(settings: type[Any], name: str, about: Option, value: Any) -> None:
+    """UserError where an option of a dataclass does not take this value."""
+    kind, optional = _type_of(settings, name)
+    if (value is None and optional) or value in (words := _words_of(settings, name)):
+        return
+    problem = ""
+    if kind in (int, float, str, bool) and not _is_of(kind, value):
+        problem = f"expected {EXPECTED[kind]}"
+    elif kind is tuple and isinstance(value, str):
+        problem = "expected a tuple of texts"
+    elif about.choices and not about.repeated and value not in about.choices:
+        problem = f"expected one of {', '.join(about.choices)}"
+    elif about.within is not None and value not in about.within:
+        problem = f"expected {about.within.expected}"
+    if problem:
+        problem += "".join(f", or {word}" for word in words)
+        raise UserError(f"{flag_of(name)} {_told(value)}: {problem}")
+    if about.check is not None:
+        about.check(value)
+
+
+EXPECTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _is_of(kind: type[Any], value: Any) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is str:
+        return isinstance(value, str | os.PathLike)  # the path of a store, of a model
+    return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # NumPy's as well
+
+
+def _told(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
+    """How click reads a word of an option."""
+    about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
+    if about.choices:
+        return click.Choice(about.choices)
+    if kind is Path:
+        return click.Path(path_type=Path)
+    numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(), float: _Number()}
+    read = numbers.get(kind) or Text(about.words, about.paths)
+    words = _words_of(settings, name)
+    return _NumberOrWord(read, words) if words else read
+
+
+class _Count(click.types.IntParamType):
+    """A whole number, or one of thousands or millions: 50k, 1.5m."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", str(value).lower())
+        if found:
+            number = Decimal(found[1]) * {"k": 1000, "m": 1_000_000}[found[2]]
+            if number == int(number):
+                return int(number)
+        if not isinstance(value, int) and not re.fullmatch(r"[+-]?\d+", str(value)):
+            self.fail(f"{value!r}: expected a whole number, such as 200, 50k or 2m", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Number(click.types.FloatParamType):
+    """A number, refused in our words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r}: expected a number, such as 3 or 1e-3", param, ctx)
+
+
+class _NumberOrWord(click.ParamType[Any]):
+    """A number, or one of some words."""
+
+    def __init__(self, number: click.ParamType[Any], words: tuple[str, ...]) -> None:
+        self._number, self._words = number, words
+        self.name = "|".join((number.name, *words))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value in self._words else self._number.convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
+
+
+def click_option(
+    settings: type[Any], name: str, *, varied: bool = False, **changes: Any
+) -> click.Option:
+    """One option for click, with the default of its field; `changes` go over its arguments.
+
+    Its value for a command is as click reads it: `read_words` gives what the field takes. A
+    `varied` option may be given several times, each time with another setting; it has no default,
+    and its help tells that of the field.
+    """
+    about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
+    default = default_of(settings, name)
+    told = about.told_default
+    if varied and not told and not about.read and isinstance(default, (str, int, float)):
+        word = flag_of(name).removeprefix("--")
+        told = str(default) if kind is not bool else word if default else f"no-{word}"
+    help = about.help + (f"  [default: {told}]" if told else "")
+    arguments: dict[str, Any] = {
+        "type": click_type(settings, name),
+        "help": help,
+        "required": about.required,
+        "multiple": about.repeated or varied,
+        "default": default,
+        "show_default": not told,
+    }
+    spelt = about.flag or flag_of(name)
+    if kind is bool:
+        spelt = about.flag or f"{flag_of(name)}/--no-{flag_of(name)[2:]}"
+        shown = "/" in spelt and not told
+        arguments |= {"type": click.BOOL, "is_flag": True, "show_default": shown}
+    if about.bare:
+        arguments |= {"is_flag": False, "flag_value": about.bare}
+    if about.repeated or about.read or about.required or varied:
+        del arguments["default"]  # None would be a value that was given
+    return click.Option([spelt, name], **arguments | changes)
+
+
+def click_options(settings: type[Any]) -> list[click.Parameter]:
+    """The options of a dataclass for the `params` of a command."""
+    return [click_option(settings, name) for name in options_of(settings)]
+
+
+def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for the fields, of those that a command line gave: what click has read, or words."""
+    found, about = dict(given), options_of(settings)
+    for name, value in given.items():
+        read = about[name].read if name in about else None
+        if read is not None and isinstance(value, (str, tuple)):
+            found[name] = read(value)
+    return found
+
+
+def is_flag(settings: type[Any], name: str) -> bool:
+    """Whether an option is given or not, and takes no value."""
+    return _type_of(settings, name)[0] is bool
+
+
+def words_of(table: Mapping[str, Any]) -> list[str]:
+    """Words of a command line for a table of TOML: true is a flag alone, false nothing, and a list
+    repeats its option."""
+    words = list[str]()
+    for key, value in table.items():
+        for each in value if isinstance(value, list) else [value]:
+            if each is not False:
+                words += [flag_of(key)] if each is True else [flag_of(key), str(each)]
+    return words
+
+
+def read_values(
+    settings: type[Any], table: Mapping[str, Any], where: str, known: Iterable[str]
+) -> dict[str, Any]:
+    """Values for the fields, of a table of TOML: the types, choices and ranges of the command line.
+
+    A list stands for a comma list. Raises UserError, naming `where`, for a key that is not `known`
+    and for a value that its option does not take.
+    """
+    found, allowed = {}, set(known)
+    for name, value in table.items():
+        if name not in allowed:
+            raise UserError(
+                f"{where}: unknown key {name!r}; {nearest(name, allowed)}there are"
+                f" {', '.join(sorted(allowed))}"
+            )
+        about, words = options_of(settings)[name], value if isinstance(value, list) else [value]
+        if not all(isinstance(word, str | int | float) for word in words):
+            raise UserError(f"{where}: {name}: expected a text, a number or a list of texts")
+        text = ",".join(map(str, words))
+        try:
+            read = text if about.read else click_type(settings, name).convert(text, None, None)
+            if is_flag(settings, name):
+                read = click.BOOL.convert(text, None, None)
+            found[name] = about.read(read) if about.read else read
+            check_value(settings, name, about, found[name])
+        except click.UsageError as error:
+            raise UserError(f"{where}: {name}: {error.message}") from None
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    return found

@@ -1,0 +1,147 @@
+"""A Ray cluster as our drivers use it: joined or started, its room counted, its workers of one
+version and in one folder with the driver. Ray Core alone is used, and only once it is asked for."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.errors import UserError, first_line
+from teachonce.support.installed import installed
+from teachonce.support.lease import Lease, lease_path
+from teachonce.support.signals import Stop
+
+AUTO = "auto"
+ANSWER = 5.0  # seconds in which an address answers
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
+
+
+def check_address(address: str) -> None:
+    """Raise UserError unless it is `auto`, `local` or `HOST:PORT`."""
+    host, _, port = address.rpartition(":")
+    if address not in (AUTO, "local") and not (host and port.isdecimal() and "/" not in host):
+        raise UserError(
+            f"--ray {address}: expected HOST:PORT, as 10.0.0.1:6379, or local, or no word; the"
+            " command runs on a node of the cluster"
+        )
+
+
+def check_gpus(gpus: float) -> None:
+    """Raise UserError unless it is a share of one GPU, or a number of whole ones."""
+    if gpus > 1 and gpus % 1:
+        raise UserError(f"--ray-gpus {gpus:g}: expected a share of one GPU, or whole GPUs")
+
+
+@dataclass(frozen=True)
+class Home:
+    """What a worker's node must have in common with the driver: the folder in which the command was
+    typed, the driver's lease, of path `driven`, and what is installed."""
+
+    folder: str
+    driven: Path
+    token: str
+    installed: dict[str, str]
+
+    @classmethod
+    def here(cls, driven: Path, lease: Lease) -> Home:
+        """Tell of this process, the driver."""
+        return cls(os.getcwd(), driven, lease.token, installed())
+
+    def enter(self) -> None:
+        """Go to the driver's folder. Raises UserError where this node would do other work than the
+        driver asked for."""
+        here = installed()
+        for name, wanted in self.installed.items():
+            if here.get(name) != wanted:
+                raise UserError(
+                    f"{name} is {here.get(name)} there and {wanted} on the node of the driver;"
+                    " install the same on every node"
+                )
+        os.chdir(self.folder)
+        beside = lease_path(self.driven)
+        if not beside.exists() or self.token not in beside.read_text():
+            raise UserError(
+                f"{beside.parent} there is not the folder that the driver sees; --out must lie on a"
+                " disk that all nodes share, under the same path"
+            )
+
+
+@contextmanager
+def cluster(ray: Any, address: str, stop: Stop) -> Iterator[None]:
+    """Be a driver of a cluster until the end of the block; `stop` goes on to handle signals."""
+    if ":" in address:
+        _check_answers(address)
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    try:
+        ray.init(
+            address=None if address == AUTO else address,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            include_dashboard=False if address == "local" else None,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"--ray {address}: Ray cannot join or start it: {short(error)}") from None
+    try:
+        stop.listen()  # Ray has set a handler of its own
+        yield
+    except KeyboardInterrupt:
+        stop.check()  # Ray raises one without a number in place of Stopped
+        raise
+    finally:
+        ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"--ray {address}: nobody answers there ({first_line(error)}); start the cluster with"
+            " `ray start --head`, or say --ray local for one of this machine alone"
+        ) from None
+
+
+def short(error: BaseException) -> str:
+    """Return what Ray says, in a line."""
+    return " ".join(str(error).split())[:300]
+
+
+def gpus_of_worker(ray: Any, asked: float | None, device: str) -> float:
+    """Return the share of a GPU of one worker: as asked for, else a whole one where any node has
+    one and the device may be one."""
+    if asked is not None:
+        return asked
+    return float(not device.startswith("cpu") and ray.cluster_resources().get("GPU", 0) >= 1)
+
+
+def rooms(ray: Any, address: str, gpus: float) -> tuple[int, int]:
+    """Count the nodes, and the workers of one CPU and so many GPUs that they have room for.
+
+    Raises UserError for a cluster of this machine alone without any.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    places = sum(places_of(node, gpus) for node in nodes)
+    if not places and address == "local":
+        raise UserError(
+            f"--ray local: this machine has no room for a worker of 1 CPU and {gpus:g} GPU; say"
+            " --ray-gpus 0, or name a cluster"
+        )
+    return len(nodes), places
+
+
+def places_of(node: dict[str, float], gpus: float) -> int:
+    """How many workers of one CPU and so many GPUs, or a share of one, a node has room for."""
+    places = math.floor(node.get("CPU", 0))
+    if gpus:
+        there = math.floor(node.get("GPU", 0))
+        each = there * math.floor(1 / gpus + 1e-9) if gpus < 1 else math.floor(there / gpus)
+        places = min(places, each)
+    return places

@@ -1,0 +1,25 @@
+"""Reads a TOML file of a user, with one line for what is wrong with it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.errors import UserError
+
+MAX_BYTES = 2**20
+
+
+def read_toml(path: Path, option: str, what: str) -> dict[str, Any]:
+    """Read a file that `option` names and that should be `what`. Raises UserError naming it."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise UserError(f"{path}: more than {MAX_BYTES} bytes; that is no {what}")
+        return tomllib.loads(data.decode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check {option}") from None
+    except (ValueError, RecursionError) as error:  # what TOML and UTF-8 raise
+        raise UserError(f"{path}: not TOML ({error}); mend it") from None

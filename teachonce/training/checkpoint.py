@@ -1,0 +1,109 @@
+"""Checkpoints of a training: written whole or not at all, with a checksum.
+
+Torch is imported where it is used: a command stopped while torch loads asks for checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from teachonce.support import files
+from teachonce.support.errors import UserError, first_line
+
+KEPT = 2
+DIGEST_BYTES = 32
+NAME = re.compile(r"step-\d{9,}\.pt")
+
+
+def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write one file: `state` as torch saves it, then the SHA-256 of these bytes."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    whole = buffer.getvalue()  # no view of the buffer is left behind where the disk is full
+    files.write(path, whole + hashlib.sha256(whole).digest())
+
+
+def read_checkpoint(path: Path) -> dict[str, Any] | None:
+    """Read one file, on the CPU and without pickled code; None where the checksum does not hold.
+
+    Raises UserError for a file with a checksum that is no checkpoint.
+    """
+    import torch
+
+    data = path.read_bytes()
+    whole, digest = memoryview(data)[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    if hashlib.sha256(whole).digest() != digest:
+        return None
+    with fitting(path):
+        found = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
+        state: dict[str, Any] = {**found}
+    return state
+
+
+@contextmanager
+def fitting(where: Path) -> Iterator[None]:
+    """Raise UserError, naming the checkpoint, for errors of reading what is not in it, or of
+    putting it where it does not fit."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, EOFError) as error:
+        raise UserError(
+            f"{where}: is no checkpoint of this training ({type(error).__name__}:"
+            f" {first_line(error)}); remove it to begin anew"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{where}: holds more than numbers, and code in it is never run (weights_only); remove"
+            " it to begin anew"
+        ) from error
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
+    """Write `state` as the checkpoint of a step into a folder that keeps the last two."""
+    folder.mkdir(exist_ok=True)
+    files.discard(folder, files.UNFINISHED)  # of a process that was killed as it saved
+    write_checkpoint(folder / f"step-{step:09d}.pt", {"step": step, **state})
+    for old in _newest_first(folder)[KEPT:]:
+        old.unlink()
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
+    """Read the newest whole checkpoint of a folder (None where there is none).
+
+    Also returns the torn checkpoints after it. They are removed: they must not count among those
+    that are kept.
+    """
+    torn: list[Path] = []
+    for path in _newest_first(folder):
+        if (state := read_checkpoint(path)) is not None:
+            return state, torn
+        path.unlink()
+        torn.append(path)
+    return None, torn
+
+
+def newest_checkpoint(folder: Path) -> str:
+    """Say, in a few words, where the newest checkpoint of a folder is and of which step."""
+    paths = _newest_first(folder)
+    return f"saved at step {int(paths[0].stem[5:])} ({paths[0]})" if paths else "nothing saved yet"
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the folder, which a finished student no longer needs."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """List the checkpoints; what else lies there is left alone."""
+    named = (path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name))
+    return sorted((path for path in named if path.is_file()), reverse=True)

@@ -1,0 +1,44 @@
+"""The choice of device and precision where a training's options leave them to the machine.
+
+torch is imported in the functions: `--help` must not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from teachonce.support.console import check_device
+
+
+def resolved_device(device: str) -> str:
+    """Return the device that `--device` means here: of `auto` a GPU where there is one, and of
+    several processes of torchrun a GPU each.
+
+    Raises UserError where the machine lacks it.
+    """
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and (place := os.environ.get("LOCAL_RANK")):
+        device = f"cuda:{place}"  # torchrun starts a process for each
+    check_device(device, torch.cuda.device_count())
+    return device
+
+
+def resolved_precision(precision: str, device: str) -> str:
+    """Return the precision that `--precision` means on a device: of `auto` bf16 where the hardware
+    multiplies it, rather than emulate it slowly, else fp32."""
+    if precision != "auto":
+        return precision
+    return "bf16" if _multiplies_bf16(device) else "fp32"
+
+
+def _multiplies_bf16(device: str) -> bool:
+    import torch
+
+    if device.startswith("cuda"):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

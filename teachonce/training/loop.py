@@ -1,0 +1,150 @@
+"""The one training loop: steps, dropout by (seed, step), a refusal to diverge, saving and stopping.
+
+A training is a subclass of `Training`: it says what a step learns from, and what happens between
+two steps.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from teachonce.support.errors import UserError
+from teachonce.support.signals import Stop
+from teachonce.training.memory import EVERY, few_primitives, give_back
+from teachonce.training.ranks import ALONE, Ranks
+
+Losses = dict[str, float]
+"""The losses of one step by name, each averaged over its batches; `loss` is the one minimised."""
+
+
+B = TypeVar("B")
+
+
+def pace(tokens: int, seconds: float, done: int, left: int) -> tuple[str, str]:
+    """Tell how many tokens a second a training reads that has taken `done` steps in so many
+    seconds, and how long the steps that are left will take."""
+    remaining = tqdm.format_interval(left * seconds / max(1, done))
+    return f"{tokens / seconds:,.0f} tokens/s", f"{remaining} left"
+
+
+class Training(ABC):
+    """A model, its optimizer and the number of steps that they have taken.
+
+    `steps` is the number of all steps. A subclass sets `steps` and `optimizer`, and after a resume
+    `step`.
+    """
+
+    steps: int
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, model: nn.Module, seed: int, clip: float, ranks: Ranks = ALONE) -> None:
+        self.model, self.seed, self.clip, self.ranks = model, seed, clip, ranks
+        self.step = 0
+
+    @abstractmethod
+    def updates(self) -> Iterator[Losses]:
+        """Take the steps that are left, by `update`; yield the losses of each."""
+
+    @abstractmethod
+    def after(self, losses: Losses, progress: Any) -> None:
+        """Tell of the step that was taken, and validate; `progress` is the bar of tqdm."""
+
+    @abstractmethod
+    def is_due(self) -> bool:
+        """Whether a checkpoint is due at this step."""
+
+    @abstractmethod
+    def save(self) -> None:
+        """Write a checkpoint."""
+
+    def run(self, stop: Stop, name: str) -> None:
+        """Train to the last step, with a progress bar called `name`.
+
+        Raises UserError where the training diverges; Stopped after a signal, once the step under
+        way has ended and is saved.
+        """
+        with (
+            few_primitives(),
+            stop.held(),
+            tqdm(
+                total=self.steps,
+                initial=self.step,
+                unit="step",
+                desc=name,
+                disable=None if self.ranks.lead else True,
+            ) as progress,
+        ):
+            for losses in self.updates():
+                progress.update()
+                self.after(losses, progress)
+                if self.step % EVERY == 0:
+                    give_back()
+                asked = self.ranks.any(stop.asked)
+                if self.ranks.lead and (asked or self.is_due()):
+                    self.save()
+                if asked:
+                    stop.ask()
+                    stop.check()
+
+    def update(
+        self,
+        rate: float,
+        batches: Iterable[tuple[int, B]],
+        losses: Callable[[B], tuple[Tensor, Mapping[str, Tensor]]],
+        count: int = 1,
+    ) -> Losses:
+        """Take one step at a learning rate, along the mean of `count` batches' losses.
+
+        `batches` are those of them that this process has, each with its number within the step;
+        `losses` computes the loss to minimise of one, and what else is to be averaged.
+        Raises UserError where the loss or the norm of its gradient is not finite.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        found = Losses()
+        for number, batch in batches:
+            self._draw(number)
+            loss, parts = losses(batch)
+            (loss / count).backward()
+            for name, value in {**parts, "loss": loss}.items():
+                found[name] = found.get(name, 0.0) + float(value.detach()) / count
+        found = self.ranks.summed(found)
+        self.ranks.sum_gradients(self.model)
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
+        if not math.isfinite(found["loss"]) or not math.isfinite(norm):
+            raise UserError(
+                f"step {self.step + 1}: training has diverged (loss {found['loss']:g}, its"
+                f" gradient's norm {norm:g}); lower --lr, here {rate:.2g}"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return found
+
+    def _draw(self, number: int) -> None:
+        """Begin the dropout of a batch. It depends on seed, step and the batch's number within the
+        step alone: a training that is resumed, or of more processes, draws the same."""
+        sequence = np.random.SeedSequence([self.seed, self.step, number])
+        torch.manual_seed(int(sequence.generate_state(1)[0]))
+
+    def state(self) -> dict[str, Any]:
+        """What every checkpoint holds: the step, and the states of model and optimizer."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state`."""
+        self.step = int(state["step"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])

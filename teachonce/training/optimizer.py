@@ -1,0 +1,67 @@
+"""What moves the weights: AdamW, LAMB for large batches, or Adadelta."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from teachonce.support.errors import UserError
+
+if TYPE_CHECKING:  # a command's --help must not wait for torch
+    import torch
+    from torch import nn
+
+OPTIMIZERS = ("adamw", "lamb", "adadelta")
+EPSILON = 1e-6
+RHO = 0.95  # share of the past in Adadelta's averages (Zeiler 2012, section 4.1)
+ADADELTA_LR = 1.0  # the method has no rate of its own
+
+
+def check_optimizer(name: str) -> None:
+    """UserError where the package of an optimizer, one of `OPTIMIZERS`, is not installed."""
+    if name == "lamb" and importlib.util.find_spec("pytorch_optimizer") is None:
+        raise UserError(
+            "--optimizer lamb: is in the package pytorch-optimizer, which is not installed; `pip"
+            " install pytorch-optimizer`, or use adamw"
+        )
+
+
+def optimizer_of(
+    model: nn.Module,
+    name: str,
+    *,
+    lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    fused: bool = False,
+) -> torch.optim.Optimizer:
+    """The optimizer called `name`, over the parameters of a model that are not frozen.
+
+    Biases and norms do not decay. LAMB (You et al. 2020, https://arxiv.org/abs/1904.00962,
+    algorithm 2) gives the step of a matrix the norm of the matrix, at most 10, times the learning
+    rate; biases and norms take Adam's step, as in its authors' code. Adadelta (Zeiler 2012,
+    https://arxiv.org/abs/1212.5701, algorithm 1) has no `betas`; weight decay is added to its
+    gradient. `fused` concerns AdamW alone.
+    """
+    moving = [p for p in model.parameters() if p.requires_grad]
+    matrices = {"params": [p for p in moving if p.dim() > 1], "weight_decay": weight_decay}
+    others = {"params": [p for p in moving if p.dim() <= 1], "weight_decay": 0.0}
+    import torch
+
+    if name == "adadelta":
+        return torch.optim.Adadelta([matrices, others], lr=lr, rho=RHO, eps=EPSILON)
+    if name == "adamw":
+        return torch.optim.AdamW(
+            [matrices, others], lr=lr, betas=betas, eps=EPSILON, fused=fused or None
+        )
+    from pytorch_optimizer import Lamb  # an extra, and slow to import
+
+    # Its defaults decay apart from the step, and make the first steps up to ten times longer.
+    return Lamb(
+        [matrices, {**others, "adam": True}],
+        lr=lr,
+        betas=betas,
+        eps=EPSILON,
+        weight_decouple=False,
+        adam_debias=True,
+    )

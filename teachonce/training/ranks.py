@@ -1,0 +1,153 @@
+"""The processes of one training, as torchrun or `accelerate launch` starts them: they share out the
+batches of each step, and sum their gradients."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from teachonce.support.console import counted
+from teachonce.support.differences import differences
+from teachonce.support.errors import UserError, first_line
+from teachonce.support.installed import installed
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process, number `rank` of `size`. Each method must be called by all of them, in the same
+    order."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def lead(self) -> bool:
+        """Tell whether this is the process that speaks and writes."""
+        return self.rank == 0
+
+    def check(self, accumulate: int) -> None:
+        """Raise UserError where a step has fewer batches than there are processes."""
+        if self.size > accumulate:
+            raise UserError(
+                f"--accumulate {accumulate} and {self.size} processes: a step has too few batches"
+                f" to share out; give --accumulate {self.size} (with batches as much smaller), or"
+                f" start {counted(accumulate, 'process')}"
+            )
+
+    def check_installed(self) -> None:
+        """Raise UserError where a process has other versions, or other code, than the first."""
+        here = installed()
+        first = self.agreed(here)
+        other = list(differences(first, here))
+        found = f"{socket.gethostname()}: {'; '.join(_told(*each) for each in other)}"
+        each: list[Any] = [None] * self.size
+        with _together():
+            distributed.all_gather_object(each, found if other else None)
+        if unlike := next(filter(None, each), None):
+            raise UserError(
+                f"the processes of this training differ: on {unlike}; install the same everywhere"
+            )
+
+    def owns(self, batch: int) -> bool:
+        """Tell whether the batch of this number is this process's to read."""
+        return batch % self.size == self.rank
+
+    def first_from(self, batch: int) -> int:
+        """Return the number of the first batch, from this one on, that this process reads."""
+        return batch + (self.rank - batch) % self.size
+
+    def summed(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Add up numbers by their names; a name that a process lacks counts as 0."""
+        if self.size == 1:
+            return dict(values)
+        each: list[Any] = [None] * self.size
+        with _together():
+            distributed.all_gather_object(each, dict(values))
+        names = dict.fromkeys(name for found in each for name in found)
+        return {name: sum(found.get(name, 0.0) for found in each) for name in names}
+
+    def any(self, flag: bool) -> bool:
+        """Tell whether the flag of any process is set."""
+        return self.summed({"": float(flag)})[""] > 0
+
+    def agreed(self, value: Any) -> Any:
+        """Return the value of the first process, which pickle must be able to send."""
+        if self.size == 1:
+            return value
+        found = [value]
+        with _together():
+            distributed.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        """Replace each gradient by its sum over all processes, the same bits in each of them.
+
+        A weight without a gradient in any of them keeps none.
+        """
+        if self.size == 1:
+            return
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        if not weights:
+            return
+        device = weights[0].device
+        present = [weight.grad is not None for weight in weights]
+        somewhere = torch.tensor(present, dtype=torch.int32, device=device)
+        with _together():
+            distributed.all_reduce(somewhere, distributed.ReduceOp.MAX)
+        used = [weight for weight, has in zip(weights, somewhere.tolist(), strict=True) if has]
+        flat = torch.cat([
+            (torch.zeros_like(weight) if weight.grad is None else weight.grad).flatten()
+            for weight in used
+        ])  # fmt: skip
+        with _together():
+            distributed.all_reduce(flat)
+        parts = flat.split([weight.numel() for weight in used])
+        for weight, part in zip(used, parts, strict=True):
+            weight.grad = part.view_as(weight)
+
+
+ALONE = Ranks()
+
+
+def _told(name: str, first: Any, here: Any) -> str:
+    return f"{name} is {here}, and {first} of the first process"
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Raise UserError where another process has ended."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            "another process of this training has ended, or cannot be reached; a line of its own"
+            f" tells why ({first_line(error)[:120]})"
+        ) from error
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """Join the other processes of this training, which torchrun has told of in the environment,
+    until the end of the block; alone where it has not.
+
+    Raises UserError where they cannot be reached, or are not of one version.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield ALONE
+        return
+    with _together():
+        gpu = device.startswith("cuda")
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+    try:
+        ranks = Ranks(distributed.get_rank(), distributed.get_world_size())
+        ranks.check_installed()
+        yield ranks
+    finally:
+        distributed.destroy_process_group()

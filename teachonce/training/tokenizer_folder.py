@@ -1,0 +1,59 @@
+"""Tokenizers written for transformers 4 as well as 5: most of what serves models is on 4. And what
+a folder lacks of which none can be loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.errors import first_line
+
+FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "vocab.model",
+    "tokenizer.model",
+    "spiece.model",
+    "spm.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+)
+"""Names of files that hold the pieces of a tokenizer."""
+SETTINGS = "tokenizer_config.json"
+CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast"}  # names of one class in 5 and 4
+OF_LOADING = ("backend", "is_local", "local_files_only")  # 5 writes how it was loaded
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Save a fast tokenizer of transformers 5 in the words that 4 and 5 have in common."""
+    tokenizer.save_pretrained(folder)
+    path = folder / SETTINGS
+    settings = in_common(json.loads(path.read_text("utf-8")))
+    settings["model_input_names"] = list(tokenizer.model_input_names)  # 4 would add types of tokens
+    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def in_common(settings: dict[str, Any]) -> dict[str, Any]:
+    """Say the settings of a tokenizer, as transformers 5 writes them, so that 4 reads them, too.
+
+    The class has another name there. Special tokens without a role are a list that 4 knows as
+    `additional_special_tokens`, and takes by the name of 5 for a table.
+    """
+    found = {name: value for name, value in settings.items() if name not in OF_LOADING}
+    kind = found.get("tokenizer_class")
+    if kind in CLASSES:
+        found["tokenizer_class"] = CLASSES[kind]
+    if isinstance(found.get("extra_special_tokens"), list):
+        found["additional_special_tokens"] = found.pop("extra_special_tokens")
+    return found
+
+
+def why_unloadable(path: str, error: BaseException) -> str:
+    """Tell why a tokenizer cannot be loaded from a folder, or from a name on the hub: it has no
+    file of one, of which transformers says only what else it tried, or what the error says."""
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
+        return f"it has no {FILES[0]}, nor another file of a tokenizer"
+    return first_line(error)

@@ -1,0 +1,192 @@
+"""Vocabularies made of a text, WordPieces or whole words: the student's, for those who read a store
+and for those who write one."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain, islice, repeat
+from typing import Any
+
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from teachonce.support.errors import UserError
+
+SPECIALS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+SIZES = (5000, 10_000, 20_000, 30_000)
+SAMPLE = 20_000  # texts of which the words are counted for a suggestion
+PRIVATE = 0xF0000  # code points that no text uses; there are more than Unicode has letters
+
+
+def vocabulary_size(word: str) -> int | None:
+    """Number of pieces that `5k` or `5000` asks for; None where the word is no number."""
+    found = re.fullmatch(r"(\d+)(k?)", word.lower())
+    return int(found[1]) * (1000 if found[2] else 1) if found else None
+
+
+def check_student_tokenizer(tokenizer: Any, word: str) -> None:
+    """UserError unless a tokenizer of transformers, which `--vocab` named, can be a student's."""
+    if not tokenizer.is_fast or None in (tokenizer.mask_token_id, tokenizer.pad_token_id):
+        raise UserError(
+            f"--vocab {word}: a student needs a fast tokenizer (tokenizer.json) with a mask and a"
+            " padding token; give a size such as 5k"
+        )
+
+
+def fewer_pieces(word: str, pieces: int) -> str:
+    """Tell in a line that a vocabulary has fewer pieces than `--vocab` asked for; "" if it has
+    all. `5k`, `words:5k` and `pruned:5k` ask for a number."""
+    asked = vocabulary_size(word.rpartition(":")[2])
+    if asked is None or pieces >= asked:
+        return ""
+    return f"vocabulary of {pieces:,} pieces, not {asked:,} (--vocab {word}): the text has no more"
+
+
+def train_wordpiece(texts: Iterable[str], size: int, teacher_normalizer: Any) -> Tokenizer:
+    """WordPiece of `size` pieces that folds case and accents as the teacher does and knows every
+    character. A text that has fewer pieces to give gives all of them; `fewer_pieces` tells so.
+
+    Raises UserError if `size` cannot hold the single characters of the text.
+    """
+    tokenizer = _untrained(teacher_normalizer)
+    words = _count_words(texts, tokenizer)
+    letters = _letters(words)
+    needed = len(SPECIALS) + len(letters)
+    if size < needed:
+        raise UserError(
+            f"--vocab {size}: the text has {len({c for word in words for c in word})} different"
+            " characters, and with those inside words and the special tokens they need"
+            f" {needed} pieces; ask for more"
+        )
+    possible = len(letters) + sum(len(word) - 1 for word in words)  # each merge joins two pieces
+    # Never more than there can be: the trainer sets memory aside for what it is asked for.
+    pieces = [*SPECIALS.values(), *_merged(words, letters, min(size - len(SPECIALS), possible))]
+    tokenizer.model = models.WordPiece(_numbered(pieces), unk_token="[UNK]")
+    _frame(tokenizer)
+    return tokenizer
+
+
+def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
+    """Make a vocabulary of the lower-cased words between blanks (the RNN of Mukherjee & Awadallah
+    2019, section 6): of all, or of the most frequent that `size` entries hold beside the special
+    tokens.
+
+    Raises UserError where `size` leaves no place for a word.
+    """
+    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    counts = _count_words(texts, tokenizer)
+    known = sorted(counts.keys() - SPECIALS.values(), key=lambda word: (-counts[word], word))
+    least = len(SPECIALS) + 1
+    if size is not None and size < least:
+        raise UserError(
+            f"--vocab words:{size}: leaves no place for a word beside the special tokens; ask for"
+            f" {least} or more, or for all words of the text: --vocab words"
+        )
+    pieces = [*SPECIALS.values(), *known][:size]
+    tokenizer.model = models.WordLevel(_numbered(pieces), unk_token="[UNK]")
+    _frame(tokenizer)
+    return tokenizer
+
+
+def _numbered(pieces: list[str]) -> dict[str, int]:
+    return {piece: number for number, piece in enumerate(pieces)}
+
+
+def _frame(tokenizer: Tokenizer) -> None:
+    """Make a tokenizer put [CLS] and [SEP] about a text."""
+    tokenizer.add_special_tokens(list(SPECIALS.values()))
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIALS.values()}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+    )
+
+
+def suggested_size(texts: Iterable[str], teacher_normalizer: Any) -> int:
+    """Suggest a size that `train_wordpiece` can give for a text, from its first SAMPLE texts.
+
+    This is the least of SIZES of which the letters take at most half. A small text cannot fill it:
+    then it is what the text has for sure, as every word that comes twice becomes a piece.
+    """
+    words = _count_words(islice(texts, SAMPLE), _untrained(teacher_normalizer))
+    needed = len(SPECIALS) + len(_letters(words))
+    sure = needed + sum(count > 1 and len(word) > 1 for word, count in words.items())
+    return min(sure, next((size for size in SIZES if size >= 2 * needed), SIZES[-1]))
+
+
+def _untrained(teacher_normalizer: Any) -> Tokenizer:
+    lower, strip = _folding(teacher_normalizer)
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=strip)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def _letters(words: Iterable[str]) -> list[str]:
+    """Characters that begin words, and such as are inside them."""
+    inside = {c for word in words for c in word[1:]}
+    return [*sorted({c for word in words for c in word}), *(f"##{c}" for c in sorted(inside))]
+
+
+def _merged(words: Counter[str], letters: list[str], size: int) -> list[str]:
+    """At most `size` pieces of the words: the letters, then what byte-pair merges make of them.
+
+    The trainer of WordPiece itself numbers the letters inside words by a hash table that is random
+    in every process, and breaks ties by these numbers: other runs, other pieces. So every letter,
+    first or inside (`##`), becomes a character of its own before a trainer sees it.
+    """
+    code = {letter: chr(PRIVATE + i) for i, letter in enumerate(letters)}
+    coded = (
+        (code[word[0]] + "".join(code[f"##{c}"] for c in word[1:]), count)
+        for word, count in sorted(words.items())
+    )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.train_from_iterator(
+        chain.from_iterable(repeat(word, count) for word, count in coded),
+        trainers.BpeTrainer(
+            vocab_size=size,
+            initial_alphabet=list(code.values()),
+            min_frequency=2,
+            show_progress=False,
+        ),
+    )
+    ids = tokenizer.get_vocab()
+    runs = ([letters[ord(c) - PRIVATE] for c in run] for run in sorted(ids, key=ids.__getitem__))
+    return [run[0] + "".join(c[2:] for c in run[1:]) for run in runs]
+
+
+def _folding(normalizer: Any) -> tuple[bool, bool]:
+    """Whether the teacher lower-cases and whether it drops accents, seen from what its normalizer
+    does."""
+    if normalizer is None:
+        return False, False
+    folded = [unicodedata.normalize("NFC", normalizer.normalize_str(c).strip("▁ ")) for c in "Aé"]
+    return folded[0] == "a", folded[1] == "e"
+
+
+def _count_words(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
+    words: Counter[str] = Counter()
+    for text in texts:
+        normal = tokenizer.normalizer.normalize_str(text)
+        words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
+    return words
