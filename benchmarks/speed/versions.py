@@ -86,7 +86,7 @@ def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -
 
 
 def _prefix(tree: Path) -> str:
-    """Return the prefix of the packages in a checkout; those before 0.2 have none."""
+    """Return the prefix of the packages in a checkout; older ones have none."""
     return "teachonce." if (tree / "teachonce/store").exists() else ""
 
 
