@@ -49,7 +49,7 @@ def random_teacher(folder: Path, like: str, head: bool = False, **config: int) -
     another teacher's tokenizer; with a masked-LM head if asked for."""
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
 
-    from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
+    from teachonce.checkpoints.names import resolve_model
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(like).path_or_id)
     sizes: dict[str, Any] = {"vocab_size": len(tokenizer), **config}

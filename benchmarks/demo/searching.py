@@ -147,7 +147,7 @@ def load(settings: Settings) -> Search:
 
     Raises UserError where there is no finished demo.
     """
-    from teachonce.downstream.embedders import Embedder
+    from teachonce.checkpoints.embedders import Embedder
     from teachonce.store import open_store
 
     if not (settings.folder / "modules.json").is_file():

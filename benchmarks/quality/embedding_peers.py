@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.names import resolve_model
 from teachonce.store import open_store
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
 
 WIDTHS = (64, 128, 256)
 """Of Model2Vec's students, which have the teacher's own pieces."""

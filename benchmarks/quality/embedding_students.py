@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.common.results import RESULTS, SHARED, mean_and_deviation, publish, table
 from benchmarks.quality.embedding_peers import folder_of, made, peers
-from teachonce.downstream.embedders import Embedder
+from teachonce.checkpoints.embedders import Embedder
 from teachonce.downstream.search import measures
 from teachonce.downstream.search.beir import read_collection
 from teachonce.downstream.search.rankings import retrieved

@@ -19,6 +19,7 @@ import click
 
 from benchmarks.common.results import mean_and_deviation, of_text, publish, table
 from benchmarks.quality.distillation_helps import EWT, finished, with_tags
+from teachonce.checkpoints.declared import layers_of
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.model.teacher_layers import layer_groups
@@ -27,7 +28,6 @@ from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support.console import command_errors
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.training.config_sizes import layers_of
 
 STUDENTS = {"128x2x2": 800, "192x3x6": 400, "384x3x12": 200}
 """Shapes up to the width of the teacher, and the steps of each."""

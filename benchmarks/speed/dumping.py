@@ -29,12 +29,12 @@ import zarr
 
 from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memory
 from benchmarks.common.results import of_text, publish, table
+from teachonce.checkpoints.names import resolve_model
 from teachonce.support.console import command_errors
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import gathered
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
 from teachonce.teacher_dump.teacher.teacher import PRECISIONS, load_teacher
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.length_batches import length_batches, padded

@@ -34,7 +34,7 @@ def step(model: str, texts: int, length: int, held: int, steps: int) -> Figures:
     a processor for each."""
     from transformers import AutoTokenizer
 
-    from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
+    from teachonce.checkpoints.names import resolve_model
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(model).path_or_id)
     student = make_student("modernbert:tiny", tokenizer, length)

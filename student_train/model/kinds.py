@@ -25,15 +25,15 @@ from transformers import (
     PreTrainedModel,
 )
 
-from teachonce.store.format.features import TaskSpec
-from teachonce.student_train.bilstm import (
+from teachonce.checkpoints.bilstm import (
     BiLstmConfig,
     BiLstmForMaskedLM,
     BiLstmForSequenceClassification,
     BiLstmForTokenClassification,
 )
+from teachonce.checkpoints.static import StaticConfig, StaticModel
+from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.settings.shapes import DEFAULT_KIND, Shape, parse_student
-from teachonce.student_train.static import StaticConfig, StaticModel
 
 
 @dataclass(frozen=True)

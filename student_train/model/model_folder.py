@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import logging
 
+from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.student_train.model.named_start import checked_folder
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line, out_of_memory
-from teachonce.training.tokenizer_folder import why_unloadable
 
 
 class Source(Protocol):

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.align import Vocabulary
+from teachonce.checkpoints.declared import layers_of
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.errors import StoreError
 from teachonce.student_train.settings.shapes import Shape
 from teachonce.support import files
 from teachonce.support.errors import UserError
-from teachonce.training.config_sizes import layers_of
 
 ANOTHER = "svd:"  # before the path of a store
 LAYERS = "layers:"  # before numbers of layers, and perhaps @ and a folder

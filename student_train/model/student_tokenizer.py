@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.pairs import has_pair_form
@@ -17,7 +18,6 @@ from teachonce.student_train.settings.words import check_vocabulary
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.training import wordpiece
-from teachonce.training.tokenizer_folder import why_unloadable
 from teachonce.training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_size
 
 

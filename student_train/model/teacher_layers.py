@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from teachonce.checkpoints.declared import first_position
 from teachonce.student_train.model.any_student import parts_of
 from teachonce.student_train.model.model_folder import Source
 from teachonce.student_train.model.named_start import layer_numbers
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from teachonce.training.position_embeddings import first_position
 
 # Names of other families' parameters as BERT has them; RoBERTa, XLM-R and ELECTRA have BERT's own.
 DISTILBERT = {

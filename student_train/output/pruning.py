@@ -14,11 +14,11 @@ from transformers import (
     AutoTokenizer,
 )
 
+from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.student_train.model.model_folder import loaded
 from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.support import files
 from teachonce.support.errors import ANOTHER, UserError
-from teachonce.training.tokenizer_folder import save_tokenizer
 
 FACTORIES = {
     "ForMaskedLM": AutoModelForMaskedLM,

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.containers.cache_word import is_disk_cache
 from teachonce.store.tools.laws import check_tokens
@@ -44,7 +45,6 @@ from teachonce.support.lease import Lease
 from teachonce.support.options import scoped
 from teachonce.training.checkpoint import remove_checkpoints
 from teachonce.training.ranks import ALONE, Ranks, joined
-from teachonce.training.tokenizer_folder import save_tokenizer
 from teachonce.training.wordpiece import fewer_pieces
 
 Prepared = tuple[PreTrainedModel, Collator, list[str]]

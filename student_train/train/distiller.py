@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from teachonce.checkpoints.sentence_modules import Dense, Normalize, Pooling, VectorHead
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
 from teachonce.student_train.losses.registry import Loss, losses_for
@@ -29,7 +30,6 @@ from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.forward_pass import Outputs, forward_pass
 from teachonce.support.errors import UserError
-from teachonce.training.sentence_modules import Dense, Normalize, Pooling, VectorHead
 
 VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
 MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the first of these

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from teachonce.checkpoints.sentence_modules import VectorHead
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.collator import Collator
@@ -35,7 +36,6 @@ from teachonce.training.memory import give_back
 from teachonce.training.optimizer import optimizer_of
 from teachonce.training.ranks import ALONE, Ranks
 from teachonce.training.schedule import Schedule
-from teachonce.training.sentence_modules import VectorHead
 from teachonce.training.trackers import Facts, Trackers
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)

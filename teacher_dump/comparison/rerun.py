@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from teachonce.checkpoints.text_vectors import POOLINGS
 from teachonce.store import Features, FeatureStore, Record, UserError
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.pairs import offsets_of, tokenizer_inputs
@@ -25,7 +26,6 @@ from teachonce.teacher_dump.comparison.deviations import Comparison, Errors
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.forward import Known, forward
 from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
-from teachonce.teacher_dump.teacher.text_vectors import POOLINGS
 from teachonce.teacher_dump.windows.cutting import encoder
 from teachonce.teacher_dump.windows.length_batches import length_batches
 from teachonce.teacher_dump.windows.masked_views import RANDOM, mask_spans, masked_input

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.store import Features, StoreWriter, TaskSpec, open_store
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.extras.word_counts import WordCounts
@@ -33,7 +34,6 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import count, first_of, new_parts, opened_corpus
 from teachonce.teacher_dump.job.progress import Progress
 from teachonce.teacher_dump.job.telling import describe, told
-from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teachonce.teacher_dump.windows.rare_words import count_words
 from teachonce.teacher_dump.windows.window import Window
 from teachonce.training.wordpiece import suggested_size

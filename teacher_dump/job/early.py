@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from teachonce.checkpoints.declared import (
+    DECLARED,
+    check_declared,
+    config_of,
+    layers_of,
+    longest_input,
+)
+from teachonce.checkpoints.names import ResolvedModel
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.options import (
     DEFAULT_MAX_LENGTH,
@@ -9,11 +17,7 @@ from teachonce.teacher_dump.job.options import (
     check_length,
     parse_logits,
 )
-from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel
-from teachonce.teacher_dump.teacher.declared_heads import DECLARED, check_declared, config_of
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
-from teachonce.training.config_sizes import layers_of
-from teachonce.training.position_embeddings import longest_input
 
 
 def check_config(options: DumpOptions, model: ResolvedModel) -> None:

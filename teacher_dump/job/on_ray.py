@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.names import resolve_model
 from teachonce.store import StoreWriter
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError, of_path
@@ -32,7 +33,6 @@ from teachonce.teacher_dump.job.parts import opened_corpus
 from teachonce.teacher_dump.job.shards import Shard
 from teachonce.teacher_dump.job.sharing import Shared, share
 from teachonce.teacher_dump.job.telling import describe
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
 
 LOOK = 0.5  # seconds between looks at the nodes and at workers that have ended
 TOLD = 30.0  # seconds between lines of progress

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from teachonce.checkpoints.names import ALIASES, corpus_of, features_of_alias
 from teachonce.store import LogitsSpec
 from teachonce.store.errors import NO_QUEUE
 from teachonce.store.format.codecs.levels import LEVELS
@@ -24,7 +25,6 @@ from teachonce.support.options import (
 from teachonce.support.ray_cluster import check_address, check_gpus
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
 from teachonce.teacher_dump.job.shards import Shard, shard_of
-from teachonce.teacher_dump.teacher.checkpoint_names import ALIASES, corpus_of, features_of_alias
 from teachonce.teacher_dump.teacher.layer_groups import feature_words
 from teachonce.training.device import resolved_device
 from teachonce.training.rare_masks import MASK_WORDS

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from teachonce.checkpoints.names import corpus_of
 from teachonce.store import Features
 from teachonce.support.console import counted
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN
 from teachonce.teacher_dump.job.options import DEFAULT_LOGITS, DumpOptions
-from teachonce.teacher_dump.teacher.checkpoint_names import corpus_of
 
 
 def describe(options: DumpOptions, corpus_was_given: bool) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.store import StoreWriter, open_store
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.support.arrays import Array
@@ -28,7 +29,6 @@ from teachonce.teacher_dump.job.dump import DumpSummary, dump, kept
 from teachonce.teacher_dump.job.finished import check_begun
 from teachonce.teacher_dump.job.parts import gathered
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions
-from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.training.wordpiece import (
     SPECIALS,
@@ -219,7 +219,7 @@ def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
     """
     from transformers import PreTrainedTokenizerFast
 
-    from teachonce.teacher_dump.teacher.loading import load_tokenizer
+    from teachonce.checkpoints.loading import load_tokenizer
 
     size = vocabulary_size(word)
     if size is not None:

@@ -14,18 +14,24 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from teachonce.checkpoints.declared import longest_input
+from teachonce.checkpoints.loading import (
+    EMBEDDING,
+    FACTORIES,
+    load_config,
+    load_tokenizer,
+    load_with_head,
+    task_of,
+)
+from teachonce.checkpoints.names import ResolvedModel, resolve_model
+from teachonce.checkpoints.sentence_folder import SETTINGS
+from teachonce.checkpoints.text_vectors import TextVectors, text_vectors
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teachonce.teacher_dump.teacher.heads import Decoder, split_decoder
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
-from teachonce.teacher_dump.teacher.loading import load_config, load_tokenizer
-from teachonce.teacher_dump.teacher.networks import EMBEDDING, FACTORIES, load_with_head, task_of
 from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
-from teachonce.teacher_dump.teacher.text_vectors import TextVectors, text_vectors
-from teachonce.training.position_embeddings import longest_input
-from teachonce.training.sentence_folder import SETTINGS
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

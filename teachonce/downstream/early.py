@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from teachonce.checkpoints.declared import check_declared, config_of
+from teachonce.checkpoints.names import is_sentence_folder, resolve_model
 from teachonce.downstream.options import FINE_TUNED, MTEB, Asked
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
-from teachonce.teacher_dump.teacher.checkpoint_names import is_sentence_folder, resolve_model
-from teachonce.teacher_dump.teacher.declared_heads import check_declared, config_of
 from teachonce.training.optimizer import check_optimizer
 from teachonce.training.trackers import check_installed
 

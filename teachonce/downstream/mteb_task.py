@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from teachonce.downstream.embedders import Embedder
+from teachonce.checkpoints.embedders import Embedder
 from teachonce.downstream.score_tables import SHARES, TEST, result_of
 from teachonce.support.errors import UserError, first_line, out_of_memory
 from teachonce.support.extras import library

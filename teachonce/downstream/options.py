@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from teachonce.checkpoints.names import ALIASES
 from teachonce.support.errors import UserError, nearest
 from teachonce.support.options import (
     INNER_SHARE,
@@ -27,7 +28,6 @@ from teachonce.support.options import (
     flag_of,
     options_of,
 )
-from teachonce.teacher_dump.teacher.checkpoint_names import ALIASES
 from teachonce.training.optimizer import OPTIMIZERS
 from teachonce.training.trackers import TRACKERS, check_known, parse_trackers
 

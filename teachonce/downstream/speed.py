@@ -20,12 +20,11 @@ from safetensors import safe_open
 from transformers import AutoModel
 from transformers.utils.hub import cached_file
 
-from teachonce.downstream.encoders import longest_input
+from teachonce.checkpoints.loading import input_limit, load_config, load_network, load_tokenizer
+from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.process_memory import status_bytes
 from teachonce.downstream.settings import SpeedSettings
 from teachonce.support.console import counted
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
-from teachonce.teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
 
 BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8}
 DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
@@ -53,7 +52,7 @@ class Subject:
         self.disk = sum(file.stat().st_size for file in files)
         self.stored = _stored(files)
         self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
-        self.longest = longest_input(self.encoder.config, self.tokenizer)
+        self.longest = input_limit(self.encoder.config, self.tokenizer)
 
     def prepare(self, settings: SpeedSettings, length: int) -> None:
         """Make `batch`, [B, S] random tokens, and `sentences`, each [1, n]."""

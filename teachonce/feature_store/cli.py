@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.answers import Answer, bars, progress, telling, written
 from teachonce.feature_store.exchange import export, import_
 from teachonce.feature_store.numbers import read_numbers
@@ -20,7 +21,6 @@ from teachonce.support.completion import PATH, Text
 from teachonce.support.console import CONTEXT, DEVICES, counted
 from teachonce.support.errors import UserError
 from teachonce.support.hub import push_options
-from teachonce.teacher_dump.teacher.checkpoint_names import ALIASES
 
 if TYPE_CHECKING:
     from teachonce.store.tools.report import Report

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
+from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.answers import Answer, bars, telling, written
 from teachonce.feature_store.captures.options import EXPORTS, FORMATS
 from teachonce.store.format.codecs.levels import LEVELS
 from teachonce.support.completion import PATH, Text
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.checkpoint_names import ALIASES
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 say = partial(click.echo, err=True)

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
+from teachonce.checkpoints.names import is_sentence_folder, resolve_model
 from teachonce.student_export.options import LIBRARIES, ExportOptions
 from teachonce.support import files
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
 from teachonce.support.options import click_options, read_words
-from teachonce.teacher_dump.teacher.checkpoint_names import is_sentence_folder, resolve_model
 
 HELP = """Export the student in FOLDER, of transformers or sentence-transformers, to files that run
 where the user runs them, and check that they do what the student does.

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.student_export.measuring import Figures
 from teachonce.student_export.student import Student
 from teachonce.support import files
 from teachonce.support.console import readable
-from teachonce.training.tokenizer_folder import save_tokenizer
 
 CARD, ABOUT, CONFIG = "README.md", "export.json", "config.json"
 BEGIN, END = "<!-- exports -->", "<!-- end of exports -->"

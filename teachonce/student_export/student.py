@@ -12,16 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from teachonce.downstream.embedders import Embedder
-from teachonce.downstream.encoders import load_encoder, longest_input
+from teachonce.checkpoints.embedders import Embedder
+from teachonce.checkpoints.loading import (
+    input_limit,
+    load_config,
+    load_encoder,
+    load_with_head,
+    task_of,
+)
+from teachonce.checkpoints.names import finder, resolve_model
+from teachonce.checkpoints.sentence_folder import MODULES, SETTINGS, check_modules
+from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
-from teachonce.teacher_dump.teacher.loading import load_config
-from teachonce.teacher_dump.teacher.networks import load_with_head, task_of
-from teachonce.teacher_dump.teacher.text_vectors import finder, text_vectors
-from teachonce.training.sentence_folder import MODULES, SETTINGS, check_modules
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS = {"embedding": "sentence_embedding"}
@@ -151,7 +155,7 @@ def load_student(folder: Path) -> Student:
         Logits(network.eval()).eval(),
         tokenizer,
         _inputs(tokenizer),
-        min(longest_input(config, tokenizer), 512),
+        min(input_limit(config, tokenizer), 512),
         task_of(network, kind, str(folder)),
         config=config,
     )
@@ -173,7 +177,7 @@ def _embedding(folder: Path) -> Student:
     model = resolve_model(str(folder))
     tokenizer, encoder = load_encoder(model)
     found = text_vectors(model, tokenizer, encoder.config.hidden_size, None, None)
-    longest = longest_input(encoder.config, tokenizer)
+    longest = input_limit(encoder.config, tokenizer)
     return Student(
         folder,
         "embedding",

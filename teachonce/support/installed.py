@@ -9,7 +9,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 NAMES = ("teachonce", "torch", "transformers", "tokenizers", "numpy", "zarr", "h5py")
-PACKAGES = ("align", "downstream", "store", "student_train", "support", "teacher_dump", "training")
+PACKAGES = (
+    "align",
+    "checkpoints",
+    "downstream",
+    "store",
+    "student_train",
+    "support",
+    "teacher_dump",
+    "training",
+)
 
 
 def software() -> dict[str, str]:

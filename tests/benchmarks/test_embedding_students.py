@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.quality import embedding_exports, embedding_peers, embedding_students
-from teachonce.downstream.embedders import Embedder
+from teachonce.checkpoints.embedders import Embedder
 from tests.end_to_end.support import Words, ok
 from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
 from tests.texts import ENGLISH, SLOVAK

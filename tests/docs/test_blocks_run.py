@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from teachonce.checkpoints import names as checkpoint_names
+from teachonce.checkpoints.names import Alias
 from teachonce.store import open_store
-from teachonce.teacher_dump.teacher import checkpoint_names
-from teachonce.teacher_dump.teacher.checkpoint_names import Alias
 from tests.docs.pages import PAGES, blocks_of, ours
 from tests.downstream.search.collections import collection
 from tests.end_to_end.support import write_corpus

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from teachonce.downstream.encoders import default_lr, longest_input
+from teachonce.checkpoints.loading import input_limit
+from teachonce.downstream.tasks.fine_tune import default_lr
 from teachonce.downstream.tasks.linear_probe import linear_probe
 from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.model.kinds import make_student
@@ -122,4 +123,4 @@ def test_its_sizes_decide_nothing_but_the_rate(make_tokenizer: Callable[[str], A
     for size in ("bilstm:8,8", "bilstm:8,400"):
         model = make_student(size, tokenizer, 64)
         assert default_lr(model) == 3e-3
-        assert longest_input(model.config, tokenizer) == tokenizer.model_max_length
+        assert input_limit(model.config, tokenizer) == tokenizer.model_max_length

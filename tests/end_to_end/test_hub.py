@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import DatasetCard, ModelCard
 
+from teachonce.checkpoints.names import ALIASES
 from teachonce.store import open_store
 from teachonce.store.tools.store_card import store_card
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.card import hub_id
-from teachonce.teacher_dump.teacher.checkpoint_names import ALIASES
 from tests.docs.pages import ours
 from tests.end_to_end.support import ROOT, STUDENT, ok
 from tests.hub_contents import READER, Hub

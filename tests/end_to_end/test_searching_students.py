@@ -67,7 +67,7 @@ def test_the_card_of_a_bilstm_says_how_it_loads(store: Path, tmp_path: Path) -> 
     student = tmp_path / "this folder"
     ok(student_train, "--store", store, "--out", student, *SMALL, "--student", "bilstm:8,8")
     code = (student / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    assert code.startswith("import teachonce.student_train.bilstm\n")
+    assert code.startswith("import teachonce.checkpoints.bilstm\n")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert b"tensor([[1." in done.stdout

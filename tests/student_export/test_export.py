@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
+from teachonce.checkpoints.bilstm import BiLstmConfig, BiLstmForTokenClassification
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.student_export.checking import check_of
 from teachonce.student_export.cli import main
@@ -25,11 +26,10 @@ from teachonce.student_export.measuring import Figures
 from teachonce.student_export.options import FORMATS as NAMES
 from teachonce.student_export.options import QUANTISED
 from teachonce.student_export.student import load_student
-from teachonce.student_train.bilstm import BiLstmConfig, BiLstmForTokenClassification
 from teachonce.support.arrays import Array
+from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import classified, table, write_tagged
 from tests.downstream.tasks.test_sts import alike
-from tests.downstream.test_embedders import static
 from tests.sentence_folders import dense, modules, normalize, pooling
 
 Teacher = Callable[..., Path]

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForMaskedLM, TrainerCallback, TrainingArguments, set_seed
 
+from teachonce.checkpoints.loading import input_limit, load_config, load_network, load_tokenizer
+from teachonce.checkpoints.names import ResolvedModel, resolve_model
+from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.early import KIND, OPTION, PREFIX
-from teachonce.downstream.encoders import longest_input
 from teachonce.downstream.mlm.from_scratch import (
     random_encoder,
     start_from_frequencies,
@@ -35,10 +37,7 @@ from teachonce.support.console import counted
 from teachonce.support.differences import changed
 from teachonce.support.errors import UserError
 from teachonce.support.signals import stoppable
-from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
-from teachonce.teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
 from teachonce.training.ranks import ALONE, Ranks
-from teachonce.training.tokenizer_folder import save_tokenizer
 from teachonce.training.wordpiece import fewer_pieces
 
 BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
@@ -270,7 +269,7 @@ def load_with_head(resolved: ResolvedModel, say: Callable[[str], None] = print) 
 
 def length_of(asked: int, model: Any, tokenizer: Any) -> int:
     """Return the length of a block as asked. Raises UserError where the model takes less."""
-    limit = longest_input(model.config, tokenizer)
+    limit = input_limit(model.config, tokenizer)
     if asked > limit:
         raise UserError(
             f"--max-length {asked}: the model takes at most {limit} tokens; ask for at most that"

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from teachonce.checkpoints.loading import load_config, load_with_head
+from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.masked_trainer import MlmTrainer
 from teachonce.downstream.mlm.masked_training import (
     BEGUN,
@@ -32,9 +34,6 @@ from teachonce.downstream.settings import MlmSettings
 from teachonce.downstream.tracking import Tracked, folder_of
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
-from teachonce.teacher_dump.teacher.loading import load_config
-from teachonce.teacher_dump.teacher.networks import load_with_head
 from teachonce.training.ranks import ALONE, Ranks
 from teachonce.training.trackers import Facts
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.downstream.embedders import Embedder, PairScorer, reads_pairs
+from teachonce.checkpoints.embedders import Embedder, PairScorer, reads_pairs
 from teachonce.downstream.search.beir import Collection
 from teachonce.downstream.search.candidates import texts_of
 from teachonce.downstream.search.nearest import nearest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from teachonce.downstream.embedders import Embedder
+from teachonce.checkpoints.embedders import Embedder
 from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.search import measures
 from teachonce.downstream.search.beir import Collection, read_collection

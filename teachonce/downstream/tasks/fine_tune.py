@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
+from teachonce.checkpoints.bilstm import BiLstmConfig
+from teachonce.checkpoints.loading import input_limit
+from teachonce.checkpoints.names import ResolvedModel, resolve_model
+from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.card import write_card
-from teachonce.downstream.encoders import default_lr, longest_input
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.settings import FineTuneSettings
@@ -23,13 +26,12 @@ from teachonce.downstream.tracking import SILENT, Log, Tracked, folder_of
 from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel, resolve_model
 from teachonce.training.optimizer import ADADELTA_LR, optimizer_of
-from teachonce.training.tokenizer_folder import save_tokenizer
 from teachonce.training.trackers import Facts
 
 WEIGHT_DECAY = 0.01
 BETAS = (0.9, 0.999)
+SMALL_WIDTH = 384
 Say = Callable[[str], object]
 
 
@@ -191,10 +193,25 @@ def _one_seed(
     return result | scores
 
 
+def default_lr(model: Any) -> float:
+    """Choose the learning rate of a model that is fine-tuned.
+
+    It is 5e-5 as for BERT (Devlin et al. 2019), 5e-4 for encoders less than 384 wide, and 3e-3 for
+    BiLSTMs. The narrower a model, the larger the best rate of Adam (Yang et al. 2022). With BERT's
+    rate a small student has hardly begun to learn when the epochs are over: a model 128 wide has,
+    after 3 epochs of 1,500 sentences, an accuracy of 0.42 on English parts of speech; with 5e-4 it
+    has 0.77. Untrained BiLSTMs of 100 and 300 units each way have 0.80 and 0.87 with 1e-3, 0.88 and
+    0.90 with 3e-3.
+    """
+    if isinstance(model.config, BiLstmConfig):
+        return 3e-3
+    return 5e-4 if model.config.hidden_size < SMALL_WIDTH else 5e-5
+
+
 def _length(task: Task, asked: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:
     """Return tokens of the longest input, and what to say where the model takes less than asked."""
     asked = asked or task.max_length
-    length = min(asked, longest_input(model.config, tokenizer))
+    length = min(asked, input_limit(model.config, tokenizer))
     return length, f", {length} tokens at most (the model takes no more)" if length < asked else ""
 
 

@@ -11,12 +11,11 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModel
 
-import teachonce.student_train.bilstm  # noqa: F401  so that AutoModel knows such students
+from teachonce.checkpoints.loading import load_config, load_network, load_tokenizer
+from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.tasks.tagged_sentences import Sentence, first_pieces, read_tagged
 from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
-from teachonce.teacher_dump.teacher.loading import load_config, load_network, load_tokenizer
 
 
 def linear_probe(

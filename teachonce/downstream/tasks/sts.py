@@ -13,12 +13,12 @@ from torch.nn import functional
 from transformers import DataCollatorWithPadding
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from teachonce.downstream.embedders import Embedder, has_modules
-from teachonce.downstream.encoders import load_encoder
+from teachonce.checkpoints.embedders import Embedder, has_modules
+from teachonce.checkpoints.loading import load_encoder
+from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.tasks.pair import Pair, PairScore, check_scores
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Floats
-from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel
 
 
 class BiEncoder(nn.Module):

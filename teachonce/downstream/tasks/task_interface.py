@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from transformers import DataCollatorWithPadding
 
-from teachonce.downstream.encoders import load_with_fresh_head, load_with_own_head
+from teachonce.checkpoints.loading import load_with_fresh_head, load_with_own_head
+from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.options import check
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel
 
 IGNORED = -100
 """The label that the losses of transformers leave out."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.names import resolve_model
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class TeacherFiles:
 def open_teacher(name: str | None) -> TeacherFiles:
     """Load the tokenizer of a folder, of a model id or of an alias, and the configuration beside
     it; no weights are read. Raises UserError."""
-    from teachonce.teacher_dump.teacher.loading import load_config, load_tokenizer
+    from teachonce.checkpoints.loading import load_config, load_tokenizer
     from teachonce.teacher_dump.windows.cutting import fast_backend
 
     if name is None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
+from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.from_scratch import (
     random_encoder,
     start_from_frequencies,
@@ -24,7 +25,6 @@ from teachonce.downstream.mlm.text_blocks import blocks, hold_out, read_lines
 from teachonce.downstream.settings import MlmSettings
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
 from tests.conftest import TEACHER_KINDS
 from tests.texts import ENGLISH, RUSSIAN, SENTENCES
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
-from teachonce.downstream.encoders import default_lr
 from teachonce.downstream.settings import FineTuneSettings
-from teachonce.downstream.tasks.fine_tune import fine_tune
+from teachonce.downstream.tasks.fine_tune import default_lr, fine_tune
 from teachonce.downstream.tasks.linear_probe import linear_probe
 from teachonce.downstream.tasks.tagged_sentences import Sentence, first_pieces, read_tagged
 from teachonce.downstream.tasks.tagging import LATER, Entities, PartsOfSpeech, encode, word_tags

@@ -10,8 +10,8 @@ import datasets
 import numpy as np
 import pytest
 
+from teachonce.checkpoints import names as checkpoint_names
 from teachonce.store import open_store
-from teachonce.teacher_dump.teacher import checkpoint_names
 from tests.feature_store.captures.conftest import imported, refused, run
 from tests.sentence_folders import modules, normalize, pooling
 from tests.texts import ENGLISH

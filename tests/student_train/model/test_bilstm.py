@@ -14,9 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from teachonce.align import Vocabulary, VocabularyMap
-from teachonce.store import FeatureStore
-from teachonce.store.format.features import TaskSpec
-from teachonce.student_train.bilstm import (
+from teachonce.checkpoints.bilstm import (
     BiLstmConfig,
     BiLstmForMaskedLM,
     BiLstmForSequenceClassification,
@@ -25,6 +23,8 @@ from teachonce.student_train.bilstm import (
     last_of,
     lstm_with_dropout,
 )
+from teachonce.store import FeatureStore
+from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.start import initialise
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
@@ -196,7 +196,7 @@ def test_what_a_bilstm_cannot_give_is_refused() -> None:
 
 LOAD = """
 import sys
-import teachonce.student_train.bilstm
+import teachonce.checkpoints.bilstm
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 model = AutoModelForTokenClassification.from_pretrained(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])

@@ -89,8 +89,7 @@ def test_the_code_of_the_card_loads_the_student_and_predicts(
     name = f"For{made.get(task, 'TokenClassification')}"
     if size.startswith("bilstm"):
         assert (
-            "import teachonce.student_train.bilstm\n" in code
-            and f"Its class, `BiLstm{name}`" in text
+            "import teachonce.checkpoints.bilstm\n" in code and f"Its class, `BiLstm{name}`" in text
         )
     else:
         assert "student_train" not in text and f"`AutoModel{name}` loads it" in text

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from teachonce.checkpoints.tokenizer_folder import in_common, save_tokenizer
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
-from teachonce.training.tokenizer_folder import in_common, save_tokenizer
 from tests.end_to_end.support import Word, Words, ok
 from tests.texts import ENGLISH, RUSSIAN
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from teachonce.checkpoints.sentence_folder import write_sentence_folder
+from teachonce.checkpoints.sentence_modules import MODES, Dense, Normalize, Pooling, VectorHead
 from teachonce.store import EmbeddingSpec, open_store
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
-from teachonce.training.sentence_folder import write_sentence_folder
-from teachonce.training.sentence_modules import MODES, Dense, Normalize, Pooling, VectorHead
 from tests.end_to_end.support import dumped
 from tests.sentence_folders import (
     PROMPTS,

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from teachonce.downstream.embedders import Embedder
+from teachonce.checkpoints.embedders import Embedder
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.tasks.test_sts import alike
 from tests.downstream.test_as_is import refused, scored

