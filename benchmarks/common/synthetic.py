@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from teachonce.store import Features, LogitsSpec, PartWriter, StoreWriter
+from teachonce.store import Features, LogitsSpec, Outside, PartWriter, Sequences, StoreWriter
 from teachonce.support.arrays import Array
 
 VOCABULARY, MAX_LENGTH = 30522, 256
@@ -38,11 +38,7 @@ def make_store(path: Path, tokens: int, features: Features, seed: int = 0) -> No
         path,
         identity={"teacher": {"id": "synthetic"}, "corpus": {"hash": str(seed)}},
         features=features,
-        calibration={"mean": (np.zeros_like(scale), scale)},
-        files={},
-        weights={},
-        head=None,
-        software={},
+        outside=Outside({"mean": (np.zeros_like(scale), scale)}),
     )
     rng = np.random.default_rng(seed)
     lengths = np.exp(rng.normal(np.log(MEDIAN), SPREAD, tokens // 20 + 1))
@@ -60,7 +56,7 @@ def make_store(path: Path, tokens: int, features: Features, seed: int = 0) -> No
         for sequence, length in enumerate(counts.tolist()):
             weights = rng.standard_gamma(0.3, (length, length), np.float32) + np.float32(1e-6)
             part.put_attention(0, "mean", sequence, weights / weights.sum(1, keepdims=True))
-        part.publish()
+        writer.publish(part)
     writer.seal()
 
 
@@ -77,10 +73,11 @@ def _put_text(part: PartWriter, counts: Array, rng: np.random.Generator) -> None
         special.append(np.arange(length) % (length - 1) == 0)
     sequences = np.arange(len(counts))
     ids = _ids((int(counts.sum()),), rng)
-    part.set_sequences(
+    given = Sequences(
         texts, sequences // 2, sequences * 0, sequences < 0, ids,
         np.concatenate(offsets), np.concatenate(special),
     )  # fmt: skip
+    part.set_sequences(given)
 
 
 def _ids(shape: tuple[int, ...], rng: np.random.Generator) -> Array:

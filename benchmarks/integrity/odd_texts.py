@@ -25,10 +25,11 @@ from teachonce.align import (
     align_reduce,
     align_span,
 )
-from teachonce.store import Features, FeatureStore, StoreWriter, open_store
+from teachonce.store import Features, FeatureStore, Outside, StoreWriter, open_store
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import ranges
 from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.job.part_writing import sequences_of
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.masked_views import mask_spans
 from teachonce.teacher_dump.windows.window import Window
@@ -151,22 +152,13 @@ def through_store(windows: list[Window], path: Path, tokenizer: Any) -> tuple[li
         path,
         identity={"corpus": "odd"},
         features=features,
-        calibration={},
-        files={"tokenizer.json": tokenizer.backend_tokenizer.to_str().encode()},
+        outside=Outside(files={"tokenizer.json": tokenizer.backend_tokenizer.to_str().encode()}),
     )
     part = writer.part(0, [len(window.ids) for window in windows])
-    part.set_sequences(
-        texts=[window.text for window in windows],
-        document=[window.document for window in windows],
-        document_begin=[window.document_begin for window in windows],
-        hard_cut=[window.hard_cut for window in windows],
-        token_ids=np.concatenate([window.ids for window in windows]),
-        offsets=np.concatenate([window.offsets for window in windows]),
-        special=np.concatenate([window.special for window in windows]),
-    )
+    part.set_sequences(sequences_of(windows, features))
     spans = [mask_spans(window.text, 0, 1, i) for i, window in enumerate(windows)]
     part.set_masks(1, spans)
-    part.publish()
+    writer.publish(part)
     writer.seal()
     found = verify(path).problems
     assert found == [], found[:3]

@@ -30,7 +30,7 @@ from teachonce.store.containers.paths import staging_of
 from teachonce.store.format.index import FEW_PARTS
 from teachonce.store.format.manifest import Part, length_dtype
 from teachonce.store.tools.copy import begin_copy, copy_part
-from teachonce.store.write.sealing import root_of
+from teachonce.store.write.tree import root_of_parts
 from teachonce.support.arrays import Array
 from teachonce.support.console import command_errors
 
@@ -64,8 +64,8 @@ def many_parts(path: Path, parts: int, few: int = FEW_PARTS) -> Figures:
     with closing(staging.source()) as begun:
         attributes = begun.attributes()
     pairs = _repeated(known, source, parts)
-    with mock.patch("teachonce.store.write.sealing.FEW_PARTS", few):
-        staging.seal(partial(root_of, attributes, source.features, pairs, parts))
+    with mock.patch("teachonce.store.write.tree.FEW_PARTS", few):
+        staging.seal(partial(root_of_parts, attributes, source.features, pairs, parts))
     return {}
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.features import TaskSpec
+from teachonce.store.format.features import Features, TaskSpec
 from teachonce.support.arrays import Array, starts
 
 ACTIONS = 3
@@ -24,81 +25,93 @@ def _encode_text(text: str, where: str) -> bytes:
         ) from error
 
 
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """The sequences of a part, in their order.
+
+    Of n sequences: `texts`, the number of their `document`, the character where each begins in it,
+    and whether it begins inside a word (`hard_cut`). Of their N tokens: ids, `offsets` [N, 2] in
+    characters of the text, and whether each is `special`. `gold` belongs to a store with a task:
+    labels of the sequences [n] or tags of the tokens [N], -1 where there is none; None if there are
+    none at all.
+    """
+
+    texts: Sequence[str]
+    document: ArrayLike
+    document_begin: ArrayLike
+    hard_cut: ArrayLike
+    token_ids: ArrayLike
+    offsets: ArrayLike
+    special: ArrayLike
+    gold: ArrayLike | None = None
+
+
 def encode_sequences(
-    texts: Sequence[str],
-    token_start: Array,
-    vocabulary: int,
-    where: str,
-    columns: Mapping[str, ArrayLike],
-    token_ids: ArrayLike,
-    offsets: ArrayLike,
-    special: ArrayLike,
+    given: Sequences, token_start: Array, features: Features, where: str
 ) -> dict[str, Array]:
-    """Make the arrays sequence/*, text/utf8 and token/* of a part.
+    """Make the arrays sequence/*, text/utf8 and token/* of a part, with the gold labels of a task.
 
     Raises StoreError, which names the sequence.
     """
     sequences, tokens = len(token_start) - 1, int(token_start[-1])
-    ids, spans = np.asarray(token_ids, np.int64), np.asarray(offsets, np.int64)
-    flags = np.asarray(special, bool)
-    shapes = (
-        ("texts", np.empty(len(texts)), (sequences,)),
-        ("token_ids", ids, (tokens,)),
-        ("offsets", spans, (tokens, 2)),
-        ("special", flags, (tokens,)),
-        *((name, np.asarray(column), (sequences,)) for name, column in columns.items()),
-    )
-    for name, array, expected in shapes:
-        if array.shape != expected:
-            raise StoreError(
-                f"{where}: {name} has shape {list(array.shape)}, expected {list(expected)}"
-            )
-    _check_tokens(texts, token_start, vocabulary, where, ids, spans, flags)
-    encoded = [_encode_text(text, f"{where}, sequence {n}") for n, text in enumerate(texts)]
-    return {
-        "sequence/document": np.asarray(columns["document"], np.int64),
-        "sequence/document_begin": np.asarray(columns["document_begin"], np.int64),
-        "sequence/hard_cut": np.asarray(columns["hard_cut"], bool),
-        "sequence/text_start": starts([len(data) for data in encoded]),
-        "sequence/token_start": token_start.astype(np.int64),
-        "text/utf8": np.frombuffer(b"".join(encoded), np.uint8),
-        "token/id": ids.astype(np.uint32),
-        "token/begin": spans[:, 0].astype(np.int32),
-        "token/end": spans[:, 1].astype(np.int32),
-        "token/special": flags,
+    arrays = {
+        name: np.asarray(getattr(given, name), dtype)
+        for name, dtype in (
+            ("document", np.int64),
+            ("document_begin", np.int64),
+            ("hard_cut", bool),
+            ("token_ids", np.int64),
+            ("offsets", np.int64),
+            ("special", bool),
+        )
     }
-
-
-def _check_tokens(
-    texts: Sequence[str],
-    token_start: Array,
-    vocabulary: int,
-    where: str,
-    ids: Array,
-    spans: Array,
-    special: Array,
-) -> None:
-    """Raise StoreError for the first token outside the vocabulary or its text, and for a special
-    token that covers text."""
-    lengths = np.array([len(text) for text in texts], np.int64)
-    limits = np.repeat(lengths, np.diff(token_start))
+    expected = {"token_ids": (tokens,), "offsets": (tokens, 2), "special": (tokens,)}
+    for name, array in {"texts": np.empty(len(given.texts)), **arrays}.items():
+        shape = expected.get(name, (sequences,))
+        if array.shape != shape:
+            raise StoreError(
+                f"{where}: {name} has shape {list(array.shape)}, expected {list(shape)}"
+            )
+    ids, spans, special = arrays["token_ids"], arrays["offsets"], arrays["special"]
+    limits = np.repeat([len(text) for text in given.texts], np.diff(token_start))
     begin, end = spans.T
     for bad, what in (
-        ((ids < 0) | (ids >= vocabulary), f"token id outside the vocabulary of {vocabulary}"),
+        (
+            (ids < 0) | (ids >= features.vocabulary),
+            f"token id outside the vocabulary of {features.vocabulary}",
+        ),
         ((begin < 0) | (begin > end) | (end > limits), "offsets outside the text"),
         (special & (end > 0), "special token with offsets (expected 0, 0)"),
     ):
         if bad.any():
-            row = int(np.flatnonzero(bad)[0])
+            row = int(bad.argmax())
             sequence = int(np.searchsorted(token_start, row, "right")) - 1
             raise StoreError(
                 f"{where}, sequence {sequence}, token {row - token_start[sequence]}: {what} "
                 f"(id {ids[row]}, span {begin[row]}..{end[row]} of {limits[row]} characters)"
             )
+    texts = [_encode_text(text, f"{where}, sequence {n}") for n, text in enumerate(given.texts)]
+    made = {
+        "sequence/document": arrays["document"],
+        "sequence/document_begin": arrays["document_begin"],
+        "sequence/hard_cut": arrays["hard_cut"],
+        "sequence/text_start": starts([len(data) for data in texts]),
+        "sequence/token_start": token_start.astype(np.int64),
+        "text/utf8": np.frombuffer(b"".join(texts), np.uint8),
+        "token/id": ids.astype(np.uint32),
+        "token/begin": begin.astype(np.int32),
+        "token/end": end.astype(np.int32),
+        "token/special": special,
+    }
+    if task := features.task:
+        made[task.gold] = _encode_gold(task, given.gold, token_start, special, where)
+    elif given.gold is not None:
+        raise StoreError(f"{where}: this store has no task, so no gold labels")
+    return made
 
 
-def encode_gold(
-    task: TaskSpec, gold: ArrayLike | None, token_start: Array, special: ArrayLike, where: str
+def _encode_gold(
+    task: TaskSpec, gold: ArrayLike | None, token_start: Array, special: Array, where: str
 ) -> Array:
     """Make the int32 array of gold labels [n] or tags [N], -1 where there is none.
 
@@ -109,7 +122,7 @@ def encode_gold(
     values = np.full(size, -1, np.int64) if gold is None else np.asarray(gold, np.int64)
     if values.shape != (size,):
         raise StoreError(f"{where}: gold labels have shape {list(values.shape)}, expected [{size}]")
-    bad = wrong_gold(task, values, np.asarray(special, bool))
+    bad = wrong_gold(task, values, special)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         sequence = int(np.searchsorted(token_start, row, "right")) - 1 if tagging else row

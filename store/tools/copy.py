@@ -20,6 +20,7 @@ from teachonce.store.read.part import DAMAGED
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.recode import ENCODED, check_codec, recode_part
 from teachonce.store.tools.verify import outside_entries, verify_store
+from teachonce.store.write.tree import Outside
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.arrays import Array
 from teachonce.support.errors import ANOTHER, UserError
@@ -58,14 +59,16 @@ def begin_copy(
     head = features.logits is not None and features.logits.tier == "head"
     writer = StoreWriter.create_or_resume(
         path,
-        identity=identity,
-        features=features,
-        calibration=store.calibration,
-        files=dict(store.teacher_files()),
-        weights=pairs(),
-        head=store.head() if head else None,
+        identity,
+        features,
+        Outside(
+            store.calibration,
+            store.teacher_files(),
+            pairs(),
+            store.head() if head else None,
+            (MixedVocab.stored(store), WordCounts.stored(store) if words else None),
+        ),
         software=store.meta["software"],
-        more=(MixedVocab.stored(store), WordCounts.stored(store) if words else None),
     )
     theirs = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
     unlike = [name for name, e in writer.outside.items() if e.sha256 != theirs.get(name)]

@@ -33,7 +33,7 @@ from teachonce.store.tools.documents import document_numbers, document_texts, st
 from teachonce.store.tools.selection import selected
 from teachonce.store.tools.taking import take_part
 from teachonce.store.write.part_queue import PartQueue
-from teachonce.store.write.publishing import write_arrays
+from teachonce.store.write.tree import write_part
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support import files
 from teachonce.support.arrays import Array
@@ -253,7 +253,7 @@ def _write_part(
     whole = {name: part.all(name) for name in part.names()}
     counts, arrays = selected(whole, store.features, keep)
     lease.check()
-    write_arrays(staging.part(number), store.features, number, counts, arrays, store.path)
+    write_part(staging.part(number), store.features, number, counts, arrays)
     staging.keep(number)
 
 

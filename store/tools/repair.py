@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from teachonce.store.containers.hdf5.staging import Hdf5Staging
 from teachonce.store.containers.paths import LocalStaging, local_staging_of
 from teachonce.store.errors import MISSING, StoreError, without_remedy
 from teachonce.store.format.layout import VERSIONS
+from teachonce.store.format.manifest import check_root
 from teachonce.store.read.unfinished import made_by
 from teachonce.store.tools.aside import Aside
 from teachonce.store.tools.report import Report
@@ -17,7 +19,8 @@ from teachonce.store.tools.salvage import Opened, open_damaged
 from teachonce.store.tools.unseal import Unsealing
 from teachonce.store.tools.verify import Progress, verify_opened
 from teachonce.store.write.part_queue import PartQueue
-from teachonce.store.write.writer import StoreWriter, sealed_as
+from teachonce.store.write.tree import sealed_root
+from teachonce.store.write.writer import StoreWriter
 from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -113,7 +116,14 @@ def _mend(staging: LocalStaging, opened: Opened, report: Report, lease: Lease) -
     if lacking or not opened.sealed:
         return False
     staging.mark = lease.token
-    return sealed_as(staging, attributes, lease, opened.manifest, opened.checksum)
+    # Seal it again, if that gives the manifest, or the checksum of it, that it had: then nothing of
+    # it is lacking.
+    with closing(staging.source()) as source:
+        made, data = sealed_root(source, attributes, check_root(attributes, str(staging.path)))
+    if data != opened.manifest and made["checksum"] != opened.checksum:
+        return False
+    StoreWriter(staging, attributes, lease).seal()
+    return True
 
 
 def _advice(staging: LocalStaging, opened: Opened, report: Report, left: int, whole: bool) -> str:

@@ -1,10 +1,9 @@
-"""Write one part: buffers of codes, filled row by row in any order, then published whole."""
+"""Encode one part: buffers of codes, filled row by row in any order, then taken whole."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,23 +11,26 @@ from numpy.typing import ArrayLike
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays
-from teachonce.store.format.sequences import encode_gold, encode_masks, encode_sequences
+from teachonce.store.format.sequences import Sequences, encode_masks, encode_sequences
 from teachonce.support.arrays import Array, Floats, begins, ranges, starts
 
 LOG_SLACK = 1e-2
 
 
 class PartWriter:
-    """A part being filled. Rows are flat token numbers in the part; each is put exactly once for
-    each feature."""
+    """A part being filled; `StoreWriter.part` makes it and `StoreWriter.publish` stores it.
+
+    Rows are flat token numbers in the part; each is put exactly once for each feature. `where`
+    names the part in errors.
+    """
 
     def __init__(
         self,
         features: Features,
         calibration: Calibration,
         token_counts: ArrayLike,
-        write: Callable[[Counts, dict[str, Array]], None],
-        where: str,
+        number: int = 0,
+        where: str = "part",
     ) -> None:
         counts = np.asarray(token_counts, np.int64)
         if counts.ndim != 1 or not len(counts):
@@ -39,14 +41,14 @@ class PartWriter:
                 f"{where}, sequence {bad}: {counts[bad]} tokens, expected 1..{features.max_length}"
             )
         self._features, self._calibration = features, calibration
-        self._write, self._where = write, where
+        self.number, self._where = number, where
         self.token_start, self.square_start = starts(counts), starts(counts**2)
         self._tokens = int(self.token_start[-1])
         self._arrays: dict[str, Array] = {}
         self._seen: dict[str, Array] = {}
         self._draws = defaultdict[int, list[tuple[Array, Array, Array, Array]]](list)
         self._texts: list[str] | None = None
-        self._published = False
+        self._taken = False
         self._allocate()
 
     def _allocate(self) -> None:
@@ -99,34 +101,10 @@ class PartWriter:
             )
         return array
 
-    def set_sequences(
-        self,
-        texts: Sequence[str],
-        document: ArrayLike,
-        document_begin: ArrayLike,
-        hard_cut: ArrayLike,
-        token_ids: ArrayLike,
-        offsets: ArrayLike,
-        special: ArrayLike,
-        gold: ArrayLike | None = None,
-    ) -> dict[str, Array]:
-        """Set texts and flat tokens [N] in the order of sequences; offsets [N, 2] are characters.
-
-        Returns the arrays as they are stored, by path in the part. `gold` belongs to a store with a
-        task: labels of the sequences [n] or tags of the tokens [N], -1 where there is none; None if
-        there are none at all.
-        """
-        self._texts = list(texts)
-        arrays = encode_sequences(
-            self._texts, self.token_start, self._features.vocabulary, self._where,
-            {"document": document, "document_begin": document_begin, "hard_cut": hard_cut},
-            token_ids, offsets, special,
-        )  # fmt: skip
-        task = self._features.task
-        if task is None and gold is not None:
-            raise StoreError(f"{self._where}: this store has no task, so no gold labels")
-        if task:
-            arrays[task.gold] = encode_gold(task, gold, self.token_start, special, self._where)
+    def set_sequences(self, sequences: Sequences) -> dict[str, Array]:
+        """Set texts and tokens; returns the arrays as they are stored, by path in the part."""
+        self._texts = list(sequences.texts)
+        arrays = encode_sequences(sequences, self.token_start, self._features, self._where)
         self._arrays |= arrays
         return arrays
 
@@ -273,30 +251,29 @@ class PartWriter:
         self._arrays[f"{path}/ids"], self._arrays[f"{path}/counts"] = ids[places], counts[places]
         return int(start[-1])
 
-    def publish(self) -> None:
-        """Write the part in one step. Raises StoreError if anything was not put."""
+    def take(self) -> tuple[Counts, dict[str, Array]]:
+        """Return the counts and all arrays of the part, once. StoreError if any was not put."""
+        features = self._features
         missing = sorted(name for name, seen in self._seen.items() if not seen.all())
         if self._texts is None:
             missing.append("sequences")
-        features, tier = self._features, self._features.logits and self._features.logits.tier
         missing += [
             f"masks of view {view}"
             for view in range(1, features.views)
             if f"view{view}/mask/start" not in self._arrays
         ]
-        if missing or self._published:
+        if missing or self._taken:
             what = f"not put: {', '.join(missing)}" if missing else "published twice"
             raise StoreError(f"{self._where}: internal error: {what}")
-        views = range(features.views)
+        self._taken = True
+        views, sampled = range(features.views), features.logits and features.logits.tier == "sample"
         counts = Counts(
             sequences=len(self.token_start) - 1,
             tokens=self._tokens,
             squares=int(self.square_start[-1]),
             text_bytes=len(self._arrays["text/utf8"]),
             spans=tuple(len(self._arrays[f"view{v}/mask/begin"]) if v else 0 for v in views),
-            draws=tuple(self._gather_draws(v) if tier == "sample" else 0 for v in views),
+            draws=tuple(self._gather_draws(v) if sampled else 0 for v in views),
         )
-        names: dict[str, Any] = part_arrays(features, counts)
-        self._write(counts, {name: self._arrays[name] for name in names})
-        self._published = True
-        self._arrays.clear()
+        arrays, self._arrays = self._arrays, {}
+        return counts, {name: arrays[name] for name in part_arrays(features, counts)}

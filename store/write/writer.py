@@ -5,7 +5,7 @@ One process writes a store; or several do, each a part by its own lease (see `pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,37 +19,39 @@ from teachonce.store.containers.paths import staging_of
 from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import StoreError, Unreachable
-from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.features import Features
 from teachonce.store.format.layout import MAX_PART, Counts
 from teachonce.store.format.manifest import Part, check_root, digest, read_entries
+from teachonce.store.format.sequences import Sequences
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.read.unfinished import published_part
-from teachonce.store.write import standing
-from teachonce.store.write.outside_parts import Outside, Weights, begin, complete, outside_arrays
+from teachonce.store.write import existing, tree
 from teachonce.store.write.part import PartWriter
 from teachonce.store.write.part_queue import PartQueue
-from teachonce.store.write.publishing import write_arrays
-from teachonce.store.write.sealing import sealed_root
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease
 
 
 class StoreWriter:
-    """A store being written; made by `create_or_resume`, or of one part by `join`."""
+    """A store being written; made by `create_or_resume`, or of one part by `join`.
 
-    # What stands at a path, before there is a writer of it.
-    check, check_joinable = staticmethod(standing.check), staticmethod(standing.check_joinable)
-    finished, unfinished = staticmethod(standing.finished), staticmethod(standing.unfinished)
-    peek, kept = staticmethod(standing.peek), staticmethod(standing.kept)
-    calibration = staticmethod(standing.calibration)
-    begun_otherwise = staticmethod(standing.begun_otherwise)
+    `part` makes an empty part, which the caller fills; `publish` stores it. A published part stays
+    what it is; `seal` finishes the store.
+    """
+
+    # What is at a path, before there is a writer of it.
+    check, check_joinable = staticmethod(existing.check), staticmethod(existing.check_joinable)
+    finished, unfinished = staticmethod(existing.finished), staticmethod(existing.unfinished)
+    peek, kept = staticmethod(existing.peek), staticmethod(existing.kept)
+    calibration = staticmethod(existing.calibration)
+    begun_otherwise = staticmethod(existing.begun_otherwise)
 
     def __init__(self, staging: Staging, attributes: dict[str, Any], lease: Right) -> None:
         self._staging, self._attributes, self._lease = staging, attributes, lease
         self.path = staging.path
         self.features = check_root(attributes, str(self.path))
-        self._calibration = standing.calibration(self.path) or {}
+        self._calibration = existing.calibration(self.path) or {}
         self.software: dict[str, Any] = attributes["software"]  # of the process that began it
         self.outside = read_entries(attributes["arrays"], str(self.path))
         self.published: set[int] = staging.published()
@@ -59,46 +61,40 @@ class StoreWriter:
         path: str | Path,
         identity: Mapping[str, Any],
         features: Features,
-        calibration: Calibration,
-        files: Mapping[str, bytes] | None = None,
-        weights: Weights | None = None,
-        head: tuple[ArrayLike, ArrayLike] | None = None,
+        outside: tree.Outside,
+        *,
         software: Mapping[str, Any] | None = None,
-        more: Iterable[Outside | None] = (),
         lease: Lease | None = None,
     ) -> StoreWriter:
         """Begin a store, or go on with an unfinished one of the same identity and features.
 
-        When resuming, what was stored at the beginning (calibration, files, weights, more) stays;
-        what `repair` has moved aside of it is written again, and must be what it was. With the
-        caller's own `lease` of the store other processes may be writing its parts: what they have
-        begun stays, and the software must be the same. Raises UserError if the path is taken, or by
-        a dump with other arguments; StoreError if what is there is damaged.
+        When resuming, what was stored of `outside` at the beginning stays; what `repair` has moved
+        aside of it is written again, and must be what it was. With the caller's own `lease` of the
+        store other processes may be writing its parts: what they have begun stays, and the software
+        must be the same. Raises UserError if the path is taken, or by a dump with other arguments;
+        StoreError if what is there is damaged.
         """
         shared = lease is not None
-        standing.check(path, shared)
+        existing.check(path, shared)
         staging = staging_of(path)
-        attributes = standing.begun_as(identity, features, software)
-        standing.is_continued(staging, attributes, shared)
-        with standing.writing(staging.path):
+        attributes = existing.begun_as(identity, features, software)
+        existing.is_continued(staging, attributes, shared)
+        with existing.writing(staging.path):
             right: Right = lease or staging.lease()
             try:
                 staging.mark = right.token
-                standing.check(path, shared)  # another process may have sealed it meanwhile
+                existing.check(path, shared)  # another process may have sealed it meanwhile
                 if not shared:
                     if isinstance(staging.path, Path):
                         PartQueue(staging.path).remove()
                     staging.clear()
-                arrays = partial(
-                    outside_arrays,
-                    *(features, calibration, files or {}, weights or {}, head, tuple(more)),
-                )
-                if standing.is_continued(staging, attributes):
-                    standing.check_parts(staging)
-                    complete(staging, standing.root_of(staging) or {}, arrays)
+                if existing.is_continued(staging, attributes):
+                    existing.check_parts(staging)
+                    found = existing.root_of(staging) or {}
+                    tree.complete(staging, found, features, outside)
                 else:
-                    begin(staging, attributes, arrays())
-                return StoreWriter(staging, standing.root_of(staging) or attributes, right)
+                    tree.create(staging, attributes, outside.arrays(features))
+                return StoreWriter(staging, existing.root_of(staging) or attributes, right)
             except BaseException:
                 with suppress(OSError, UserError):
                     staging.clear(right.token)
@@ -121,34 +117,39 @@ class StoreWriter:
         gone.
         """
         staging = staging_of(path)
-        attributes = standing.begun_as(identity, features, software)
-        if not standing.is_continued(staging, attributes, shared=True):
+        attributes = existing.begun_as(identity, features, software)
+        if not existing.is_continued(staging, attributes, shared=True):
             raise UserError(f"{path}: was removed while parts of it were made; start again")
         staging.mark = lease.token
         with suppress(OSError):  # one who was too slow may be writing it yet
             staging.clear_part(number)
-        return StoreWriter(staging, standing.root_of(staging) or attributes, lease)
+        return StoreWriter(staging, existing.root_of(staging) or attributes, lease)
 
     def part(self, number: int, token_counts: ArrayLike) -> PartWriter:
-        """Begin a part; token_counts [n] are the tokens of its sequences."""
+        """Make an empty part; token_counts [n] are the tokens of its sequences."""
         self._check_number(number)
+        return self._part(number, token_counts)
 
-        def write(counts: Counts, arrays: dict[str, Array]) -> None:
-            self.write_part(number, counts, arrays)
+    def _part(self, number: int, token_counts: ArrayLike) -> PartWriter:
+        where = f"{self.path}: part {number}"
+        return PartWriter(self.features, self._calibration, token_counts, number, where)
 
-        return PartWriter(
-            self.features, self._calibration, token_counts, write, f"{self.path}: part {number}"
-        )
+    def publish(self, part: PartWriter) -> None:
+        """Store a part whole, in one step. Raises StoreError if anything was not put."""
+        self.write_part(part.number, *part.take())
 
-    def differing(self, number: int, token_counts: ArrayLike, **sequences: Any) -> list[str]:
+    def write_part(self, number: int, counts: Counts, arrays: Mapping[str, Array]) -> None:
+        """Publish a part from encoded arrays, all that `layout.part_arrays` names."""
+        with self._publishing(number):
+            tree.write_part(self._staging.part(number), self.features, number, counts, arrays)
+
+    def differing(self, number: int, token_counts: ArrayLike, sequences: Sequences) -> list[str]:
         """Names of the arrays of a published part that differ from those of given sequences.
 
-        Sequences are given as to `PartWriter.set_sequences`. Checksums are compared; the part is
-        not read.
+        Checksums are compared; the part is not read.
         """
-        where, entries = f"{self.path}: part {number}", self.published_part(number).arrays
-        part = PartWriter(self.features, self._calibration, token_counts, lambda *_: None, where)
-        given = part.set_sequences(**sequences).items()
+        entries = self.published_part(number).arrays
+        given = self._part(number, token_counts).set_sequences(sequences).items()
         return [name for name, values in given if digest(values) != entries[name].sha256]
 
     def published_part(self, number: int) -> Part:
@@ -166,7 +167,7 @@ class StoreWriter:
     def _publishing(self, number: int) -> Iterator[None]:
         """Publish a part that is written within the block, by a lease that is held until then."""
         self._check_number(number)
-        with standing.writing(self.path, f"part {number} of "), self._leased():
+        with existing.writing(self.path, f"part {number} of "), self._leased():
             yield
             self._lease.check()
             self._staging.publish(number)
@@ -179,20 +180,9 @@ class StoreWriter:
             self._lease.check()
             yield
         except BaseException:
-            self._clear()
+            with suppress(OSError, UserError):  # the error before it is the one to report
+                self._staging.clear(self._staging.mark)
             raise
-
-    def _clear(self) -> None:
-        """Remove what was begun. An error here is dropped, as the error before it is the one to
-        report."""
-        with suppress(OSError, UserError):
-            self._staging.clear(self._staging.mark)
-
-    def write_part(self, number: int, counts: Counts, arrays: Mapping[str, Array]) -> None:
-        """Publish a part from encoded arrays, all that `layout.part_arrays` names."""
-        with self._publishing(number):
-            sink = self._staging.part(number)
-            write_arrays(sink, self.features, number, counts, arrays, str(self.path))
 
     def adopts(self, store: FeatureStore) -> bool:
         """Whether parts of a store can become parts of this one without being written again."""
@@ -226,30 +216,13 @@ class StoreWriter:
         if not self.published:
             raise StoreError(f"{self.path}: no part was published; there is nothing to seal")
         with (
-            standing.writing(self.path),
+            existing.writing(self.path),
             self._leased(),
             closing(self._staging.source()) as source,
         ):
-            self._staging.seal(partial(sealed_root, source, self._attributes, self.features))
+            self._staging.seal(partial(tree.sealed_root, source, self._attributes, self.features))
         self.close()
 
     def close(self) -> None:
         """Let another process write; published parts stay."""
         self._lease.close()
-
-
-def sealed_as(
-    staging: Staging,
-    attributes: dict[str, Any],
-    lease: Right,
-    manifest: bytes | None,
-    checksum: str | None,
-) -> bool:
-    """Seal an unfinished store again, if that gives the manifest, or the checksum of it, that it
-    had: then nothing of it is lacking. Returns whether it did."""
-    with closing(staging.source()) as source:
-        made, data = sealed_root(source, attributes, check_root(attributes, str(staging.path)))
-    if data != manifest and made["checksum"] != checksum:
-        return False
-    StoreWriter(staging, attributes, lease).seal()
-    return True

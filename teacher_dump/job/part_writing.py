@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import torch
 
-from teachonce.store import Features, PartWriter, StoreWriter
+from teachonce.store import Features, PartWriter, Sequences, StoreWriter
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.background import Calls
@@ -55,7 +54,7 @@ def write_part(
     features, lengths = writer.features, np.array([len(w.ids) for w in windows])
     start = starts(lengths)
     part = writer.part(number, lengths)
-    part.set_sequences(**sequences_of(windows, features))
+    part.set_sequences(sequences_of(windows, features))
     batches = length_batches([len(w.teacher_ids) for w in windows], options.batch_tokens)
     for view in range(features.views):
         keys = [(options.seed, view, first_sequence + i) for i in range(len(windows))]
@@ -72,7 +71,7 @@ def write_part(
             rows = ranges(start[known.sequences], lengths[known.sequences])
             behind.call(_put, part, view, rows, known, features)
             progress(len(rows) if view == 0 else 0)
-    behind.call(part.publish)
+    behind.call(writer.publish, part)
 
 
 def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> None:
@@ -82,7 +81,7 @@ def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> 
     twice and others not at all.
     """
     lengths = np.array([len(w.ids) for w in windows])
-    differ = writer.differing(number, lengths, **sequences_of(windows, writer.features))
+    differ = writer.differing(number, lengths, sequences_of(windows, writer.features))
     if differ:
         raise other_sequences(writer, number, "published before", f"{differ[0]} differs")
 
@@ -101,18 +100,18 @@ def other_sequences(writer: StoreWriter, number: int, when: str, what: str) -> U
     )
 
 
-def sequences_of(windows: list[Window], features: Features) -> dict[str, Any]:
-    """Return what `PartWriter.set_sequences` takes of windows."""
-    return {
-        "texts": [w.text for w in windows],
-        "document": np.array([w.document for w in windows]),
-        "document_begin": np.array([w.document_begin for w in windows]),
-        "hard_cut": np.array([w.hard_cut for w in windows]),
-        "token_ids": np.concatenate([w.ids for w in windows]),
-        "offsets": np.concatenate([w.offsets for w in windows]),
-        "special": np.concatenate([w.special for w in windows]),
-        "gold": _gold(windows) if features.task else None,
-    }
+def sequences_of(windows: list[Window], features: Features) -> Sequences:
+    """Make the sequences of a part of windows."""
+    return Sequences(
+        texts=[w.text for w in windows],
+        document=[w.document for w in windows],
+        document_begin=[w.document_begin for w in windows],
+        hard_cut=[w.hard_cut for w in windows],
+        token_ids=np.concatenate([w.ids for w in windows]),
+        offsets=np.concatenate([w.offsets for w in windows]),
+        special=np.concatenate([w.special for w in windows]),
+        gold=_gold(windows) if features.task else None,
+    )
 
 
 def _gold(windows: list[Window]) -> Array:

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.store import EmbeddingSpec, Features, LogitsSpec, StoreWriter, TaskSpec
+from teachonce.store import (
+    EmbeddingSpec,
+    Features,
+    LogitsSpec,
+    Outside,
+    Sequences,
+    StoreWriter,
+    TaskSpec,
+)
 from teachonce.store.format.features import TASKS
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.arrays import Array
@@ -188,16 +196,16 @@ def begin(path: Path | str, features: Features, **changes: Any) -> StoreWriter:
         rng = np.random.default_rng(9)
         size = (features.vocabulary, features.logits.size)
         head = (rng.normal(size=size), np.zeros(features.vocabulary))
-    arguments: dict[str, Any] = {
-        "identity": IDENTITY,
-        "features": features,
+    arguments: dict[str, Any] = {"identity": IDENTITY, "features": features, "software": SOFTWARE}
+    outside: dict[str, Any] = {
         "calibration": calibration_of(features),
         "files": {"tokenizer.json": TOKENIZER, "config.json": b"{}"},
         "weights": {"embeddings.word_embeddings.weight": np.eye(8, 4), "pooler.bias": np.ones(4)},
         "head": head,
-        "software": SOFTWARE,
+        "extras": (),
     }
-    return StoreWriter.create_or_resume(path, **(arguments | changes))
+    outside |= {key: changes.pop(key) for key in outside.keys() & changes.keys()}
+    return StoreWriter.create_or_resume(path, outside=Outside(**outside), **(arguments | changes))
 
 
 def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> None:
@@ -205,10 +213,11 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
     features, rng = writer.features, np.random.default_rng(seed)
     w = writer.part(number, part.token_counts)
     zeros = np.zeros(len(part.texts), np.int64)
-    w.set_sequences(
+    sequences = Sequences(
         part.texts, part.document, zeros + 7, zeros > 0, part.token_ids, part.offsets, part.special,
         part.gold,
     )  # fmt: skip
+    w.set_sequences(sequences)
     for view, spans in part.spans.items():
         w.set_masks(view, spans)
     for rows in np.array_split(rng.permutation(len(part.token_ids)), 3):
@@ -228,7 +237,7 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
     if part.vectors is not None:
         for chosen in np.array_split(rng.permutation(len(part.vectors)), 2):
             w.put_embedding(chosen, part.vectors[chosen])
-    w.publish()
+    writer.publish(w)
 
 
 def make_store(

@@ -126,7 +126,7 @@ def test_the_short_reader_of_the_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, kind: str, most: int
 ) -> None:
     """Stores of more than `most` parts have an index: format version 2."""
-    monkeypatch.setattr("teachonce.store.write.sealing.FEW_PARTS", most)
+    monkeypatch.setattr("teachonce.store.write.tree.FEW_PARTS", most)
     path = tmp_path / "a.zarr"
     make_store(path, features_of(codec, kind), parts=2, sequences=4)
     read, fs = example("read_store").read_store, open_store(path)

@@ -18,7 +18,7 @@ from teachonce.feature_store.captures.registry import Format, format_of
 from teachonce.feature_store.captures.sample import Capture, Held, Rows, Sample, finite, same_length
 from teachonce.feature_store.captures.teacher_files import TeacherFiles, open_teacher
 from teachonce.feature_store.captures.token_texts import Spelling, Stretch, spelling_of, stretches
-from teachonce.store import EmbeddingSpec, Features, LogitsSpec, StoreWriter
+from teachonce.store import EmbeddingSpec, Features, LogitsSpec, Outside, StoreWriter
 from teachonce.store.format.features import Calibration
 from teachonce.support.arrays import Array, starts
 from teachonce.support.console import counted
@@ -288,8 +288,7 @@ def _write(
             options.target,
             identity=described,
             features=features,
-            calibration=_calibration(options, first, features),
-            files=files,
+            outside=Outside(_calibration(options, first, features), files),
             software=software(),
         )
     ) as writer:
@@ -335,7 +334,7 @@ def _write_part(
     lengths = np.array([len(each.ids) for each in part])
     start = starts(lengths)
     made = writer.part(number, lengths)
-    made.set_sequences(**sequences_of([each.window for each in part], features))
+    made.set_sequences(sequences_of([each.window for each in part], features))
     for place, each in enumerate(part):
         at = np.arange(start[place], start[place + 1])
         span = slice(each.begin, each.begin + len(at))
@@ -348,7 +347,7 @@ def _write_part(
         if features.logits:
             ids, logprobs, rest = _kept(each, rows, span, features.logits.size, tally)
             made.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
-    made.publish()
+    writer.publish(made)
 
 
 def _kept(

@@ -26,7 +26,7 @@ class Raw(dict[str, Array]):
 
 
 def written(path: Path, more: WordCounts | Raw) -> Path:
-    writer = begin(path, FEATURES, more=[more])
+    writer = begin(path, FEATURES, extras=(more,))
     put_part(writer, 0, make_part(FEATURES, 0))
     writer.seal()
     return path
@@ -36,7 +36,7 @@ def written(path: Path, more: WordCounts | Raw) -> Path:
 @pytest.mark.parametrize("counts", [COUNTS, {}])
 def test_kept_and_copied(tmp_path: Path, ext: str, counts: dict[str, int]) -> None:
     path = tmp_path / f"a.{ext}"
-    begin(path, FEATURES, more=[WordCounts(counts | {"once": 1})]).close()
+    begin(path, FEATURES, extras=(WordCounts(counts | {"once": 1}),)).close()
     assert WordCounts.unfinished(path) == WordCounts(counts)
     convert(written(path, WordCounts(counts)), tmp_path / "b.h5")
     found = WordCounts.stored(open_store(tmp_path / "b.h5"))

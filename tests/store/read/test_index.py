@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import teachonce.store.format.index
-import teachonce.store.write.sealing
+import teachonce.store.write.tree
 from benchmarks.integrity.damage import flip
 from teachonce.store import Features, FeatureStore, StoreError, open_store
 from teachonce.store.format.index import KEPT_PAGES, IndexedParts, write_index
@@ -37,7 +37,7 @@ PARTS = 7
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Three parts are many, and a page has three."""
-    monkeypatch.setattr(teachonce.store.write.sealing, "FEW_PARTS", 2)
+    monkeypatch.setattr(teachonce.store.write.tree, "FEW_PARTS", 2)
     monkeypatch.setattr(teachonce.store.format.index, "PAGE", 3)
     yield
 
@@ -48,7 +48,7 @@ def both(tmp_path: Path, many: None, ext: str, monkeypatch: pytest.MonkeyPatch) 
     paths = [tmp_path / f"many.{ext}", tmp_path / f"few.{ext}"]
     make_store(paths[0], SMALL, PARTS)
     with monkeypatch.context() as patch:
-        patch.setattr(teachonce.store.write.sealing, "FEW_PARTS", PARTS)
+        patch.setattr(teachonce.store.write.tree, "FEW_PARTS", PARTS)
         make_store(paths[1], SMALL, PARTS)
     return paths
 

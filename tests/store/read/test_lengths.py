@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import teachonce.store.write.sealing
+import teachonce.store.write.tree
 from benchmarks.integrity.damage import flip
 from teachonce.store import StoreError, open_store
 from teachonce.store.containers.untrusted import Folder
@@ -78,7 +78,7 @@ def test_a_store_without_lengths_reads_the_same(copy: Copy, made: Made) -> None:
 def test_a_manifest_that_would_be_too_large_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teachonce.store.write.sealing, "MAX_BYTES", 1000)
+    monkeypatch.setattr(teachonce.store.write.tree, "MAX_BYTES", 1000)
     make_store(tmp_path / "a.zarr", features_of(), parts=1)
     fs = open_store(tmp_path / "a.zarr")
     assert fs.manifest.lengths is None and len(fs.blocks(50)) > 1

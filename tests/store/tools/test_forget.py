@@ -153,10 +153,10 @@ def _arrays(features: Any, seed: int, known: dict[Any, dict[str, Any]] = {}) -> 
                 from teachonce.store.write.part import PartWriter
                 from tests.store.making import calibration_of
 
-                def write(counts: Any, arrays: dict[str, Any]) -> None:
-                    taken.update(arrays)
+                return PartWriter(features, calibration_of(features), lengths)
 
-                return PartWriter(features, calibration_of(features), lengths, write, "here")
+            def publish(self, part: Any) -> None:
+                taken.update(part.take()[1])
 
         writer: Any = Taking()
         put_part(writer, 0, make_part(features, seed))
@@ -338,7 +338,7 @@ def test_counts_of_words_go(tmp_path: Path, ext: str) -> None:
     path = tmp_path / "one" / f"a.{ext}"
     path.parent.mkdir()
     words = WordCounts({"Rumpelstilzchen": 3, "the": 9})
-    make_store(path, SMALL, more=[words])
+    make_store(path, SMALL, extras=(words,))
     assert holding(path.parent, "Rumpelstilzchen")
     forgetting.run(path, 1)
     assert not holding(path.parent, "Rumpelstilzchen")

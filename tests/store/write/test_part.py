@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teachonce.store import Features, LogitsSpec, PartWriter, StoreError, TaskSpec
+from teachonce.store import Features, LogitsSpec, PartWriter, Sequences, StoreError, TaskSpec
 from tests.store.making import calibration_of, features_of, make_part
 from tests.store.write.test_writing import SMALL
 
 
 def put_one(features: Features = SMALL) -> tuple[Any, Any]:
-    part = make_part(features, 0)
-    written: list[Any] = []
-    writer = PartWriter(
-        features, calibration_of(features), part.token_counts,
-        lambda counts, arrays: written.append(arrays), "x.zarr: part 4",
-    )  # fmt: skip
-    return writer, part
+    part, calibration = make_part(features, 0), calibration_of(features)
+    return PartWriter(features, calibration, part.token_counts, 4, "x.zarr: part 4"), part
 
 
 @pytest.mark.parametrize(
@@ -53,7 +48,7 @@ def test_rows_are_put_exactly_once() -> None:
     with pytest.raises(StoreError, match="no view0/hidden/max; it has"):
         writer.put_hidden(0, "max", [9], states[:1])
     with pytest.raises(StoreError, match="not put: view0/hidden/mean, view0/logits, sequences"):
-        writer.publish()
+        writer.take()
 
 
 def test_unusable_logits_are_refused() -> None:
@@ -86,14 +81,14 @@ def test_unusable_logits_are_refused() -> None:
 )
 def test_bad_sequences_are_refused(change: dict[str, Any], message: str) -> None:
     features = Features(max_length=9, vocabulary=100)
-    writer = PartWriter(features, {}, [3], lambda c, a: None, "x: part 0")
+    writer = PartWriter(features, {}, [3])
     good: dict[str, Any] = {
         "texts": ["ab"], "document": [0], "document_begin": [0], "hard_cut": [False],
         "token_ids": [2, 50, 3], "offsets": [(0, 0), (0, 2), (0, 0)], "special": [1, 0, 1],
     }  # fmt: skip
-    writer.set_sequences(**good)
+    writer.set_sequences(Sequences(**good))
     with pytest.raises(StoreError, match=message):
-        writer.set_sequences(**(good | change))
+        writer.set_sequences(Sequences(**(good | change)))
 
 
 def test_unusable_labels_and_logits_of_a_task_are_refused() -> None:
@@ -107,17 +102,14 @@ def test_unusable_labels_and_logits_of_a_task_are_refused() -> None:
         ("tagging", part.special.astype(int), "sequence 0: gold label 1, .* -1 for special tokens"),
         (None, [0] * 12, "has no task"),
     ):
-        writer = PartWriter(
-            features_of(tier=kind), calibration_of(features), part.token_counts, lambda c, a: None,
-            "x: part 4",
-        )  # fmt: skip
+        writer = PartWriter(features_of(tier=kind), calibration_of(features), part.token_counts)
         with pytest.raises(StoreError, match=message):
-            writer.set_sequences(*arguments, *tokens, gold)
+            writer.set_sequences(Sequences(*arguments, *tokens, gold))
         if kind is None:
             with pytest.raises(StoreError, match="has no task"):
                 writer.put_task(0, [0], np.zeros((1, 4)))
         elif kind == "classification":
-            writer.set_sequences(*arguments, *tokens)  # without gold: -1
+            writer.set_sequences(Sequences(*arguments, *tokens))  # without gold: -1
             with pytest.raises(StoreError, match="sequence 2, token 0: view1/classes is NaN"):
                 writer.put_task(1, [2], np.full((1, 4), np.nan))
             with pytest.raises(StoreError, match=r"shape \[1, 3\], expected \[1, 4\]"):
@@ -155,14 +147,15 @@ def test_bad_counts_masks_and_features() -> None:
     features = Features(max_length=9, vocabulary=100, views=2)
     for counts, message in (([], "at least one"), ([3, 10], "sequence 1: 10"), ([0], "0 tokens")):
         with pytest.raises(StoreError, match=message):
-            PartWriter(features, {}, counts, lambda c, a: None, "x: part 0")
-    writer = PartWriter(features, {}, [3], lambda c, a: None, "x: part 0")
-    writer.set_sequences(["abcd"], [0], [0], [0], [1, 2, 3], [(0, 1), (1, 2), (2, 4)], [0, 0, 0])
+            PartWriter(features, {}, counts)
+    writer = PartWriter(features, {}, [3])
+    offsets = [(0, 1), (1, 2), (2, 4)]
+    writer.set_sequences(Sequences(["abcd"], [0], [0], [0], [1, 2, 3], offsets, [0, 0, 0]))
     for spans in ([(2, 3, 0), (0, 1, 0)], [(0, 2, 0), (1, 3, 0)], [(0, 9, 0)], [(0, 1, 3)]):
         with pytest.raises(StoreError, match="sequence 0: masked words must be ascending"):
             writer.set_masks(1, [spans])
     with pytest.raises(StoreError, match="masks of view 1"):
-        writer.publish()
+        writer.take()
     for bad in (
         {"hidden": ("../x",)}, {"hidden": ("a", "a")}, {"codec": "zip"}, {"views": 0},
         {"width": True}, {"vocabulary": 2, "logits": LogitsSpec("topk", 3)}, {"attention": ("/",)},

@@ -1,4 +1,4 @@
-"""What stands at the path of a store: nothing, an unfinished store, a finished one, or no store."""
+"""What is at the path of a store: nothing, an unfinished store, a finished one, or no store."""
 
 from __future__ import annotations
 
@@ -88,12 +88,6 @@ def is_continued(staging: Staging, attributes: dict[str, Any], shared: bool = Fa
     if stored is None:
         return False
     found = begun_otherwise(stored, attributes["identity"], attributes["features"])
-    if found and all(key.startswith("features.encodings.") for key, _, _ in found):
-        raise UserError(
-            f"{staging.path}: holds an unfinished store in another form of codec"
-            f" {stored['features']['codec']}, as an earlier version wrote it; make it anew:"
-            f" {ANOTHER}"
-        )
     check_same(staging.path, found)
     versions = changed(stored["software"], attributes["software"]) if shared else ""
     if versions:

@@ -1,0 +1,227 @@
+"""Write the tree of a store: arrays outside its parts, a part, and the manifest that seals it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from teachonce.store.containers.interface import Sink, Source, Staging
+from teachonce.store.errors import StoreError
+from teachonce.store.format.features import Calibration, Features, check_name
+from teachonce.store.format.index import FEW_PARTS, Write, write_index
+from teachonce.store.format.layout import VERSIONS, Counts, part_arrays, teacher_array
+from teachonce.store.format.manifest import (
+    ATTRIBUTES,
+    MAX_BYTES,
+    Entry,
+    Manifest,
+    Part,
+    length_dtype,
+    read_entries,
+    seal_checksum,
+)
+from teachonce.store.read.part import PartReader
+from teachonce.store.read.unfinished import (
+    absent_outside,
+    part_numbers,
+    published_parts,
+    read_outside,
+    unreadable_part,
+)
+from teachonce.support.arrays import Array
+
+
+class Extra(Protocol):
+    """An optional group of arrays outside the parts; see store/extras."""
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays to store, by path."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outside:
+    """What a store holds outside its parts.
+
+    calibration: mean and deviation [D] of each hidden state. files: of the teacher, by name.
+    weights: arrays of the teacher, by name, stored as float16. head: weight [V, D] and bias [V] of
+    the LM head, for logits of tier `head`. extras: what only some stores hold.
+    """
+
+    calibration: Calibration = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    weights: Mapping[str, Array] | Iterable[tuple[str, Array]] = ()
+    head: tuple[ArrayLike, ArrayLike] | None = None
+    extras: tuple[Extra | None, ...] = ()
+
+    def arrays(self, features: Features) -> Iterator[tuple[str, Array]]:
+        """Yield every array by its path, as it is stored.
+
+        Raises StoreError for values that are not finite or do not fit the features.
+        """
+        checked = _check_calibration(self.calibration, features)
+        if (self.head is None) == bool(features.logits and features.logits.tier == "head"):
+            raise StoreError("head (weight, bias) belongs to logits of tier head, and to no other")
+        for name, pair in checked.items():
+            for key, array in zip(("mean", "deviation"), pair, strict=True):
+                yield f"calibration/hidden/{name}/{key}", array
+        for name, data in self.files.items():
+            yield f"teacher/files/{name}", np.frombuffer(data, np.uint8)
+        weights = self.weights
+        for name, array in weights.items() if isinstance(weights, Mapping) else weights:
+            with np.errstate(over="ignore"):  # not around the yield: nobody may ask again
+                half = np.atleast_1d(array).astype(np.float16)
+            yield f"teacher/weights/{name}", half
+        if self.head is not None:
+            for key, values in zip(("weight", "bias"), self.head, strict=True):
+                yield f"teacher/head/{key}", np.asarray(values, np.float32)
+        for extra in self.extras:
+            yield from extra.arrays().items() if extra else ()
+
+
+def _check_calibration(calibration: Calibration, features: Features) -> Calibration:
+    checked = {}
+    for name in features.hidden:
+        if name not in calibration:
+            raise StoreError(f"no calibration for hidden {name!r}: give (mean, deviation)")
+        mean, deviation = (np.asarray(array, np.float32) for array in calibration[name])
+        if mean.shape != (features.width,) or deviation.shape != (features.width,):
+            raise StoreError(
+                f"calibration of {name!r} has shapes {list(mean.shape)} and "
+                f"{list(deviation.shape)}, expected [{features.width}] both"
+            )
+        finite = np.isfinite(mean).all() and np.isfinite(deviation).all()
+        if not finite or not (deviation > 0).all():
+            raise StoreError(f"calibration of {name!r} must be finite with deviations over 0")
+        checked[name] = (mean, deviation)
+    return checked
+
+
+def create(
+    staging: Staging, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]]
+) -> None:
+    """Write what a new store holds outside its parts, and give it its name. Raises StoreError."""
+    sink, entries = staging.create(), {}
+    for name, values in arrays:
+        for segment in name.split("/"):
+            check_name(segment, f"array {name!r}: segment")
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise StoreError(f"{name} has NaN or infinite values; the checkpoint is not usable")
+        fingerprint = sink.array(name, teacher_array(values), values)
+        entries[name] = Entry.of(values, fingerprint).to_json()
+    sink.attributes("", attributes | {"arrays": entries})
+    sink.close()
+    staging.begin()
+
+
+def complete(
+    staging: Staging, attributes: dict[str, Any], features: Features, outside: Outside
+) -> None:
+    """Write those arrays of an unfinished store that it lists and lacks, and the groups of Zarr.
+
+    Raises StoreError if an array that is there is damaged, or if `outside` does not give an array
+    that is lacking with the values that it had.
+    """
+    with closing(staging.source()) as source:
+        lacking, read = absent_outside(source), read_outside(source)
+        entries = read_entries(attributes["arrays"], source.path)
+        for name in entries.keys() - lacking:
+            read(name)
+
+        def same(name: str, values: Array) -> tuple[str, Array]:
+            if Entry.of(values, None) != entries[name]._replace(fingerprint=None):
+                raise _other(source.path, name)
+            return name, values
+
+        def checked() -> Iterator[tuple[str, Array]]:
+            left = set(entries)
+            for name, values in outside.arrays(features):
+                if name in left:
+                    left.remove(name)
+                    yield same(name, values if name in lacking else read(name))
+            for name in sorted(left):
+                if name in lacking:
+                    raise _other(source.path, name)
+                yield same(name, read(name))
+
+        staging.complete(attributes, checked() if lacking else (), lacking)
+
+
+def _other(path: str, name: str) -> StoreError:
+    return StoreError(
+        f"{path}: {name} is lacking, and what is made now is not what it was: with the very same"
+        " arguments, versions and machine it would be; else restore the store from a copy, or"
+        " remove it and type the command that made it again"
+    )
+
+
+def write_part(
+    sink: Sink, features: Features, number: int, counts: Counts, arrays: Mapping[str, Array]
+) -> None:
+    """Write a part whole, with the attribute that says what it holds, and close the tree.
+
+    Raises StoreError for an array that is not as `part_arrays` has it.
+    """
+    entries = {}
+    for name, spec in part_arrays(features, counts).items():
+        values = arrays[name]
+        if values.shape != spec.shape or values.dtype != spec.dtype:
+            raise StoreError(
+                f"part {number}: {name}: internal error: {values.dtype}{list(values.shape)}, "
+                f"expected {spec.dtype}{list(spec.shape)}"
+            )
+        entries[name] = Entry.of(values, sink.array(name, spec, values))
+    sink.attributes("", {"part": Part(number, counts, entries).to_json()})
+    sink.close()
+
+
+def sealed_root(
+    source: Source,
+    attributes: Mapping[str, Any],
+    features: Features,
+    write: Write = lambda name, values: None,
+) -> tuple[dict[str, Any], bytes]:
+    """Make the root attributes and the manifest that finish a store as it is.
+
+    The arrays of the index, if it has so many parts, are given to `write`, some at a time. Raises
+    StoreError if a part does not say what it holds.
+    """
+    parts = published_parts(source, features)
+    pairs = ((part, _lengths(source, part, features)) for part in parts)
+    return root_of_parts(attributes, features, pairs, len(part_numbers(source)), write)
+
+
+def root_of_parts(
+    attributes: Mapping[str, Any],
+    features: Features,
+    parts: Iterable[tuple[Part, Array]],
+    count: int,
+    write: Write,
+) -> tuple[dict[str, Any], bytes]:
+    """Do as `sealed_root`, for `count` parts with the lengths of their sequences."""
+    many = count > FEW_PARTS
+    found = {**attributes, "state": "sealed", "version": VERSIONS[many]}
+    entries = read_entries(attributes.get("arrays"), "")
+    manifest = Manifest({key: found[key] for key in ATTRIBUTES}, entries, [])
+    if many:
+        data = manifest.to_bytes(write_index(parts, features, write))
+    else:
+        listed, lengths = zip(*parts, strict=True)
+        data = replace(manifest, parts=listed, lengths=np.concatenate(lengths)).to_bytes()
+        if len(data) > MAX_BYTES:  # readers do without the lengths, not without the rest
+            data = replace(manifest, parts=listed).to_bytes()
+    found["arrays"] = {name: entries[name].to_json() for name in sorted(entries)}
+    return found | {"checksum": seal_checksum(data, found["created"])}, data
+
+
+def _lengths(source: Source, part: Part, features: Features) -> Array:
+    try:
+        return np.diff(PartReader(source, part, features).token_start).astype(
+            length_dtype(features)
+        )
+    except StoreError as error:
+        raise unreadable_part(source, part.number, error) from error
