@@ -20,7 +20,7 @@ from teachonce.store.read.part import DAMAGED
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.recode import ENCODED, check_codec, recode_part
 from teachonce.store.tools.verify import outside_entries, verify_store
-from teachonce.store.write.tree import Outside
+from teachonce.store.write.tree import OutsideParts
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.arrays import Array
 from teachonce.support.errors import ANOTHER, UserError
@@ -61,7 +61,7 @@ def begin_copy(
         path,
         identity,
         features,
-        Outside(
+        OutsideParts(
             store.calibration,
             store.teacher_files(),
             pairs(),

@@ -44,7 +44,7 @@ class Extra(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Outside:
+class OutsideParts:
     """What a store holds outside its parts.
 
     calibration: mean and deviation [D] of each hidden state. files: of the teacher, by name.
@@ -119,7 +119,7 @@ def create(
 
 
 def complete(
-    staging: Staging, attributes: dict[str, Any], features: Features, outside: Outside
+    staging: Staging, attributes: dict[str, Any], features: Features, outside: OutsideParts
 ) -> None:
     """Write those arrays of an unfinished store that it lists and lacks, and the groups of Zarr.
 

@@ -61,7 +61,7 @@ class StoreWriter:
         path: str | Path,
         identity: Mapping[str, Any],
         features: Features,
-        outside: tree.Outside,
+        outside: tree.OutsideParts,
         *,
         software: Mapping[str, Any] | None = None,
         lease: Lease | None = None,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
-from teachonce.store import Features, Outside, StoreWriter, TaskSpec, open_store
+from teachonce.store import Features, OutsideParts, StoreWriter, TaskSpec, open_store
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.background import Behind, prefetched
@@ -227,7 +227,7 @@ def begun(
         options.out,
         identity=identity_of(options, teacher, corpus, features, stage_one, growth),
         features=features,
-        outside=Outside(
+        outside=OutsideParts(
             calibration=growth.calibration if growth else calibration(options, teacher, first),
             files=teacher.files(),
             weights=teacher.weights() if options.weights else {},

@@ -18,7 +18,7 @@ from math import ceil
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from teachonce.store import Features, Outside, StoreWriter
+from teachonce.store import Features, OutsideParts, StoreWriter
 from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
 from teachonce.store.tools.usage import METADATA, stored_rows, stored_sizes
 from teachonce.support.arrays import Array
@@ -261,7 +261,7 @@ def _dump_seconds(
         options.out,
         identity={},
         features=features,
-        outside=Outside(
+        outside=OutsideParts(
             calibration=calibration(options, teacher, windows),
             files=teacher.files(),
             weights=_some(teacher) if options.weights else {},

@@ -13,7 +13,7 @@ from teachonce.store import (
     EmbeddingSpec,
     Features,
     LogitsSpec,
-    Outside,
+    OutsideParts,
     Sequences,
     StoreWriter,
     TaskSpec,
@@ -205,7 +205,9 @@ def begin(path: Path | str, features: Features, **changes: Any) -> StoreWriter:
         "extras": (),
     }
     outside |= {key: changes.pop(key) for key in outside.keys() & changes.keys()}
-    return StoreWriter.create_or_resume(path, outside=Outside(**outside), **(arguments | changes))
+    return StoreWriter.create_or_resume(
+        path, outside=OutsideParts(**outside), **(arguments | changes)
+    )
 
 
 def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> None:

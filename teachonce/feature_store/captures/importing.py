@@ -18,7 +18,7 @@ from teachonce.feature_store.captures.registry import Format, format_of
 from teachonce.feature_store.captures.sample import Capture, Held, Rows, Sample, finite, same_length
 from teachonce.feature_store.captures.teacher_files import TeacherFiles, open_teacher
 from teachonce.feature_store.captures.token_texts import Spelling, Stretch, spelling_of, stretches
-from teachonce.store import EmbeddingSpec, Features, LogitsSpec, Outside, StoreWriter
+from teachonce.store import EmbeddingSpec, Features, LogitsSpec, OutsideParts, StoreWriter
 from teachonce.store.format.features import Calibration
 from teachonce.support.arrays import Array, starts
 from teachonce.support.console import counted
@@ -288,7 +288,7 @@ def _write(
             options.target,
             identity=described,
             features=features,
-            outside=Outside(_calibration(options, first, features), files),
+            outside=OutsideParts(_calibration(options, first, features), files),
             software=software(),
         )
     ) as writer:

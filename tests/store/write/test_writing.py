@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 import pytest
 
-from teachonce.store import Features, Outside, StoreError, StoreWriter, UserError, open_store
+from teachonce.store import Features, OutsideParts, StoreError, StoreWriter, UserError, open_store
 from tests.store.making import IDENTITY, begin, features_of, make_part, make_store, put_part
 
 EXT = ("zarr", "h5")
@@ -195,7 +195,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
 def test_weights_that_nobody_takes_any_more_end_in_silence() -> None:
     """As on a full disk: what is left of them may end in another thread's context."""
     weights = {"a": np.ones(3, np.float32), "b": np.full(3, 1e9, np.float32)}
-    arrays, before = Outside(weights=weights).arrays(Features(width=4)), np.geterr()
+    arrays, before = OutsideParts(weights=weights).arrays(Features(width=4)), np.geterr()
     assert isinstance(arrays, Generator)
     assert next(arrays)[0] == "teacher/weights/a"
     assert np.geterr() == before

@@ -55,12 +55,12 @@ def test_verify_tells_embeddings_that_are_not_those_of_the_tokenizer(
     backend = train_wordpiece(ENGLISH, 180, None)
     settings = json.dumps(json.loads(good.settings)).encode()
     wrong = dataclasses.replace(good, tokenizer=backend.to_str().encode(), settings=settings)
-    from teachonce.store import Outside, StoreWriter
+    from teachonce.store import OutsideParts, StoreWriter
     from teachonce.store.tools.copy import copy_part
 
     writer = StoreWriter.create_or_resume(
         tmp_path / "wrong.zarr", store.identity, store.features,
-        Outside(store.calibration, store.teacher_files(), extras=(wrong,)),
+        OutsideParts(store.calibration, store.teacher_files(), extras=(wrong,)),
         software=store.meta["software"],
     )  # fmt: skip
     copy_part(writer, 0, store, 0, store, 0)
