@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -87,7 +88,7 @@ def _loader(format: str | None, path: Path, output: str) -> Callable[[], Run]:
     from teachonce.student_export.formats.registry import FORMATS
 
     libraries: dict[str, Any] = {"onnx": "onnxruntime", "openvino": "openvino"}
-    __import__(libraries.get(format, "torch"))
+    import_module(libraries.get(format, "torch"))
     return lambda: FORMATS[format].open(path, output, 1)
 
 
