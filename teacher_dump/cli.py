@@ -11,8 +11,7 @@ from teachonce.support.console import CONTEXT, command_errors, counted
 from teachonce.support.environment import leads
 from teachonce.support.grouped_help import GroupedCommandWithSubcommands
 from teachonce.support.options import click_options, read_words
-from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.shards import Shard, shard_of
+from teachonce.teacher_dump.job.options import DumpOptions, Shard, shard_of
 from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from teachonce.store.read.stream import HiddenBatch
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.teacher.heads import top_logits
 from teachonce.teacher_dump.teacher.teacher import Activations, Teacher
-from teachonce.teacher_dump.windows.length_batches import padded
 from teachonce.teacher_dump.windows.masked_views import masked_input
+from teachonce.teacher_dump.windows.window import padded
 
 
 class OnlineTeacher:

@@ -27,9 +27,8 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.forward import Known, forward
 from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
 from teachonce.teacher_dump.windows.cutting import encoder
-from teachonce.teacher_dump.windows.length_batches import length_batches
 from teachonce.teacher_dump.windows.masked_views import RANDOM, mask_spans, masked_input
-from teachonce.teacher_dump.windows.window import Window
+from teachonce.teacher_dump.windows.window import Window, length_batches
 
 TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
 """Error that other orders of the same sums, on other machines, may add to that of the codec.

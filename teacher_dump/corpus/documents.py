@@ -5,7 +5,7 @@
 Sources, in the order given:
 
 - files: .txt (a document a line), .jsonl, .csv, .tsv (a header, or token/tag lines with empty lines
-  between sentences), .parquet; see `readers`
+  between sentences), .parquet; see `files`
 - folders (with their subfolders) and patterns (`data/*.txt`): their files with such a suffix, in
   sorted order
 - `hf:NAME[@CONFIG][:SPLIT]`: a dataset of the Hugging Face hub or a local folder of one, streamed;
@@ -28,18 +28,10 @@ from typing import Any
 
 from teachonce.support.console import counted
 from teachonce.support.options import flag_of
-from teachonce.teacher_dump.corpus.iob import Step
-from teachonce.teacher_dump.corpus.labelled_text import Columns, Gold
-from teachonce.teacher_dump.corpus.readers import READERS
-from teachonce.teacher_dump.corpus.sources import (
-    HUB,
-    PYTHON_DOCS,
-    FileSource,
-    HubSource,
-    PythonDocs,
-    Source,
-)
-from teachonce.teacher_dump.corpus.utf8_lines import CorpusError
+from teachonce.teacher_dump.corpus.files import READERS, FileSource, Source
+from teachonce.teacher_dump.corpus.labelled_text import Columns, Gold, Step
+from teachonce.teacher_dump.corpus.sources import HUB, PYTHON_DOCS, HubSource, PythonDocs
+from teachonce.teacher_dump.corpus.text_files import CorpusError
 
 __all__ = ["Corpus", "CorpusError", "Document"]
 

@@ -1,18 +1,27 @@
-"""Holds one text of a corpus with its gold labels, and finds the columns of a table with both."""
+"""One text of a corpus with its gold label or IOB tags, and the columns of a table with both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from teachonce.store.format.pairs import SEPARATOR
-from teachonce.teacher_dump.corpus.iob import BEGINNING, Step
-from teachonce.teacher_dump.corpus.tables import no_column
-from teachonce.teacher_dump.corpus.utf8_lines import CorpusError
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.text_files import CorpusError, no_column
 
 TEXT_COLUMN = "--text-column"
 DEFAULT_COLUMN = "text"
+# IOB2 (Tjong Kim Sang and Veenstra 1999): B-X is the first word of an entity of kind X, I-X any
+# other word of it, O a word of no entity.
+OUTSIDE, FIRST, OTHER = "O", "B-", "I-"
+BEGINNING = ""
+"""Stands for the tag before the first word of a sentence."""
+Step = tuple[str | None, str]
+"""The tag of the word before, and the tag of a word.
+
+The former is BEGINNING for the first word of a sentence, None where the word before has no tag.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +182,17 @@ def gold_of(value: Any, column: str | None, where: object) -> Gold | None:
     return Gold(str(value))
 
 
+def labelled_row(
+    row: Mapping[str, Any], texts: Sequence[str], label: str | None, line: int, where: object
+) -> LabelledText:
+    """Read a row with named cells: its columns of `texts`, and of the `label` if there is one.
+
+    Raises CorpusError as `gold_of` and `joined_text` do.
+    """
+    gold = gold_of(row[label], label, where) if label else None
+    return LabelledText(joined_text([row[name] for name in texts], texts, where), line, gold)
+
+
 def joined_text(values: Sequence[Any], columns: Sequence[str], where: object) -> str:
     """Read the values of the columns of texts; the texts of a pair are joined by SEPARATOR.
 
@@ -202,3 +222,36 @@ def text_of(value: Any, column: str, where: object) -> str:
             f"is it the right --text-column?"
         )
     return value
+
+
+def is_iob(labels: Iterable[str]) -> bool:
+    """Tell whether the labels of a tagger are IOB: some begin an entity, and all are O, B-X or I-X.
+
+    Parts of speech are not, nor are tags that never say where an entity begins.
+    """
+    prefixes = {label if label == OUTSIDE else label[:2] for label in labels}
+    return FIRST in prefixes and prefixes <= {OUTSIDE, FIRST, OTHER}
+
+
+def check_tag(tag: str, where: str) -> None:
+    """Raise UserError, which names `where`, for a tag that is not IOB whatever stands before it."""
+    if tag != OUTSIDE and not tag.startswith((FIRST, OTHER)):
+        raise UserError(
+            f"{where}: tag {tag!r} is neither O nor B-... nor I-...; entities need IOB tags, take"
+            " downstream --task pos for others"
+        )
+
+
+def check_order(before: str | None, tag: str, where: str) -> None:
+    """Raise UserError, which names `where`, for an I-X that follows neither B-X nor I-X.
+
+    `before` and `tag` are those of a Step.
+    """
+    kind = tag.removeprefix(OTHER)
+    if kind == tag or before in (None, FIRST + kind, tag):
+        return
+    place = f"after {before!r}" if before else "at the beginning of a sentence"
+    raise UserError(
+        f"{where}: tag {tag!r} stands {place}, where no {kind} has begun; write {FIRST}{kind} at"
+        " the first word of every entity (IOB2)"
+    )

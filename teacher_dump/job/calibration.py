@@ -11,8 +11,7 @@ from teachonce.support.arrays import Array
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.forward import forward
 from teachonce.teacher_dump.teacher.teacher import Teacher
-from teachonce.teacher_dump.windows.length_batches import length_batches
-from teachonce.teacher_dump.windows.window import Window
+from teachonce.teacher_dump.windows.window import Window, length_batches
 
 CALIBRATION_TOKENS = 1 << 14
 

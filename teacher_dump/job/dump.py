@@ -34,7 +34,7 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import count, first_of, new_parts, opened_corpus
 from teachonce.teacher_dump.job.progress import Progress
 from teachonce.teacher_dump.job.telling import describe, told
-from teachonce.teacher_dump.windows.rare_words import count_words
+from teachonce.teacher_dump.windows.masked_views import count_words
 from teachonce.teacher_dump.windows.window import Window
 from teachonce.training.wordpiece import suggested_size
 

@@ -21,8 +21,7 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.part_writing import check_published, other_sequences
 from teachonce.teacher_dump.job.parts import count, first_of, new_parts, opened_corpus
 from teachonce.teacher_dump.teacher.teacher import Teacher
-from teachonce.teacher_dump.windows.packing import is_whole, packed
-from teachonce.teacher_dump.windows.window import Window
+from teachonce.teacher_dump.windows.window import Window, is_whole, packed
 
 AHEAD = 16  # parts that wait for a process that takes them
 POLL = 0.2  # seconds between looks at the queue when it is full

@@ -29,7 +29,7 @@ from teachonce.support.differences import ABSENT, differences, told
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.windows.digests import window_digests
+from teachonce.teacher_dump.windows.sequences import window_digests
 from teachonce.teacher_dump.windows.window import Window
 
 if TYPE_CHECKING:

@@ -28,9 +28,8 @@ from teachonce.teacher_dump.job.dump import kept
 from teachonce.teacher_dump.job.early import check_config
 from teachonce.teacher_dump.job.finished import check_begun
 from teachonce.teacher_dump.job.growing import Growth
-from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.options import DumpOptions, Shard
 from teachonce.teacher_dump.job.parts import opened_corpus
-from teachonce.teacher_dump.job.shards import Shard
 from teachonce.teacher_dump.job.sharing import Shared, share
 from teachonce.teacher_dump.job.telling import describe
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from teachonce.checkpoints.names import ALIASES, corpus_of, features_of_alias
 from teachonce.store import LogitsSpec
@@ -24,7 +25,6 @@ from teachonce.support.options import (
 )
 from teachonce.support.ray_cluster import check_address, check_gpus
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
-from teachonce.teacher_dump.job.shards import Shard, shard_of
 from teachonce.teacher_dump.teacher.layer_groups import feature_words
 from teachonce.training.device import resolved_device
 from teachonce.training.rare_masks import MASK_WORDS
@@ -40,6 +40,32 @@ OF_TEXTS = (
 )  # heads whose output is all that is kept, unless more is asked for
 ALONE = "alone"  # scope of the options that `teacher-dump mixed-vocab` does not take
 MAX_DRAWS = 2**16 - 1  # of a token: a store counts them in 16 bits
+
+
+class Shard(NamedTuple):
+    """Number `place`, from 0, of the `size` processes that make one store."""
+
+    place: int
+    size: int
+
+    @staticmethod
+    def read(spec: str) -> Shard:
+        """Read `i/n`. Raises UserError for anything else."""
+        place, _, size = spec.partition("/")
+        if place.isdecimal() and size.isdecimal() and int(place) < int(size):
+            return Shard(int(place), int(size))
+        raise UserError(
+            f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, as 0/4"
+        )
+
+
+def shard_of(spec: str | None) -> Shard | None:
+    """Return which of the processes this is: what `--shard` says, else what torchrun has told in
+    the environment; None for the only one."""
+    if spec is not None:
+        return Shard.read(spec)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
 
 
 def _tier_and_size(spec: str) -> tuple[str, int]:

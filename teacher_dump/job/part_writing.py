@@ -24,9 +24,8 @@ from teachonce.teacher_dump.teacher.heads import (
     top_logits,
 )
 from teachonce.teacher_dump.teacher.teacher import Teacher
-from teachonce.teacher_dump.windows.length_batches import length_batches
 from teachonce.teacher_dump.windows.masked_views import mask_spans, masked_input
-from teachonce.teacher_dump.windows.window import Window
+from teachonce.teacher_dump.windows.window import Window, length_batches
 
 Keys = list[tuple[int, int, int]]  # of each window: seed, view, number of the sequence in the store
 

@@ -16,7 +16,7 @@ from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.growing import Growth, Plan
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.windows.label_numbers import Labels
-from teachonce.teacher_dump.windows.of_documents import windows_of
+from teachonce.teacher_dump.windows.sequences import windows_of
 from teachonce.teacher_dump.windows.window import Window
 
 if TYPE_CHECKING:

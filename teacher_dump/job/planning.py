@@ -32,8 +32,7 @@ from teachonce.teacher_dump.job.dump import BATCHES_BEHIND, opened, teacher_of, 
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import cut_parts, first_of
 from teachonce.teacher_dump.job.telling import told
-from teachonce.teacher_dump.windows.length_batches import length_batches
-from teachonce.teacher_dump.windows.window import Window, storable
+from teachonce.teacher_dump.windows.window import Window, length_batches, storable
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher

@@ -39,11 +39,10 @@ from teachonce.teacher_dump.job.dump import (
 )
 from teachonce.teacher_dump.job.finished import check_begun, check_finished
 from teachonce.teacher_dump.job.growing import Growth
-from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.options import DumpOptions, Shard
 from teachonce.teacher_dump.job.progress import part_line
-from teachonce.teacher_dump.job.shards import Shard
 from teachonce.teacher_dump.job.telling import told
-from teachonce.teacher_dump.windows.packing import Unreadable, unpacked
+from teachonce.teacher_dump.windows.window import Unreadable, unpacked
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.job.filling import Filling

@@ -17,8 +17,8 @@ import torch
 
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.windows.length_batches import length_batches, padded
 from teachonce.teacher_dump.windows.masked_views import word_spans
+from teachonce.teacher_dump.windows.window import length_batches, padded
 
 MASKED = 20  # pieces of a sequence at most; Zhao et al. 2021, section 4.2
 MASKED_BY_TEACHER = 10  # of these at most; the student's pieces have everything to learn

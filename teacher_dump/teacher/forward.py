@@ -14,8 +14,7 @@ import torch
 from teachonce.support.arrays import Array, begins
 from teachonce.support.errors import UserError, out_of_memory
 from teachonce.teacher_dump.teacher.teacher import Teacher
-from teachonce.teacher_dump.windows.length_batches import padded
-from teachonce.teacher_dump.windows.window import Window
+from teachonce.teacher_dump.windows.window import Window, padded
 
 QUOTED = 40  # characters of a text by which a person finds it
 Logits = Callable[[torch.Tensor, Array], tuple[Array, ...]]

@@ -10,8 +10,7 @@ import numpy as np
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.iob import BEGINNING, Step, check_order, is_iob
-from teachonce.teacher_dump.corpus.labelled_text import Gold
+from teachonce.teacher_dump.corpus.labelled_text import BEGINNING, Gold, Step, check_order, is_iob
 from teachonce.teacher_dump.windows.window import Window
 
 SHOWN = 10  # labels that an error lists

@@ -1,6 +1,7 @@
 """Masks words for the views of a sequence, and makes what the teacher reads in each.
 
-Everything here is a pure function of its arguments. The draws come straight from the Philox counter
+Everything here is a pure function of its arguments. Rare words can be masked more often: by counts
+of the words of a corpus. The draws come straight from the Philox counter
 generator (Salmon et al. 2011), whose raw output numpy keeps the same in every version.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from itertools import chain
@@ -17,6 +19,8 @@ import numpy as np
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.arrays import Array
 from teachonce.support.spans import covering_spans
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.windows.window import storable
 from teachonce.training.rare_masks import rare_weights, waits
 
 MASK, RANDOM, KEEP = 0, 1, 2
@@ -24,6 +28,7 @@ MASK, RANDOM, KEEP = 0, 1, 2
 
 Key = tuple[int, int, int]
 """(seed, view, sequence)"""
+COUNTED_WORDS = 1 << 23  # takes some ten seconds, and a gigabyte if all of them differ
 
 _CJK = "\u3005-\u3007\u3040-\u3098\u309b-\u30ff\u3100-\u312f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
 _CJK += "\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af"
@@ -163,3 +168,20 @@ def _uniform(count: int, key: Key, stream: int) -> Array:
         counter=np.array([0, 0, stream, sequence], np.uint64),
     )
     return np.asarray(generator.random_raw(count) >> np.uint64(11)) * 2.0**-53
+
+
+def count_words(corpus: Corpus) -> WordCounts:
+    """Count the words of the first texts of every source, up to COUNTED_WORDS in all.
+
+    Words are counted, not tokens, so that teachers with other tokenizers mask the same words.
+    """
+    counts = Counter[str]()
+    for source in corpus.sources:
+        left = COUNTED_WORDS // len(corpus.sources)
+        for row in source.rows():
+            words = words_of(storable(row.text, Counter()))
+            counts.update(words)
+            left -= len(words)
+            if left <= 0:
+                break
+    return WordCounts(counts)

@@ -58,8 +58,7 @@ def wish(
     corpus.check()
 
     def wanted(store: FeatureStore) -> Wanted:
-        from teachonce.teacher_dump.windows.digests import window_digests
-        from teachonce.teacher_dump.windows.of_documents import windows_as_in
+        from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
 
         found = window_digests(windows_as_in(store, corpus), gold=False)
         told = {digest: f"text {number + 1} of {', '.join(texts)}" for number, digest in found}

@@ -13,7 +13,7 @@ from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.questions import Answer, Question, read_questions
 from teachonce.downstream.tasks.tagged_sentences import Sentence, read_tagged
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus import utf8_lines
+from teachonce.teacher_dump.corpus import text_files
 from teachonce.teacher_dump.corpus.documents import Corpus
 from tests.downstream.learnable import table
 from tests.teacher_dump.corpus.corpora import texts
@@ -71,12 +71,12 @@ def test_tables_are_read_alike(tmp_path: Path) -> None:
 
 def test_squad_may_be_one_long_line(tmp_path: Path) -> None:
     """As the official files are; with a byte order mark as well."""
-    context = "a lamp" + " and more" * (utf8_lines.MAX_LINE // 9)
+    context = "a lamp" + " and more" * (text_files.MAX_LINE // 9)
     asked = {"question": "what?", "answers": [{"text": "lamp", "answer_start": 2}]}
     squad = {"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]}
     path = tmp_path / "a.json"
     path.write_text("\ufeff" + json.dumps(squad), encoding="utf-8")
-    assert path.stat().st_size > utf8_lines.MAX_LINE
+    assert path.stat().st_size > text_files.MAX_LINE
     assert read_questions(path, {}) == [Question("what?", context, (Answer("lamp", 2),))]
 
 

@@ -29,10 +29,9 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job import part_writing
 from teachonce.teacher_dump.job.growing import _both
-from teachonce.teacher_dump.job.shards import Shard
+from teachonce.teacher_dump.job.options import Shard
 from teachonce.teacher_dump.job.sharing import share
-from teachonce.teacher_dump.windows.digests import window_digests
-from teachonce.teacher_dump.windows.of_documents import windows_as_in
+from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
 from tests.end_to_end.support import (
     dump_options,
     dumped,

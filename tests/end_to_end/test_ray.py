@@ -27,8 +27,7 @@ from teachonce.support.ray_cluster import Home, places_of
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.on_ray import Task, driven, share_on_ray, worker
-from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.shards import Shard
+from teachonce.teacher_dump.job.options import DumpOptions, Shard
 from teachonce.teacher_dump.job.sharing import Shared
 from tests.end_to_end.support import dump_options, refused, says, write_corpus
 from tests.support.leased import held

@@ -233,7 +233,7 @@ def test_killed_dump(
     assert tree(tmp_path) == left
 
     with monkeypatch.context() as patch:  # words are counted once, by who began
-        patch.setattr("teachonce.teacher_dump.windows.rare_words.COUNTED_WORDS", 1)
+        patch.setattr("teachonce.teacher_dump.windows.masked_views.COUNTED_WORDS", 1)
         done = dump(dumping.options(model, corpus, broken))
     assert 0 < done.resumed_parts < done.parts
     dump(dumping.options(model, corpus, whole))

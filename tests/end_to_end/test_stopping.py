@@ -20,7 +20,7 @@ from teachonce.support import signals
 from teachonce.support.errors import UserError
 from teachonce.support.signals import stoppable
 from teachonce.teacher_dump.cli import main as teacher_dump
-from teachonce.teacher_dump.windows import of_documents
+from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end.support import STUDENT, Words, refused, write_corpus
 
@@ -171,7 +171,7 @@ def test_the_thread_that_cuts_the_text_stops_too(
                 time.sleep(0.1)  # the main thread has the signal by then
             yield window
 
-    monkeypatch.setattr(of_documents, "iter_windows", stopped_at_10)
+    monkeypatch.setattr(sequences, "iter_windows", stopped_at_10)
     result = CliRunner().invoke(teacher_dump, [str(word) for word in (*words, tmp_path / "a.zarr")])
     assert result.exit_code == 130 and "begins anew" in result.output
     assert cut < 15

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.utf8_lines import read_lines as all_lines
+from teachonce.teacher_dump.corpus.text_files import read_lines as all_lines
 
 SMALL = 10_000
 HELD_OUT_AT_MOST = 2000

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.tables import named_rows
+from teachonce.teacher_dump.corpus.text_files import named_rows
 
 CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
 JUDGED = ("qrels.tsv", "qrels/test.tsv", "qrels/dev.tsv")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from teachonce.downstream.search.beir import Collection
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.utf8_lines import read_lines
+from teachonce.teacher_dump.corpus.text_files import read_lines
 
 
 def read_run(path: Path, depth: int) -> dict[str, list[str]]:

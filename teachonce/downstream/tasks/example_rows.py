@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.tables import NAMED, named_rows, no_column
+from teachonce.teacher_dump.corpus.text_files import NAMED, named_rows, no_column
 
 
 class Row(dict[str, Any]):

@@ -11,7 +11,7 @@ from typing import Any
 
 from teachonce.downstream.tasks.example_rows import Row, read_rows
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.utf8_lines import read_lines
+from teachonce.teacher_dump.corpus.text_files import read_lines
 
 
 @dataclass(frozen=True)

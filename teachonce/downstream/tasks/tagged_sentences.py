@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.readers import tagged_sentences
+from teachonce.teacher_dump.corpus.files import tagged_sentences
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from teachonce.downstream.tasks.tagged_sentences import Sentence, first_of, read
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
-from teachonce.teacher_dump.corpus.iob import (
+from teachonce.teacher_dump.corpus.labelled_text import (
     BEGINNING,
     FIRST,
     OTHER,

@@ -27,7 +27,7 @@ from teachonce.teacher_dump.teacher import teacher
 from teachonce.teacher_dump.teacher.forward import forward
 from teachonce.teacher_dump.teacher.heads import sampled_logits
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
-from teachonce.teacher_dump.windows import of_documents
+from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.masked_views import mask_spans
 from teachonce.teacher_dump.windows.window import Window
@@ -133,7 +133,7 @@ def changed_windows(patch: pytest.MonkeyPatch, change: Callable[[Window], Window
     def windows(*words: Any, **named: Any) -> Iterator[Window]:
         return map(change, iter_windows(*words, **named))
 
-    patch.setattr(of_documents, "iter_windows", windows)
+    patch.setattr(sequences, "iter_windows", windows)
 
 
 def shifted_tokens(patch: pytest.MonkeyPatch, model: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from teachonce.teacher_dump.corpus import sources, utf8_lines
+from teachonce.teacher_dump.corpus import files, text_files
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError, Document
 from tests.teacher_dump.corpus.corpora import TEXTS, refusal, texts, write_table
 
@@ -184,8 +184,8 @@ def test_checking_hashes_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         hashed.append(path.name)
         return digests(path, first)
 
-    digests = sources._digests
-    monkeypatch.setattr(sources, "_digests", whole)
+    digests = files.digests
+    monkeypatch.setattr(files, "digests", whole)
     unchecked, checked = (Corpus.open([str(path) for path in paths]) for _ in range(2))
     before = unchecked.identity()
     assert len(hashed) == len(paths)
@@ -300,7 +300,7 @@ def test_bad_rows(tmp_path: Path) -> None:
 def test_quote_that_is_never_closed_in_a_long_csv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(utf8_lines, "MAX_LINE", 10_000)
+    monkeypatch.setattr(text_files, "MAX_LINE", 10_000)
     path = tmp_path / "a.csv"
     path.write_text('text,n\n"a,1\n' + "row,1\n" * 5000)
     assert "line 2: field larger than field limit (10000)" in refusal(path)

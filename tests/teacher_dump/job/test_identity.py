@@ -16,7 +16,7 @@ import zarr
 from teachonce.store import StoreWriter, UserError, open_store
 from teachonce.store.tools.verify import verify
 from teachonce.teacher_dump.job.dump import dump
-from teachonce.teacher_dump.windows import of_documents
+from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping
 from tests.end_to_end.support import write_corpus
@@ -67,7 +67,7 @@ def test_parts_of_other_sequences_are_refused(
         return (w for n, w in enumerate(iter_windows(*words, **named)) if not 2 <= n <= 5)
 
     with monkeypatch.context() as patch:
-        patch.setattr(of_documents, "iter_windows", others)
+        patch.setattr(sequences, "iter_windows", others)
         with pytest.raises(UserError, match=r"part 0, published before, is of other sequences"):
             dump(options)
     assert StoreWriter.peek(options.out) is not None
@@ -87,7 +87,7 @@ def test_another_cut_of_the_same_tokens_is_refused(
         for window in iter_windows(*words, **named):
             yield dataclasses.replace(window, offsets=np.where(window.offsets > 0, 1, 0))
 
-    monkeypatch.setattr(of_documents, "iter_windows", moved)
+    monkeypatch.setattr(sequences, "iter_windows", moved)
     monkeypatch.setattr("teachonce.teacher_dump.job.part_writing.version", lambda name: "9.9")
     with pytest.raises(UserError, match=r"token/begin differs; teachonce .* then and 9\.9 now"):
         dump(options)

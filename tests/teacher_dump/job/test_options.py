@@ -11,8 +11,7 @@ import pytest
 from teachonce.support.errors import UserError
 from teachonce.support.options import options_of
 from teachonce.teacher_dump.cli import main
-from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.shards import Shard, shard_of
+from teachonce.teacher_dump.job.options import DumpOptions, Shard, shard_of
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from tests.end_to_end.support import ok, refused
 

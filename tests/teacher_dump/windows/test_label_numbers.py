@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from teachonce.store import TaskSpec, UserError
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError, Document
-from teachonce.teacher_dump.corpus.iob import BEGINNING, is_iob
-from teachonce.teacher_dump.corpus.labelled_text import Gold
+from teachonce.teacher_dump.corpus.labelled_text import BEGINNING, Gold, is_iob
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.label_numbers import Labels
 from tests.teacher_dump.corpus.corpora import TEXTS, write_table

@@ -11,10 +11,8 @@ import pytest
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import iter_windows
-from teachonce.teacher_dump.windows.packing import Unreadable, is_whole, packed, unpacked
-from teachonce.teacher_dump.windows.pairs import iter_pairs
-from teachonce.teacher_dump.windows.parallel import iter_parallel
-from teachonce.teacher_dump.windows.window import Window
+from teachonce.teacher_dump.windows.sequences import iter_pairs, iter_parallel
+from teachonce.teacher_dump.windows.window import Unreadable, Window, is_whole, packed, unpacked
 from tests.texts import ENGLISH, RUSSIAN
 
 MakeTokenizer = Callable[[str], Any]

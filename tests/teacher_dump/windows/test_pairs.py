@@ -16,7 +16,7 @@ from teachonce.store.format.pairs import SEPARATOR
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.corpus.labelled_text import Gold
 from teachonce.teacher_dump.windows.cutting import SEGMENT
-from teachonce.teacher_dump.windows.pairs import iter_pairs
+from teachonce.teacher_dump.windows.sequences import iter_pairs
 from teachonce.teacher_dump.windows.window import Window
 from tests.align.support import TEXT
 from tests.texts import SENTENCES

@@ -12,7 +12,7 @@ import pytest
 from teachonce.store import open_store
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.teacher_dump.corpus.documents import Corpus
-from teachonce.teacher_dump.windows import rare_words
+from teachonce.teacher_dump.windows import masked_views
 from teachonce.teacher_dump.windows.masked_views import words_of
 from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import ENGLISH
@@ -22,7 +22,7 @@ def test_words_are_counted(tmp_path: Path) -> None:
     texts = ["Один, two two", "  ", "one\ud800two don't\n", "don't"]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    found = rare_words.count_words(Corpus.open([str(path)]))
+    found = masked_views.count_words(Corpus.open([str(path)]))
     expected = {"Один": 1, ",": 1, "two": 3, "one": 1, "\ufffd": 1, "don't": 2}
     assert found.counts == expected
 
@@ -31,11 +31,11 @@ def test_every_source_has_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A corpus of several languages, one after the other, would else be counted in the first."""
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(f"{name} {name}\n" * (1 if name == "c" else 50))
-    monkeypatch.setattr(rare_words, "COUNTED_WORDS", 23)
+    monkeypatch.setattr(masked_views, "COUNTED_WORDS", 23)
     corpus = Corpus.open([str(tmp_path)])
-    found = rare_words.count_words(corpus)
+    found = masked_views.count_words(corpus)
     assert found.counts == {"a": 8, "b": 8, "c": 2}  # whole texts, up to 23 // 3 words and over
-    assert found == rare_words.count_words(corpus)
+    assert found == masked_views.count_words(corpus)
 
 
 def test_teachers_with_other_tokens_read_the_same_masks(

@@ -1,16 +1,23 @@
-"""Makes a window of each pair of texts: both texts as the teacher reads them at once.
+"""The sequences that a store has of documents: windows of texts, of pairs, of parallel texts.
 
-A pair that is too long is cut, never divided into windows: its label is that of the whole pair.
+A pair of texts is one window, with both texts as the teacher reads them at once. Of two parallel
+texts, such as a sentence and its translation, the window has the student's text and the tokens of
+the other one, which the teacher reads. Neither is divided into windows: what is too long is cut,
+because a label or vector is of the whole text.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from teachonce.store.format.pairs import divided, has_pair_form
+import numpy as np
+
+from teachonce.store import Features, FeatureStore
+from teachonce.store.format.pairs import SEPARATOR, divided, has_pair_form
+from teachonce.store.tools.documents import document_digests, sequence_digest
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import (
@@ -20,8 +27,60 @@ from teachonce.teacher_dump.windows.cutting import (
     document_batches,
     encoder,
     fast_backend,
+    iter_windows,
+    prompted,
 )
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
+
+
+def windows_of(
+    documents: Iterable[Document],
+    tokenizer: Any,
+    features: Features,
+    stride: int,
+    counters: Counter[str] | None = None,
+    parallel: bool = False,
+) -> Iterator[Window]:
+    """Yield the windows of all documents in order, without numbers of labels; see `iter_windows`
+    and `iter_pairs`, and for documents of two `parallel` texts `iter_parallel`."""
+    task, vector, length = features.task, features.embedding, features.max_length
+    if vector and parallel:
+        return iter_parallel(documents, tokenizer, length, vector.prompt, counters)
+    if features.separator is None:
+        return iter_windows(
+            prompted(documents, vector.prompt) if vector else documents,
+            tokenizer,
+            length,
+            stride,
+            counters,
+            one_each=bool(vector or (task and task.kind == "classification")),
+        )
+    if task and task.scores:
+        documents = whole_pairs(documents, features.separator, "a score is of both")
+    return iter_pairs(documents, tokenizer, length, features.separator, counters)
+
+
+def windows_as_in(store: FeatureStore, documents: Iterable[Document]) -> Iterator[Window]:
+    """Yield the windows that a store would have of documents, by the tokenizer that it keeps.
+
+    Raises UserError for a merged store of which nothing tells how its documents were cut.
+    """
+    arguments = store.identity.get("arguments")
+    stride = arguments.get("stride") if isinstance(arguments, dict) else None
+    if not isinstance(stride, int):
+        raise UserError(
+            f"{store.path}: does not tell how its documents were cut (--stride), so texts cannot be"
+            " found in it; give numbers of documents or hashes of their texts"
+        )
+    return windows_of(documents, _Stored(store.tokenizer()), store.features, stride)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A stored tokenizer in the place of one of transformers."""
+
+    backend_tokenizer: Any
+    is_fast: bool = True
 
 
 def iter_pairs(
@@ -125,3 +184,52 @@ class _Fitting:
             plan = cutter.plan()
             cutter.keep(plan, self._encode([text[begin:end] for begin, end, _ in plan]))
         return cutter.kept[0].text
+
+
+def iter_parallel(
+    documents: Iterable[Document],
+    tokenizer: Any,
+    max_length: int,
+    prompt: str,
+    counters: Counter[str] | None = None,
+) -> Iterator[Window]:
+    """Yield a window of at most `max_length` tokens for the second text of each document, with the
+    tokens of the first, at most as many, as `Window.read`; `prompt` stands before both.
+
+    `counters` is filled as by `iter_windows`, where `cut` and `no_tokens` count texts. Raises
+    UserError as `iter_windows` does, and at an empty text.
+    """
+    for batch in document_batches(whole_pairs(documents, SEPARATOR, "each is of no use alone")):
+        first, second = (
+            iter_windows(
+                *(prompted(_sides(batch, side), prompt), tokenizer, max_length),
+                counters=counters,
+                one_each=True,
+            )
+            for side in (0, 1)
+        )
+        read = {window.document: window.ids for window in first}
+        yield from (replace(w, read=read[w.document]) for w in second if w.document in read)
+
+
+def _sides(documents: list[Document], side: int) -> Iterator[Document]:
+    for document in documents:
+        yield replace(document, text=divided(document.text, SEPARATOR, document.source)[side])
+
+
+def window_digests(windows: Iterable[Window], gold: bool = True) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, hash) of the documents of windows, see `store.tools.documents`; with `gold`
+    the hash is also of the numbers of their labels."""
+    return document_digests((window.document, _digest(window, gold)) for window in windows)
+
+
+def _digest(window: Window, gold: bool) -> bytes:
+    offsets = window.offsets.astype(np.int32)
+    columns = (window.ids.astype(np.uint32), *offsets.T, window.special)
+    return sequence_digest(
+        window.document_begin,
+        window.hard_cut,
+        window.text,
+        columns,
+        window.numbers if gold else None,
+    )
