@@ -1,6 +1,6 @@
-"""Several processes dump one store: killed at random while others go on, and how fast they are.
+"""Several processes dump one store, and are killed at random while others go on.
 
-    nice python -m benchmarks.sharing [--kills 100] [--processes 3] [--tokens 40000]
+    nice python -m benchmarks.sharing [--kills 100] [--processes 3]
 
 Each finished store must be the one that a single process makes: the same SHA-256 of every array,
 nothing left beside it. Otherwise the script fails. Half of the stores are Zarr, half HDF5.
@@ -23,14 +23,13 @@ from pathlib import Path
 import click
 
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
-from benchmarks.common.results import of_text, publish, table
+from benchmarks.common.results import RESULTS, publish, table
 from benchmarks.reliability import Job, content_of_store, jobs
 from teachonce.support.console import command_errors
 from teachonce.support.lease import lease_path
 
 STRIKES = 5  # of one store
 KILLED = ("", "SIGKILLs", "who cut the corpus", "who waited or made parts", "stores", "equal")
-FAST = ("processes", "tokens", "seconds", "tokens/s", "of one without --shard")
 
 
 @dataclass
@@ -83,35 +82,6 @@ class Crew:
         ]
 
 
-def seconds_of(folder: Path, model: str, corpus: str, tokens: int, processes: int) -> float:
-    """Dump with so many processes, 0 for one without --shard; returns the seconds in all."""
-    out = folder / f"{processes}.zarr"
-    words = ("--model", model, "--corpus", corpus, "--out", out, "--limit", tokens)
-    each: list[tuple[str, ...]] = [
-        ("--shard", f"{place}/{processes}") for place in range(processes)
-    ]
-    begun = time.perf_counter()
-    begin = (
-        fork(_in_parts, max(1, tokens // 40), *words, *shard, log=folder / "log")
-        for shard in each or [()]
-    )
-    codes = [finish(process, None) for process in list(begin)]
-    if any(codes):
-        raise RuntimeError(f"{processes} processes: {codes}, {(folder / 'log').read_text()}")
-    return time.perf_counter() - begun
-
-
-def _in_parts(part_tokens: int, *words: str | Path | int) -> None:
-    """Dump in parts of so many tokens, with one thread."""
-    import torch
-
-    from benchmarks.common import processes
-
-    torch.set_num_threads(1)
-    processes.PART_TOKENS = part_tokens
-    in_small_parts("teachonce.teacher_dump.cli", *words, "--device", "cpu")
-
-
 def killed_rows(folder: Path, kills: int, processes: int, seed: int) -> list[list[object]]:
     """Rows of the stores of both formats."""
     rows = []
@@ -122,67 +92,27 @@ def killed_rows(folder: Path, kills: int, processes: int, seed: int) -> list[lis
     return rows
 
 
-def fast_rows(folder: Path, model: str, corpus: str, tokens: int) -> list[list[object]]:
-    """Rows of a dump without --shard, and with 1, 2 and 4 processes."""
-    rows: list[list[object]] = []
-    alone = 0.0
-    for processes in (0, 1, 2, 4):
-        taken = seconds_of(folder, model, corpus, tokens, processes)
-        alone = alone or taken
-        rows.append(
-            [
-                processes or "1, without --shard",
-                f"{tokens:,}",
-                f"{taken:.1f}",
-                f"{tokens / taken:,.0f}",
-                f"{alone / taken:.2f}",
-            ]
-        )
-        click.echo(f"{rows[-1]}", err=True)
-    return rows
-
-
 @click.command()
-@click.option("--kills", default=100, help="Half of them for each format; 0: only the speed.")
-@click.option("--processes", default=3, help="That make one store, where they are killed.")
+@click.option("--kills", default=100, help="Half of them for each format.")
+@click.option("--processes", default=3, help="That make one store.")
 @click.option("--seed", default=0)
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to work.  [default: /tmp]")
-@of_text(40_000)
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
-def main(
-    kills: int,
-    processes: int,
-    seed: int,
-    folder: Path | None,
-    model: str,
-    corpus: str,
-    tokens: int,
-    results: Path,
-) -> None:
-    """Print the tables and put them into RESULTS.md."""
+def main(kills: int, processes: int, seed: int, folder: Path | None, results: Path) -> None:
+    """Print the table and put it into RESULTS.md."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        if kills:
-            rows = killed_rows(Path(name), kills, processes, seed)
-            publish(
-                "Several processes, one store: killed",
-                f"`python -m benchmarks.sharing --kills {kills} --processes {processes}`; a random"
-                f" teacher of 2 layers, parts of {PART_TOKENS} tokens, 2 views. Up to {STRIKES}"
-                " times a store, at a random moment of half the undisturbed duration, a random one"
-                " of the processes is killed and replaced while the others go on. Compared are the"
-                " SHA-256 of all arrays, the texts in order, `verify`, and what lies beside.",
-                table(KILLED, rows),
-                results,
-            )
-        if tokens:
-            fast = fast_rows(Path(name), model, corpus, tokens)
-            publish(
-                "Several processes, one store: speed",
-                f"`python -m benchmarks.sharing --kills 0 --tokens {tokens}`; {Path(model).name}"
-                f" over {Path(corpus).name}, float32, one thread a process, 40 parts. Seconds"
-                " count everything: loading the teacher, cutting, sealing.",
-                table(FAST, fast),
-                results,
-            )
+        rows = killed_rows(Path(name), kills, processes, seed)
+    publish(
+        "Several processes, one store: killed",
+        f"`python -m benchmarks.sharing --kills {kills} --processes {processes}`; a random"
+        f" teacher of 2 layers, parts of {PART_TOKENS} tokens, 2 views. Up to {STRIKES}"
+        " times a store, at a random moment of half the undisturbed duration, a random one"
+        " of the processes is killed and replaced while the others go on. Compared are the"
+        " SHA-256 of all arrays, the texts in order, `verify`, and what lies beside.",
+        table(KILLED, rows),
+        results,
+    )
 
 
 if __name__ == "__main__":

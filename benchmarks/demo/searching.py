@@ -194,7 +194,7 @@ def _dump(settings: Settings) -> None:
 
 
 def _train(settings: Settings) -> None:
-    from teachonce.student_train.arguments import options_from
+    from teachonce.student_train.arguments import checked_from
     from teachonce.student_train.output.run import run
 
     _say(f"2. a student {settings.student}, vocabulary {settings.vocab}, learns these vectors")
@@ -207,7 +207,7 @@ def _train(settings: Settings) -> None:
         "seed": settings.seed,
         "device": "cpu",
     }
-    run(options_from(options))
+    run(checked_from(options))
 
 
 def _say(line: str) -> None:

@@ -2,7 +2,6 @@
 
 python -m benchmarks.integrity [--flips N] [--stores N] [--forgeries N] [--launderings N]
                                [--edits N] [--tokenizers N] [--networks N] [--texts N]
-python -m benchmarks.integrity --soak MINUTES [--store PATH]
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import click
 
 from benchmarks.common.results import publish
-from benchmarks.integrity.trials import checked, long_run
+from benchmarks.integrity.trials import checked
 from teachonce.support.console import command_errors
 from teachonce.support.errors import UserError
 
@@ -26,17 +25,11 @@ from teachonce.support.errors import UserError
 @click.option("--characters", default=0x110000, help="Code points of Unicode, from the first.")
 @click.option("--texts", default=100_000, help="Odd texts.")
 @click.option("--seed", default=0)
-@click.option("--soak", "minutes", type=float, help="Only this: minutes of training and reading.")
-@click.option("--store", help="The store that --soak reads.  [default: a small one is made]")
-@click.option("--readers", default=3, help="Processes that --soak has reading.")
 @command_errors
-def main(seed: int, minutes: float | None, store: str | None, readers: int, **counts: int) -> None:
+def main(seed: int, **counts: int) -> None:
     """Print the table and put it into RESULTS.md; exit code 1 if anything is not as it must be."""
-    if minutes is not None:
-        wrong = long_run(minutes, store, readers)
-    else:
-        rows, wrong = checked(counts, seed)
-        publish("Integrity", f"`python -m benchmarks.integrity`; seed {seed}.", rows)
+    rows, wrong = checked(counts, seed)
+    publish("Integrity", f"`python -m benchmarks.integrity`; seed {seed}.", rows)
     for line in wrong[:20]:
         click.echo(line)
     if wrong:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.common.results import publish, table
+from benchmarks.common.results import table
 from benchmarks.integrity import (
     damage,
     edited_corpora,
@@ -20,8 +20,7 @@ from benchmarks.integrity import (
     odd_texts,
     odd_tokenizers,
 )
-from benchmarks.integrity.soak import soak
-from tests.conftest import TOKENIZER_OF, _model, _tokenizer
+from tests.conftest import _tokenizer
 
 MEMORY = Path("/dev/shm")  # the stores are small and many: no disk has to be waited for
 BATCH = 2000  # texts that go through the house at once
@@ -146,38 +145,3 @@ def checked(counts: dict[str, int], seed: int) -> tuple[str, list[str]]:
         wrong.update(f"{name}: {other}" for other in others)
         click.echo(f"{name}: {cases} cases, {len(others)} otherwise, {seconds:.0f} s")
     return table(HEAD, rows), list(wrong)
-
-
-def long_run(minutes: float, path: str | None, readers: int) -> list[str]:
-    """Soak a store, or one that a small teacher makes of Python's own documentation."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        store = Path(path) if path else folder / "soak.zarr"
-        if path is None:
-            small_dump(folder, store)
-        flat, rows = soak(store, folder, minutes, readers)
-    publish(
-        f"Soak of a {store.suffix[1:]} store",
-        f"`python -m benchmarks.integrity --soak {minutes:g}`; a training and {readers} readers on"
-        f" one {store.suffix[1:]} store for {minutes:g} minutes, sampled every second. Flat is a"
-        " line through the second half of the time that rises by no more than 1 % and 4 MB, and no"
-        " more open files. Mapped files are in all memory, not in anonymous memory.",
-        rows,
-    )
-    return [] if flat else ["memory or open files grew"]
-
-
-def small_dump(folder: Path, out: Path, limit: int = 400_000) -> None:
-    """Dump what a small random teacher knows about Python's own documentation."""
-    from teachonce.teacher_dump.job.dump import dump
-    from teachonce.teacher_dump.job.options import DumpOptions
-
-    tokenizer = _tokenizer(TOKENIZER_OF["bert"])
-    for part in (_model("bert", tokenizer), tokenizer):
-        part.save_pretrained(folder / "teacher")
-    dump(
-        DumpOptions(
-            model=str(folder / "teacher"), out=out, corpus=("python-docs",), limit=limit,
-            logits="topk:16", views=2, part_tokens=20_000, device="cpu", precision="fp32",
-        )
-    )  # fmt: skip

@@ -110,7 +110,7 @@ def with_tags(folder: Path, tags: Tags) -> dict[str, Any]:
     if not set(MEASURES) <= set(found):
         found |= tagging(folder, tags, found["settings"]["seed"])
         (folder / SCORES).write_text(json.dumps(found))
-        print(f"{folder.name}: probe {found['probe']:.3f} tuned {found['tuned']:.3f}", flush=True)
+        print(f"{folder.name}: tuned {found['tuned']:.3f}", flush=True)
     return found
 
 

@@ -32,7 +32,7 @@ from teachonce.downstream.search.rankings import retrieved
 from teachonce.downstream.tasks.tagged_sentences import read_tagged
 from teachonce.store import open_store
 from teachonce.student_export.measuring import size_of
-from teachonce.student_train.arguments import options_from
+from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.output.run import run
 from teachonce.support.arrays import Floats
 from teachonce.support.console import command_errors
@@ -212,7 +212,7 @@ def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> t
     settings = {"student": shape, "vocab": vocab or "5k", "epochs": epochs, "seed": seed}
     if not (out / "model.safetensors").exists():
         given = {"store": (str(store),), "out": out, "cache": "ram", **settings}
-        run(options_from(given), say=click.echo)
+        run(checked_from(given), say=click.echo)
     report = json.loads((out / "training.json").read_text())
     return size_of(out) / 1e6, report["result"]["seconds"] / 60
 

@@ -1,4 +1,4 @@
-"""Scores of a finished student: held-out loss, likeness to the teacher, a probe, a task."""
+"""Scores of a finished student: held-out loss, likeness to the teacher, a task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from teachonce.downstream.settings import FineTuneSettings
 from teachonce.downstream.tasks.fine_tune import fine_tune
-from teachonce.downstream.tasks.linear_probe import linear_probe
 from teachonce.downstream.tasks.tagging import PartsOfSpeech
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import split_blocks
@@ -26,7 +25,6 @@ MEASURES = {
     "mlm": "MLM nats/token",
     "agreement": "agreement with the teacher",
     "kl": "KL to the teacher",
-    "probe": "probe accuracy (POS)",
     "tuned": "fine-tuned accuracy (POS)",
 }
 
@@ -79,10 +77,9 @@ def judge(
 
 
 def tagging(folder: Path, tags: Tags, seed: int) -> dict[str, float]:
-    """Accuracy on part-of-speech tags: a linear probe of a saved student, and a fine-tuning."""
+    """Return the accuracy on part-of-speech tags after fine-tuning a saved student."""
     train_file, dev_file = tags
-    probe = linear_probe(str(folder), train_file, dev_file, train_sentences=600, dev_sentences=400)
     settings = FineTuneSettings(epochs=2, lr=5e-4, seeds=1, seed=seed, limit=1500)
     files = {"train": train_file, "dev": dev_file}
     tuned = fine_tune(PartsOfSpeech("count"), str(folder), files, settings, say=lambda _: None)
-    return {"probe": probe["accuracy"], "tuned": tuned["mean"]["dev"]["accuracy"]}
+    return {"tuned": tuned["mean"]["dev"]["accuracy"]}

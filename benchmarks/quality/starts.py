@@ -32,7 +32,7 @@ from teachonce.teacher_dump.job.options import DumpOptions
 STUDENTS = {"128x2x2": 800, "192x3x6": 400, "384x3x12": 200}
 """Shapes up to the width of the teacher, and the steps of each."""
 
-MEASURES = {"mlm": "MLM nats/token", "probe": "probe accuracy", "tuned": "fine-tuned accuracy"}
+MEASURES = {"mlm": "MLM nats/token", "tuned": "fine-tuned accuracy"}
 PLACES = {"first": 0, "last": -1}  # in a group of layers
 STARTS = ("teacher", *PLACES)
 
@@ -99,8 +99,8 @@ def main(
     about = (
         f"`python -m benchmarks.quality.starts --seeds {seeds}`; teacher {Path(model).name},"
         f" {tokens:,} tokens of {Path(corpus).name}, {vocab} WordPiece, the default losses and"
-        " rate, 1,024 teacher tokens a step; held-out masked-LM loss, parts of speech (EWT) by a"
-        " probe and fine-tuned."
+        " rate, 1,024 teacher tokens a step; held-out masked-LM loss, parts of speech (EWT)"
+        " after fine-tuning."
     )
     head = ("student", "steps", "start", "--init", *MEASURES.values())
     publish("Where a student starts", about, table(head, rows), results)

@@ -132,14 +132,14 @@ def _logit_bytes(logits: str, teacher: Size) -> float:
 def student_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
     """Estimate a training from the words of `student-train` beside its stores, and the tokens of an
     epoch."""
-    from teachonce.student_train.arguments import options_from
+    from teachonce.student_train.arguments import checked_from
     from teachonce.student_train.cli import main as student_train
     from teachonce.student_train.settings.shapes import parse_student
     from teachonce.student_train.settings.stages import stages_of
 
     said = given(student_train, ["--store", "none", *words])
     said["student"] = _shape(_said(said, "student", "tiny"), teacher)
-    options = options_from(said)
+    options = checked_from(said).resolved()
     shape = parse_student(options.student)
     passes = 0.0
     for stage in stages_of(options, shape.layers):

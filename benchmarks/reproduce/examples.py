@@ -42,7 +42,7 @@ class Data:
         files = [
             word for part in PARTS for word in (f"--{part}", f"{{work}}/{self.name}.{part}.tsv")
         ]
-        length = ("--epochs", EPOCHS, "--seeds", "1", "--seed", "{seed}", "--group-by-length")
+        length = ("--epochs", EPOCHS, "--seeds", "1", "--seed", "{seed}")
         unseen = ("--unseen-labels", "count")  # a part may lack rare ones
         return Task(self.measure, ("--task", self.task, *files, *length, *unseen, *self.words))
 

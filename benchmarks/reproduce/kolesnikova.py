@@ -130,7 +130,7 @@ SMALL = Source(
         " 1,024 tokens, 200,000 tokens of these; students ModernBERTs of 128x2x2, 400 steps of 512"
         " teacher tokens, 5k WordPiece where nothing else is said; lr 1e-3 without states and 4e-3"
         " with them, ours at the default of 4e-3 (of factors of two the best by held-out loss, or"
-        " within 0.01 nats); fine-tuned with `--group-by-length` on 800 examples each of a"
+        " within 0.01 nats); fine-tuned on 800 examples each of a"
         " paraphrase corpus, CEDR and factRuEval. There are no Russian questions here."
     ),
     words=NARROW,

@@ -111,7 +111,7 @@ def classifier(files: tuple[Path, Path], per_class: int, work: Work) -> Prepared
     few, dev, whole = (work.folder / f"{name}.tsv" for name in ("few", "dev", "all"))
     work.steps.write(lambda: few_labels(files[0], work.folder, per_class))
     words = ("--task", "classify", "--model", MINILM, "--train", few, "--dev", dev)
-    short = ("--epochs", "8", "--seeds", "1", "--group-by-length")
+    short = ("--epochs", "8", "--seeds", "1")
     downstream(work, work.folder / "teacher", *words, *short, "--save")
     return task_store(work, work.folder / "teacher/model", whole, "layer:6")
 
@@ -131,7 +131,7 @@ def small(called: str, files: tuple[Path, Path], per_class: int, vocab: str) -> 
     return Source(
         title=f"Mukherjee & Awadallah 2019 in miniature: {called}, {per_class} labels a class",
         about=(
-            f"{called}: a MiniLM fine-tuned (`--group-by-length`) on {per_class} labels of each"
+            f"{called}: a MiniLM fine-tuned on {per_class} labels of each"
             f" class, and what it says of at most {UNLABELLED:,} texts without labels; students"
             f" BiLSTM 100,100 with {vocab} WordPiece, {IN_ALL} epochs over all text in every way of"
             " distilling, shared out among its stages (published: 300,600, the teacher's"

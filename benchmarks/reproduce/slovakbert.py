@@ -92,7 +92,7 @@ SMALL = Source(
         "teacher: MiniLM (6 layers, English) trained on for 150 steps of 1,024 tokens over Slovak"
         " sentences; 40,000 tokens, masked view, rare words more often; students as wide as the"
         " teacher, 3 or 2 of its 6 layers (published: 6 or 4 of 12), its vocabulary, 64 steps of"
-        " 1,024 tokens; fine-tuned with `--group-by-length` on 300 sentences of each task, 4 epochs"
+        " 1,024 tokens; fine-tuned on 300 sentences of each task, 4 epochs"
         " in batches of 8 at lr 2e-4, bf16. There are no Slovak pairs of sentences or questions"
         " here."
     ),

@@ -113,7 +113,7 @@ def tagger(work: Work) -> Prepared:
     words = ("--task", "ner", "--model", MINILM, "--pieces", "all", "--seeds", "1")
     gold = ("--train", work.folder / "train.tsv", "--dev", work.folder / "dev.tsv")
     # At the default rate it takes twice as many epochs.
-    length = ("--epochs", "8", "--lr", "3e-4", "--precision", "bf16", "--group-by-length")
+    length = ("--epochs", "8", "--lr", "3e-4", "--precision", "bf16")
     downstream(work, work.folder / "teacher", *words, *gold, *length, "--save")
     return tag_stores(work, work.folder / "teacher/model", work.folder, LANGUAGES, ("4", "6"))
 
@@ -163,8 +163,8 @@ SMALL = Source(
     title="TinyMBERT in miniature",
     about=(
         "WikiANN (de, en, fr, nl) and Universal NER (pt, sk, sv): an (English) MiniLM fine-tuned on"
-        f" all word pieces of {LABELLED} sentences of each language (8 epochs at lr 3e-4, bf16,"
-        f" `--group-by-length`), and what it says of {UNLABELLED} of each, layers 4 and 6 of 6;"
+        f" all word pieces of {LABELLED} sentences of each language (8 epochs at lr 3e-4,"
+        f" bf16), and what it says of {UNLABELLED} of each, layers 4 and 6 of 6;"
         f" students BiLSTM 100,100 with 5k WordPiece, {IN_ALL} epochs over all text in every way of"
         f" distilling, shared out among its stages, in batches of {BATCH} texts at lr {RATE};"
         f" of gold tags alone {LABELLED_ALONE} epochs; `D0` a student for each language, scored on"

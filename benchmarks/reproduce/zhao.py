@@ -83,7 +83,7 @@ SMALL = Source(
     about=(
         "MiniLM, 500 steps of 1,024 tokens of stage I and 400 of 512 of stage II (far fewer than"
         " published), over the same 200,000 of English novels; students ModernBERTs of 128x2x2, lr"
-        " 1e-3, ours at the default of 4e-3; 5k WordPiece; fine-tuned with `--group-by-length` on"
+        " 1e-3, ours at the default of 4e-3; 5k WordPiece; fine-tuned on"
         " 800 examples of each task, of slots on 1,200."
     ),
     words=(),

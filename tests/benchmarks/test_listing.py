@@ -31,7 +31,7 @@ def test_help_lists_all_with_a_sentence_and_runs_none() -> None:
     assert {"demo", "reading", "integrity", "reproduce", "gpu", "latency", "reliability"} <= {
         *found
     }
-    assert len(found) >= 19
+    assert len(found) >= 12
     for name, shows in found.items():
         assert re.search(f"^ +{re.escape(name)} +{re.escape(shows)}$", told, re.MULTILINE)
         assert shows.endswith((".", "?")), name
@@ -48,8 +48,8 @@ def test_those_named_run_in_their_order_and_without_names_the_short_ones(
         return subprocess.CompletedProcess(words, 3 if words[2] == "benchmarks.gpu" else 0)
 
     monkeypatch.setattr("benchmarks.__main__.subprocess.run", run)
-    assert CliRunner().invoke(listing.main, ["latency", "speed.growth"]).exit_code == 0
-    assert ran == ["benchmarks.latency", "benchmarks.speed.growth"]
+    assert CliRunner().invoke(listing.main, ["latency", "speed.stepping"]).exit_code == 0
+    assert ran == ["benchmarks.latency", "benchmarks.speed.stepping"]
     ran.clear()
     assert CliRunner().invoke(listing.main, []).exit_code == 0
     assert ran == [f"benchmarks.{name}" for name in listing.SHORT]
@@ -62,10 +62,20 @@ def test_those_named_run_in_their_order_and_without_names_the_short_ones(
 
 
 def test_commands_that_pages_name_are_there() -> None:
+    sections = [part for page in PAGES for part in page.read_text("utf-8").split("\n## ")]
     named = {
         name
-        for page in PAGES
-        for name in re.findall(r"-m benchmarks\.([a-zA-Z_.]*\w)", page.read_text("utf-8"))
+        for section in sections
+        if "\nScript: removed in " not in section
+        for name in re.findall(r"-m benchmarks\.([a-zA-Z_.]*\w)", section)
     }
-    assert len(named) > 15
+    assert len(named) > 10
     assert named <= listing.benchmarks().keys() | HELPERS
+
+
+def test_removed_scripts_are_named_with_the_commit_that_has_them() -> None:
+    lines = (ROOT / "benchmarks/RESULTS.md").read_text("utf-8").splitlines()
+    removed = [line for line in lines if line.startswith("Script: removed")]
+    form = r"Script: removed in [0-9.]+, last at commit [0-9a-f]{7}, `(benchmarks/[a-z_/]+\.py)`\."
+    for line in removed:
+        assert re.fullmatch(form, line), line

@@ -1,4 +1,4 @@
-"""A few of the kills of the benchmark, and a small measurement."""
+"""A few of the kills of the benchmark."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.common.results import table
 from benchmarks.reliability import jobs
-from benchmarks.sharing import FAST, KILLED, Crew, seconds_of
+from benchmarks.sharing import KILLED, Crew
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.apart)])
-def test_killed_while_others_go_on_and_timed(kills: int) -> None:
+def test_killed_while_others_go_on(kills: int) -> None:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as name:
         job = jobs(Path(name), texts=15)[0]
@@ -23,6 +23,3 @@ def test_killed_while_others_go_on_and_timed(kills: int) -> None:
         row = crew.row(kills, seed=1)
         assert row[1] == kills == crew.struck.total() and row[4] == row[5]
         assert f"| {row[0]} | {kills} |" in table(KILLED, [row])
-        words = dict(zip(job.words[1::2], job.words[2::2], strict=True))
-        taken = seconds_of(Path(name), str(words["--model"]), str(words["--corpus"]), 300, 2)
-        assert taken > 0 and len(FAST) == 5

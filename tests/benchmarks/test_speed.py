@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from benchmarks import gpu
 from benchmarks.common.small_store import random_teacher, small_store
-from benchmarks.reproduce.examples import Data
-from benchmarks.speed import (
-    aligning,
-    dumping,
-    economy,
-    fine_tuning,
-    growing,
-    growth,
-    long_batches,
-    stepping,
-    tool_memory,
-)
+from benchmarks.speed import dumping, stepping
 from benchmarks.speed.teacher_gone import training
-from teachonce.downstream.tasks.length_grouped import LengthGroupedTrainer
-from teachonce.store import open_store
-from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.words import CACHES
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.job.dump import DumpSummary, dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.teacher import Activations, Teacher
-from tests.downstream.learnable import classified
 from tests.texts import ENGLISH, FRENCH, GERMAN
 
 
@@ -116,59 +98,10 @@ def test_dumps(
     assert stored == rows and [done.tokens for done in made] == [tokens]
 
 
-@pytest.mark.parametrize("grouped", fine_tuning.ORDERS.values())
-def test_fine_tuning(
-    grouped: bool,
-    tiny_teacher: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[Any] = []
-    sampler = LengthGroupedTrainer._get_train_sampler
-
-    def recorded(*given: Any) -> Any:
-        made.append(sampler(*given))
-        return made[-1]
-
-    monkeypatch.setattr(LengthGroupedTrainer, "_get_train_sampler", recorded)
-    for name in ("train", "dev"):
-        classified(tmp_path / f"a.{name}.tsv", 30, 0)
-    data, settings = Data("F1", "a", "classify", ""), (str(tiny_teacher("bert")), tmp_path, 1, 0)
-    found = fine_tuning.fine_tuned(data, grouped, *settings)
-    assert found["seconds"] > 0 and 0 <= found["dev"] <= 1
-    assert bool(made) == grouped
-
-
 def test_steps(base: TrainOptions) -> None:
     mine = stepping.ours(base)
     assert mine["speed"] > 0 and 0 <= mine["waiting"] < 1
     assert stepping.plain(replace(base, loss={"mlm": 1.0}), 8)["speed"] > 0
-
-
-def test_alignments_and_poolings(base: TrainOptions) -> None:
-    store = open_store(base.store)
-    rows = aligning.alignments(base, store, 1)
-    assert [row[0] for row in rows] == ["span", "match", "reduce"]
-    _, collator, _ = prepare(base, store)
-    sides = [aligning.sides_of(batch, collator) for batch in store.stream(0, 0, 500, features=())]
-    assert len(aligning.poolings(sides[0], 1)) == 8
-    assert collator.table is not None
-    assert sum(len(each.student.ids) for each in sides) == len(collator.table.ids)
-    assert "from the cache" in aligning.tokenising(store, collator)
-
-
-def test_an_economy(
-    tiny_teacher: Callable[..., Path], corpus: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figures = {"dump": 8.0, "stored": 2.0, "resident": 6.0}
-    monkeypatch.setattr(
-        economy, "interleaved", lambda *_: {k: {"seconds": v} for k, v in figures.items()}
-    )
-    options = {"student": "16x1x2", "vocab": "200", "loss": {"mlm": 1.0}, "batch_tokens": 4000}
-    row = economy.measure("tiny", str(tiny_teacher("bert")), corpus, 2000, options, 1)
-    # 10 epochs of half a batch: 5 steps
-    assert row == ["tiny", "8.0", "10.0", "30.0", "1.67x", "2.50x", "2.78x", "3.00x", "0.40"]
-    assert economy.dumped(str(tiny_teacher("bert")), corpus, 1000)["seconds"] > 0
 
 
 def test_what_a_gpu_is_measured_by(
@@ -206,48 +139,3 @@ def test_what_a_gpu_is_measured_by(
     assert [str(row[0]).split()[-1] for row in rows] == [*CACHES, "memory"]
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     assert gpu.of_peak(98.9e12, "cuda") == "10.0%" and gpu.of_peak(1.0, "cpu") == ""
-
-
-def test_growth(tiny_teacher: Callable[..., Path], tmp_path: Path) -> None:
-    corpus, out = growth.corpus_of(tmp_path / "text.txt", 4000), tmp_path / "a.zarr"
-    assert growth.dumped(str(tiny_teacher("bert")), corpus, 4000, out)["seconds"] > 0
-    store = open_store(out)
-    assert 3000 < store.meta["tokens"] <= 4000
-    assert min(growth.streamed(out).values()) > 0
-    assert min(growth.trained(out).values()) > 0
-    growth.many_parts(tmp_path / "b.zarr", 20)
-    assert 15 <= len(open_store(tmp_path / "b.zarr").manifest.parts) <= 25
-    assert np.isfinite(list(growth.opened(tmp_path / "b.zarr").values())).all()
-
-
-def test_memory_of_the_tools(tmp_path: Path) -> None:
-    many, other, copy = (tmp_path / name for name in ("many.zarr", "other.zarr", "copy.zarr"))
-    for path, parts in ((many, 4), (other, 2)):
-        growth.many_parts(path, parts)
-    copied = {"convert": 4, "merge": 6}
-    for name, work in tool_memory.WORKS.items():
-        assert tool_memory.memory(many, work)["memory"] > 0
-        if name in copied:
-            assert len(open_store(copy).manifest.parts) == copied[name]
-            shutil.rmtree(copy)
-
-
-def test_a_batch_of_long_texts(tiny_teacher: Callable[..., Path]) -> None:
-    model = str(tiny_teacher("bert"))
-    for held in (1, long_batches.WHOLE):
-        found = long_batches.step(model, texts=2, length=8, held=held, steps=1)
-        assert found["seconds"] > 0 and found["memory"] >= 0
-
-
-@pytest.mark.apart
-def test_growing(
-    tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        growing, "interleaved", lambda works, _: {name: work() for name, work in works.items()}
-    )
-    before, now = growing.texts("python-docs", 1200, tmp_path)
-    assert now.read_text("utf-8").startswith(before.read_text("utf-8"))
-    rows = growing.rows_of(str(tiny_teacher("bert")), before, now, tmp_path, 1)
-    whole, zarr, hdf5, same, forgotten = (int(str(row[1]).replace(",", "")) for row in rows)
-    assert whole > 5 * zarr > 0 and zarr == hdf5 and same == forgotten == 0

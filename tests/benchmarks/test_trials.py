@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from benchmarks.common.results import publish, table
-from benchmarks.quality import codec_costs, codec_students
+from benchmarks.quality import codec_costs
 from benchmarks.quality import distillation_helps as helps
 from benchmarks.quality.judge import MEASURES
-from benchmarks.speed import main_job
 from teachonce.store import open_store
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.settings.loss_weights import parse_losses
@@ -22,7 +20,6 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.end_to_end.support import Word, ok
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +59,7 @@ def test_an_arm_is_tuned_judged_and_not_trained_twice(
     assert f"span-hidden-lr{rate:g}" in tried and len(tried) >= 3
     options = replace(base, lr=rate)
     folder = helps.one_student("match hidden", options, store, tmp_path)
-    assert "probe" not in helps.scores_of(folder)
+    assert "tuned" not in helps.scores_of(folder)
     found = helps.with_tags(folder, tags)
     assert set(MEASURES) <= set(found) and 0 <= found["agreement"] <= 1
     (folder / helps.SCORES).write_text(json.dumps({**found, "mlm": -1.0}))
@@ -93,29 +90,6 @@ def test_a_section_replaces_the_one_of_the_same_name(
     assert "cores" in text and "Speed" in capsys.readouterr().out
 
 
-def test_the_main_job_by_its_two_commands(
-    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def at_once(module: str, *words: Word) -> float:
-        """In this process: one of its own would import everything anew."""
-        with pytest.raises(SystemExit) as ended:
-            import_module(module).main(list(map(str, words)))
-        assert ended.value.code == 0
-        return 1.0
-
-    monkeypatch.setattr(main_job, "command", at_once)
-    results = tmp_path / "RESULTS.md"
-    words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--limit", 3000)
-    more = ("--student", "16x1x2", "--vocab", "200", "--work", tmp_path, "--results", results)
-    ok(main_job.main, *words, *more)
-    lines = results.read_text().splitlines()
-    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")][2:] == [
-        "| dump", "| distilled", "| MLM only",
-    ]  # fmt: skip
-    ok(main_job.main, *words, *more)  # nothing is made again
-    assert results.read_text().splitlines() == lines
-
-
 def test_codecs_are_measured_by_kind(
     tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path
 ) -> None:
@@ -139,52 +113,3 @@ def test_codecs_are_measured_by_kind(
         *of_kinds, entry = row[2:]
         assert all(size > 0 for size in of_kinds) and entry == of_kinds[-1] / 4
         assert sum(of_kinds) < whole[2]  # teacher and manifest are there as well
-
-
-@pytest.mark.apart
-def test_quality_by_codec_and_tier(
-    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(codec_students, "MEASURED", 60)
-    monkeypatch.setattr(codec_students, "CODES", 64)
-    monkeypatch.setitem(codec_students.CUT, "init", "layers:2,4")
-    monkeypatch.setattr(
-        codec_students,
-        "student_tokenizer",
-        lambda _, store: student_tokenizer("200", store),  # the text is small
-    )
-    results = tmp_path / "RESULTS.md"
-    words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--tokens", 3000)
-    more = (
-        "--student",
-        "16x1x2",
-        "--steps",
-        3,
-        "--seeds",
-        "0",
-        "--cut",
-        "32x2x4",
-        "--tiers",
-        "head,topk:8,sample:12",
-    )
-    ok(
-        codec_students.main,
-        "--work",
-        tmp_path / "w",
-        *words,
-        *more,
-        "--results",
-        results,
-        "--precision",
-        "fp32",
-    )
-    rows = {
-        cells[0]: [float(cell) for cell in cells[1:]]
-        for line in results.read_text().splitlines()
-        if line.startswith("| ") and (cells := line.strip("| ").split(" | "))[1][0].isdigit()
-    }
-    errors = [rows[name][1] for name in ("exact", "default", "small", *codec_students.PRODUCT)]
-    assert errors[0] == 0 and errors[1] < 0.02 < errors[2] < 0.3 and errors[3] < errors[4] < 1
-    head, kept, drawn = rows["head"], rows["topk:8"], rows["sample:12"]
-    assert head[1] < 1e-3 and head[2] < 1e-3  # the whole distribution
-    assert kept[2] > 0 and drawn[2] == float("inf") and 0 < drawn[1] < 5

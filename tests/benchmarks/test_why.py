@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.quality import first_layers, frozen_projection, shifted_vocabulary, starts
-from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from benchmarks.quality import frozen_projection, starts
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.teacher_dump.job.dump import dump
@@ -72,58 +71,6 @@ def test_frozen_projections_of_students_of_a_reproduction(
     shutil.rmtree(place / "none-0")
     told = refused(frozen_projection.main, *words)
     says(told, "none-0: no such student", "benchmarks.reproduce kolesnikova")
-
-
-def test_targets_do_not_shift_in_the_teachers_own_vocabulary(
-    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        shifted_vocabulary,
-        "student_tokenizer",
-        lambda vocab, store: student_tokenizer("200" if vocab == "5k" else vocab, store),
-    )
-    results = tmp_path / "RESULTS.md"
-    ok(
-        shifted_vocabulary.main,
-        *("--work", tmp_path / "w", "--model", tiny_teacher("bert"), "--corpus", corpus),
-        *("--tokens", 3000, "--student", "16x1x2", "--steps", 2, "--seeds", 1, "--batch-tokens"),
-        *(256, "--results", results),
-    )
-    rows = rows_of(results)
-    targets = {tuple(row[:2]): [float(cell) for cell in row[3:]] for row in rows[1:5]}
-    for place in ("visible", "masked"):
-        own, own_of_ours, entropy, distance = targets["teacher", place]
-        assert own == pytest.approx(own_of_ours, abs=1e-3) and distance < 1e-3 and entropy > 0
-        assert targets["5k", place][3] > 0.01
-    assert [row[0] for row in rows[6:]] == [
-        "MLM alone",
-        *(f"{kl}, {place} tokens" for kl in ("published KL", "our KL")
-          for place in ("visible", "masked")),
-    ]  # fmt: skip
-
-
-def test_first_layers_read_what_they_know(
-    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pairs = tmp_path / "pairs.tsv"
-    lines = [f"{a}\t{b}\t{n}" for n, (a, b) in enumerate(zip(ENGLISH, ENGLISH[1:], strict=False))]
-    pairs.write_text("\n".join(["text_a\ttext_b\tscore", *lines]) + "\n", encoding="utf-8")
-    monkeypatch.setattr(first_layers, "STS", pairs)
-    monkeypatch.setattr(first_layers, "TRAINED", ((1, 2),))
-    monkeypatch.setattr(first_layers, "LENGTHS", (1,))
-    monkeypatch.setattr(first_layers, "READ", 1)
-    results = tmp_path / "RESULTS.md"
-    ok(
-        first_layers.main,
-        *("--work", tmp_path / "w", "--model", tiny_teacher("bert"), "--corpus", corpus),
-        *("--tokens", 2000, "--seeds", 1, "--results", results),
-    )
-    rows = rows_of(results)
-    strange = {row[0]: float(row[1]) for row in rows[1:13]}  # of 4 layers: whole, 6, 4 and 1
-    assert strange["1,2,3,4"] == strange["1,2"] == strange["1,2,3"] == 0
-    assert strange["1,3"] > 0 and strange["3,4"] > 0
-    assert rows[-1][0] == "1,2" and len(rows[-1]) == 3
-    assert "the first ones are number" in results.read_text()
 
 
 def test_starts_name_the_layers_of_each_group(
