@@ -9,8 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from teachonce.checkpoints.sentence_folder import SETTINGS, write_sentence_folder
-from teachonce.checkpoints.sentence_modules import VectorHead
+from teachonce.checkpoints.sentence_folder import SETTINGS, VectorHead, write_sentence_folder
 from teachonce.store import FeatureStore
 from teachonce.student_train.losses.registry import losses_for
 from teachonce.student_train.settings.options import TrainOptions

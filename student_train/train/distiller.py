@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from teachonce.checkpoints.sentence_modules import Dense, Normalize, Pooling, VectorHead
+from teachonce.checkpoints.sentence_folder import VectorHead
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
 from teachonce.student_train.losses.registry import Loss, losses_for
@@ -99,14 +99,16 @@ class Distiller(nn.Module):
 
         The map has no bias: the mean of states can hold one.
         """
+        from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+
         projected = own != width and any(loss.projection != "none" for loss in losses)
-        dense = [Dense(own, width, bias=False)] if projected else []
+        dense = [Dense(own, width, bias=False, activation_function=None)] if projected else []
         if too_wide := [n for n in nested if n >= (width if projected else own)]:
             raise UserError(
                 f"--matryoshka {too_wide[0]}: the student's vectors are"
                 f" {width if projected else own} wide; give smaller widths"
             )
-        return VectorHead(Pooling(own, ("mean",)), *dense, Normalize())
+        return VectorHead(Pooling(own, "mean"), *dense, Normalize())
 
     def _separate_scores(self) -> nn.Module | None:
         """Make an output for the teacher's logits or log odds, of the form of the classes' output,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from teachonce.checkpoints.sentence_modules import VectorHead
+from teachonce.checkpoints.sentence_folder import VectorHead
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.collator import Collator

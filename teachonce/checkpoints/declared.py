@@ -43,6 +43,16 @@ DECLARED = {
 }
 
 
+def declared_head(architectures: Sequence[str]) -> str | None:
+    """Return the key in DECLARED of the first class whose name has the head of a task; None for
+    other classes."""
+    for name in architectures:
+        for kind, head in DECLARED.items():
+            if head.architecture and name.endswith(head.architecture):
+                return kind
+    return None
+
+
 def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]:
     """Read a table of settings in the folder of a checkpoint; nothing of what cannot be read, which
     loading will tell."""

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from teachonce.checkpoints.declared import declared_head
 from teachonce.checkpoints.loading import load_config
-from teachonce.checkpoints.names import Find, find_in, finder, resolve_model
-from teachonce.checkpoints.sentence_folder import MODULES, check_modules
+from teachonce.checkpoints.names import MODULES, finder, resolve_vectors
+from teachonce.checkpoints.sentence_folder import check_modules
 from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError, first_line, out_of_memory
-from teachonce.support.extras import library
-
-EXTRA = "embedding"
 
 
 class Embedder:
@@ -26,12 +22,12 @@ class Embedder:
 
     max_length: tokens at which texts are cut; None for what the folder says.
 
-    Raises UserError for a folder that cannot be loaded, and without sentence-transformers.
+    Raises UserError for a folder that cannot be loaded.
     """
 
     def __init__(self, name: str, max_length: int | None = None) -> None:
         self.name = name
-        check_modules(_finder(name), name)
+        check_modules(resolve_vectors(name))
         self.model = _load("SentenceTransformer", name, max_length)
         if self.model.similarity_fn_name not in ("cosine", "dot"):
             raise UserError(
@@ -87,40 +83,27 @@ def has_modules(name: str) -> bool:
 
     Raises UserError where there is no such model.
     """
-    return _finder(name)(MODULES) is not None
-
-
-def _finder(name: str) -> Find:
-    """Find files of a model; of a folder with modules also where its transformer is none that
-    transformers knows."""
-    folder = Path(os.path.expanduser(name))
-    if (folder / MODULES).is_file():
-        return find_in(folder)
-    return finder(resolve_model(name))
+    return finder(resolve_vectors(name))(MODULES) is not None
 
 
 def reads_pairs(name: str) -> bool:
     """Whether a model has a classification head, and so reads a pair of texts at once."""
-    if (Path(os.path.expanduser(name)) / MODULES).is_file() and not _config(name):
+    found = resolve_vectors(name)
+    if finder(found)("config.json") is None:  # a folder without a transformer
         return False
-    kinds = getattr(load_config(resolve_model(name)), "architectures", None) or ()
-    return any(kind.endswith("ForSequenceClassification") for kind in kinds)
-
-
-def _config(name: str) -> bool:
-    return (Path(os.path.expanduser(name)) / "config.json").is_file()
+    return declared_head(load_config(found).architectures or ()) == "classification"
 
 
 def _load(kind: str, name: str, max_length: int | None) -> Any:
     """Load a model by a class of sentence-transformers, in silence and float32, as all encoders
     are scored."""
-    made = getattr(library("sentence_transformers", EXTRA, f"model {name}"), kind)
+    import sentence_transformers
+
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
-    folder = Path(os.path.expanduser(name))
-    found = None if (folder / MODULES).is_file() else resolve_model(name)
-    path = (found.root or found.path_or_id) if found else str(folder)
+    found = resolve_vectors(name)
     try:
-        model = made(path, revision=found.revision if found else None)
+        made = getattr(sentence_transformers, kind)
+        model = made(found.root or found.path_or_id, revision=found.revision)
     except Exception as error:  # libraries raise errors of any kind for a bad file
         if out_of_memory(error):
             raise

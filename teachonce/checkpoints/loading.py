@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 import teachonce.checkpoints.bilstm  # registers its models with the Auto classes
 import teachonce.checkpoints.static  # noqa: F401
-from teachonce.checkpoints.declared import DECLARED, another_head, longest_input, no_head
+from teachonce.checkpoints.declared import another_head, declared_head, longest_input, no_head
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.store import TaskSpec
@@ -131,7 +131,9 @@ def load_with_head(
     """
     scores = head == SCORE
     head = "classification" if scores else head
-    kind = _declared(config) if head == "auto" else head
+    kind = head
+    if head == "auto":
+        kind = declared_head(config.architectures or ()) or "mlm"
     network, missing = None, ["asked for none"]
     if kind in FACTORIES:
         network, missing = _load(kind, resolved, config, options)
@@ -148,14 +150,6 @@ def load_with_head(
     if any("pooler" in key for key in missing):
         network.pooler = None  # random: it would differ at every load
     return network, EMBEDDING if kind == EMBEDDING else None
-
-
-def _declared(config: Any) -> str:
-    for name in config.architectures or ():
-        for kind, head in DECLARED.items():
-            if head.architecture and name.endswith(head.architecture):
-                return kind
-    return "mlm"
 
 
 def _load(

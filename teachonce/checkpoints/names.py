@@ -146,6 +146,13 @@ def _near(name: str) -> str:
     return nearest(name, ALIASES)
 
 
+def resolve_vectors(name: str) -> ResolvedModel:
+    """Find a checkpoint as `resolve_model` does; a folder of sentence-transformers may also be one
+    without a transformer, which has no config.json."""
+    folder = Path(os.path.expanduser(name))
+    return ResolvedModel(str(folder), name) if is_sentence_folder(folder) else resolve_model(name)
+
+
 def is_sentence_folder(path: Path) -> bool:
     """Tell whether a folder is one of sentence-transformers, which lists its modules."""
     return (path / MODULES).is_file()

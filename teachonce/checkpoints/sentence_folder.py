@@ -1,56 +1,102 @@
-"""Reads and writes what a sentence-transformers folder says beside its transformer.
+"""Folders of sentence-transformers: reads and writes the modules behind a transformer.
 
 modules.json                        the modules, in order: a transformer, a pooling, others
-config_sentence_transformers.json   prompts, and which of them is the default
+config_sentence_transformers.json   prompts, the name of the default prompt, truncate_dim
 sentence_bert_config.json           the longest text in tokens
 1_Pooling/config.json, 2_Dense/...  one folder for each module
+
+The modules are those of the library itself. It takes seconds to import, so only functions import
+it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from teachonce.checkpoints.names import Find
-from teachonce.checkpoints.sentence_modules import (
-    MODES,
-    Dense,
-    Normalize,
-    Pooling,
-    VectorHead,
-    activation_of,
-)
-from teachonce.support.errors import UserError, first_line
+from teachonce.checkpoints.names import MODULES, ResolvedModel, finder
+from teachonce.support.errors import UserError, first_line, out_of_memory
 
-MODULES = "modules.json"
+if TYPE_CHECKING:
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
 SETTINGS = "config_sentence_transformers.json"
 LENGTHS = "sentence_bert_config.json"
-FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-"""The keys by which a Pooling names its modes, which every release reads; the later `pooling_mode`
-is read, too."""
-KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+KINDS = ("Pooling", "Dense", "Normalize")
+"""Modules that may follow a transformer; a Pooling is the first of them."""
+VECTOR = "sentence_embedding"
+"""Key of the vectors among the features that the modules pass on."""
+
+
+class VectorHead(nn.Module):
+    """Makes vectors of states by modules of sentence-transformers: a Pooling, then any others.
+
+    truncate_dim: the first numbers of a vector that remain after all modules, as `encode()` cuts
+    it; None for all.
+    """
+
+    def __init__(
+        self, pooling: Pooling, *steps: nn.Module, truncate_dim: int | None = None
+    ) -> None:
+        super().__init__()
+        self.pooling, self.steps = pooling, nn.Sequential(*steps)
+        self.truncate_dim = truncate_dim
+
+    def forward(self, states: torch.Tensor, present: torch.Tensor, prompt: int = 0) -> torch.Tensor:
+        """Compute vectors float32 [B,W] of states [B,L,D].
+
+        `present` bool [B,L] is False on padding. The first `prompt` tokens of each text are those
+        of a prompt, which some poolings leave out.
+        """
+        features: dict[str, Any] = {
+            "token_embeddings": states.float(),
+            "attention_mask": present.long(),
+        }
+        if prompt:
+            features["prompt_length"] = prompt
+        vectors: torch.Tensor = self.steps(self.pooling(features))[VECTOR]
+        return vectors[:, : self.truncate_dim]
+
+    @property
+    def width(self) -> int:
+        """W of the vectors."""
+        widths = [self.pooling.pooling_output_dimension]
+        widths += [int(step.out_features) for step in self._dense()]
+        return min(widths[-1], self.truncate_dim or widths[-1])
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the vectors have length 1."""
+        kinds = [type(step).__name__ for step in self.steps]
+        return kinds[-1:] == ["Normalize"] and self.truncate_dim is None
+
+    @property
+    def description(self) -> str:
+        """The steps for people, such as `mean, dense 256 Tanh, first 64`."""
+        mode = self.pooling.pooling_mode
+        words = [mode if isinstance(mode, str) else "+".join(mode)]
+        for step in self._dense():
+            words.append(f"dense {step.out_features} {type(step.activation_function).__name__}")
+        return ", ".join(words + ([f"first {self.truncate_dim}"] if self.truncate_dim else []))
+
+    def _dense(self) -> Iterator[Any]:
+        return (step for step in self.steps if type(step).__name__ == "Dense")
 
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """What a folder says of its vectors.
+    """Holds the settings of a folder.
 
-    `transformer` is the subfolder of the transformer, "" where it lies in the folder itself.
-    `head` makes vectors of its last states; None where no pooling is there. `max_length` is the
-    longest text in tokens, None where the folder does not say.
+    `transformer` is the subfolder of the transformer, "" for the folder itself. `head` makes
+    vectors of its last states; None if no pooling follows it. `max_length` is the longest text in
+    tokens, None if the folder has no such setting.
     """
 
     name: str
@@ -62,9 +108,9 @@ class SentenceFolder:
     lowercases: bool = False
 
     def prompt(self, name: str | None) -> str:
-        """Return the text of a prompt by its name; of the default one for None, "" if none is.
+        """Return the text of a prompt by its name; the default one's for None, "" if there is none.
 
-        An empty name stands for no prompt. Raises UserError for a name that is not there.
+        An empty name means no prompt. Raises UserError for an unknown name.
         """
         chosen = self.default_prompt if name is None else name
         if not chosen:
@@ -78,12 +124,12 @@ class SentenceFolder:
         return self.prompts[chosen]
 
 
-def read_sentence_folder(find: Find, name: str) -> SentenceFolder | None:
-    """Read what a folder says beside its transformer; None where it has no modules.json.
+def read_sentence_folder(model: ResolvedModel) -> SentenceFolder | None:
+    """Read the settings and the modules of a folder; None if it has no modules.json.
 
-    Raises UserError, which names the file, for what is damaged or of an unknown kind.
+    Raises UserError, which names the file, for damaged files and unknown kinds of modules.
     """
-    listed = _listed(find, name)
+    name, listed = model.name, _listed(model)
     if listed is None:
         return None
     kinds = [kind for kind, _ in listed]
@@ -98,142 +144,117 @@ def read_sentence_folder(find: Find, name: str) -> SentenceFolder | None:
             f" Transformer ({MODULES}); give a folder whose vectors come from one"
         )
     transformer = listed[0][1]
-    settings = _json(find, SETTINGS, name) or {}
+    settings = _json(model, SETTINGS) or {}
     lengths: dict[str, Any] = {}
     for path in (f"{transformer}/{LENGTHS}".lstrip("/"), LENGTHS):
-        lengths = lengths or _json(find, path, name) or {}
-    prompts = {str(k): str(v) for k, v in (settings.get("prompts") or {}).items()}
+        lengths = lengths or _json(model, path) or {}
     return SentenceFolder(
         name,
         transformer,
-        _head(find, listed[1:], name),
-        prompts,
+        _head(model, listed[1:], settings.get("truncate_dim")),
+        {str(k): str(v) for k, v in (settings.get("prompts") or {}).items()},
         settings.get("default_prompt_name"),
         lengths.get("max_seq_length"),
         bool(lengths.get("do_lower_case")),
     )
 
 
-def check_modules(find: Find, name: str) -> None:
+def check_modules(model: ResolvedModel) -> None:
     """Raise UserError for a folder whose transformer no pooling follows, and for a dense layer of
     an unknown activation, for which sentence-transformers would take another."""
-    listed = _listed(find, name) or []
+    listed = _listed(model) or []
     kinds = [kind for kind, _ in listed]
     if kinds[:1] == ["Transformer"] and "Pooling" not in kinds:
         raise UserError(
-            f"{name}: no pooling in it ({MODULES}), so it makes no vector of a text; save it with"
-            f" the one that it was trained with, or without {MODULES} for the mean"
+            f"{model.name}: no pooling in it ({MODULES}), so it makes no vector of a text; save it"
+            f" with the one that it was trained with, or without {MODULES} for the mean"
         )
     for kind, path in listed:
-        if kind == "Dense" and isinstance(config := _json(find, f"{path}/config.json", name), dict):
-            _activation(config, path, name)
+        config = _json(model, f"{path}/config.json") if kind == "Dense" else None
+        word = config.get("activation_function") if isinstance(config, dict) else None
+        if word is None:
+            continue
+        module, _, activation = str(word).rpartition(".")
+        known = activation == "Identity" or hasattr(nn.modules.activation, activation)
+        if not module.startswith("torch.nn") or not known:
+            raise UserError(
+                f"{model.name}: {path}/config.json: unknown activation {activation!r}: expected one"
+                " of torch.nn without arguments, such as Tanh, GELU or Identity"
+            )
 
 
-def _listed(find: Find, name: str) -> list[tuple[str, str]] | None:
-    """List the modules of a folder, kind and path of each; None where it has no modules.json."""
-    modules = _json(find, MODULES, name)
+def module_kinds(model: ResolvedModel) -> list[str]:
+    """List the kinds of a folder's modules, in order; [] if it has no modules.json."""
+    return [kind for kind, _ in _listed(model) or ()]
+
+
+def _listed(model: ResolvedModel) -> list[tuple[str, str]] | None:
+    """List the modules of a folder, kind and path of each; None if it has no modules.json."""
+    modules = _json(model, MODULES)
     if modules is None:
         return None
     try:
         return [(str(m["type"]).rpartition(".")[2], str(m["path"])) for m in modules]
     except (TypeError, KeyError):
         raise UserError(
-            f"{name}: {MODULES} is no list of modules with type and path; copy the whole folder"
+            f"{model.name}: {MODULES} is no list of modules with type and path; copy the whole"
+            " folder"
         ) from None
 
 
-def _json(find: Find, file: str, name: str) -> Any:
-    path = find(file)
+def _json(model: ResolvedModel, file: str) -> Any:
+    path = finder(model)(file)
     if path is None:
         return None
     try:
         return json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise UserError(f"{name}: {file} is no JSON ({error}); copy the whole folder") from None
+        raise UserError(
+            f"{model.name}: {file} is no JSON ({error}); copy the whole folder"
+        ) from None
 
 
-def _head(find: Find, listed: list[tuple[str, str]], name: str) -> VectorHead | None:
-    """Make the steps behind the transformer; None where the first of them is no pooling."""
+def _head(
+    model: ResolvedModel, listed: list[tuple[str, str]], truncate_dim: int | None
+) -> VectorHead | None:
+    """Load the modules behind the transformer; None if the first of them is no pooling."""
     for kind, path in listed:
-        if kind not in KINDS[1:]:
+        if kind not in KINDS:
             raise UserError(
-                f"{name}: module {path or kind} is a {kind}, expected {', '.join(KINDS[1:])}"
+                f"{model.name}: module {path or kind} is a {kind}, expected {', '.join(KINDS)}"
                 f" ({MODULES}); dump it as a plain checkpoint with --pooling, or take another model"
             )
     if not listed or listed[0][0] != "Pooling":
         return None
-    steps: list[nn.Module] = []
-    for kind, path in listed:
-        if kind == "Normalize":
-            steps.append(Normalize())
-            continue
-        config = _json(find, f"{path}/config.json", name)
+    check_modules(model)
+    pooling, *steps = (_module(model, kind, path) for kind, path in listed)
+    return VectorHead(pooling, *steps, truncate_dim=truncate_dim)
+
+
+def _module(model: ResolvedModel, kind: str, path: str) -> Any:
+    """Load a module of a folder by its class in the library. Raises UserError with its path."""
+    from sentence_transformers.sentence_transformer import modules
+
+    root = model.root or model.path_or_id
+    if kind != "Normalize":  # which older releases saved without one
+        config = _json(model, f"{path}/config.json")
         if not isinstance(config, dict):
-            raise UserError(f"{name}: {path}/config.json is missing; copy the whole folder")
-        make = _pooling if kind == "Pooling" else _dense
-        steps.append(make(find, path, config, name))
-    pooling, *rest = steps
-    assert isinstance(pooling, Pooling)
-    return VectorHead(pooling, *rest)
-
-
-def _pooling(find: Find, path: str, config: dict[str, Any], name: str) -> Pooling:
-    modes = config.get("pooling_mode")
-    if modes is None:
-        modes = [mode for flag, mode in FLAGS.items() if config.get(flag)] or ["mean"]
-    modes = [modes] if isinstance(modes, str) else list(modes)
-    width = config.get("embedding_dimension", config.get("word_embedding_dimension"))
-    if not set(modes) <= set(MODES) or not isinstance(width, int):
-        raise UserError(
-            f"{name}: {path}/config.json has pooling {', '.join(map(str, modes))} of width {width},"
-            f" expected some of {', '.join(MODES)} and a width; copy the whole folder"
-        )
-    return Pooling(width, modes, bool(config.get("include_prompt", True)))
-
-
-def _dense(find: Find, path: str, config: dict[str, Any], name: str) -> Dense:
-    for key in ("module_input_name", "module_output_name"):
-        if config.get(key) not in (None, "sentence_embedding"):
-            raise UserError(
-                f"{name}: {path}/config.json has {key} {config[key]!r}, expected"
-                " 'sentence_embedding': dense layers of single tokens are not read"
-            )
+            raise UserError(f"{model.name}: {path}/config.json is missing; copy the whole folder")
     try:
-        dense = Dense(
-            config["in_features"],
-            config["out_features"],
-            bool(config.get("bias", True)),
-            _activation(config, path, name),
-            bool(config.get("use_residual", False)),
+        found = getattr(modules, kind).load(root, subfolder=path, revision=model.revision)
+    except Exception as error:  # of JSON, safetensors or torch, for whatever is damaged
+        if out_of_memory(error):
+            raise
+        raise UserError(
+            f"{model.name}: {path} is no {kind} that sentence-transformers can load:"
+            f" {first_line(error)}; copy the whole folder"
+        ) from error
+    if (name := getattr(found, "module_output_name", VECTOR)) != VECTOR:
+        raise UserError(
+            f"{model.name}: {path}/config.json has module_output_name {name!r}, expected"
+            f" {VECTOR!r}: layers of single tokens are not read"
         )
-    except (KeyError, TypeError):
-        raise UserError(
-            f"{name}: {path}/config.json lacks in_features or out_features; copy the whole folder"
-        ) from None
-    weights = find(f"{path}/model.safetensors")
-    if weights is None:
-        raise UserError(
-            f"{name}: {path}/model.safetensors is missing; copy the whole folder, or save it again"
-            " with a sentence-transformers of today (older ones wrote pytorch_model.bin)"
-        )
-    try:
-        dense.load_state_dict(load_file(weights))
-    except Exception as error:  # of safetensors or torch, for a damaged file or other shapes
-        raise UserError(
-            f"{name}: {path}/model.safetensors does not fit its config.json: {first_line(error)};"
-            " copy the whole folder"
-        ) from None
-    return dense
-
-
-def _activation(config: Mapping[str, Any], path: str, name: str) -> str:
-    """Name the activation of a dense layer. Raises UserError for one that torch does not have."""
-    word = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
-    try:
-        activation_of(word)
-    except UserError as error:
-        raise UserError(f"{name}: {path}/config.json: {error}") from None
-    return word
+    return found
 
 
 def write_sentence_folder(
@@ -245,23 +266,25 @@ def write_sentence_folder(
     default_prompt: str | None = None,
     static: bool = False,
 ) -> None:
-    """Write, beside a saved transformer, what makes SentenceTransformer(folder) give the vectors
-    of `head`: its modules, the prompts, and the longest text in tokens.
+    """Write, next to a saved transformer, the files with which SentenceTransformer(folder) gives
+    the vectors of `head`: its modules, the prompts, and the longest text in tokens.
 
     A `static` model, whose vectors of pieces are named `embedding.weight`, pools by itself.
     """
+    # Names and keys are those that every release of the library reads; its own `save` writes those
+    # of today, which older releases cannot load.
     listed = [("StaticEmbedding" if static else "Transformer", "")]
     for number, step in enumerate([*([] if static else [head.pooling]), *head.steps], 1):
         kind = type(step).__name__
         path = f"{number}_{kind}"
         listed.append((kind, path))
         (folder / path).mkdir(parents=True, exist_ok=True)
-        if isinstance(step, Pooling):
-            _write(folder / path / "config.json", _pooling_config(step))
-        elif isinstance(step, Dense):
-            _write(folder / path / "config.json", _dense_config(step))
+        if kind != "Normalize":
+            write = _pooling_config if kind == "Pooling" else _dense_config
+            _write(folder / path / "config.json", write(step))
+        if weights := step.state_dict():
             save_file(
-                {k: v.detach().float().cpu().contiguous() for k, v in step.state_dict().items()},
+                {k: v.detach().float().cpu().contiguous() for k, v in weights.items()},
                 folder / path / "model.safetensors",
             )
     modules = [
@@ -279,24 +302,28 @@ def write_sentence_folder(
         _write(folder / LENGTHS, {"max_seq_length": max_length, "do_lower_case": False})
 
 
-def _pooling_config(pooling: Pooling) -> dict[str, Any]:
-    flags = {flag: mode in pooling.modes for flag, mode in FLAGS.items()}
+def _pooling_config(pooling: Any) -> dict[str, Any]:
+    mode = pooling.pooling_mode
+    if not isinstance(mode, str):
+        return dict(pooling.get_config_dict())  # only its keys have the order of several modes
+    flags = (
+        *("cls_token", "max_tokens", "mean_tokens"),
+        *("mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"),
+    )
     return {
-        "word_embedding_dimension": pooling.width,
-        **flags,
+        "word_embedding_dimension": pooling.embedding_dimension,
+        **{
+            f"pooling_mode_{flag}": mode == each
+            for flag, each in zip(flags, pooling.POOLING_MODES, strict=True)
+        },
         "include_prompt": pooling.include_prompt,
     }
 
 
-def _dense_config(dense: Dense) -> dict[str, Any]:
-    kind = type(dense.activation)
-    config = {
-        "in_features": dense.linear.in_features,
-        "out_features": dense.linear.out_features,
-        "bias": dense.linear.bias is not None,
-        "activation_function": f"{kind.__module__}.{kind.__name__}",
-    }
-    return config | ({"use_residual": True} if dense.adds else {})
+def _dense_config(dense: Any) -> dict[str, Any]:
+    config = dense.get_config_dict()
+    keys = ("in_features", "out_features", "bias", "activation_function", "use_residual")
+    return {key: config[key] for key in keys if key in config}
 
 
 def _write(path: Path, value: Any) -> None:

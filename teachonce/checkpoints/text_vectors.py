@@ -10,14 +10,14 @@ from teachonce.checkpoints.sentence_folder import (
     LENGTHS,
     SETTINGS,
     SentenceFolder,
+    VectorHead,
     read_sentence_folder,
 )
-from teachonce.checkpoints.sentence_modules import VectorHead, plain_head
 from teachonce.store.format.features import EmbeddingSpec
 from teachonce.support.errors import UserError
 
 POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}
-"""The words of --pooling, and the names of `sentence_modules.MODES` for them."""
+"""The words of --pooling, and the names of `Pooling`'s modes for them."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,23 @@ def text_vectors(
     one of its prompts. Raises UserError where the folder has no pooling and none is given, and for
     a prompt that is not there.
     """
-    find = finder(model)
     name = model.name
-    folder = read_sentence_folder(find, name) if pooling is None else None
+    folder = read_sentence_folder(model) if pooling is None else None
     folder = folder or SentenceFolder(name, "", None)
-    head = folder.head if pooling is None else plain_head(width, POOLINGS[pooling], False)
+    head = folder.head
+    if pooling is not None:
+        from sentence_transformers.sentence_transformer.modules import Pooling
+
+        head = VectorHead(Pooling(width, POOLINGS[pooling]))
     if head is None:
         raise UserError(
             f"{name}: no pooling in it (modules.json of sentence-transformers): give --pooling"
             f" {'|'.join(POOLINGS)}, the one that the model was trained with"
         )
-    if head.pooling.width != width:
+    if (pooled := head.pooling.embedding_dimension) != width:
         raise UserError(
-            f"{name}: its pooling is for states {head.pooling.width} wide, and the transformer's"
-            f" are {width}; copy the whole folder"
+            f"{name}: its pooling is for states {pooled} wide, and the transformer's are {width};"
+            " copy the whole folder"
         )
     if folder.lowercases and len(set(map(str, _pieces(tokenizer, "A", "a")))) > 1:
         raise UserError(
@@ -72,7 +75,7 @@ def text_vectors(
             " not; put a Lowercase normalizer into its tokenizer.json and take do_lower_case out"
         )
     text = folder.prompt(prompt)
-    settings = find(SETTINGS)
+    settings = finder(model)(SETTINGS)
     return TextVectors(
         head.eval(),
         text,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from teachonce.checkpoints.declared import check_declared, config_of
-from teachonce.checkpoints.names import is_sentence_folder, resolve_model
+from teachonce.checkpoints.names import is_sentence_folder, resolve_vectors
 from teachonce.downstream.options import FINE_TUNED, MTEB, Asked
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support.errors import UserError
@@ -62,8 +61,8 @@ def _check_vocabulary(word: str | None) -> None:
 def _check_model(asked: Asked, name: str) -> None:
     """Raise UserError for a model that is not there, and for one that is scored as it is and has no
     head for that, as far as its config.json tells."""
-    if is_sentence_folder(Path(os.path.expanduser(name))):
+    model = resolve_vectors(name)
+    if is_sentence_folder(Path(model.path_or_id)):
         return
-    model = resolve_model(name)
     if asked.as_is and asked.task in HEADS:
         check_declared(model, config_of(model), HEADS[asked.task])

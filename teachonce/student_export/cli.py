@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from teachonce.checkpoints.names import is_sentence_folder, resolve_model
+from teachonce.checkpoints.names import resolve_vectors
 from teachonce.student_export.options import LIBRARIES, ExportOptions
 from teachonce.support import files
 from teachonce.support.console import CONTEXT, command_errors
@@ -43,8 +43,7 @@ def _refuse_early(options: ExportOptions) -> None:
         raise UserError(f"--out {options.out}: exists already; choose another")
     if options.check is not None and not options.check.is_file():
         raise UserError(f"--check {options.check}: no such file; check the path")
-    if not is_sentence_folder(options.folder):
-        resolve_model(str(options.folder))
+    resolve_vectors(str(options.folder))
     for name in options.to:
         extra, modules = LIBRARIES.get(name, ("", ()))
         for module in modules:

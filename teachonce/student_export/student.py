@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from teachonce.checkpoints.declared import declared_head
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.checkpoints.loading import (
     input_limit,
@@ -20,28 +21,26 @@ from teachonce.checkpoints.loading import (
     load_with_head,
     task_of,
 )
-from teachonce.checkpoints.names import finder, resolve_model
-from teachonce.checkpoints.sentence_folder import MODULES, SETTINGS, check_modules
+from teachonce.checkpoints.names import MODULES, resolve_model, resolve_vectors
+from teachonce.checkpoints.sentence_folder import SETTINGS, check_modules, module_kinds
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS = {"embedding": "sentence_embedding"}
 """Names of the output by kind; that of the others is `logits`."""
-HEADS = {
-    "ForMaskedLM": "mlm",
-    "ForSequenceClassification": "classification",
-    "ForTokenClassification": "tagging",
-}
 
 
 @dataclass(frozen=True)
 class Student:
     """A student that is ready to be exported.
 
-    kind: one of the values of HEADS, or `embedding`.
+    kind: `mlm`, `classification`, `tagging` or `embedding`.
     network: from `inputs`, int64 [B,S] each, to `output`: logits [B,S,V] or [B,C], vectors [B,W].
     special: whether its tokenizer puts special tokens around a text. prompt: stands before a text.
     about: what a folder of an export says of it: prompts, labels.
@@ -101,6 +100,8 @@ class Vectors(nn.Module):
     def __init__(self, encoder: Any, head: Any, prompt: int) -> None:
         super().__init__()
         self.encoder, self.head, self.prompt = encoder, head, prompt
+        # The library looks at the mask for padding on the left, which torch.export cannot follow.
+        head.pooling._exclude_prompt_from_mask = lambda mask, n: mask * (mask.cumsum(dim=1) > n)
 
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
         more = {} if types is None else {"token_type_ids": types}
@@ -112,8 +113,11 @@ class Vectors(nn.Module):
 class StaticVectors(nn.Module):
     """The mean of the vectors of a text's pieces, and the modules behind it."""
 
-    def __init__(self, weights: Tensor, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, model: SentenceTransformer) -> None:
         super().__init__()
+        first: Any = model[0]
+        weights, modules = first.embedding.weight, list(model)[1:]
+        self.truncate_dim = model.truncate_dim
         self.embedding = nn.Embedding.from_pretrained(weights.detach().float())
         self.steps = nn.ModuleList(modules)
 
@@ -123,7 +127,7 @@ class StaticVectors(nn.Module):
         found: dict[str, Tensor] = {"sentence_embedding": total / present.sum(1).clamp(min=1)}
         for step in self.steps:
             found = step(found)
-        return found["sentence_embedding"]
+        return found["sentence_embedding"][:, : self.truncate_dim]
 
 
 def load_student(folder: Path) -> Student:
@@ -131,16 +135,14 @@ def load_student(folder: Path) -> Student:
 
     Raises UserError where it is none, and for one with neither a head nor a pooling.
     """
-    if (folder / MODULES).is_file():
-        listed = json.loads((folder / MODULES).read_text("utf-8"))
-        if listed and str(listed[0].get("type", "")).endswith("StaticEmbedding"):
-            return _static(folder)
+    if (listed := module_kinds(resolve_vectors(str(folder)))) and listed[0] == "StaticEmbedding":
+        return _static(folder)
     model = resolve_model(str(folder))
-    if finder(model)(MODULES) is not None and not _head(load_config(model)):
-        check_modules(finder(model), str(folder))
-        return _embedding(folder)
     config = load_config(model)
     kind = _head(config)
+    if listed and not kind:
+        check_modules(model)
+        return _embedding(folder)
     if kind is None:
         raise UserError(
             f"{folder}: is an encoder with neither a head nor a pooling ({MODULES}); export a"
@@ -162,11 +164,9 @@ def load_student(folder: Path) -> Student:
 
 
 def _head(config: Any) -> str | None:
-    for name in config.architectures or ():
-        for end, kind in HEADS.items():
-            if name.endswith(end):
-                return kind
-    return None
+    names = config.architectures or ()
+    masked = any(name.endswith("ForMaskedLM") for name in names)
+    return declared_head(names) or ("mlm" if masked else None)
 
 
 def _inputs(tokenizer: Any) -> tuple[str, ...]:
@@ -195,7 +195,8 @@ def _static(folder: Path) -> Student:
     """Load word vectors, whatever stands behind them: their own library knows the modules."""
     from transformers import PreTrainedTokenizerFast
 
-    first, *others = Embedder(str(folder)).model
+    model = Embedder(str(folder)).model
+    first = model[0]
     names = first.tokenizer.get_vocab()
     padding = next((name for name in ("[PAD]", "<pad>") if name in names), min(names))
     tokenizer = PreTrainedTokenizerFast(
@@ -204,7 +205,7 @@ def _static(folder: Path) -> Student:
     return Student(
         folder,
         "embedding",
-        StaticVectors(first.embedding.weight, others).eval(),
+        StaticVectors(model).eval(),
         tokenizer,
         INPUTS[:2],
         8192,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,19 +50,6 @@ def test_a_folder_is_scored_by_its_own_modules(
     found = scored("sts", folder, pairs, tmp_path / "out")["mean"]["test"]
     assert found["pearson"] == pytest.approx(expected["pearson_cosine"], abs=1e-5)
     assert found["spearman"] == pytest.approx(expected["spearman_cosine"], abs=1e-3)
-
-
-def test_a_missing_library_is_one_line(
-    tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = modules(pooling("mean"), base=tiny_teacher("bert"), folder=tmp_path / "model")
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    pairs = alike(tmp_path / "test.tsv", 8, 0)
-    words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
-    line = refused(*words, "--out", tmp_path / "out")
-    assert "needs sentence-transformers" in line
-    assert "pip install 'teachonce[embedding]'" in line
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_folder_is_one_line(tiny_teacher: Teacher, tmp_path: Path) -> None:

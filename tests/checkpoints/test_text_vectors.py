@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from teachonce.checkpoints.sentence_folder import write_sentence_folder
-from teachonce.checkpoints.sentence_modules import MODES, Dense, Normalize, Pooling, VectorHead
+from teachonce.checkpoints.sentence_folder import VectorHead, write_sentence_folder
 from teachonce.store import EmbeddingSpec, open_store
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
@@ -28,6 +27,7 @@ from tests.sentence_folders import (
 )
 from tests.texts import ENGLISH
 
+MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 BEHIND: dict[str, Callable[[], list[Any]]] = {
     "mean, length 1": lambda: [pooling("mean"), normalize()],
     "max": lambda: [pooling("max")],
@@ -38,6 +38,7 @@ BEHIND: dict[str, Callable[[], list[Any]]] = {
         normalize(),
     ],
     "all ways": lambda: [pooling(MODES)],
+    "in another order": lambda: [pooling(("cls", "mean", "max"))],
     "without the prompt": lambda: [pooling(("mean", "weightedmean"), include_prompt=False)],
 }
 
@@ -81,6 +82,18 @@ def test_a_folder_is_read_as_it_is(
     assert [record.text for record in store] == [spec.prompt + text for text in ENGLISH[:12]]
     assert not store.features.of_tokens and len(store) == 12
     assert json.loads(store.teacher_file("config_sentence_transformers.json"))["prompts"] == PROMPTS
+
+
+def test_vectors_are_cut_as_the_folder_says(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+    """The library cuts behind all modules: cut vectors have another length than 1."""
+    behind = [pooling("mean"), normalize()]
+    folder = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m", truncate_dim=8)
+    corpus = texts_of(tmp_path / "a.txt")
+    asked: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
+    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **asked))
+    wanted = library(folder, list(ENGLISH[:12]))
+    assert wanted.shape == (12, 8) and np.allclose(store.embeddings(), wanted, atol=2e-5)
+    assert store.features.embedding == EmbeddingSpec(8, "mean, first 8")
 
 
 @pytest.mark.parametrize("side", ("left", "right"))
@@ -142,7 +155,7 @@ def test_what_is_written_is_what_the_library_reads(
 
     torch.manual_seed(0)
     base = tiny_teacher("bert")
-    head = VectorHead(Pooling(32, ("mean",)), Dense(32, 7, activation="Tanh"), Normalize())
+    head = VectorHead(pooling("mean"), dense(32, 7), normalize())
     AutoModel.from_pretrained(base).save_pretrained(tmp_path / "m")
     AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "m")
     write_sentence_folder(
@@ -181,13 +194,16 @@ BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         "unknown activation 'Linear'",
     ),
     "lost weights": (
-        lambda f: (f / "2_Dense/model.safetensors").unlink(), {}, "model.safetensors is missing",
+        lambda f: (f / "2_Dense/model.safetensors").unlink(), {},
+        "2_Dense is no Dense that .* can load: Could not find 'model.safetensors'",
     ),
     "other weights": (
-        lambda f: _changed(f, "2_Dense/config.json", out_features=9), {}, "does not fit its config",
+        lambda f: _changed(f, "2_Dense/config.json", out_features=9), {},
+        "2_Dense is no Dense that .* can load: .*size mismatch",
     ),
     "damaged weights": (
-        lambda f: (f / "2_Dense/model.safetensors").write_bytes(b"no"), {}, "does not fit its con",
+        lambda f: (f / "2_Dense/model.safetensors").write_bytes(b"no"), {},
+        "2_Dense is no Dense that sentence-transformers can load",
     ),
     "lost config": (
         lambda f: (f / "1_Pooling/config.json").unlink(), {}, "1_Pooling/config.json is missing",
@@ -200,7 +216,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     ),
     "another way": (
         lambda f: _changed(f, "1_Pooling/config.json", pooling_mode="median"), {},
-        "has pooling median of width 32, expected some of cls, max",
+        "1_Pooling is no Pooling that .* can load: Invalid pooling mode: 'median'",
     ),
 }  # fmt: skip
 

@@ -89,6 +89,30 @@ def bilstm(make_tokenizer: MakeTokenizer, folder: Path) -> Path:
     return folder
 
 
+POOLINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "cls": ({"mode": "cls"}, {}),
+    "mean": ({"mode": "mean"}, {}),
+    "max": ({"mode": "max"}, {}),
+    "several": ({"mode": ("mean", "cls", "lasttoken")}, {}),
+    "without the prompt": ({"mode": ("weightedmean", "max"), "include_prompt": False}, {}),
+    "cut": ({"mode": "mean"}, {"truncate_dim": 8}),
+}
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_every_pooling_is_exported(tiny_teacher: Teacher, tmp_path: Path, name: str) -> None:
+    """Exported vectors are those of the library, for texts of any number and length."""
+    from sentence_transformers import SentenceTransformer
+
+    (mode, settings), base = POOLINGS[name], tiny_teacher("bert")
+    prompt = {"prompts": {"all": "old "}, "default_prompt_name": "all"}
+    folder = modules(pooling(**mode), base=base, folder=tmp_path / "m", **settings, **prompt)
+    result = run(folder, "--to", "onnx", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    assert np.allclose(by_example(tmp_path / "out", *TEXTS), expected, atol=1e-4)
+
+
 def test_sentence_vectors_run_alone_in_int8(tiny_teacher: Teacher, tmp_path: Path) -> None:
     """Tokenizer, prompt, pooling and dense layer are in the folder; both cards have the figures."""
     from sentence_transformers import SentenceTransformer
