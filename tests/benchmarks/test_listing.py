@@ -79,3 +79,19 @@ def test_removed_scripts_are_named_with_the_commit_that_has_them() -> None:
     form = r"Script: removed in [0-9.]+, last at commit [0-9a-f]{7}, `(benchmarks/[a-z_/]+\.py)`\."
     for line in removed:
         assert re.fullmatch(form, line), line
+
+
+def test_each_of_the_twenty_figures_is_in_the_section_that_it_links_to() -> None:
+    _, *parts = (ROOT / "benchmarks/RESULTS.md").read_text("utf-8").split("\n## ")
+    sections = {part.partition("\n")[0]: part for part in parts}
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in sections["Twenty figures"].splitlines()
+        if line.startswith("| ") and "](#" in line
+    ]
+    assert len(rows) == 20
+    for _, figure, _, link in rows:
+        title, anchor = re.fullmatch(r"\[(.*)\]\(#(.*)\)", link).groups()  # type: ignore[union-attr]
+        assert anchor == re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        for number in re.findall(r"\d[\d.,]*\d(?: ± [\d.]+)?", re.sub("`.*?`", "", figure)):
+            assert number in sections[title], (title, number)
