@@ -46,9 +46,9 @@ class Weather:
     """What happens to a request: `faults` by their share of all, to requests that `strikes` names.
 
     A fault is a key of ANSWERS, or "reset" (before the answer), "torn" (a reset in the middle of
-    the body), "truncated" (the body ends early), "short" (and its length is declared so), "flipped"
-    (a bit), "unmatched" (a bit, and the server's checksum of the body comes with it), "slow" (the
-    body comes in drops), or "stalled" (nothing comes).
+    the body), "truncated" (the body ends early), "short" (and its length is declared so), "whole"
+    (Range is ignored), "flipped" (a bit), "unmatched" (a bit, and the server's checksum of the body
+    comes with it), "slow" (the body comes in drops), or "stalled" (nothing comes).
     """
 
     faults: dict[str, float] = field(default_factory=dict)
@@ -140,6 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.close()
 
     def _forward(self, body: bytes, fault: str, chance: random.Random) -> None:
+        if fault == "whole":
+            del self.headers["Range"]
         status, given, known, length = self._answer(body)
         data = bytearray(known)
         if fault in ("flipped", "short"):

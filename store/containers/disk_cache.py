@@ -1,10 +1,11 @@
-"""A bounded cache on a local disk of pieces of far stores, shared by all processes that name it.
+"""A bounded cache on a local disk of ranges of remote stores, shared by all processes that name it.
 
-An entry is a file: the bytes of a piece, the size of the object that they are of, and a checksum.
-It is written under a temporary name and renamed, so a kill leaves no torn one. Its modification
-time is when it was last used. A file `lock` is locked while room is made or taken; it holds the
-bytes that are taken, counted before they are written and until they are gone, so that all writers
-together stay within the bound. What a kill leaves counted too high the next count puts right.
+An entry is a file: the bytes of a range, the size of the whole object, and a checksum. Its
+modification time is when it was last used. Whoever writes or removes entries holds a lock on the
+file `lock` meanwhile, so a temporary file that somebody else finds is one that a kill has left. The
+file `lock` holds the bytes that are taken. They are counted before they are written and until they
+are removed, so that all writers together stay within the bound whenever one is killed; what a kill
+leaves counted too high the next count corrects.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,12 +37,11 @@ TOTAL = struct.Struct("<Q")
 ENTRY = re.compile(r"[0-9a-f]{32}\.-?\d+\.\d+")
 UNIT = 4096  # bytes that disks give out
 KEPT_SHARE = 0.9  # of the bound, when room is made: to look at all entries takes time
-_numbers = count()
 
 
 class Piece(NamedTuple):
-    """Bytes of an object, how many it has in all, and what of them was compared with its checksum,
-    in the words of their reader."""
+    """Bytes of an object, the size of the whole object, and the numbers of the chunks in these
+    bytes whose checksum a reader has compared."""
 
     data: Bytes
     whole: int
@@ -62,13 +61,13 @@ class _Count:
     bytes: int
 
     def add(self, size: int) -> None:
-        """Write what is taken with so many bytes more, or less. Raises OSError."""
+        """Write the bytes that are taken with `size` more, or less. Raises OSError."""
         self.bytes = max(0, self.bytes + size)
         os.pwrite(self.file, TOTAL.pack(self.bytes), 0)
 
 
 class DiskCache:
-    """The entries in a folder; `bound` bytes of disk at most. Files of other names are not its.
+    """The entries in a folder; at most `bound` bytes of disk. Files of other names are ignored.
 
     Raises UserError if the folder cannot be made or written to.
     """
@@ -107,13 +106,13 @@ class DiskCache:
             os.close(file)
 
     def _make_room(self, taken: _Count, most: int | None) -> None:
-        """Remove what the dead left, and the entries that were not used for longest until `most`
+        """Remove what a kill has left, and the entries that were not used for longest until `most`
         bytes are taken; count what is."""
         found, total = [], 0
         with os.scandir(self.folder) as listed:
             for each in listed:
                 if each.name.startswith(files.UNFINISHED):
-                    total += 0 if _left(Path(each.path)) else taken_by(each.stat().st_size)
+                    os.unlink(each.path)
                 elif ENTRY.fullmatch(each.name):
                     about = each.stat()
                     found.append((about.st_mtime_ns, taken_by(about.st_size), each.path))
@@ -131,7 +130,7 @@ class DiskCache:
         return self.folder / f"{named}.{begin}.{end}"
 
     def announced(self, store: str, name: str, begin: int, end: int) -> bool:
-        """Whether there is such an entry, whole or not; the disk begins to read it."""
+        """Whether there is such an entry, damaged or not; the disk begins to read it."""
         try:
             prefetch(str(self._path(store, name, begin, end)), 0, max(1, abs(end)))
         except OSError:
@@ -156,15 +155,17 @@ class DiskCache:
         return None
 
     def put(self, store: str, name: str, begin: int, end: int, piece: Piece) -> None:
-        """Write an entry, unless there is no room for it. Where the disk fails, that is logged once
+        """Write an entry, unless there is no room for it. If the disk fails, that is logged once
         and nothing is written from then on."""
         path = self._path(store, name, begin, end)
         size = taken_by(len(piece.data) + END.size)
         if self.full or size > self.bound:
             return
+        tail = END.pack(MARK, google_crc32c.value(piece.data), piece.whole)
         try:
-            if (reserved := self._reserved(path, size)) is not None:
-                self._write(*reserved, path, size, piece)
+            with self._counted() as taken:
+                if not path.exists() and self._has_room(taken, size):
+                    self._write(taken, path, size, (piece.data.data, tail))
         except OSError as error:
             self.full = True
             logging.getLogger(__name__).warning(
@@ -172,43 +173,25 @@ class DiskCache:
                 " lies", PREFIX, self.folder, files.reason(error),
             )  # fmt: skip
 
-    def _reserved(self, path: Path, size: int) -> tuple[int, Path] | None:
-        """Take room for an entry; returns the file to write, open and locked for as long as its
-        writer lives, or None where there is the entry already or no room."""
-        with self._counted() as taken:
-            if path.exists():
-                return None
-            if taken.bytes + size > self.bound:
-                self._make_room(taken, max(0, int(self.bound * KEPT_SHARE) - size))
-                if taken.bytes + size > self.bound:
-                    return None
-            new = path.with_name(f"{files.UNFINISHED}{os.getpid()}-{next(_numbers)}-{path.name}")
-            taken.add(size)  # before there is a file: a kill between leaves less than is counted
-            try:
-                return _begun(new, size), new
-            except OSError:
-                new.unlink(missing_ok=True)
-                taken.add(-size)
-                raise
+    def _has_room(self, taken: _Count, size: int) -> bool:
+        if taken.bytes + size > self.bound:
+            self._make_room(taken, max(0, int(self.bound * KEPT_SHARE) - size))
+        return taken.bytes + size <= self.bound
 
-    def _write(self, file: int, new: Path, path: Path, size: int, piece: Piece) -> None:
-        end = END.pack(MARK, google_crc32c.value(piece.data), piece.whole)
-        written = False
+    def _write(
+        self, taken: _Count, path: Path, size: int, data: tuple[memoryview | bytes, ...]
+    ) -> None:
+        taken.add(size)  # before there is a file: a kill leaves less than is counted
+        new = path.with_name(f"{files.UNFINISHED}{path.name}")
         try:
+            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             with os.fdopen(file, "wb") as opened:
-                opened.write(piece.data.data)
-                opened.write(end)
-                opened.truncate()
-                opened.flush()
-                with self._counted():
-                    if not path.exists():
-                        os.rename(new, path)
-                        written = True
-        finally:
-            if not written:
-                with suppress(OSError), self._counted() as taken:
-                    new.unlink(missing_ok=True)
-                    taken.add(-size)
+                opened.writelines(data)
+            os.rename(new, path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            taken.add(-size)
+            raise
 
     def forget(self, store: str, name: str) -> None:
         """Remove all entries of an object."""
@@ -222,34 +205,3 @@ class DiskCache:
                     size = taken_by(path.stat().st_size)
                     path.unlink()
                     taken.add(-size)
-
-
-def _begun(path: Path, size: int) -> int:
-    """Create a temporary file, locked, as large as its entry, so that whoever counts the entries
-    counts it. Raises OSError."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        files.lock(file, wait=True)
-        os.truncate(file, size)
-    except OSError:
-        os.close(file)
-        raise
-    return file
-
-
-def _left(path: Path) -> bool:
-    """Whether nobody writes a temporary file any more; it is removed then."""
-    with suppress(OSError):
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if files.lock(file, wait=False):
-                path.unlink()
-                return True
-        finally:
-            os.close(file)
-    return False
-
-
-def bytes_of(data: bytes | memoryview) -> Bytes:
-    """An array over bytes, without a copy."""
-    return np.frombuffer(data, np.uint8)

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from teachonce.store.containers.blosc import Damage
 from teachonce.store.containers.disk_cache import DiskCache
+from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.format.layout import ArraySpec
 from teachonce.support.arrays import Array
 
@@ -22,7 +24,6 @@ class Slices(Protocol):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    waits: bool  # each read waits for a network, whatever was announced
 
     def read(self, begin: int, end: int) -> Array:
         """Rows begin..end, decoded. Raises StoreError if the bytes are damaged or missing."""
@@ -32,6 +33,37 @@ class Slices(Protocol):
 
     def prefetch(self, begin: int, end: int) -> None:
         """Announce that rows begin..end are read soon, so that the disk can begin."""
+
+
+class RowSlices:
+    """Slices of an array whose rows a subclass decodes from stored chunks; see `Slices`."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
+        self.shape, self.dtype, self.where = shape, dtype, where
+
+    def decode(self, begin: int, end: int, out: Array) -> None:
+        """Fill `out` with rows begin..end, which are there. Raises Damage, OSError."""
+        raise NotImplementedError
+
+    def read(self, begin: int, end: int) -> Array:
+        end = min(end, self.shape[0])
+        out = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
+        self.read_into(begin, end, out)
+        return out
+
+    def read_into(self, begin: int, end: int, out: Array) -> None:
+        if begin >= end:
+            return
+        expected = (end - begin, *self.shape[1:]), self.dtype
+        inside = begin >= 0 and end <= self.shape[0]
+        if not inside or (out.shape, out.dtype) != expected or not out.flags.c_contiguous:
+            raise ValueError(f"{self.where}: rows {begin}..{end} do not fit into {out.shape}")
+        try:
+            self.decode(begin, end, out)
+        except (Damage, OSError) as error:
+            raise StoreError(
+                f"{self.where}: rows {begin}..{end} cannot be decoded ({error}); {VERIFY}"
+            ) from error
 
 
 class Flaw(NamedTuple):

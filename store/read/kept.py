@@ -125,7 +125,7 @@ class KeptSlices:
 
     def __init__(self, slices: Slices, room: Room) -> None:
         self._slices, self._room = slices, room
-        self.shape, self.dtype, self.waits = slices.shape, slices.dtype, slices.waits
+        self.shape, self.dtype = slices.shape, slices.dtype
 
     def read(self, begin: int, end: int) -> Array:
         end = min(end, self.shape[0])

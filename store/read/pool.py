@@ -282,10 +282,6 @@ class Pool:
         with ThreadPoolExecutor(AT_ONCE, "read-at-once") as readers:
             # What tells where things lie in a part comes first, of all parts at once.
             list(readers.map(lambda run: run[0].token_start, self._parts))
-            waits = any(part.array(name).waits for part, name, _, _ in self._pieces())
-            if waits:
-                self._read(buffers, readers.map)
-                return
         with ThreadPoolExecutor(DECODERS, "read-at-once") as readers:
             self._read(buffers, readers.map)
 

@@ -188,7 +188,7 @@ def upload(
 def _target(target: str, storage_options: dict[str, Any] | None) -> Remote:
     """Open an address for writing. Raises UserError if a store is there."""
     try:
-        remote = remote_files(target, storage_options, writing=True)
+        remote = remote_files(target, storage_options)
     except (ImportError, ValueError) as error:
         raise StoreError(f"{target}: cannot be written ({error})") from error
     if remote.has(ROOT):

@@ -10,44 +10,24 @@ import numpy as np
 from teachonce.store.containers.blosc import Bytes, Damage
 from teachonce.store.containers.hdf5.blocks import UNDEFINED, Blocks
 from teachonce.store.containers.hdf5.chunks import Dataset
-from teachonce.store.errors import VERIFY, StoreError
+from teachonce.store.containers.interface import RowSlices
 from teachonce.support.arrays import Array
 
 
-class Hdf5Slices:
+class Hdf5Slices(RowSlices):
     """Slices of rows of an HDF5 dataset."""
 
-    waits = False
-
     def __init__(self, blocks: Blocks, dataset: Dataset, where: str) -> None:
-        self._blocks, self.dataset, self._where = blocks, dataset, where
-        self.shape, self.dtype = dataset.shape, dataset.dtype
+        super().__init__(dataset.shape, dataset.dtype, where)
+        self._blocks, self.dataset = blocks, dataset
         self._sound: set[int] = set()  # chunks whose checksum was compared
-        self._begun: set[int] = set()  # rows of chunks that the disk was told of
+        self._begun: set[int] = set()  # rows of chunks that the disk was asked for
 
-    def read(self, begin: int, end: int) -> Array:
-        end = min(end, self.shape[0])
-        out = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
-        self.read_into(begin, end, out)
-        return out
-
-    def read_into(self, begin: int, end: int, out: Array) -> None:
-        if begin >= end:
-            return
-        if not 0 <= begin < end <= self.shape[0] or (out.shape, out.dtype) != (
-            (end - begin, *self.shape[1:]),
-            self.dtype,
-        ):
-            raise ValueError(f"{self._where}: rows {begin}..{end} do not fit into {out.shape}")
+    def decode(self, begin: int, end: int, out: Array) -> None:
         rows = self.dataset.chunk[0]
-        try:
-            for number in range(begin // rows, -(-end // rows)):
-                low, high = max(begin, number * rows), min(end, (number + 1) * rows)
-                self._read(number, low - number * rows, out[low - begin : high - begin])
-        except Damage as error:
-            raise StoreError(
-                f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); {VERIFY}"
-            ) from error
+        for number in range(begin // rows, -(-end // rows)):
+            low, high = max(begin, number * rows), min(end, (number + 1) * rows)
+            self._read(number, low - number * rows, out[low - begin : high - begin])
 
     def _read(self, number: int, low: int, out: Array) -> None:
         """Fill `out` from its row `low` on with the chunks that hold the same rows."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -20,8 +20,8 @@ import google_crc32c
 import numpy as np
 
 from teachonce.store.containers.blosc import Bytes, Damage, decode
+from teachonce.store.containers.interface import RowSlices
 from teachonce.store.containers.memory_map import FileMap
-from teachonce.store.errors import VERIFY, StoreError
 from teachonce.support.arrays import Array
 
 OPEN_MAPS = 512
@@ -119,67 +119,59 @@ def read_index(data: Bytes, layout: Layout, end: int) -> list[list[int]]:
     return places
 
 
-def decode_rows(
-    data: Bytes, chunk: int, layout: Layout, low: int, high: int, out: Bytes, sound: bool = False
-) -> None:
-    """Decode bytes low..high of a chunk into `out`; its checksum is compared unless it is known to
-    be sound. Raises Damage."""
-    what, size = f"chunk {chunk}", layout.rows * layout.row_bytes
-    payload = data[:-CRC_BYTES] if sound else _checked(data, what)
-    if layout.compressed:
-        decode(payload, what, size, low, high, out)
-    elif len(payload) != size:
-        raise Damage(f"{what} has {len(payload)} bytes, expected {size}")
-    else:
-        out[:] = payload[low:high]
-
-
-def check_fits(layout: Layout, where: str, begin: int, end: int, out: Array) -> None:
-    """Raise ValueError unless rows begin..end are rows of the array that fit into `out`."""
-    if (
-        not 0 <= begin < end <= layout.shape[0]
-        or (out.shape, out.dtype) != ((end - begin, *layout.shape[1:]), layout.dtype)
-        or not out.flags.c_contiguous
-    ):
-        raise ValueError(f"{where}: rows {begin}..{end} do not fit into {out.shape}")
-
-
-def row_pieces(layout: Layout, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """For each chunk of rows begin..end its number, the bytes low..high of it that they are, and
-    the place of these among the bytes of the rows."""
-    rows, row = layout.rows, layout.row_bytes
-    for chunk in range(begin // rows, -(-end // rows)):
-        first, last = max(begin, chunk * rows), min(end, (chunk + 1) * rows)
-        low, high = (first - chunk * rows) * row, (last - chunk * rows) * row
-        yield chunk, low, high, (first - begin) * row
-
-
 class Shard:
-    """A mapped shard file and the places of its chunks. Raises Damage, OSError."""
+    """The chunks of a shard. `places` are begin and size of each, as `read_index` gives them."""
+
+    def __init__(self, layout: Layout, places: list[list[int]]) -> None:
+        self._layout, self.places = layout, places
+
+    def prefetch(self, chunk: int) -> None:
+        """Announce that a chunk is read soon."""
+        raise NotImplementedError
+
+    def stored(self, chunk: int) -> tuple[Bytes, set[int]]:
+        """The stored bytes of a chunk, and the chunks whose checksum was compared, to which a
+        reader adds. Raises Damage."""
+        raise NotImplementedError
+
+    def read_into(self, chunk: int, low: int, high: int, out: Bytes) -> None:
+        """Decode bytes low..high of a chunk into `out`; its checksum is compared when it is first
+        read. Raises Damage."""
+        what, layout = f"chunk {chunk}", self._layout
+        if not self.places[chunk][1]:
+            raise Damage(f"{what} is missing or lies outside the file")
+        data, sound = self.stored(chunk)
+        payload = data[:-CRC_BYTES] if chunk in sound else _checked(data, what)
+        size = layout.rows * layout.row_bytes
+        if layout.compressed:
+            decode(payload, what, size, low, high, out)
+        elif len(payload) != size:
+            raise Damage(f"{what} has {len(payload)} bytes, expected {size}")
+        else:
+            out[:] = payload[low:high]
+        sound.add(chunk)
+
+
+class MappedShard(Shard):
+    """A mapped shard file. Raises Damage, OSError."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
-        self._layout = layout
         self._map = FileMap(path)
         self._data = self._map.data
         end = len(self._data) - index_bytes(layout)
         if end < 0:
             raise Damage(f"the file has {len(self._data)} bytes, too few for its index")
-        self._places = read_index(self._data[end:], layout, end)
+        super().__init__(layout, read_index(self._data[end:], layout, end))
         self._sound: set[int] = set()
 
     def prefetch(self, chunk: int) -> None:
         """Let the disk begin to read a chunk, unless it was read before."""
         if chunk not in self._sound:
-            self._map.prefetch(*self._places[chunk])
+            self._map.prefetch(*self.places[chunk])
 
-    def read_into(self, chunk: int, low: int, high: int, out: Bytes) -> None:
-        """Decode bytes low..high of a chunk into `out`. Raises Damage."""
-        begin, size = self._places[chunk]
-        if not size:
-            raise Damage(f"chunk {chunk} is missing or lies outside the file")
-        data, sound = self._data[begin : begin + size], chunk in self._sound
-        decode_rows(data, chunk, self._layout, low, high, out, sound)
-        self._sound.add(chunk)
+    def stored(self, chunk: int) -> tuple[Bytes, set[int]]:
+        begin, size = self.places[chunk]
+        return self._data[begin : begin + size], self._sound
 
 
 class ShardMaps:
@@ -187,12 +179,12 @@ class ShardMaps:
 
     def __init__(self, limit: int = OPEN_MAPS) -> None:
         self._limit = limit
-        self._held: OrderedDict[Path, Shard] = OrderedDict()
+        self._held: OrderedDict[Path, MappedShard] = OrderedDict()
 
-    def get(self, path: Path, layout: Layout) -> Shard:
+    def get(self, path: Path, layout: Layout) -> MappedShard:
         """The map of a file. Raises Damage, OSError."""
         # No lock, which a fork could inherit: two threads may map one file twice, no more.
-        shard = self._held.pop(path, None) or Shard(path, layout)
+        shard = self._held.pop(path, None) or MappedShard(path, layout)
         self._held[path] = shard
         while len(self._held) > self._limit:
             self._held.popitem(last=False)
@@ -206,38 +198,25 @@ class ShardMaps:
         return len(self._held)
 
 
-class ShardSlices:
-    """Slices of rows of an array that is one shard."""
+class ShardSlices(RowSlices):
+    """Slices of rows of an array that is one shard, which `opened` returns."""
 
-    waits = False
+    def __init__(self, layout: Layout, where: str, opened: Callable[[], Shard]) -> None:
+        super().__init__(layout.shape, layout.dtype, where)
+        self.layout, self._shard = layout, opened
 
-    def __init__(self, maps: ShardMaps, path: Path, layout: Layout, where: str) -> None:
-        self._maps, self._path, self._layout, self._where = maps, path, layout, where
-        self.shape, self.dtype = layout.shape, layout.dtype
-
-    def read(self, begin: int, end: int) -> Array:
-        end = min(end, self.shape[0])
-        out = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
-        self.read_into(begin, end, out)
-        return out
-
-    def read_into(self, begin: int, end: int, out: Array) -> None:
-        if begin >= end:
-            return
-        check_fits(self._layout, self._where, begin, end, out)
-        target = out.reshape(-1).view(np.uint8)
-        try:
-            shard = self._maps.get(self._path, self._layout)
-            for chunk, low, high, place in row_pieces(self._layout, begin, end):
-                shard.read_into(chunk, low, high, target[place : place + high - low])
-        except (Damage, OSError) as error:
-            raise StoreError(
-                f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); {VERIFY}"
-            ) from error
+    def decode(self, begin: int, end: int, out: Array) -> None:
+        rows, row = self.layout.rows, self.layout.row_bytes
+        target, shard = out.reshape(-1).view(np.uint8), self._shard()
+        for chunk in range(begin // rows, -(-end // rows)):
+            first, last = max(begin, chunk * rows), min(end, (chunk + 1) * rows)
+            place, size = (first - begin) * row, (last - first) * row
+            low = (first - chunk * rows) * row
+            shard.read_into(chunk, low, low + size, target[place : place + size])
 
     def prefetch(self, begin: int, end: int) -> None:
-        rows = self._layout.rows
-        with suppress(Damage, OSError):  # reading says what is wrong
-            shard = self._maps.get(self._path, self._layout)
+        rows = self.layout.rows
+        with suppress(Damage, OSError):  # reading reports what is wrong
+            shard = self._shard()
             for chunk in range(begin // rows, -(-end // rows)):
                 shard.prefetch(chunk)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Container, Iterable
 from contextlib import suppress
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,19 @@ import numpy as np
 import zarr
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec
-from zarr.storage import LocalStore, StorePath
+from zarr.core.buffer import Buffer, cpu
+from zarr.storage import LocalStore, MemoryStore
 
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.far import Far, Range
 from teachonce.store.containers.interface import Flaw, Make, Slices
 from teachonce.store.containers.network import ABSENT, fetches, surely
-from teachonce.store.containers.untrusted import MAX_JSON, MAX_TOLD, check_size
+from teachonce.store.containers.untrusted import MAX_CHUNK, MAX_JSON, MAX_TOLD, check_size
 from teachonce.store.containers.zarr.far_shards import RUN, FarSlices
 from teachonce.store.containers.zarr.files import Files, LocalFiles, Remote, remote_files
 from teachonce.store.containers.zarr.metadata import unlawful
 from teachonce.store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
-from teachonce.store.containers.zarr.zarr_python import check_codecs, open_slices
+from teachonce.store.containers.zarr.zarr_python import check_codecs, chunk_rows, open_slices
 from teachonce.store.errors import StoreError
 from teachonce.store.format.dimensions import dimension_names
 from teachonce.store.format.layout import ArraySpec, groups_above, part_number, teacher_array
@@ -281,14 +283,15 @@ class ZarrSource:
         except StoreError:
             if self.remote:
                 raise
-            return None  # zarr-python says what is wrong with it
+            return None  # zarr-python names what is wrong with it
         if layout is None:
             return None
         shard, where = shard_path(name, layout.shape), f"{self.path}: array {name}"
         chunk = layout.rows * layout.row_bytes
         if self.maps is not None:
-            return ShardSlices(self.maps, Path(self.path) / shard, layout, where), chunk
-        if self.far is None or not all(layout.shape):  # of an empty array there is no file
+            opened = partial(self.maps.get, Path(self.path) / shard, layout)
+            return ShardSlices(layout, where, opened), chunk
+        if self.far is None:
             return None
         check_codecs(node, where)
         try:
@@ -300,10 +303,27 @@ class ZarrSource:
         where = f"{self.path}: array {name}"
         node = self._node(name)
         check_codecs(node, where)
+        fetched: dict[str, Buffer] = {}
+        store = MemoryStore(fetched) if self.far else LocalStore(self.path, read_only=True)
         try:
-            return open_slices(self._files.store, name, node, where, self.remote)
+            slices, chunk = open_slices(store, name, node, where)
         except Exception as error:  # zarr raises many kinds for damaged metadata
             raise StoreError(f"{where} cannot be opened ({error}); the store is damaged") from error
+        if self.far is not None and all(slices.shape):
+            slices.fetch = partial(self._fetch, self.far, shard_path(name, slices.shape), fetched)
+            try:
+                slices.fetch()
+            except OSError as error:
+                raise _lacking(where, shard_path(name, slices.shape), error) from error
+        return slices, chunk
+
+    def _fetch(self, far: Far, shard: str, fetched: dict[str, Buffer]) -> None:
+        """Fetch a whole shard for zarr-python. Raises OSError, and StoreError if it is too large
+        for the memory."""
+        if (size := self._files.size(shard)) > MAX_CHUNK:
+            raise StoreError(f"{self.path}: {shard} is larger than {MAX_CHUNK:,} bytes")
+        far.forget(shard)
+        fetched[shard] = cpu.Buffer.from_array_like(far.get(Range(shard, 0, size)).data)
 
     def fingerprint(self, name: str) -> str | None:
         """Checksum of the metadata that the array was last opened with."""
@@ -385,8 +405,7 @@ class ZarrSource:
 
     def damaged_chunks(self, name: str) -> list[int]:
         array = self.array(name)  # StoreError for what must not even be opened
-        stored = zarr.Array.from_dict(StorePath(self._files.store, name), self._node(name))
-        rows, bad = stored.chunks[0], []
+        rows, bad = chunk_rows(self._node(name)), []
         for number, begin in enumerate(range(0, array.shape[0], rows)):
             try:
                 array.read(begin, min(begin + rows, array.shape[0]))

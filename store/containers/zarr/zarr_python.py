@@ -1,8 +1,9 @@
-"""Read Zarr arrays by zarr-python: those behind a URL, and those that our reader does not know."""
+"""Read Zarr arrays that our reader does not know by zarr-python."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -11,11 +12,11 @@ import zarr
 from zarr.abc.codec import Codec
 from zarr.abc.store import Store
 from zarr.codecs import BloscCodec, ShardingCodec
-from zarr.storage import StorePath
+from zarr.storage import MemoryStore, StorePath
 
 from teachonce.store.containers.blosc import decoded_size
 from teachonce.store.containers.network import surely
-from teachonce.store.errors import VERIFY, StoreError, Unreachable
+from teachonce.store.errors import VERIFY, StoreError
 from teachonce.support.arrays import Array
 
 CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed")
@@ -57,38 +58,52 @@ def _bounded(codec: Codec) -> Codec:
     return codec
 
 
+def _array(store: Store, name: str, node: dict[str, Any]) -> zarr.Array[Any]:
+    return zarr.Array.from_dict(StorePath(store, name), node)
+
+
+def chunk_rows(node: dict[str, Any]) -> int:
+    """Rows of a chunk of an array, by its zarr.json. Raises the errors of zarr-python."""
+    rows: int = _array(MemoryStore(), "", node).chunks[0]
+    return rows
+
+
 def open_slices(
-    store: Store, name: str, node: dict[str, Any], where: str, remote: bool
+    store: Store, name: str, node: dict[str, Any], where: str
 ) -> tuple[ZarrSlices, int]:
     """Open an array of a Zarr store by its zarr.json `node`; returns it and the bytes of a decoded
     chunk. Raises the errors of zarr-python."""
-    array = zarr.Array.from_dict(StorePath(store, name), node)
+    array = _array(store, name, node)
     metadata: Any = array.metadata
     bounded = dataclasses.replace(metadata, codecs=tuple(map(_bounded, metadata.codecs)))
-    slices = ZarrSlices(zarr.Array(zarr.AsyncArray(bounded, array.store_path)), where, remote)
+    slices = ZarrSlices(zarr.Array(zarr.AsyncArray(bounded, array.store_path)), where)
     return slices, prod(array.chunks) * slices.dtype.itemsize
 
 
 class ZarrSlices:
-    """Slices of rows of a Zarr array, read by zarr-python."""
+    """Slices of rows of a Zarr array, read by zarr-python.
 
-    def __init__(self, array: zarr.Array[Any], where: str, remote: bool) -> None:
-        self._array, self._where, self._remote = array, where, remote
-        self.waits = remote
+    `fetch`, of an array over a network, fetches its shard again into the memory that zarr-python
+    reads: a network can flip a bit.
+    """
+
+    def __init__(self, array: zarr.Array[Any], where: str) -> None:
+        self._array, self._where = array, where
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
+        self.fetch: Callable[[], None] | None = None
 
     def read(self, begin: int, end: int) -> Array:
         if begin >= end:
             return np.empty((0, *self.shape[1:]), self.dtype)
-        return surely(self._remote, lambda: self._read(begin, end))
+        return surely(self.fetch is not None, lambda: self._read(begin, end))
 
     def _read(self, begin: int, end: int) -> Array:
         try:
             return np.asarray(self._array[begin:end])
-        except Unreachable:
-            raise
         except Exception as error:  # codecs raise whatever their library raises
+            if self.fetch is not None:
+                self.fetch()
             raise StoreError(
                 f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); {VERIFY}"
             ) from error

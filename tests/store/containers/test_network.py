@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 from click.testing import CliRunner
 
@@ -190,6 +193,55 @@ def test_refusals_are_not_asked_again(s3: S3, small: Path, answer: str) -> None:
         assert all(word in str(caught.value) for word in REFUSALS[answer]), caught.value
         assert s3.weather.met["requests"] <= 2
     refusal(["info", URL], *REFUSALS[answer])
+
+
+PERMANENT = {
+    "whole": ("the server ignores Range and sends whole objects; the server, or a proxy", 1),
+    "short": ("bytes of parts/1/token/id/c/0 came, expected", network.FETCHES),
+    "403": ("HTTP 403 AccessDenied", 1),
+}
+
+
+@pytest.mark.parametrize("fault", PERMANENT)
+def test_what_repeating_cannot_change_ends_at_once(s3: S3, fault: str) -> None:
+    cause, requests = PERMANENT[fault]
+    fs, key = open_store(URL), "parts/1/token/id/c/0"
+    begun = time.monotonic()
+    s3.weather = Weather({fault: 1.0}, later(key))
+    with pytest.raises(Unreachable) as caught:
+        fs.part(1).read("token/id", 0, 9)
+    line = str(caught.value)
+    assert line.startswith(f"{URL}: cannot be reached: {key}: ") and cause in line
+    assert "\n" not in line and not any(word in line for word in ACCUSATIONS)
+    assert s3.weather.met[fault] == requests and time.monotonic() - begun < 5
+    refusal(["verify", URL], cause)
+    with pytest.raises(Unreachable):
+        streamed(fs)
+    assert time.monotonic() - begun < 15
+
+
+def test_a_file_system_that_ignores_ranges_is_named(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, requests = fsspec.filesystem("memory"), list[str]()
+    real = type(memory).cat_file
+
+    def whole(self: Any, path: str, start: int | None = None, end: int | None = None) -> Any:
+        requests.append(path)
+        return real(self, path)
+
+    for file in small.rglob("*"):
+        if file.is_file():
+            memory.pipe_file(f"/whole.zarr/{file.relative_to(small)}", file.read_bytes())
+    try:
+        monkeypatch.setattr(type(memory), "cat_file", whole)
+        fs = open_store("memory://whole.zarr", storage_options={"skip_instance_cache": True})
+        monkeypatch.setattr("teachonce.store.containers.zarr.far_shards.SMALL", 0)
+        with pytest.raises(Unreachable, match="token/id/c/0: the server ignores Range"):
+            fs.part(0).read("token/id", 0, 9)
+        assert requests.count("/whole.zarr/parts/0/token/id/c/0") == 1
+    finally:
+        memory.rm("/whole.zarr", recursive=True)
 
 
 def test_credentials_that_expire_in_the_middle_of_an_epoch(

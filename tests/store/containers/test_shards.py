@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +173,12 @@ def test_maps_are_few_and_keep_no_file_open(tmp_path: Path, made: Made) -> None:
     assert ShardMaps()._limit == OPEN_MAPS == 512
     folder = write(tmp_path / "a.zarr", np.arange(20, dtype="i8"), 5, [])
     source, maps = ZarrSource(str(folder)), ShardMaps(3)
-    layout = source.array("a")._layout  # type: ignore[attr-defined]
+    layout = source.array("a").layout  # type: ignore[attr-defined]
     files = []
     for number in range(7):
         files.append(tmp_path / f"{number}")
         shutil.copy(folder / "a/c/0", files[-1])
-    arrays = [ShardSlices(maps, file, layout, "x") for file in files]
+    arrays = [ShardSlices(layout, "x", partial(maps.get, file, layout)) for file in files]
     opened = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     for _ in range(2):
         for array in arrays:
