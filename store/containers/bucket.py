@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -25,7 +25,9 @@ from teachonce.store.containers.network import (
     answer_of,
     check_length,
 )
+from teachonce.store.containers.untrusted import MAX_JSON
 from teachonce.store.errors import StoreError, Unreachable
+from teachonce.store.format.layout import part_of
 from teachonce.support.errors import first_line
 from teachonce.support.extras import library
 
@@ -82,16 +84,16 @@ class Bucket:
         """Send a request until it is answered."""
         return sync(self.line.ask(what or "its objects", request, size))
 
-    def read(self, name: str, most: int | None = None) -> bytes:
-        """Read an object. Raises StoreError if it has more than `most` bytes."""
-        return self._read(name, most).data
+    def read(self, name: str) -> bytes:
+        """Read an object of at most MAX_JSON bytes. Raises StoreError if it is larger."""
+        return self._read(name).data
 
-    def _read(self, name: str, most: int | None = None) -> Tagged:
+    def _read(self, name: str) -> Tagged:
         async def request() -> Tagged:
             found = await self._obstore.get_async(self.store, name)
             meta = found.meta
-            if most is not None and meta["size"] > most:
-                raise StoreError(f"{self.url}: {name} is larger than {most:,} bytes")
+            if meta["size"] > MAX_JSON:
+                raise StoreError(f"{self.url}: {name} is larger than {MAX_JSON:,} bytes")
             data = bytes(await found.bytes_async())
             return Tagged(data, str(meta["e_tag"]), meta["last_modified"])
 
@@ -123,6 +125,10 @@ class Bucket:
             return self._read(name)
         except ABSENT:
             return None
+
+    def has(self, name: str) -> bool:
+        """Whether there is such an object. It is read: an answer without a body names no cause."""
+        return self.tagged(name) is not None
 
     def size(self, name: str) -> int:
         """The bytes of an object."""
@@ -163,7 +169,7 @@ class Bucket:
         except BaseExceptionGroup as found:
             raise found.exceptions[0] from None
 
-    def put(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes) -> None:
         """Write a whole object."""
         self.ask(name, lambda: self._put(name, data), len(data))
 
@@ -216,18 +222,24 @@ class Bucket:
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
-    def names(
-        self, prefix: str = "", without: Callable[[str], bool] = lambda name: False
-    ) -> set[str]:
-        """Names of all objects under a prefix but those `without` which the caller does."""
+    def members(self, group: str) -> list[str]:
+        """Names directly under a group; of the parts those that were published whole."""
+        found = self.folders(group)
+        if group != "parts":
+            return found
+        there = self.has_all(f"{group}/{name}/zarr.json" for name in found)
+        return [name for name, whole in zip(found, there, strict=True) if whole]
+
+    def under(self, group: str = "", parts: Container[int] = ()) -> set[str]:
+        """Names of all objects under a group, without those of `parts`."""
 
         async def request() -> set[str]:
             found = set[str]()
-            async for some in self._obstore.list(self.store, prefix or None):
-                found.update(path for each in some if not without(path := str(each["path"])))
-            return found
+            async for some in self._obstore.list(self.store, group or None):
+                found.update(str(each["path"]) for each in some)
+            return {path for path in found if part_of(path) not in parts}
 
-        return self.ask(prefix, request, None)
+        return self.ask(group, request, None)
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; they may be gone."""

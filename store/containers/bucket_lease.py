@@ -70,7 +70,7 @@ class BucketLease:
                     raise NotImplementedError
             except NotImplementedError:
                 self._conditional = False
-                self._bucket.put(self._name, self._sign())
+                self._bucket.write(self._name, self._sign())
                 time.sleep(SETTLE)
                 return
             if self._tag is not None:
@@ -90,7 +90,7 @@ class BucketLease:
     def _renew(self) -> None:
         if not self._conditional:
             self.check()
-            self._bucket.put(self._name, self._sign())
+            self._bucket.write(self._name, self._sign())
         elif self._tag is not None:
             self._tag = self._bucket.put_if(self._name, self._sign(), self._tag)
 
@@ -133,7 +133,7 @@ def check_free(url: str) -> None:
 def _now(bucket: Bucket, name: str) -> float:
     """The time by the server's clock, in seconds: that of an object that is written now."""
     probe = f"{name}-probe"
-    bucket.put(probe, b"")
+    bucket.write(probe, b"")
     try:
         found = bucket.tagged(probe)
     finally:

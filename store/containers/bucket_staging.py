@@ -73,7 +73,7 @@ class BucketStaging:
         """Remove the objects of torn uploads; of a store that was never begun all objects."""
         if not self.exists():
             if BEGUN in self._bucket.folders():
-                left = self._bucket.names()
+                left = self._bucket.under()
                 self._bucket.delete(left - {BEGUN})
                 self._bucket.delete([BEGUN])
             return
@@ -83,7 +83,7 @@ class BucketStaging:
 
     def clear_part(self, number: int) -> None:
         if number not in self.published():
-            self._bucket.delete(self._bucket.names(f"parts/{number}"))
+            self._bucket.delete(self._bucket.under(f"parts/{number}"))
 
     def create(self) -> Sink:
         self.clear()
@@ -92,7 +92,7 @@ class BucketStaging:
         return sink
 
     def begin(self) -> None:
-        self._bucket.put(BEGUN, self.mark.encode())
+        self._bucket.write(BEGUN, self.mark.encode())
         folder = self._work("new")
         self._upload(folder)
         self._write_root((folder / ROOT).read_bytes(), None)
@@ -127,7 +127,7 @@ class BucketStaging:
         groups = [f"{group}/{ROOT}" for group in sorted(above)]
         for name, there in zip(groups, self._bucket.has_all(groups), strict=True):
             if not there:
-                self._bucket.put(name, _json(GROUP))
+                self._bucket.write(name, _json(GROUP))
         if entries != attributes["arrays"]:  # another release wrote other metadata
             self._replace_root(attributes | {"arrays": entries})
         files.discard(work.parent, work.name)
@@ -144,7 +144,7 @@ class BucketStaging:
             if self._bucket.put_if(ROOT, data, tag) is None:
                 raise self._taken()
         except NotImplementedError:  # the lease alone keeps others out
-            self._bucket.put(ROOT, data)
+            self._bucket.write(ROOT, data)
 
     def _gone(self) -> StoreError:
         return StoreError(f"{self.path}: was removed while it was written; start again")
@@ -160,7 +160,7 @@ class BucketStaging:
             raise self._gone()
         folder = self._work(f"part-{number}")
         self._upload(folder, f"parts/{number}/")
-        self._bucket.put(f"parts/{number}/{ROOT}", (folder / ROOT).read_bytes())
+        self._bucket.write(f"parts/{number}/{ROOT}", (folder / ROOT).read_bytes())
         files.discard(folder.parent, folder.name)
 
     def _uploaded(self) -> set[int]:
@@ -179,7 +179,7 @@ class BucketStaging:
         work = self._work("manifest")
         attributes = ZarrSink(work).finish(make)
         for name in LAST:
-            self._bucket.delete(self._bucket.names(name))  # of one who was killed as he sealed
+            self._bucket.delete(self._bucket.under(name))  # of one who was killed as he sealed
         self._upload(work)
         files.discard(work.parent, work.name)
         self._replace_root(attributes)

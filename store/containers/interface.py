@@ -1,7 +1,9 @@
-"""What a file format must be able to do for a store: protocols to read, write and begin one."""
+"""What a file format must be able to do for a store: protocols to read, write and start one, and
+what all formats share."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Container, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +15,9 @@ from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.format.layout import ArraySpec
 from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.support.files import WRITABLE
+from teachonce.support.lease import Lease, check_free
 
 Make = Callable[[Callable[[str, Array], None]], tuple[dict[str, Any], bytes]]
 """Makes the root attributes and the manifest of a finished store; the function that it is given
@@ -207,3 +212,25 @@ class Staging(Protocol):
     def seal(self, make: Make) -> None:
         """Write index, manifest and root attributes; the store is finished after one last
         rename."""
+
+
+class OnDisk:
+    """The path of a store under construction on a disk, and who may write it; see `Staging`."""
+
+    path: Path
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def check_place(self) -> None:
+        folder = self.path.parent
+        if not folder.is_dir():
+            raise UserError(f"{self.path}: folder {folder} does not exist; make it")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"{self.path}: folder {folder} cannot be written to; {WRITABLE}")
+
+    def check_free(self) -> None:
+        check_free(self.path)
+
+    def lease(self) -> Lease:
+        return Lease(self.path)

@@ -38,19 +38,9 @@ PASSING_CODES = {  # of S3, with a status that would say otherwise
     "RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch",
     "OperationAborted", "InternalError", "ServiceUnavailable", "SlowDown", "Throttling",
 }  # fmt: skip
-# Kinds of errors that clients raise where no answer came, or half of one. Clients are optional and
-# are not imported here. OSError is such a kind as well.
-PASSING_KINDS = {
-    "aiohttp.client_exceptions.ClientError",
-    "fsspec.exceptions.FSTimeoutError",
-    "http.client.HTTPException",
-    "obstore.exceptions.GenericError",
-    "requests.exceptions.ConnectionError",
-    "requests.exceptions.Timeout",
-    "requests.exceptions.ChunkedEncodingError",
-    "urllib3.exceptions.HTTPError",
-}
-FORBIDDEN_KINDS = {"huggingface_hub.errors.OfflineModeIsEnabled"}  # HF_HUB_OFFLINE is set
+# Modules of clients whose errors mean, as OSError does, that no answer came or half of one. They
+# are optional and not imported here.
+CLIENTS = {"aiohttp", "http", "urllib3"}
 CREDENTIALS = "the credentials (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
 WHOLE_REMEDY = (
     "the server, or a proxy on the way, does not send ranges of objects as they are requested:"
@@ -151,10 +141,10 @@ def passing(error: BaseException) -> bool:
     """Whether an error may not occur again if the request is repeated."""
     if answer := answer_of(error):
         return answer.status in PASSING_STATUS or answer.code in PASSING_CODES
-    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
-    if isinstance(error, OSError):  # ConnectionError and TimeoutError among them
-        return not isinstance(error, PermissionError) and not kinds & FORBIDDEN_KINDS
-    return bool(kinds & PASSING_KINDS)
+    kind = type(error).__name__
+    if isinstance(error, OSError):  # of most clients; the hub's kind means HF_HUB_OFFLINE
+        return not isinstance(error, PermissionError) and kind != "OfflineModeIsEnabled"
+    return kind == "GenericError" if _module(error) == "obstore" else _module(error) in CLIENTS
 
 
 def _described(error: BaseException) -> str:

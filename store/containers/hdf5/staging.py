@@ -12,8 +12,7 @@ import numpy as np
 
 from teachonce.store.containers.hdf5.file import Hdf5Sink, append_digest, create_group
 from teachonce.store.containers.hdf5.tree import Hdf5Source
-from teachonce.store.containers.interface import Make, Sink, Source
-from teachonce.store.containers.on_disk import OnDisk
+from teachonce.store.containers.interface import Make, OnDisk, Sink, Source
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_number, teacher_array
 from teachonce.support import files

@@ -13,10 +13,9 @@ from typing import Any
 from teachonce.store.containers.blosc import Damage
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.hdf5.blocks import Blocks
-from teachonce.store.containers.hdf5.chunks import FLETCHER, read_dataset
+from teachonce.store.containers.hdf5.chunks import FLETCHER, Hdf5Slices, read_dataset
 from teachonce.store.containers.hdf5.file import DIGEST_BYTES, file_digest
 from teachonce.store.containers.hdf5.objects import HARD, Object, attributes, links, read_object
-from teachonce.store.containers.hdf5.slices import Hdf5Slices
 from teachonce.store.containers.interface import Flaw, Slices
 from teachonce.store.containers.untrusted import MAX_JSON, MAX_TOLD, Folder
 from teachonce.store.errors import StoreError

@@ -46,8 +46,9 @@ class FarShard(Shard):
         super().__init__(layout, read_index(piece.data[len(piece.data) - tail :], layout, end))
         self._runs = [first] * layout.chunks if whole else _runs_of(name, self.places)
         self._decoded, self._read = Counter[Range](), Counter[Range]()  # bytes of each run
-        for run, (_, size) in zip(self._runs, self.places, strict=True):
-            self._decoded[run] += layout.rows * layout.row_bytes if size else 0
+        for chunk, run in enumerate(self._runs):
+            rows = min(layout.rows, max(0, layout.shape[0] - chunk * layout.rows))
+            self._decoded[run] += rows * layout.row_bytes
         self._lock = Lock()
 
     def _piece(self, wanted: Range) -> Piece:
@@ -107,15 +108,12 @@ class FarSlices(ShardSlices):
 
 def _runs_of(name: str, places: list[list[int]]) -> list[Range]:
     """The range that is requested for each chunk: it and its neighbours, up to RUN bytes."""
-    order = sorted(range(len(places)), key=lambda chunk: places[chunk][0])
-    runs, group, begin, end = [Range(name, 0, 0)] * len(places), list[int](), 0, 0
-    for chunk in [*order, None]:
-        low, size = places[chunk] if chunk is not None else (0, 0)
-        if group and (chunk is None or low != end or low + size - begin > RUN):
-            for each in group:
-                runs[each] = Range(name, begin, end)
-            group = []
-        if chunk is not None and size:
-            begin = begin if group else low
-            end, group = low + size, [*group, chunk]
-    return runs
+    edges, run_of = list[list[int]](), dict[int, int]()
+    for chunk in sorted(range(len(places)), key=places.__getitem__):
+        low, size = places[chunk]
+        if edges and low == edges[-1][1] and low + size - edges[-1][0] <= RUN:
+            edges[-1][1] += size
+        else:
+            edges.append([low, low + size])
+        run_of[chunk] = len(edges) - 1
+    return [Range(name, *edges[run_of[chunk]]) for chunk in range(len(places))]

@@ -84,33 +84,7 @@ class Remote(Files, Protocol):
 def remote_files(url: str, options: dict[str, Any] | None = None) -> Remote:
     """The files behind a URL, which is not asked yet: of a bucket by obstore, else by fsspec.
     Raises ImportError, ValueError for a URL that fsspec cannot open."""
-    return BucketFiles(url, options) if is_bucket(url) else FsspecFiles(url, options)
-
-
-class BucketFiles:
-    """The objects of a store in a bucket."""
-
-    def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
-        self.bucket = Bucket(url, options)
-        self.line, self.piece = self.bucket.line, self.bucket.piece
-        self.size, self.write = self.bucket.size, self.bucket.put
-
-    def read(self, name: str) -> bytes:
-        return self.bucket.read(name, MAX_JSON)
-
-    def has(self, name: str) -> bool:
-        return self.bucket.tagged(name) is not None
-
-    def members(self, group: str) -> list[str]:
-        """Names directly under a group; of the parts those that were published whole."""
-        found = self.bucket.folders(group)
-        if group != "parts":
-            return found
-        there = self.bucket.has_all(f"{group}/{name}/zarr.json" for name in found)
-        return [name for name, whole in zip(found, there, strict=True) if whole]
-
-    def under(self, group: str, parts: Container[int] = ()) -> set[str]:
-        return self.bucket.names(group, lambda name: part_of(name) in parts)
+    return Bucket(url, options) if is_bucket(url) else FsspecFiles(url, options)
 
 
 class FsspecFiles:

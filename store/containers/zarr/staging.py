@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from teachonce.store.containers.interface import Make, Sink, Source
-from teachonce.store.containers.on_disk import OnDisk
+from teachonce.store.containers.interface import Make, OnDisk, Sink, Source
 from teachonce.store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource, shard_path
 from teachonce.store.format.layout import groups_above, part_number, teacher_array
 from teachonce.store.format.manifest import Entry, Part

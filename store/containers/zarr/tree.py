@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Container, Iterable
-from contextlib import suppress
+from collections.abc import Collection, Container, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -15,14 +15,13 @@ import numpy as np
 import zarr
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec
-from zarr.core.buffer import Buffer, cpu
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import LocalStore
 
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.far import Far, Range
 from teachonce.store.containers.interface import Flaw, Make, Slices
 from teachonce.store.containers.network import ABSENT, fetches, surely
-from teachonce.store.containers.untrusted import MAX_CHUNK, MAX_JSON, MAX_TOLD, check_size
+from teachonce.store.containers.untrusted import MAX_JSON, MAX_TOLD, check_size
 from teachonce.store.containers.zarr.far_shards import RUN, FarSlices
 from teachonce.store.containers.zarr.files import Files, LocalFiles, Remote, remote_files
 from teachonce.store.containers.zarr.metadata import unlawful
@@ -75,10 +74,6 @@ def shard_path(name: str, shape: tuple[int, ...]) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _above(file: str) -> str:
-    return file.rpartition("/")[0]
 
 
 def _tops(group: str) -> tuple[str, ...]:
@@ -151,18 +146,13 @@ class ZarrSink:
         sync_tree(self.folder)
 
 
-def _kept(far: Far, name: str, where: str) -> bytes:
-    """Read a whole small file, which may be on the disk."""
-    wanted = Range(name, 0, MAX_JSON)
-    piece = far.get(wanted)
-    far.used_up(wanted)
-    if piece.whole > MAX_JSON:
-        raise StoreError(f"{where}: {name} is larger than {MAX_JSON:,} bytes")
-    return piece.data.tobytes()
-
-
-def _lacking(where: str, shard: str, error: OSError) -> StoreError:
-    return StoreError(f"{where}: its file {shard} is missing ({error})")
+@contextmanager
+def _present(where: str, shard: str) -> Iterator[None]:
+    """Raise StoreError instead of an OSError that says that a shard is missing."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{where}: its file {shard} is missing ({error})") from error
 
 
 class ZarrSource:
@@ -206,13 +196,18 @@ class ZarrSource:
     def bytes(self, name: str) -> bytes | None:
         """Read a whole small file; None if there is none."""
         try:
-            if self.far is not None and "/" in name:
-                return _kept(self.far, name, self.path)
-            return self._files.read(name)
+            if self.far is None or "/" not in name:
+                return self._files.read(name)
+            wanted = Range(name, 0, MAX_JSON)  # which may be on the disk
+            piece = self.far.get(wanted)
+            self.far.used_up(wanted)
         except ABSENT:
             return None
         except OSError as error:
             raise StoreError(f"{self.path}: {name} cannot be read ({error})") from error
+        if piece.whole > MAX_JSON:
+            raise StoreError(f"{self.path}: {name} is larger than {MAX_JSON:,} bytes")
+        return piece.data.tobytes()
 
     def _node(self, name: str) -> dict[str, Any]:
         file = f"{name}/zarr.json".lstrip("/")
@@ -266,11 +261,8 @@ class ZarrSource:
         array, chunk = self._by_us(name) or self._by_zarr(name)
         shard, where = shard_path(name, array.shape), f"{self.path}: array {name}"
         if all(array.shape):
-            try:
-                known = array.size if isinstance(array, FarSlices) else None
-                stored = self._files.size(shard) if known is None else known
-            except OSError as error:
-                raise _lacking(where, shard, error) from error
+            with _present(where, shard):
+                stored = array.size if isinstance(array, FarSlices) else self._files.size(shard)
             decoded = prod(array.shape) * array.dtype.itemsize
             check_size(where, decoded, chunk, stored, is_json=name == "manifest")
         return array
@@ -294,36 +286,22 @@ class ZarrSource:
         if self.far is None:
             return None
         check_codecs(node, where)
-        try:
+        with _present(where, shard):
             return FarSlices(self.far, shard, layout, where), chunk
-        except OSError as error:
-            raise _lacking(where, shard, error) from error
 
     def _by_zarr(self, name: str) -> tuple[Slices, int]:
         where = f"{self.path}: array {name}"
         node = self._node(name)
         check_codecs(node, where)
-        fetched: dict[str, Buffer] = {}
-        store = MemoryStore(fetched) if self.far else LocalStore(self.path, read_only=True)
         try:
-            slices, chunk = open_slices(store, name, node, where)
+            slices, chunk = open_slices(self.path, name, node, where)
         except Exception as error:  # zarr raises many kinds for damaged metadata
             raise StoreError(f"{where} cannot be opened ({error}); the store is damaged") from error
         if self.far is not None and all(slices.shape):
-            slices.fetch = partial(self._fetch, self.far, shard_path(name, slices.shape), fetched)
-            try:
-                slices.fetch()
-            except OSError as error:
-                raise _lacking(where, shard_path(name, slices.shape), error) from error
+            shard = shard_path(name, slices.shape)
+            with _present(where, shard):
+                slices.read_from(self.far, shard, self._files.size(shard))
         return slices, chunk
-
-    def _fetch(self, far: Far, shard: str, fetched: dict[str, Buffer]) -> None:
-        """Fetch a whole shard for zarr-python. Raises OSError, and StoreError if it is too large
-        for the memory."""
-        if (size := self._files.size(shard)) > MAX_CHUNK:
-            raise StoreError(f"{self.path}: {shard} is larger than {MAX_CHUNK:,} bytes")
-        far.forget(shard)
-        fetched[shard] = cpu.Buffer.from_array_like(far.get(Range(shard, 0, size)).data)
 
     def fingerprint(self, name: str) -> str | None:
         """Checksum of the metadata that the array was last opened with."""
@@ -355,7 +333,7 @@ class ZarrSource:
         expected, broken = self.files(arrays, group)
         found, always = self._listed(expected, group, parts)
         missing = sorted(name for name in expected - found if not self._linked(name))
-        flaws = [Flaw(f"missing file {name}", _above(name)) for name in missing]
+        flaws = [Flaw(f"missing file {name}", name.rpartition("/")[0]) for name in missing]
         flaws += _strangers(always, expected, broken)
         inside = {above for name in arrays for above in _inner_groups(name, group)}
         for inner in sorted(inside.union(_tops(group))):

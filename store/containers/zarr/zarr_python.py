@@ -12,10 +12,13 @@ import zarr
 from zarr.abc.codec import Codec
 from zarr.abc.store import Store
 from zarr.codecs import BloscCodec, ShardingCodec
-from zarr.storage import MemoryStore, StorePath
+from zarr.core.buffer import Buffer, cpu
+from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from teachonce.store.containers.blosc import decoded_size
+from teachonce.store.containers.far import Far, Range
 from teachonce.store.containers.network import surely
+from teachonce.store.containers.untrusted import MAX_CHUNK
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.support.arrays import Array
 
@@ -68,42 +71,53 @@ def chunk_rows(node: dict[str, Any]) -> int:
     return rows
 
 
-def open_slices(
-    store: Store, name: str, node: dict[str, Any], where: str
-) -> tuple[ZarrSlices, int]:
+def open_slices(path: str, name: str, node: dict[str, Any], where: str) -> tuple[ZarrSlices, int]:
     """Open an array of a Zarr store by its zarr.json `node`; returns it and the bytes of a decoded
-    chunk. Raises the errors of zarr-python."""
-    array = _array(store, name, node)
+    chunk. Raises the errors of zarr-python. Of a store behind a URL, `read_from` comes next."""
+    fetched: dict[str, Buffer] = {}
+    remote = "://" in path
+    array = _array(MemoryStore(fetched) if remote else LocalStore(path, read_only=True), name, node)
     metadata: Any = array.metadata
     bounded = dataclasses.replace(metadata, codecs=tuple(map(_bounded, metadata.codecs)))
-    slices = ZarrSlices(zarr.Array(zarr.AsyncArray(bounded, array.store_path)), where)
+    slices = ZarrSlices(zarr.Array(zarr.AsyncArray(bounded, array.store_path)), where, fetched)
     return slices, prod(array.chunks) * slices.dtype.itemsize
 
 
 class ZarrSlices:
-    """Slices of rows of a Zarr array, read by zarr-python.
+    """Slices of rows of a Zarr array, read by zarr-python; over a network from its shard in
+    memory."""
 
-    `fetch`, of an array over a network, fetches its shard again into the memory that zarr-python
-    reads: a network can flip a bit.
-    """
-
-    def __init__(self, array: zarr.Array[Any], where: str) -> None:
-        self._array, self._where = array, where
+    def __init__(self, array: zarr.Array[Any], where: str, fetched: dict[str, Buffer]) -> None:
+        self._array, self._where, self._fetched = array, where, fetched
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
-        self.fetch: Callable[[], None] | None = None
+        self._fetch: Callable[[], None] | None = None
+
+    def read_from(self, far: Far, shard: str, size: int) -> None:
+        """Fetch the shard, of `size` bytes, and again if it cannot be decoded: a network can flip a
+        bit. Raises FileNotFoundError, and StoreError if it is too large for the memory."""
+        if size > MAX_CHUNK:
+            raise StoreError(f"{self._where}: {shard} is larger than {MAX_CHUNK:,} bytes")
+
+        def fetch() -> None:
+            far.forget(shard)
+            data = far.get(Range(shard, 0, size)).data
+            self._fetched[shard] = cpu.Buffer.from_array_like(data)
+
+        fetch()
+        self._fetch = fetch
 
     def read(self, begin: int, end: int) -> Array:
         if begin >= end:
             return np.empty((0, *self.shape[1:]), self.dtype)
-        return surely(self.fetch is not None, lambda: self._read(begin, end))
+        return surely(self._fetch is not None, lambda: self._read(begin, end))
 
     def _read(self, begin: int, end: int) -> Array:
         try:
             return np.asarray(self._array[begin:end])
         except Exception as error:  # codecs raise whatever their library raises
-            if self.fetch is not None:
-                self.fetch()
+            if self._fetch is not None:
+                self._fetch()
             raise StoreError(
                 f"{self._where}: rows {begin}..{end} cannot be decoded ({error}); {VERIFY}"
             ) from error
