@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import StoreError
@@ -16,6 +17,9 @@ from teachonce.store.tools.store_card import store_card
 from teachonce.store.tools.verify import verify_store
 from teachonce.support.errors import UserError
 from teachonce.support.hub import CARD, Repository, open_repository
+
+if TYPE_CHECKING:
+    from huggingface_hub import RepoFile
 
 ROOT = "zarr.json"
 MANY = 100_000  # files; the hub advises against more in a repository
@@ -34,13 +38,11 @@ def push(
     card; return the address of the commit that made it whole.
 
     A folder's `zarr.json`, which alone says that the store is sealed, and the card come last: a
-    copy that was stopped is opened by nobody, and another call sends what is lacking. A card that
-    is there stays. The store is verified first; strangers in it are not copied. `say` is told, in a
-    line each, what a user should know. Raises UserError where another store of that name is there,
-    and as `open_repository` does; StoreError where the source is damaged.
+    copy that was stopped is opened by nobody, and another call sends what is missing. A card that
+    is there stays. The store is verified first; unknown files in it are not copied. `say` receives,
+    in a line each, what a user should know. Raises UserError if another store of that name is
+    there, and as `open_repository` does; StoreError if the source is damaged.
     """
-    from huggingface_hub import CommitOperationAdd
-
     if "://" in str(path):
         raise UserError(f"{path}: only a store on this machine can be pushed; copy it here first")
     name = Path(path).name
@@ -52,19 +54,29 @@ def push(
         message = message or f"{name}: a store of teachonce"
         is_folder = isinstance(store.source, ZarrSource)
         root, last = (f"{name}/{ROOT}", Path(path) / ROOT) if is_folder else (name, Path(path))
-        if target.holds(root, last) is False:
+        there = target.files()
+        if root in there and not _is_same(there[root], last):
             raise UserError(
                 f"{target.id}: has another store {name} already; rename this one, remove that one,"
                 " or give another repository"
             )
         if is_folder:
             _send_folder(store, target, name, message, say)
-        sent = [CommitOperationAdd(root, str(last))]  # it makes the copy whole
-        if target.has(CARD):
+        sent: dict[str, Path | bytes] = {root: last}  # it makes the copy whole
+        if CARD in there:
             say(f"{CARD} of {target.id} stays as it is")
         else:
-            sent.append(CommitOperationAdd(CARD, store_card(store, target.id, name).encode()))
-        return target.add(sent, message)
+            sent[CARD] = store_card(store, target.id, name).encode()
+        return target.commit(sent, message)
+
+
+def _is_same(file: RepoFile, path: Path) -> bool:
+    """Tell whether a file of a repository has the bytes of the file at `path`."""
+    if file.lfs:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest() == file.lfs.sha256
+    data = path.read_bytes()  # not in LFS, so it is small
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == file.blob_id
 
 
 def _send_folder(
@@ -81,10 +93,16 @@ def _send_folder(
     strangers = {file.relative_to(folder).as_posix() for file in folder.rglob("*")} - known
     apart = [glob.escape(each) for each in sorted({ROOT, *strangers})]
     say(f"sending   {len(known):,} files to {target.id}")
-    target.add_folder(str(folder), name, apart, message)
-    there = target.files(name)
+    target.call(
+        "upload_folder",
+        folder_path=folder,
+        path_in_repo=name,
+        ignore_patterns=apart,
+        commit_message=message,
+    )
+    there = {file: about.size for file, about in target.files().items()}
     for each in sorted(known - {ROOT}):
-        if there.get(each) != (folder / each).stat().st_size:
+        if there.get(f"{name}/{each}") != (folder / each).stat().st_size:
             raise UserError(
                 f"{target.id}: {name}/{each} has not arrived whole; type the command again"
             )

@@ -10,6 +10,7 @@ from typing import Any
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.info import corpora, describe, info_lines, sources
 from teachonce.support.console import counted, readable
+from teachonce.support.hub import without_secrets
 
 SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 TASKS = {"classification": "text-classification", "tagging": "token-classification"}
@@ -108,7 +109,7 @@ def _facts(store: FeatureStore) -> str:
     lines = "\n".join(info_lines(store))
     for path in _paths(store):
         lines = lines.replace(path, PurePath(path).name)
-    return lines.replace("```", "'''")
+    return str(without_secrets(lines.replace("```", "'''")))
 
 
 def _paths(store: FeatureStore) -> Iterator[str]:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
 from teachonce.student_train.output.card import THIS_FOLDER
 from teachonce.student_train.output.report import SETTINGS, read_report
 from teachonce.support.errors import UserError
-from teachonce.support.hub import CARD, Repository, open_repository
+from teachonce.support.hub import CARD, CREDENTIALS, Repository, open_repository, without_secrets
+from teachonce.training.tokenizer_folder import FILES
 
-APART = {
-    "checkpoints",
-    "tensorboard",
-    "trackers.json",
-    "wandb",
-    "__pycache__",
-}  # what a training leaves
 MODELS = ("config.json", "modules.json", "export.json")
+SENT = {
+    CARD, SETTINGS, *MODELS, *FILES, "LICENSE", "added_tokens.json", "chat_template.jinja",
+    "config_sentence_transformers.json", "generation_config.json", "merges.txt",
+    "model.safetensors.index.json", "sentence_bert_config.json", "special_tokens_map.json",
+    "tokenizer_config.json",
+}  # fmt: skip
+"""Files that are sent, with weights and exports: what a model is loaded from, and what documents
+it. Logs stay here, as does what lies in the folder for another reason."""
+WEIGHTS = re.compile(
+    r"(\d+_[A-Za-z]+/)?model(-\d+-of-\d+)?\.safetensors|\d+_[A-Za-z]+/config\.json"
+    r"|onnx/model\w*\.onnx(_data|\.data)?|openvino/openvino_model\w*\.(xml|bin)"
+    r"|torchscript/model\w*\.pt"
+)
 
 
 def push(
@@ -31,9 +40,10 @@ def push(
 ) -> str:
     """Send a finished student's folder to a repository of models; return the commit's address.
 
-    Its README.md is the model card; in its code stands the repository in place of the folder. Logs
-    and hidden files stay here, and of paths in training.json only the names are sent. Raises
-    UserError where the folder holds no finished student, and as `open_repository` does.
+    Its README.md is the model card; the repository replaces the folder in the card's code. Model
+    files, the card and training.json are sent, the latter without paths of this machine and without
+    the secrets of URLs. Raises UserError if the folder holds no finished student, for a link among
+    the files to send, and as `open_repository` does.
     """
     check_finished(Path(folder))
     return send(Path(folder), open_repository(repository, "model", private, revision), message)
@@ -53,25 +63,29 @@ def check_finished(folder: Path) -> None:
 
 def send(folder: Path, target: Repository, message: str | None = None) -> str:
     """Send a folder as `push` does to an open repository."""
-    from huggingface_hub import CommitOperationAdd
-
-    sent = []
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in name.parts)
-        if path.is_file() and not hidden and name.parts[0] not in APART:
-            told = _told(path, target) if len(name.parts) == 1 else None
-            sent.append(CommitOperationAdd(name.as_posix(), told or str(path)))
-    return target.add(sent, message or f"{folder.name}: a student of teachonce")
+    files: dict[str, Path | bytes] = dict(_files(folder))
+    card = (folder / CARD).read_text("utf-8").replace(THIS_FOLDER, f'"{target.id}"')
+    files[CARD] = CREDENTIALS.sub("", card).encode()  # queries are of links that its author wrote
+    if SETTINGS in files:
+        report = json.loads((folder / SETTINGS).read_text("utf-8"))
+        files[SETTINGS] = json.dumps(_named(without_secrets(report)), indent=1).encode()
+    return target.commit(files, message or f"{folder.name}: a student of teachonce")
 
 
-def _told(path: Path, target: Repository) -> bytes | None:
-    """Return what is sent in place of a file; None for the file itself."""
-    if path.name == CARD:
-        return path.read_text("utf-8").replace(THIS_FOLDER, f'"{target.id}"').encode()
-    if path.name == SETTINGS:
-        return json.dumps(_named(json.loads(path.read_text("utf-8"))), indent=1).encode()
-    return None
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield name and path of each file to send. Raises UserError for one that a link leads to: the
+    link may lead to a file outside of the folder."""
+    for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")):
+        name = path.relative_to(folder).as_posix()
+        if (name in SENT or WEIGHTS.fullmatch(name)) and path.is_file():
+            if (
+                path.is_symlink()
+                or path.parent.resolve() != folder.resolve() / PurePath(name).parent
+            ):
+                raise UserError(
+                    f"{path}: is behind a link, which push does not follow; copy the file"
+                )
+            yield name, path
 
 
 def _named(value: Any) -> Any:

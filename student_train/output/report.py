@@ -52,8 +52,8 @@ def losses_learnt(settings: Mapping[str, Any]) -> set[str]:
 def check_way(out: Path, resume: bool) -> dict[str, Any] | None:
     """Refuse an output that is in the way, or a `--resume` of no training. Return the report of a
     training to resume, or of a finished student; None where nothing is there."""
-    left = f"{files.UNFINISHED}{SETTINGS}"  # a training killed as it began leaves it
-    if not out.exists() or (out.is_dir() and {p.name for p in out.iterdir()} <= {left}):
+    left = f"{files.UNFINISHED}{SETTINGS}"  # begins the name of what a training killed early leaves
+    if not out.exists() or (out.is_dir() and all(p.name.startswith(left) for p in out.iterdir())):
         if resume:
             raise UserError(f"{out}: nothing to resume there; leave --resume out")
         return None

@@ -17,7 +17,7 @@ from teachonce.student_train.output.ranking import SWEEP, ranked, told_best
 from teachonce.student_train.settings.naming import beside
 from teachonce.student_train.settings.option_fields import ONCE, START
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.sweep.execution import Execution, Listed, Source
+from teachonce.student_train.sweep.execution import Execution
 from teachonce.student_train.sweep.runs import Run, Runs
 from teachonce.student_train.sweep.scores import Plan, Task, read_plan, score
 from teachonce.student_train.sweep.space import (
@@ -30,14 +30,22 @@ from teachonce.student_train.sweep.space import (
     varied,
 )
 from teachonce.student_train.sweep.table import CSV, others, show, table
-from teachonce.student_train.sweep.trials import Trials
+from teachonce.student_train.sweep.trials import Listed, Source, Study, Trials
 from teachonce.support.console import CONTEXT, command_errors, counted
 from teachonce.support.errors import UserError
-from teachonce.support.extras import library
+from teachonce.support.extras import check_library, library
 from teachonce.support.grouped_help import GroupedCommand
 from teachonce.support.lease import Lease, Taken
 from teachonce.support.options import click_option, options_of, scoped
-from teachonce.support.ray_cluster import AUTO, Home, check_address, check_gpus, cluster
+from teachonce.support.ray_cluster import (
+    AUTO,
+    Home,
+    check_address,
+    check_gpus,
+    cluster,
+    gpus_of_worker,
+    short,
+)
 from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
@@ -73,7 +81,8 @@ OF_SWEEP = (
         type=click.Choice(("median", "asha", "none")),
         help="What ends a student at a validation. median: half of the trials were better at that"
         " step; asha: at its 1st, 3rd, 9th, ... validation it is not among the best third of those"
-        " that came as far.  [default: median with --trials, else none]",
+        " that came as far. Both are Optuna's: `pip install 'teachonce[tune]'`."
+        "  [default: median with --trials, else none]",
     ),
     click.Option(
         ["--ray"],
@@ -146,6 +155,8 @@ def sweep(
     where.check()
     if prune == "median" and not trials:
         raise UserError("--prune median: a search's trials are held against it; add --trials N")
+    if trials or prune == "asha":
+        check_library("optuna", "tune", "--trials" if trials else "--prune asha")
     folder = out or beside(store[0], "sweep")
     command = arguments.keys() & scoped(TrainOptions, ONCE)
     once = {"store": store, **{name: arguments.pop(name) for name in command}}
@@ -174,7 +185,8 @@ def sweep(
         else:
             for point, options in planned:
                 make(point, options)
-            source = Listed(runs, asha=prune == "asha")
+            halves = prune == "asha"
+            source = Listed(runs, Study("asha", runs.varied, "--prune asha") if halves else None)
         checked = [_in_folder(folder, where.resolved(options)) for _, options in planned]
         _execute(source, runs, checked, plan.tasks, say, where, lease, planned[0][1].device)
         problems = _references(plan, runs, say)
@@ -279,18 +291,33 @@ def _execute(
             execution.here(stores, starts)
     starts.clear()
     if where.ray is not None:
-        ray = library("ray", "ray", "--ray")
-        from teachonce.student_train.sweep.on_ray import Cluster
-
-        with stoppable(kept) as stop, cluster(ray, where.ray, stop):
-            home = Home.here(runs.folder, lease)
-            Cluster(ray, execution, where.ray, where.ray_gpus, home, stop).run(device)
+        _on_ray(execution, where, Home.here(runs.folder, lease), kept, device)
     elif where.jobs is not None:
         import torch
 
-        on_gpu = planned[0].device == "cuda"
-        with stoppable(kept):
-            execution.at_once(where.jobs, torch.cuda.device_count() if on_gpu else 0)
+        from teachonce.student_train.sweep.processes import Processes, shared_cores
+
+        gpus = torch.cuda.device_count() if planned[0].device == "cuda" else 0
+        with stoppable(kept), shared_cores(where.jobs):
+            execution.at_once(Processes(where.jobs, gpus))
+
+
+def _on_ray(
+    execution: Execution, where: Where, home: Home, kept: Callable[[], str], device: str
+) -> None:
+    ray = library("ray", "ray", "--ray")
+    from teachonce.student_train.sweep.on_ray import Cluster
+
+    assert where.ray is not None
+    with stoppable(kept) as stop, cluster(ray, where.ray, stop):
+        gpus = gpus_of_worker(ray, where.ray_gpus, device)
+        try:
+            execution.at_once(Cluster(ray, where.ray, gpus, home, stop, execution.say))
+        except ray.exceptions.RayError as error:
+            raise UserError(
+                f"--ray {where.ray}: the cluster does not answer any more ({short(error)}); the"
+                " same command goes on where it was"
+            ) from None
 
 
 def _references(plan: Plan, runs: Runs, say: Callable[[str], object]) -> list[str]:

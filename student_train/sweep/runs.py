@@ -1,4 +1,4 @@
-"""The runs of a sweep: what each is, how it stands, and runs.json, which tells of all of them."""
+"""The runs of a sweep: settings, states and validations, and runs.json, which lists them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from teachonce.support.errors import UserError
 if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions
 
-RUNS = "runs.json"
+RUNS, METRICS = "runs.json", "metrics.jsonl"
 State = Literal["waiting", "running", "finished", "pruned", "failed"]
 
 
@@ -115,3 +115,16 @@ def read_runs(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError):
         raise UserError(f"{path} is damaged; remove it: the students beside it are kept") from None
     return content
+
+
+def validations(folder: Path) -> list[tuple[int, dict[str, float]]]:
+    """Read step and figures of each validation of the training in `folder`, finished or not."""
+    path, found = folder / METRICS, []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            figures = json.loads(line)
+        except ValueError:  # torn by a kill
+            continue
+        if any(name.startswith("valid_") for name in figures):
+            found.append((figures.pop("step"), figures))
+    return found

@@ -1,22 +1,17 @@
-"""One student of a sweep, trained and scored, in this process or in one of its own."""
+"""One student of a sweep: trained, then scored."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing import connection, parent_process
 from typing import TYPE_CHECKING, Any
 
 from teachonce.student_train.sweep.runs import Pruned
 from teachonce.student_train.sweep.scores import Task, score
 from teachonce.student_train.sweep.table import SCORES
 from teachonce.support.errors import UserError, first_line, of_path
-from teachonce.support.signals import Stopped, stoppable
+from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
     from teachonce.store import FeatureStore
@@ -107,43 +102,3 @@ def finish(
     except Exception as error:
         return "finished", result, f"its scoring failed: {reason(error)}"
     return "finished", {**result, SCORES: scores} if scores else result, ""
-
-
-def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None:
-    """Do the work in this process, and tell the parent all that is told.
-
-    The process ends, saved, when the parent is gone.
-    """
-    os.setpgrp()  # Ctrl-C goes to the parent, which stops its children one by one
-    if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-    def validated(step: int, figures: dict[str, float]) -> None:
-        parent.send(("validated", step, figures))
-        if prune := parent.recv():
-            raise Pruned(prune)
-
-    def say(line: str) -> None:
-        parent.send(("say", line))
-
-    try:
-        with stoppable():
-            from teachonce.student_train.output.run import open_stores
-
-            try:
-                with open_stores(work.options) as stores:
-                    ended = finish(work, stores, None, validated, say)
-            except Exception as error:
-                ended = ("failed", {}, reason(error))
-            parent.send(("ended", *ended))
-    except (Stopped, BrokenPipeError) as stopped:
-        # No os._exit: semaphores, as of progress bars, would be left to a tracker that complains.
-        sys.exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGTERM))
-
-
-def _leave_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,20 +1,102 @@
-"""`--trials N`: Optuna searches the space of a sweep; validations end trials (`--prune`)."""
+"""Which run of a sweep is next, and what ends a run early: a list, or a search of Optuna."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from teachonce.student_train.output.ranking import judged
-from teachonce.student_train.sweep.halving import Halving
-from teachonce.student_train.sweep.runs import Run, Runs
+from teachonce.student_train.sweep.runs import Run, Runs, validations
 from teachonce.student_train.sweep.space import Interval, Point, Space
-from teachonce.student_train.sweep.validations import validations
 from teachonce.support.extras import library
 
 DIGITS = 4
-"""Significant digits of a number that is drawn, so that the table tells the whole of it."""
+"""Significant digits of a number that is drawn, so that the table shows all of it."""
+REDUCTION = 3
+"""At validations 1, 3, 9, ... halving lets the best third of the runs that got there go on."""
+
+
+class Source(Protocol):
+    """Says which run is next."""
+
+    def next(self) -> Run | None:
+        """Return a run to do now; None if there is none (yet)."""
+
+    def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
+        """Take the figures of a validation; return why the run ends here, or ""."""
+
+    def ended(self, run: Run) -> None:
+        """Take the run that has ended."""
+
+
+class Study:
+    """A study of Optuna, whose pruner ends runs at validations as `--prune` says.
+
+    Halving counts validations, not steps: runs of unlike length are compared after the same share
+    of each. Raises UserError if Optuna is missing; `what_for` names the option that needs it.
+    """
+
+    def __init__(self, prune: str, varied: Sequence[str], what_for: str) -> None:
+        self.optuna = library("optuna", "tune", what_for)
+        self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
+        pruners = self.optuna.pruners
+        pruner = {
+            "median": pruners.MedianPruner(n_startup_trials=4),
+            "asha": pruners.SuccessiveHalvingPruner(1, REDUCTION),
+            "none": pruners.NopPruner(),
+        }[prune]
+        self.study = self.optuna.create_study(direction="minimize", pruner=pruner)
+        self.trials = dict[int, Any]()  # by number of the run
+        self._halves, self._varied = prune == "asha", varied
+
+    def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
+        """Report a validation, which a resumed run repeats; return why the run ends, or ""."""
+        value, trial = judged(figures, self._varied), self.trials[run.number]
+        if not math.isfinite(value):
+            return ""
+        steps = trial.user_attrs.get("steps", [])
+        if step not in steps:
+            steps = [*steps, step]
+            trial.set_user_attr("steps", steps)
+            trial.report(value, len(steps) if self._halves else step)
+        if not trial.should_prune():
+            return ""
+        if self._halves:
+            number = len(steps)
+            of = sum(len(t.user_attrs.get("steps", ())) >= number for t in self.trials.values())
+            return f"not among the best third of {of} at validation {number} (step {step:,}; ASHA)"
+        return f"worse than the median of the trials at step {step:,}"
+
+    def repeat(self, run: Run, before: Mapping[str, Any]) -> bool:
+        """Report what a run of an earlier command had validated; return whether it was pruned."""
+        for step, figures in validations(run.folder):
+            self.validated(run, step, figures)
+        if before.get("state") == "pruned":
+            run.state, run.problem = "pruned", before["problem"]
+        return run.state == "pruned"
+
+
+class Listed:
+    """A source of runs that are known beforehand; a `study` prunes some of them."""
+
+    def __init__(self, runs: Runs, study: Study | None = None) -> None:
+        """Take up what runs.json and the validations say of an earlier command."""
+        self._runs, self._study = iter(list(runs.runs)), study
+        if study is not None:
+            before = {each["folder"]: each for each in runs.before["runs"]} if runs.before else {}
+            for run in runs.runs:
+                study.trials[run.number] = study.study.ask()
+                study.repeat(run, before.get(run.folder.name, {}))
+
+    def next(self) -> Run | None:
+        return next((run for run in self._runs if run.state != "pruned"), None)
+
+    def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
+        return self._study.validated(run, step, figures) if self._study else ""
+
+    def ended(self, run: Run) -> None:
+        """Do nothing: the list stays as it is."""
 
 
 class Trials:
@@ -22,7 +104,7 @@ class Trials:
     are known.
 
     The draw of a trial depends on `seed`, its number and the trials before it alone, so that a
-    search that was killed goes on as it would have. Only runs.json is kept.
+    search that was killed goes on as it would have. Only runs.json is stored.
     """
 
     def __init__(
@@ -37,21 +119,14 @@ class Trials:
         """Take up the trials of runs.json; those that had not ended are done first. `prune` is the
         word of the option.
 
-        Raises UserError where Optuna is missing.
+        Raises UserError if Optuna is missing.
         """
-        self.optuna = library("optuna", "tune", "--trials")
-        self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
         self.space, self.count, self.seed, self.runs, self.make = space, count, seed, runs, make
-        median = self.optuna.pruners.MedianPruner(n_startup_trials=4)
-        nothing = self.optuna.pruners.NopPruner()
-        self.study = self.optuna.create_study(
-            direction="minimize", pruner=median if prune == "median" else nothing
-        )
-        self.halving = Halving() if prune == "asha" else None
+        self._of_optuna = Study(prune, runs.varied, "--trials")
+        self.optuna, self.study = self._of_optuna.optuna, self._of_optuna.study
         self.distributions = {n: self._distribution(each) for n, each in space.items()}
-        self.asked = dict[int, Any]()
         self.known = list(runs.before["runs"]) if runs.before else []
-        self.aside: list[Run] = []
+        self.postponed: list[Run] = []
 
     def _distribution(self, each: Any) -> Any:
         kinds = self.optuna.distributions
@@ -64,24 +139,28 @@ class Trials:
     def next(self) -> Run | None:
         """Return the next trial. None when there are enough, or the next is one that is under way
         already."""
-        if self.aside:
-            return None if self._under_way(self.aside[0]) else self.aside.pop(0)
+        if self.postponed:
+            return None if self._under_way(self.postponed[0]) else self.postponed.pop(0)
         number = len(self.study.trials)
         if number >= max(self.count, len(self.known)):
             return None
+        before: Mapping[str, Any] = {}
         if number < len(self.known):  # drawn by an earlier command
-            self.study.enqueue_trial(self.known[number]["params"])
+            before = self.known[number]
+            self.study.enqueue_trial(before["params"])
         self.study.sampler = self.optuna.samplers.TPESampler(
             seed=self.seed + number, constant_liar=True
         )
         trial = self.study.ask(self.distributions)
         run = self.make(self._point(trial.params))
         run.params = trial.params
-        self.asked[run.number] = trial
-        if number < len(self.known) and self._has_ended(run, self.known[number]):
+        self._of_optuna.trials[run.number] = trial
+        # A finished trial is read again, a failed one tried again.
+        if before and self._of_optuna.repeat(run, before):
+            self.ended(run)
             return self.next()
         if self._under_way(run):
-            self.aside.append(run)
+            self.postponed.append(run)
             return None
         return run
 
@@ -98,38 +177,20 @@ class Trials:
         others = (other for other in self.runs.runs if other is not run)
         return any(o.state == "running" and o.folder == run.folder for o in others)
 
-    def _has_ended(self, run: Run, before: Mapping[str, Any]) -> bool:
-        """Take up a trial as an earlier command left it; tell whether it had ended for good."""
-        for step, figures in validations(run.folder):
-            self.validated(run, step, figures)
-        if before["state"] != "pruned":
-            return False  # a finished one is read again, a failed one tried again
-        run.state, run.problem = "pruned", before["problem"]
-        self.ended(run)
-        return True
-
     def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
-        """Tell Optuna of a validation; return why the trial ends, or ""."""
-        value = judged(figures, self.runs.varied)
-        if not math.isfinite(value):
-            return ""
-        # A trial that was ended counts by its last figure; without one as worse than any.
-        self.asked[run.number].report(value, step)
-        if self.halving:
-            return self.halving.judge(run.number, step, value)
-        if not self.asked[run.number].should_prune():
-            return ""
-        return f"worse than the median of the trials at step {step:,}"
+        """Report a validation to Optuna; return why the trial ends, or ""."""
+        return self._of_optuna.validated(run, step, figures)
 
     def ended(self, run: Run) -> None:
-        """Learn from a run that has ended."""
-        state, states = run.state, self.optuna.trial.TrialState
+        """Report a run that has ended. Optuna counts a pruned one by its last figure, and one
+        without any as worse than all others."""
+        states, trial = self.optuna.trial.TrialState, self._of_optuna.trials[run.number]
         value = judged(run.result, self.runs.varied)
-        if state == "finished" and math.isfinite(value):
-            self.study.tell(self.asked[run.number], value)
-        elif state == "pruned":
-            self.study.tell(self.asked[run.number], state=states.PRUNED)
+        if run.state == "finished" and math.isfinite(value):
+            self.study.tell(trial, value)
+        elif run.state == "pruned":
+            self.study.tell(trial, state=states.PRUNED)
         else:
-            if state == "finished":
+            if run.state == "finished":
                 run.problem = run.problem or "no figure compares it with others; add mlm to --loss"
-            self.study.tell(self.asked[run.number], state=states.FAIL)
+            self.study.tell(trial, state=states.FAIL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from teachonce.support.errors import UserError
 
-UNFINISHED = ".tmp-unfinished-"  # and the name that `write` has not yet given
+UNFINISHED = ".tmp-unfinished-"  # begins the name of a file or folder that is not whole yet
 WRITABLE = "make it writable or choose another"
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
@@ -58,12 +59,14 @@ def open_weights(folder: Path) -> None:
     safetensors writes its files for their owner alone, whatever the umask says, so that nobody else
     could load what they belong to.
     """
-    probe = folder / f"{UNFINISHED}mode"
-    probe.touch()
-    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe = _unfinished(folder / "mode")
+    file = _new_file(probe)
+    mode = stat.S_IMODE(os.fstat(file).st_mode)
+    os.close(file)
     probe.unlink()
     for path in folder.rglob("*.safetensors"):
-        path.chmod(mode)
+        if not path.is_symlink():
+            path.chmod(mode)
 
 
 def discard(folder: Path, prefix: str, suffix: str = "") -> None:
@@ -81,11 +84,25 @@ def rename(source: Path, target: Path) -> None:
     sync(target.parent)
 
 
+def _unfinished(path: Path) -> Path:
+    """Return a name next to `path` that nobody can guess: in the folder of somebody else, a link of
+    that name would lead a write outside. Removes what a killed process left there for `path`."""
+    prefix = f"{UNFINISHED}{path.name}-"
+    discard(path.parent, prefix)
+    return path.with_name(f"{prefix}{secrets.token_hex(8)}")
+
+
+def _new_file(path: Path) -> int:
+    """Create a file and open it for writing. Raises FileExistsError for any name that is taken, by
+    a link too."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+
+
 def write(path: Path, data: bytes | memoryview) -> None:
     """Write a file whole or not at all: under a temporary name, then renamed."""
-    new = path.with_name(f"{UNFINISHED}{path.name}")
+    new = _unfinished(path)
     try:
-        with new.open("wb") as file:
+        with os.fdopen(_new_file(new), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -97,24 +114,16 @@ def write(path: Path, data: bytes | memoryview) -> None:
 
 @contextmanager
 def begun(path: Path) -> Iterator[Path]:
-    """Give the name that a new file or folder has until it is whole, then sync and rename it; where
-    the block fails nothing of it is left."""
-    new = path.with_name(f"{UNFINISHED}{path.name}")
-    _remove(new)
+    """Yield the name that a new file or folder has until it is whole, then sync and rename it. If
+    the block fails, nothing of it is left."""
+    new = _unfinished(path)
     try:
         yield new
         sync_tree(new) if new.is_dir() else sync(new)
         rename(new, path)
     except BaseException:
-        _remove(new)
+        discard(new.parent, new.name)
         raise
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or folder; it may be missing."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
 
 
 def link(source: Path, target: Path) -> None:

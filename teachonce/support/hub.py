@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import sys
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import isgenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -16,9 +16,11 @@ import click
 from teachonce.support.errors import UserError, first_line
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub import RepoFile
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+CREDENTIALS = re.compile(r"(?<=://)[^\s/?#]*@")  # of a URL: user, or user and password
+QUERY = re.compile(r"(?<=://)([^\s?#]*)[?#]\S*")  # of a URL: signatures and tokens are there
 CARD = "README.md"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 REMEDIES = {
@@ -44,96 +46,58 @@ def push_options(command: Command) -> Command:
     return command
 
 
+def without_secrets(value: Any) -> Any:
+    """Return JSON whose URLs have neither user and password nor a query, as it may be published."""
+    if isinstance(value, dict):
+        return {key: without_secrets(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(each) for each in value]
+    return QUERY.sub(r"\1", CREDENTIALS.sub("", value)) if isinstance(value, str) else value
+
+
 @dataclass(frozen=True)
 class Repository:
-    """A repository of the hub that may be written, which `open_repository` gives."""
+    """A repository of the hub that may be written; `open_repository` returns one."""
 
     id: str
     kind: Literal["model", "dataset"]
     revision: str | None = None
 
-    def files(self, folder: str) -> dict[str, int]:
-        """Return the sizes of all files in a folder of it, by their names in that."""
-        from huggingface_hub import HfApi, RepoFile
-        from huggingface_hub.errors import EntryNotFoundError
-
-        with telling(self.id):
-            try:
-                found = HfApi().list_repo_tree(
-                    self.id, folder, recursive=True, revision=self.revision, repo_type=self.kind
-                )
-                return {
-                    file.path.removeprefix(f"{folder}/"): file.size
-                    for file in found
-                    if isinstance(file, RepoFile)
-                }
-            except EntryNotFoundError:
-                return {}
-
-    def has(self, name: str) -> bool:
-        """Tell whether it has a file."""
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Call a method of `HfApi` for it. Raises UserError for what the hub refuses."""
         from huggingface_hub import HfApi
 
-        with telling(self.id):
-            return HfApi().file_exists(self.id, name, revision=self.revision, repo_type=self.kind)
+        where = {"repo_id": self.id, "repo_type": self.kind, "revision": self.revision}
+        with hub_errors(self.id):
+            found = getattr(HfApi(), method)(**where, **arguments)
+            return list(found) if isgenerator(found) else found
 
-    def holds(self, name: str, path: Path) -> bool | None:
-        """Tell whether its file `name` has the bytes of that at `path`; None where it has none."""
-        from huggingface_hub import HfApi, RepoFile
+    def files(self) -> dict[str, RepoFile]:
+        """Return name, size and hashes of all its files, by name."""
+        from huggingface_hub import RepoFile
 
-        with telling(self.id):
-            found = HfApi().get_paths_info(
-                self.id, [name], revision=self.revision, repo_type=self.kind
-            )
-        if not found or not isinstance(found[0], RepoFile):
-            return None
-        if found[0].lfs:
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest() == found[0].lfs.sha256
-        data = path.read_bytes()  # not in LFS, so it is small
-        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == found[0].blob_id
+        tree = self.call("list_repo_tree", recursive=True)
+        return {each.path: each for each in tree if isinstance(each, RepoFile)}
 
-    def add(self, files: list[CommitOperationAdd], message: str) -> str:
-        """Send files as one commit; return its address."""
-        from huggingface_hub import HfApi
+    def commit(self, files: Mapping[str, Path | bytes], message: str) -> str:
+        """Send files, by their names there, as one commit; return its address."""
+        from huggingface_hub import CommitOperationAdd
 
-        with telling(self.id):
-            return (
-                HfApi()
-                .create_commit(
-                    self.id,
-                    files,
-                    commit_message=message,
-                    revision=self.revision,
-                    repo_type=self.kind,
-                )
-                .commit_url
-            )
-
-    def add_folder(self, path: str, name: str, leave_out: list[str], message: str) -> None:
-        """Send a folder under a name, in as many commits as its size takes; what is there is not
-        sent again. `leave_out` has patterns of names."""
-        from huggingface_hub import HfApi
-
-        with telling(self.id):
-            HfApi().upload_folder(
-                repo_id=self.id,
-                folder_path=path,
-                path_in_repo=name,
-                ignore_patterns=leave_out,
-                commit_message=message,
-                revision=self.revision,
-                repo_type=self.kind,
-            )
+        sent = [
+            CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
+            for name, content in files.items()
+        ]
+        made = self.call("create_commit", operations=sent, commit_message=message)
+        return str(made.commit_url)
 
 
 def open_repository(
     id: str, kind: Literal["model", "dataset"], private: bool = False, revision: str | None = None
 ) -> Repository:
-    """Find a repository that may be written, or make it.
+    """Find a repository that may be written, or create it, `private` or not.
 
-    `private` says how a new one is made. Raises UserError where the name is none, there is no
-    token, it may not write, or the hub gives no answer.
+    Raises UserError for a name that no repository can have, without a token, for a token that may
+    not write, and if the hub does not answer.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
@@ -149,7 +113,7 @@ def open_repository(
             f"{id!r}: is no name of a repository on the hub; give USER/NAME, of letters, digits,"
             " '-', '_' and '.'"
         )
-    with telling(id):
+    with hub_errors(id):
         if get_token() is None:
             raise UserError(f"{id}: there is no token for the hub; {LOG_IN}")
         api = HfApi()
@@ -161,50 +125,32 @@ def open_repository(
 
 
 @contextmanager
-def telling(id: str) -> Iterator[None]:
+def hub_errors(id: str) -> Iterator[None]:
     """Turn what the hub's client raises into a UserError of one line about repository `id`."""
     from huggingface_hub import is_offline_mode
+    from huggingface_hub.utils.logging import get_verbosity, set_verbosity
 
     if is_offline_mode():
         raise UserError(
             f"{id}: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, so the hub is not asked;"
             " unset it"
         )
+    verbosity = get_verbosity()
+    set_verbosity(logging.ERROR)  # its warnings, as of an empty commit, are no news here
     try:
-        with _quiet():
-            yield
+        yield
     except UserError:
         raise
     except Exception as error:  # the client passes errors of its transport on, of any kind
         if isinstance(error, OSError) and error.filename:  # of this machine's disk
             raise
-        raise UserError(f"{id}: {_told(error)}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the client from warnings, which are no news here, and from bars where none belong."""
-    from huggingface_hub.utils.logging import get_verbosity, set_verbosity
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
-    level, barless = get_verbosity(), are_progress_bars_disabled()
-    set_verbosity(logging.ERROR)
-    if not barless and not sys.stderr.isatty():
-        disable_progress_bars()
-    try:
-        yield
+        raise UserError(f"{id}: {_explained(error)}") from error
     finally:
-        set_verbosity(level)
-        if not barless:
-            enable_progress_bars()
+        set_verbosity(verbosity)
 
 
-def _told(error: BaseException) -> str:
-    """Tell what the hub answered, or that it did not, and what to do."""
+def _explained(error: BaseException) -> str:
+    """Say what the hub answered, or that it did not, and what to do."""
     while error.__cause__ is not None and not hasattr(error, "response"):
         error = error.__cause__
     status = getattr(getattr(error, "response", None), "status_code", None)

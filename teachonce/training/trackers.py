@@ -1,6 +1,7 @@
-"""Trackers of experiments that a training tells its figures to: Weights & Biases, MLflow, Trackio.
+"""Trackers of experiments that a training sends its figures to, by accelerate: Weights & Biases,
+MLflow, Trackio.
 
-None of them is needed: each is imported when it is asked for.
+None of them is needed: each is imported when it is requested.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ import importlib.util
 import json
 import os
 import sys
-import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -20,19 +19,20 @@ from typing import Any
 
 from teachonce.support import files
 from teachonce.support.errors import UserError, first_line
+from teachonce.support.hub import without_secrets
 
+TRACKERS = ("wandb", "mlflow", "trackio")
+"""Names of the packages to import and to install."""
 PROJECT = "teachonce"  # where the environment names no other
 RUNS = "trackers.json"
 """File of a student's folder: by the name of a tracker its run, with which a resume goes on."""
-EVERY = 10.0  # seconds between two messages to MLflow, which sends at once
-MOST = 1000  # figures of a message, as MLflow takes them
 LONGEST = 500  # characters of a setting; MLflow takes up to 6,000
 
 
 @dataclass(frozen=True)
 class Facts:
     """What a tracker shows of a training: its name and that of the folder around it, its settings,
-    and its folder; where else its figures are; whether a training of before can be gone on with."""
+    and its folder; where else its figures are; whether an earlier training can be gone on with."""
 
     folder: Path
     settings: Mapping[str, Any]
@@ -47,126 +47,14 @@ class Facts:
     def group(self) -> str:
         return self.folder.resolve().parent.name
 
-    def told(self) -> dict[str, str | int | float | bool]:
-        """Return the settings as plain values; what is a list or a table is JSON."""
+    def plain(self) -> dict[str, str | int | float | bool]:
+        """Return the settings as plain values, without secrets of URLs; a list or a table is
+        JSON."""
         return {
             name: value if isinstance(value, str | int | float | bool) else json.dumps(value)
-            for name, value in self.settings.items()
+            for name, value in without_secrets(dict(self.settings)).items()
             if value not in (None, "", [], {})
         }
-
-
-class Tracker(ABC):
-    """A run of a training with a tracker. Its `id` goes on with it in another process."""
-
-    id: str
-
-    @abstractmethod
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        """Tell figures of a step."""
-
-    @abstractmethod
-    def close(self, finished: bool) -> None:
-        """End the run, which has come to its end or was stopped."""
-
-
-class WandbTracker(Tracker):
-    """A run of Weights & Biases; WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE of the environment
-    hold."""
-
-    def __init__(self, library: Any, facts: Facts, id: str | None) -> None:
-        self.id = id or uuid.uuid4().hex[:8]
-        self._run = library.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=self.id,
-            name=facts.name,
-            group=facts.group,
-            config=facts.told(),
-            dir=str(facts.folder),
-            resume="allow",
-            reinit="create_new",  # a sweep has one after another
-        )
-
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self, finished: bool) -> None:
-        self._run.finish(exit_code=0 if finished else 1)
-
-
-class TrackioTracker(Tracker):
-    """A run of Trackio; TRACKIO_PROJECT, TRACKIO_SPACE_ID and TRACKIO_DIR of the environment
-    hold."""
-
-    def __init__(self, library: Any, facts: Facts, id: str | None) -> None:
-        self.id = id or f"{facts.name}-{uuid.uuid4().hex[:8]}"
-        self._run = library.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=self.id,
-            group=facts.group,
-            config=facts.told(),
-            resume="allow",
-            embed=False,
-        )
-
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self, finished: bool) -> None:
-        self._run.finish()
-
-
-class MlflowTracker(Tracker):
-    """A run of MLflow; MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME of the environment hold.
-
-    Figures are gathered for some seconds, as each message is waited for.
-    """
-
-    def __init__(self, library: Any, facts: Facts, id: str | None) -> None:
-        self._library, self._client = library, library.MlflowClient()
-        if id is None:
-            run = self._client.create_run(
-                self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)),
-                run_name=facts.name,
-                tags={"group": facts.group},
-            )
-            self.id = str(run.info.run_id)
-            told = {name: str(value)[:LONGEST] for name, value in facts.told().items()}
-            kinds = library.entities
-            self._client.log_batch(self.id, params=[kinds.Param(*each) for each in told.items()])
-        else:
-            self.id = id
-            self._client.update_run(self.id, status="RUNNING")
-        self._gathered: list[Any] = []
-        self._sent = time.monotonic()
-
-    def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
-
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        now, metric = int(time.time() * 1000), self._library.entities.Metric
-        self._gathered += [metric(name, value, now, step) for name, value in values.items()]
-        if len(self._gathered) >= MOST or time.monotonic() - self._sent > EVERY:
-            self._send()
-
-    def _send(self) -> None:
-        self._sent = time.monotonic()
-        while self._gathered:
-            self._client.log_batch(self.id, metrics=self._gathered[:MOST])
-            del self._gathered[:MOST]
-
-    def close(self, finished: bool) -> None:
-        self._send()
-        self._client.set_terminated(self.id, status="FINISHED" if finished else "KILLED")
-
-
-TRACKERS: dict[str, Callable[[Any, Facts, str | None], Tracker]] = {
-    "wandb": WandbTracker,
-    "mlflow": MlflowTracker,
-    "trackio": TrackioTracker,
-}
-"""What begins a run, or goes on with one, by the name of the package to import and to install."""
 
 
 def parse_trackers(words: str | Iterable[str]) -> tuple[str, ...]:
@@ -195,25 +83,24 @@ def check_installed(names: Iterable[str]) -> None:
 
 
 class Trackers:
-    """Tells the figures of a training to some trackers.
+    """Sends the figures of a training to some trackers.
 
-    A tracker that fails while the training runs is told in a line, once, and told no more; the
-    training goes on, and its figures stand in its folder.
+    A tracker that fails while the training runs is reported in a line, once, and gets no more; the
+    training goes on, and its figures are in its folder.
     """
 
     def __init__(
         self, names: Iterable[str], facts: Facts, resume: bool, say: Callable[[str], object]
     ) -> None:
-        """Begin a run with each, or go on with those of the folder. Raises UserError where one
-        cannot begin."""
-        self._say, self._facts, self._open = say, facts, dict[str, Tracker]()
+        """Start a run with each, or go on with those of the folder. Raises UserError if one cannot
+        start."""
+        self._say, self._facts, self._open = say, facts, dict[str, Any]()
         path = facts.folder / RUNS
-        before = json.loads(path.read_text()) if resume and path.exists() else {}
+        runs = json.loads(path.read_text()) if resume and path.exists() else {}
         for name in names:
             try:
                 with redirect_stdout(sys.stderr):  # of a sweep stdout may be JSON
-                    library = importlib.import_module(name)
-                    self._open[name] = TRACKERS[name](library, facts, before.get(name))
+                    self._open[name], runs[name] = _started(name, facts, runs.get(name))
             except Exception as error:  # each tracker raises its own
                 self.close(False)
                 raise UserError(
@@ -221,26 +108,75 @@ class Trackers:
                     " network, or leave it out"
                 ) from error
         if self._open and facts.resumable:
-            runs = before | {name: tracker.id for name, tracker in self._open.items()}
             files.write(path, json.dumps(runs).encode())
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Tell figures of a step."""
-        self._each(lambda tracker: tracker.add(values, step))
+        """Send figures of a step."""
+        self._each(lambda name, tracker: tracker.log(dict(values), step, **LOGGED.get(name, {})))
 
     def close(self, finished: bool) -> None:
-        """End all runs; `finished` is False where the training was stopped."""
+        """End all runs; `finished` is False if the training was stopped."""
         with redirect_stdout(sys.stderr):
-            self._each(lambda tracker: tracker.close(finished))
+            self._each(lambda name, tracker: _finish(name, tracker, finished))
         self._open.clear()
 
-    def _each(self, tell: Callable[[Tracker], object]) -> None:
+    def _each(self, send: Callable[[str, Any], object]) -> None:
         for name, tracker in list(self._open.items()):
             try:
-                tell(tracker)
+                send(name, tracker)
             except Exception as error:  # each tracker raises its own
                 del self._open[name]
                 self._say(
                     f"log       {name} fails and is told no more ({first_line(error)}); the figures"
                     f" are in {self._facts.figures}"
                 )
+
+
+LOGGED = {"mlflow": {"synchronous": False}}
+"""Arguments of `log`: by itself MLflow waits for the server's answer at every step."""
+
+
+def _started(name: str, facts: Facts, id: str | None) -> tuple[Any, str]:
+    """Start a run, or go on with run `id`; return accelerate's tracker and the run's id.
+
+    The environment's WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, TRACKIO_PROJECT, TRACKIO_SPACE_ID,
+    TRACKIO_DIR, MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME apply.
+    """
+    from accelerate import PartialState, tracking
+
+    PartialState()  # accelerate's trackers log messages, which fail without it
+    group, project = facts.group, os.environ.get(f"{name.upper()}_PROJECT", PROJECT)
+    tracker: Any
+    if name == "mlflow":
+        tracker = tracking.MLflowTracker(
+            PROJECT, run_id=id, run_name=facts.name, tags={"group": group}
+        )
+        tracker.start()
+        if id is None:
+            settings = {key: str(value)[:LONGEST] for key, value in facts.plain().items()}
+            tracker.store_init_configuration(settings)
+        return tracker, str(tracker.tracker.info.run_id)
+    how: dict[str, Any] = {"group": group, "config": facts.plain(), "resume": "allow"}
+    if name == "wandb":
+        id = id or uuid.uuid4().hex[:8]
+        how |= {"id": id, "name": facts.name, "dir": str(facts.folder)}
+        how |= {"reinit": "create_new"}  # a sweep has one after another
+        tracker = tracking.WandBTracker(project, **how)
+    else:
+        id = id or f"{facts.name}-{uuid.uuid4().hex[:8]}"
+        tracker = tracking.TrackioTracker(project, **how, name=id, embed=False)
+    tracker.start()
+    return tracker, id
+
+
+def _finish(name: str, tracker: Any, finished: bool) -> None:
+    """End a run, and mark it as stopped unless it has `finished`; accelerate cannot say that."""
+    if name == "wandb":
+        tracker.tracker.finish(exit_code=0 if finished else 1)
+    elif name == "mlflow":
+        import mlflow
+
+        mlflow.flush_async_logging()
+        mlflow.end_run("FINISHED" if finished else "KILLED")
+    else:
+        tracker.finish()

@@ -47,3 +47,35 @@ def test_weights_get_the_mode_of_a_new_file(tmp_path: Path, umask: int, mode: in
     assert [path.stat().st_mode & 0o777 for path in weights] == [mode, mode]
     assert other.stat().st_mode & 0o777 == 0o400
     assert {path.name for path in tmp_path.iterdir()} == {weights[0].name, "1_Dense", other.name}
+
+
+def test_temporary_names_lead_nowhere(tmp_path: Path) -> None:
+    """In a folder of somebody else a link has the name that a temporary file could have."""
+    victim, folder = tmp_path / "victim", tmp_path / "folder"
+    victim.write_text("precious")
+    victim.chmod(0o600)
+    folder.mkdir()
+    for name in (".tmp-unfinished-a", ".tmp-unfinished-mode", "a", "model.safetensors"):
+        (folder / name).symlink_to(victim)
+    files.write(folder / "a", b"one")
+    with files.begun(folder / "a") as new:
+        new.write_bytes(b"two")
+    files.open_weights(folder)
+    assert victim.read_text() == "precious" and victim.stat().st_mode & 0o777 == 0o600
+    assert (folder / "a").read_bytes() == b"two" and not (folder / "a").is_symlink()
+
+
+def test_what_a_killed_write_leaves_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(files, "rename", die)
+        files.write(tmp_path / "a", b"one")
+    assert [path.name for path in tmp_path.iterdir()] != ["a"]
+    files.write(tmp_path / "b", b"other")
+    assert len(list(tmp_path.iterdir())) == 2
+    files.write(tmp_path / "a", b"one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

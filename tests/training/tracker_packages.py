@@ -42,30 +42,31 @@ def init(project, name=None, group=None, space_id=None, config=None, resume="nev
 """
 MLFLOW = f"""{COMMON}
 from types import SimpleNamespace
-class Param:
-    def __init__(self, key, value):
-        assert len(value) <= 6000
-        self.key, self.value = key, value
-class Metric:
-    def __init__(self, key, value, timestamp, step):
-        self.key, self.value, self.step = key, value, step
-        assert abs(timestamp / 1000 - __import__("time").time()) < 60
-entities = SimpleNamespace(Param=Param, Metric=Metric)
-class MlflowClient:
-    def get_experiment_by_name(self, name): return None
-    def create_experiment(self, name):
-        self.experiment = name
-        return "7"
-    def create_run(self, experiment_id, start_time=None, tags=None, run_name=None):
-        assert experiment_id == "7"
-        tell(init=run_name, project=self.experiment, group=tags["group"], id="r1")
-        return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
-    def update_run(self, run_id, status=None, name=None): tell(again=status, id=run_id)
-    def log_batch(self, run_id, metrics=(), params=(), tags=(), synchronous=None):
-        assert len(metrics) <= 1000
-        if params: tell(config={{each.key: each.value for each in params}}, id=run_id)
-        for each in metrics: tell(log={{each.key: each.value}}, step=each.step, id=run_id)
-    def set_terminated(self, run_id, status=None, end_time=None): tell(finish=status, id=run_id)
+validation = SimpleNamespace(MAX_PARAM_VAL_LENGTH=6000, MAX_PARAMS_TAGS_PER_BATCH=100)
+utils = SimpleNamespace(validation=validation)
+active, waiting = [], []
+def search_experiments(filter_string=None): return []
+def create_experiment(name, artifact_location=None, tags=None):
+    global experiment
+    experiment = name
+    return "7"
+def start_run(run_id=None, experiment_id=None, run_name=None, nested=False, tags=None,
+              description=None):
+    assert experiment_id == "7" and not active
+    active.append(run_id or "r1")
+    if run_id: tell(again="RUNNING", id=run_id)
+    else: tell(init=run_name, project=experiment, group=tags["group"], id="r1")
+    return SimpleNamespace(info=SimpleNamespace(run_id=active[-1]))
+def log_params(params):
+    assert all(len(value) <= 6000 for value in params.values())
+    tell(config=params, id=active[-1])
+def log_metrics(metrics, step=None, synchronous=None):
+    assert synchronous is False, "a server would be waited for at every step"
+    waiting.extend(((name, value, step) for name, value in metrics.items()))
+def flush_async_logging():
+    for name, value, step in waiting: tell(log={{name: value}}, step=step, id=active[-1])
+    waiting.clear()
+def end_run(status="FINISHED"): tell(finish=status, id=active.pop())
 """
 PACKAGES = {"wandb": WANDB, "trackio": TRACKIO, "mlflow": MLFLOW}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from teachonce.student_train.cli import told
 from teachonce.student_train.output.ranking import LOSS, MEASURES, Measure, compares_losses
-from teachonce.student_train.output.report import read_report
+from teachonce.student_train.output.report import SETTINGS, read_report
 from teachonce.student_train.sweep.page.charts import (
     bundle,
     curves,
@@ -18,16 +18,15 @@ from teachonce.student_train.sweep.page.charts import (
     importances,
     trade_off,
 )
-from teachonce.student_train.sweep.runs import RUNS, read_runs
+from teachonce.student_train.sweep.runs import METRICS, RUNS, read_runs, validations
 from teachonce.student_train.sweep.table import SCORES, flat
-from teachonce.student_train.sweep.validations import validations
 from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
 from teachonce.support.pages import write_page
 
 TEMPLATES = Path(__file__).parent
 PAGE = "index.html"
-WEIGHTS = "model.safetensors"
+WEIGHTS, CARD = "model.safetensors", "README.md"
 MLM_ONLY = "MLM only"
 WHAT = "--page"
 SMALLEST_BEST = ("ms", "bytes", "loss", "nats", "perplexity")
@@ -61,8 +60,7 @@ def write_report(folder: Path) -> Path:
 
     Raises UserError where there is no sweep, or Altair is missing.
     """
-    runs = read_runs(folder)
-    if runs is None:
+    if not _is_inside(folder / RUNS, folder) or (runs := read_runs(folder)) is None:
         raise UserError(f"{folder}: no {RUNS} there; give the folder of a student-sweep")
     students = [_read(folder, number, run) for number, run in enumerate(runs["runs"], 1)]
     measures = _measures(students, runs["varied"])
@@ -92,6 +90,10 @@ def write_report(folder: Path) -> Path:
 def _read(folder: Path, number: int, run: Mapping[str, Any]) -> Student:
     path = folder / run["folder"]
     student = Student(number, run["folder"], run["settings"], run["state"], run["problem"])
+    for file in (SETTINGS, METRICS, WEIGHTS, CARD):
+        if (path / file).exists() and not _is_inside(path / file, folder):
+            student.problem = f"{path / file} is not a file of the sweep's folder, and is not read"
+            return student
     try:
         report = read_report(path) or {}
     except UserError as error:  # of one student: the others are shown
@@ -103,8 +105,14 @@ def _read(folder: Path, number: int, run: Mapping[str, Any]) -> Student:
     student.curve = validations(path)
     if (path / WEIGHTS).exists():
         student.bytes = (path / WEIGHTS).stat().st_size
-        student.card = (path / "README.md").read_text("utf-8", "replace")
+        student.card = (path / CARD).read_text("utf-8", "replace")
     return student
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Tell whether a path leads to a file within `folder`: a sweep of somebody else may name paths
+    and hold links that lead elsewhere."""
+    return path.is_file() and path.resolve().is_relative_to(folder.resolve())
 
 
 def _measures(students: Sequence[Student], varied: Sequence[str]) -> list[Measure]:

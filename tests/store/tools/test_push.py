@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from huggingface_hub import DatasetCard, snapshot_download
+from huggingface_hub import DatasetCard, HfApi, snapshot_download
 
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import UserError, open_store
 from teachonce.store.tools.push import push
 from teachonce.store.tools.store_card import hub_datasets, store_card
 from teachonce.store.tools.verify import verify
-from teachonce.support.hub import Repository
 from tests.hub_contents import NOBODY, READER, WRITER, Hub
 from tests.hub_server import asked_by_this_process, serving
 from tests.store.making import features_of, make_store
@@ -98,12 +97,11 @@ def test_a_stopped_push_is_no_store_and_goes_on(lfs: Hub, store: Path) -> None:
 def test_what_has_not_arrived_whole_is_not_sealed(
     lfs: Hub, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def send_half(api: HfApi, *, ignore_patterns: list[str], **how: Any) -> Any:
+        return upload_folder(api, ignore_patterns=[*ignore_patterns, "parts/*"], **how)
 
-    def send_half(target: Any, folder: str, name: str, leave_out: list[str], message: str) -> None:
-        add_folder(target, folder, name, [*leave_out, "parts/*"], message)
-
-    add_folder = Repository.add_folder
-    monkeypatch.setattr(Repository, "add_folder", send_half)
+    upload_folder = HfApi.upload_folder
+    monkeypatch.setattr(HfApi, "upload_folder", send_half)
     with pytest.raises(UserError, match=r"a.zarr/parts/\S+ has not arrived whole"):
         push(store, "user/what")
     assert "a.zarr/zarr.json" not in lfs.repositories[NAME].files()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.output.card import model_card
 from tests.end_to_end.support import STUDENT, Word, ok, refused, says
 from tests.hub_contents import READER, Hub
 from tests.hub_server import asked_by_this_process, serving
@@ -60,7 +62,8 @@ def test_what_is_sent_tells_nothing_of_this_machine(hub: Hub, student: Path) -> 
     files = hub.repositories["models/user/mine"].files()
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
     assert not [name for name in files if name.startswith(("tensorboard", "checkpoints", "."))]
-    for name in ("README.md", "training.json", "metrics.jsonl"):
+    assert "metrics.jsonl" not in files
+    for name in ("README.md", "training.json"):
         sent = hub.read("models/user/mine", name).decode()
         assert str(student.parents[1]) not in sent and "/tmp" not in sent, name
     report = json.loads(hub.read("models/user/mine", "training.json"))
@@ -71,6 +74,68 @@ def test_what_is_sent_tells_nothing_of_this_machine(hub: Hub, student: Path) -> 
     assert data["tags"] == ["distillation", "teachonce"] and data["base_model"] is None
     assert 'pipeline("fill-mask", "user/mine")' in card.text
     assert '"this folder"' in (student / "README.md").read_text()
+
+
+@pytest.fixture
+def copied(student: Path, tmp_path: Path) -> Path:
+    """The student in a folder that a test may change, and a file outside of it."""
+    (tmp_path / "id_rsa").write_text("PRIVATEKEY")
+    return Path(shutil.copytree(student, tmp_path / "copied"))
+
+
+def texts_of(hub: Hub, name: str) -> list[bytes]:
+    """All files of a repository but the weights, of which the hub has chunks."""
+    return [
+        hub.read(name, each) for each in hub.repositories[name].files() if "model.s" not in each
+    ]
+
+
+def test_what_does_not_belong_to_a_student_is_not_sent(hub: Hub, copied: Path) -> None:
+    (copied / "notes.txt").symlink_to(copied.parent / "id_rsa")
+    (copied / "vault").symlink_to(copied.parent)
+    (copied / "my.key").write_text("PRIVATEKEY")
+    (copied / "1_Pooling").mkdir()
+    (copied / "1_Pooling" / "config.json").write_text("{}")
+    ok(student_train, "push", copied, "user/chosen")
+    files = hub.repositories["models/user/chosen"].files()
+    assert files.keys() == {
+        "README.md", "1_Pooling/config.json", "config.json",
+        "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training.json",
+    }  # fmt: skip
+    assert not any(b"PRIVATEKEY" in text for text in texts_of(hub, "models/user/chosen"))
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "README.md", "1_Dense/model.safetensors"])
+def test_a_link_in_place_of_a_file_is_refused(hub: Hub, copied: Path, name: str) -> None:
+    link = copied / name
+    if "/" in name:
+        link.parent.symlink_to(copied.parent)
+        (copied.parent / link.name).write_text("PRIVATEKEY")
+    else:
+        link.unlink(missing_ok=True)
+        link.symlink_to(copied.parent / "id_rsa")
+    says(refused(student_train, "push", copied, "user/linked"), name, "behind a link")
+    assert not hub.repositories["models/user/linked"].files()
+
+
+def test_secrets_of_urls_are_not_sent(hub: Hub, copied: Path) -> None:
+    secret = "https://me:SECRETPW@host:8/a.zarr?X-Amz-Signature=SECRETPW"
+    report = json.loads((copied / "training.json").read_text())
+    report["settings"] |= {"store": secret, "others": [secret.replace("a.zarr", "b.zarr")]}
+    report["start"] = [f"cut out of {secret}, then trained"]
+    model = AutoModelForMaskedLM.from_pretrained(copied)
+    assert "SECRETPW" not in model_card(report, None, model)
+    (copied / "training.json").write_text(json.dumps(report))
+    link = "[a film](https://films.org/watch?v=7), [mine](https://me:SECRETPW@host/a)"
+    (copied / "README.md").open("a").write(link)
+    ok(student_train, "push", copied, "user/quiet")
+    assert not any(b"SECRETPW" in text for text in texts_of(hub, "models/user/quiet"))
+    sent = json.loads(hub.read("models/user/quiet", "training.json"))
+    assert sent["settings"]["store"] == "https://host:8/a.zarr"
+    assert sent["start"] == ["cut out of https://host:8/a.zarr then trained"]
+    assert b"[a film](https://films.org/watch?v=7), [mine](https://host/a)" in hub.read(
+        "models/user/quiet", "README.md"
+    )
 
 
 def test_a_finished_folder_is_pushed_without_training(hub: Hub, student: Path) -> None:

@@ -14,6 +14,7 @@ from teachonce.student_train.output.ranking import MEASURES
 from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.page.charts import front, importances
 from teachonce.student_train.sweep.page.report import Student, write_report
+from teachonce.support.errors import UserError
 from tests.browser import PHONE, WIDE, check_accessible, opened
 
 pytest.importorskip("altair")
@@ -94,6 +95,41 @@ def test_a_page_escapes_what_it_shows(tmp_path: Path) -> None:
     assert "The best is number 2:" in page and "The best first." in page
     order = re.findall(r'<td><a href="#card-(\d)">', page)
     assert order[0] == "2" and sorted(order) == [*"123456789"] and order[-3:] == [*"789"]
+
+
+def elsewhere(folder: Path) -> Path:
+    """Write a student outside of the sweep."""
+    made = folder / "elsewhere"
+    made.mkdir()
+    for name in ("README.md", "model.safetensors", "metrics.jsonl"):
+        (made / name).write_text("TOPSECRET")
+    return made
+
+
+@pytest.mark.parametrize("name", ["{}/elsewhere", "../elsewhere", "student1/../../elsewhere"])
+def test_a_page_reads_no_folder_elsewhere_that_runs_json_names(tmp_path: Path, name: str) -> None:
+    sweep = write_sweep(tmp_path / "sweep")
+    elsewhere(tmp_path)
+    content = json.loads((sweep / "runs.json").read_text())
+    content["runs"][0]["folder"] = name.format(tmp_path)
+    (sweep / "runs.json").write_text(json.dumps(content))
+    page = write_report(sweep).read_text()
+    assert "TOPSECRET" not in page and "is not a file of the sweep" in page
+
+
+@pytest.mark.parametrize("name", ["student1", "student1/README.md", "student1/metrics.jsonl"])
+def test_a_page_follows_no_link_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    sweep, other = write_sweep(tmp_path / "sweep"), elsewhere(tmp_path)
+    link = sweep / name
+    link.rename(tmp_path / "before")
+    link.symlink_to(other if "/" not in name else other / link.name)
+    page = write_report(sweep).read_text()
+    assert "TOPSECRET" not in page and "is not a file of the sweep" in page
+    runs = sweep / "runs.json"
+    runs.rename(tmp_path / "runs.json")
+    runs.symlink_to(tmp_path / "runs.json")
+    with pytest.raises(UserError, match="no runs.json there"):
+        write_report(sweep)
 
 
 @pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (PHONE, True)])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.runs import Run, Runs
 from teachonce.student_train.sweep.space import Interval, Space
-from teachonce.student_train.sweep.trials import Trials
+from teachonce.student_train.sweep.trials import Listed, Study, Trials
 from teachonce.support.errors import UserError
 
 pytest.importorskip("optuna")
@@ -95,7 +99,86 @@ def test_halving_ends_a_trial_whose_last_figure_is_learnt_from(tmp_path: Path) -
     assert told.startswith("not among the best third")
     bad.state, bad.problem = "pruned", told
     trials.ended(bad)
-    assert trials.study.trials[-1].intermediate_values == {10: 3.0}
+    assert trials.study.trials[-1].intermediate_values == {1: 3.0}
+
+
+def listed(folder: Path, count: int) -> Runs:
+    """Make a sweep of a list, whose runs are known beforehand."""
+    runs = Runs(folder, {}, ["lr"], searched=False)
+    for number in range(1, count + 1):
+        options = TrainOptions(store="s", out=folder / f"student{number}", lr=number / 100)
+        runs.add(Run(number, {"lr": str(number / 100)}, options))
+    return runs
+
+
+def judge(source: Listed, run: Run, step: int, nats: float) -> str:
+    return source.validated(run, step, {"valid_mlm_per_character": nats})
+
+
+def halved(runs: Runs) -> Listed:
+    return Listed(runs, Study("asha", runs.varied, "--prune asha"))
+
+
+def test_the_best_third_of_those_that_came_as_far_goes_on(tmp_path: Path) -> None:
+    source = halved(runs := listed(tmp_path, 5))
+    one, two, three, four, five = runs.runs
+    assert judge(source, one, 10, 5.0) == ""  # nobody else came as far
+    told = judge(source, two, 20, 6.0)
+    assert told == "not among the best third of 2 at validation 1 (step 20; ASHA)"
+    assert judge(source, three, 10, 4.0) == ""
+    assert judge(source, four, 10, 4.5) != "" and judge(source, five, 10, 4.7) != ""
+    assert judge(source, one, 20, 9.0) == ""  # the 2nd validation ends nobody
+    assert judge(source, three, 20, 9.0) == ""
+    assert judge(source, one, 30, 3.0) == ""
+    assert "best third of 2 at validation 3 (step 30" in judge(source, three, 30, 3.5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_validation_that_a_resumed_run_repeats_counts_once(tmp_path: Path) -> None:
+    source = halved(runs := listed(tmp_path, 2))
+    one, two = runs.runs
+    for _ in range(5):
+        assert judge(source, one, 10, 2.0) == ""
+    assert "of 2 at validation 1" in judge(source, two, 10, 3.0)
+    assert judge(source, one, 20, 2.0) == judge(source, one, 20, 2.0) == ""
+    assert judge(source, one, 30, 9.0) == "", "it is the 3rd"
+
+
+def test_equals_stay_together(tmp_path: Path) -> None:
+    source = halved(runs := listed(tmp_path, 6))
+    assert not any(judge(source, run, 1, 1.0) for run in runs.runs)
+
+
+def test_a_halved_list_goes_on_after_a_kill(tmp_path: Path) -> None:
+    source = halved(runs := listed(tmp_path, 4))
+    one, two, three, _ = runs.runs
+    for run, nats in ((one, 2.0), (two, 3.0), (three, 1.0)):
+        run.folder.mkdir()
+        line = json.dumps({"step": 10, "valid_mlm_per_character": nats})
+        (run.folder / "metrics.jsonl").write_text(f"{line}\n{line[:9]}")
+        if why := judge(source, run, 10, nats):
+            run.state, run.problem = "pruned", why
+    runs.write()
+    again = halved(runs := listed(tmp_path, 4))
+    one, two, three, four = runs.runs
+    assert two.state == "pruned" and "at validation 1" in two.problem
+    assert [again.next() for _ in range(4)] == [one, three, four, None]
+    assert judge(again, four, 10, 1.5) != ""
+
+
+def test_pruning_without_optuna_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name)
+    )
+    words = ["--store", str(tmp_path / "s.zarr"), "--lr", "0.1", "--lr", "0.2"]
+    for more in (["--prune", "asha"], ["--trials", "2"]):
+        done = CliRunner().invoke(student_sweep, [*words, *more])
+        assert done.exit_code == 1
+        assert f"{' '.join(more[:2]) if 'asha' in more else more[0]} needs optuna" in done.stderr
+        assert "pip install 'teachonce[tune]'" in done.stderr
 
 
 def test_a_student_that_nothing_compares(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Runs of a sweep in processes of this machine, several at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, parent_process, process
+
+from teachonce.student_train.sweep.execution import Event
+from teachonce.student_train.sweep.runs import Pruned
+from teachonce.student_train.sweep.student import Work, finish, reason
+from teachonce.support.environment import variable
+from teachonce.support.signals import Stopped, stoppable
+
+
+class Processes:
+    """Workers of `jobs` processes; with several GPUs each has one."""
+
+    deaths = 1  # what ends a process here would end the next one as well
+
+    def __init__(self, jobs: int, gpus: int) -> None:
+        self._jobs, self._gpus = jobs, gpus
+        self._running = dict[int, tuple[int, connection.Connection, process.BaseProcess]]()
+
+    def places(self) -> int:
+        return self._jobs
+
+    def start(self, number: int, work: Work) -> None:
+        slot = min(set(range(self._jobs)) - {slot for slot, *_ in self._running.values()})
+        context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads
+        ours, theirs = context.Pipe()
+        gpu = slot % self._gpus if self._gpus else None
+        child = context.Process(target=in_child, args=(work, gpu, theirs))
+        child.start()
+        theirs.close()  # so that its end is noticed
+        self._running[number] = slot, ours, child
+
+    def events(self) -> list[Event]:
+        """Wait until a child sends something or ends; return what they send."""
+        ready = connection.wait([pipe for _, pipe, _ in self._running.values()])
+        found = list[Event]()
+        for number, (_, pipe, child) in list(self._running.items()):
+            if pipe not in ready:
+                continue
+            try:
+                found.append((number, *pipe.recv()))
+            except (EOFError, OSError):
+                child.join()
+                found.append((number, "died", f"its process ended with {child.exitcode}"))
+            if found[-1][1] in ("ended", "died"):
+                child.join()
+                del self._running[number]
+        return found
+
+    def answer(self, number: int, why: str) -> None:
+        with suppress(OSError):  # it has died, which `events` notices
+            self._running[number][1].send(why)
+
+    def stop(self) -> None:
+        """Have the children save their students. Those that ask are answered: none may hang."""
+        for _, _, child in self._running.values():
+            child.terminate()
+        while self._running:
+            for number, what, *_ in self.events():
+                if what == "validated":
+                    self.answer(number, "")
+
+
+@contextmanager
+def shared_cores(jobs: int) -> Iterator[None]:
+    """Give each child its share of the cores, unless the user has set OMP_NUM_THREADS, and no
+    progress bar: those of several would mix."""
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
+    with variable("OMP_NUM_THREADS", threads), variable("TQDM_DISABLE", "1"):
+        yield
+
+
+def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None:
+    """Do the work in this process, and send the parent all that is printed.
+
+    The process ends, saved, when its parent has ended.
+    """
+    os.setpgrp()  # Ctrl-C goes to the parent, which stops its children one by one
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+    def validated(step: int, figures: dict[str, float]) -> None:
+        parent.send(("validated", step, figures))
+        if prune := parent.recv():
+            raise Pruned(prune)
+
+    def say(line: str) -> None:
+        parent.send(("say", line))
+
+    try:
+        with stoppable():
+            from teachonce.student_train.output.run import open_stores
+
+            try:
+                with open_stores(work.options) as stores:
+                    ended = finish(work, stores, None, validated, say)
+            except Exception as error:
+                ended = ("failed", {}, reason(error))
+            parent.send(("ended", *ended))
+    except (Stopped, BrokenPipeError) as stopped:
+        # No os._exit: semaphores, as of progress bars, would be left to a tracker that complains.
+        sys.exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGTERM))
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
