@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,18 +11,101 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from teachonce.student_train.sweep.runs import Pruned, Run, Runs, validations
-from teachonce.student_train.sweep.scores import FILE, Task
-from teachonce.student_train.sweep.student import Say, Work, finish
+from teachonce.student_train.sweep.scores import FILE, Task, score
+from teachonce.student_train.sweep.table import SCORES
 from teachonce.student_train.sweep.trials import Source
+from teachonce.support.errors import UserError, first_line, of_path
+from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
     from teachonce.store import FeatureStore
     from teachonce.student_train.output.run import Prepared
+    from teachonce.student_train.settings.options import TrainOptions
 
+Say = Callable[[str], object]
+Validated = Callable[[int, dict[str, float]], object]
 WAIT = 0.5  # seconds between looks for a place while no run is under way
 Event = tuple[Any, ...]
 """Number of a run and what its worker sends: `say` and a line; `validated`, step and figures;
 `ended`, state, result and problem; or `died` and why, which the worker itself could not send."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done for a student: a training, then tasks."""
+
+    options: TrainOptions
+    tasks: tuple[Task, ...]
+
+    def train(
+        self,
+        stores: list[FeatureStore],
+        prepared: Prepared | None,
+        on_validation: Validated | None,
+        say: Say,
+    ) -> dict[str, Any]:
+        """Train the student, or go on with it, where it is not finished; return its result."""
+        from teachonce.student_train.output.report import read_report
+        from teachonce.student_train.output.run import train_student
+        from teachonce.training.checkpoint import newest_checkpoint, remove_checkpoints
+
+        out = self.options.out_folder()
+
+        def kept() -> str:
+            return f"{out}: {newest_checkpoint(out / 'checkpoints')}; the same command goes on"
+
+        report = read_report(out)
+        if report is None or "result" not in report:
+            try:
+                with stoppable(kept):
+                    report = train_student(
+                        self.options,
+                        stores,
+                        resume=report is not None,
+                        say=say,
+                        prepared=prepared,
+                        on_validation=on_validation,
+                    )
+            except Pruned:
+                remove_checkpoints(out / "checkpoints")  # nobody goes on with it
+                raise
+        return dict(report["result"])
+
+
+def reason(error: Exception) -> str:
+    """Tell in a line why a student failed; of an error that nobody foresaw, where it arose."""
+    if isinstance(error, UserError):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError):
+        return of_path(error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    told = f"{type(error).__name__}: {first_line(error)}"
+    return f"{told} ({where.filename}, line {where.lineno})"
+
+
+def finish(
+    work: Work,
+    stores: list[FeatureStore],
+    prepared: Prepared | None,
+    on_validation: Validated | None,
+    say: Say,
+) -> tuple[str, Any, str]:
+    """Do the work; return the state of the run, its result, and its problem.
+
+    A student whose scores fail is finished all the same. Raises Stopped.
+    """
+    try:
+        result = work.train(stores, prepared, on_validation, say)
+    except Pruned as pruned:
+        return "pruned", {}, str(pruned)
+    except Exception as error:  # other students go on
+        return "failed", {}, reason(error)
+    try:
+        out = work.options.out_folder()
+        scores = {t.name: score(t, str(out), out.name, out.parent, say) for t in work.tasks}
+    except Exception as error:
+        return "finished", result, f"its scoring failed: {reason(error)}"
+    return "finished", {**result, SCORES: scores} if scores else result, ""
 
 
 class Workers(Protocol):
@@ -48,12 +132,15 @@ class Workers(Protocol):
 
 @dataclass
 class Execution:
-    """Takes runs from a source, does them, and writes their states."""
+    """Takes runs from a source, does them, and writes their states.
+
+    total: what follows the number of a run where it is printed: "/6", or "" if nobody can say.
+    """
 
     source: Source
     runs: Runs
     tasks: tuple[Task, ...]
-    heading: Callable[[Run], str]
+    total: str
     say: Say
 
     def here(self, stores: list[FeatureStore], starts: dict[Path, Prepared]) -> None:
@@ -141,7 +228,8 @@ class Execution:
     def begin(self, run: Run) -> None:
         """Print and write that a run starts."""
         done = _is_trained(run.folder)
-        self.say(f"{self.heading(run)}{' (finished before)' if done else ''}")
+        before = " (finished before)" if done else ""
+        self.say(f"[{run.number}{self.total}] {run.told}{before}")
         run.state = "running"
         self.runs.write()
 

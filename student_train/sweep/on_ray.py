@@ -17,9 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_train.sweep.execution import Event
+from teachonce.student_train.sweep.execution import Event, Say, Work, finish, reason
 from teachonce.student_train.sweep.runs import Pruned
-from teachonce.student_train.sweep.student import Say, Work, finish, reason
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.lease import BEAT, MISSED, Taken, check_free

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, parent_process, process
 
-from teachonce.student_train.sweep.execution import Event
+from teachonce.student_train.sweep.execution import Event, Work, finish, reason
 from teachonce.student_train.sweep.runs import Pruned
-from teachonce.student_train.sweep.student import Work, finish, reason
 from teachonce.support.environment import variable
 from teachonce.support.signals import Stopped, stoppable
 

@@ -1,0 +1,243 @@
+"""A sweep: what is planned, checked before the first student, done, and shown in one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from teachonce.student_train.arguments import check_early, checked_from
+from teachonce.student_train.output.ranking import SWEEP, ranked, told_best
+from teachonce.student_train.output.report import learnt_from, read_report
+from teachonce.student_train.settings.naming import beside
+from teachonce.student_train.settings.option_fields import START
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.sweep.execution import Execution, Say
+from teachonce.student_train.sweep.page.report import write_report
+from teachonce.student_train.sweep.processes import Processes, shared_cores
+from teachonce.student_train.sweep.runs import Run, Runs
+from teachonce.student_train.sweep.scores import Plan, read_plan, score
+from teachonce.student_train.sweep.space import Point, Space, arguments_of, corners, points, varied
+from teachonce.student_train.sweep.table import CSV, others, show, table
+from teachonce.student_train.sweep.trials import Listed, Source, Study, Trials
+from teachonce.student_train.train.checks import check
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.support.extras import library
+from teachonce.support.lease import Lease, Taken
+from teachonce.support.options import scoped
+from teachonce.support.ray_cluster import Home, cluster, gpus_of_worker, short
+from teachonce.support.signals import stoppable
+
+if TYPE_CHECKING:
+    from teachonce.store import FeatureStore
+    from teachonce.student_train.output.run import Prepared
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The options of a sweep, which are those of the command line.
+
+    out: folder of the students, None for one beside the store.
+    fixed: options that all students have, by name.
+    space: what varies; `where` begins messages about it.
+    """
+
+    out: Path | None
+    fixed: Mapping[str, Any]
+    space: Space
+    where: str
+    trials: int | None
+    prune: str | None
+    jobs: int | None
+    ray: str | None
+    ray_gpus: float | None
+    downstream: Path | None
+
+    @property
+    def folder(self) -> Path:
+        return self.out or beside(self.fixed["store"][0], "sweep")
+
+    def run(self, say: Say, as_json: bool) -> None:
+        """Train and score all students, and print their table. Raises UserError for bad options,
+        before the first student is trained, and at the end if students have failed."""
+        tried = corners(self.space) if self.trials else points(self.space, self.where)
+        planned = [(point, self._options(point)) for point in tried]
+        plan = read_plan(self.downstream) if self.downstream else Plan()
+        runs = Runs(self.folder, self.space, varied(self.space), self.trials is not None)
+        for _, options in planned:
+            check_early(options)
+
+        def make(point: Point) -> Run:
+            given = arguments_of(point)
+            settings = {name: str(given[name]) for name in runs.varied}
+            return runs.add(Run(len(runs.runs) + 1, settings, self._placed(self._options(point))))
+
+        with closing(_only(self.folder)) as lease:
+            if self.trials:
+                seed, prune = planned[0][1].seed, self.prune or "median"
+                source: Source = Trials(self.space, self.trials, seed, runs, make, prune)
+            else:
+                for point, _ in planned:
+                    make(point)
+                halves = self.prune == "asha"
+                source = Listed(
+                    runs, Study("asha", runs.varied, "--prune asha") if halves else None
+                )
+            total = "" if self.trials else f"/{len(planned)}"
+            execution = Execution(source, runs, plan.tasks, total, say)
+            self._execute(execution, [options for _, options in planned], lease)
+            problems = _references(plan, runs, say)
+            _show(runs, as_json, say, problems)
+
+    def _options(self, point: Point) -> TrainOptions:
+        return checked_from({**self.fixed, **arguments_of(point)})
+
+    def _resolved(self, options: TrainOptions) -> TrainOptions:
+        """Name the folder, and decide what depends on the machine, for what is checked here: nodes
+        of a cluster may have a GPU that this one lacks. Raises UserError for a GPU by its number,
+        as Ray gives it."""
+        if self.ray is not None:
+            if options.device.startswith("cuda:"):
+                raise UserError(
+                    f"--device {options.device}: Ray chooses the GPU of each student; say --device"
+                    " cuda"
+                )
+            options = replace(options, device="cpu")
+        options = options.resolved()
+        return replace(options, out=self.folder / options.name())
+
+    def _placed(self, options: TrainOptions) -> TrainOptions:
+        """Resolve the options of a student but for those that a node of a cluster decides."""
+        made = self._resolved(options)
+        if self.ray is None:
+            return made
+        return replace(made, device=options.device, precision=options.precision)
+
+    def _execute(self, execution: Execution, planned: list[TrainOptions], lease: Lease) -> None:
+        """Check what is planned, then do all runs."""
+        from teachonce.student_train.output.run import open_stores  # torch loads only for work
+
+        checked = [self._resolved(options) for options in planned]
+
+        def kept() -> str:
+            return f"{self.folder}: all students are saved; the same command goes on"
+
+        with open_stores(checked[0]) as stores:
+            starts = _check(checked, stores)
+            if self.ray is None and self.jobs is None:
+                execution.here(stores, starts)
+        starts.clear()
+        if self.ray is not None:
+            self._on_ray(execution, planned[0].device, Home.here(self.folder, lease), kept)
+        elif self.jobs is not None:
+            import torch
+
+            gpus = torch.cuda.device_count() if checked[0].device == "cuda" else 0
+            with stoppable(kept), shared_cores(self.jobs):
+                execution.at_once(Processes(self.jobs, gpus))
+
+    def _on_ray(
+        self, execution: Execution, device: str, home: Home, kept: Callable[[], str]
+    ) -> None:
+        ray = library("ray", "ray", "--ray")
+        from teachonce.student_train.sweep.on_ray import Cluster
+
+        assert self.ray is not None
+        with stoppable(kept) as stop, cluster(ray, self.ray, stop):
+            gpus = gpus_of_worker(ray, self.ray_gpus, device)
+            try:
+                execution.at_once(Cluster(ray, self.ray, gpus, home, stop, execution.say))
+            except ray.exceptions.RayError as error:
+                raise UserError(
+                    f"--ray {self.ray}: the cluster does not answer any more ({short(error)}); the"
+                    " same command goes on where it was"
+                ) from None
+
+
+def _only(folder: Path) -> Lease:
+    """Take the right to write a sweep. Raises UserError where another process has it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return Lease(folder)
+    except Taken as error:
+        raise UserError(
+            f"{folder}: another `student-sweep` fills it already: {error}; or give another --out"
+        ) from None
+
+
+def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path, Prepared]:
+    """Refuse, before the first student is trained, whatever any of them could be refused for.
+
+    A student of each distinct start is prepared for it; gives these, by their folders.
+    """
+    from teachonce.student_train.output.run import prepare
+
+    starts = dict[tuple[Any, ...], TrainOptions]()
+    contents = [store.manifest.content() for store in stores]
+    for options in planned:
+        check(options, *stores)
+        before = read_report(options.out_folder())
+        if before and learnt_from(before) != contents:
+            raise UserError(f"{options.out} learnt from another store; give another --out")
+        if not before or "result" not in before:
+            start = sorted(scoped(TrainOptions, START))
+            starts[tuple(getattr(options, name) for name in start)] = options
+    return {each.out_folder(): prepare(each, *stores) for each in starts.values()}
+
+
+def _references(plan: Plan, runs: Runs, say: Callable[[str], object]) -> list[str]:
+    """Score the models that students are held against; return what went wrong."""
+    problems = []
+    for name, model in plan.models.items():
+        found = runs.references[name] = dict[str, Any]()
+        for task in plan.tasks:
+            try:
+                found[task.name] = score(task, model, name, runs.folder, say)
+            except UserError as error:
+                problems.append(f"{name}: {error}")
+                say(problems[-1])
+    runs.write()
+    return problems
+
+
+def _show(runs: Runs, as_json: bool, say: Callable[[str], object], problems: list[str]) -> None:
+    """Print the table, and which is best. Raises UserError where runs have failed."""
+    rows = ranked(runs.finished())
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    elif rows:
+        show(table(rows, runs.varied))
+        if held_against := others(runs.references):
+            click.echo()
+            show(held_against)
+    if rows:
+        say(told_best(rows))
+    if ended := sum(run.state == "pruned" for run in runs.runs):
+        say(f"pruned    {counted(ended, 'trial')} of {len(runs.runs)}")
+    say(f"students, {SWEEP} and {CSV} in {runs.folder}")
+    with suppress(UserError):  # a page needs an extra
+        say(f"page      {write_report(runs.folder)}")
+    if failed := runs.failed():
+        raise UserError(
+            f"{_counts(failed, len(runs.runs))}, the first of them {failed[0].folder.name}:"
+            f" {failed[0].problem}; the same command tries them again"
+        )
+    if problems:
+        raise UserError(f"{problems[0]}; the same command tries it again")
+
+
+def _counts(failed: list[Run], runs: int) -> str:
+    """Tell how many runs failed, and apart from them how many students have no scores."""
+    trained = sum(run.state == "finished" for run in failed)
+    untrained, of = len(failed) - trained, f"of {counted(runs, 'student')}"
+    told = [f"{untrained} {of} failed"] if untrained else []
+    if trained:
+        verb = "is" if trained == 1 else "are"
+        told.append(f"{trained} {'' if told else f'{of} '}{verb} trained but not scored")
+    return " and ".join(told)
