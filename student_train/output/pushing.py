@@ -8,24 +8,24 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
+from teachonce.checkpoints.tokenizer_folder import FILES
 from teachonce.student_train.output.card import THIS_FOLDER
 from teachonce.student_train.output.report import SETTINGS, read_report
 from teachonce.support.errors import UserError
 from teachonce.support.hub import CARD, CREDENTIALS, Repository, open_repository, without_secrets
-from teachonce.training.tokenizer_folder import FILES
 
 MODELS = ("config.json", "modules.json", "export.json")
-SENT = {
-    CARD, SETTINGS, *MODELS, *FILES, "LICENSE", "added_tokens.json", "chat_template.jinja",
+LOADED = {
+    *MODELS, *FILES, "added_tokens.json", "chat_template.jinja",
     "config_sentence_transformers.json", "generation_config.json", "merges.txt",
     "model.safetensors.index.json", "sentence_bert_config.json", "special_tokens_map.json",
     "tokenizer_config.json",
 }  # fmt: skip
-"""Files that are sent, with weights and exports: what a model is loaded from, and what documents
-it. Logs stay here, as does what lies in the folder for another reason."""
-WEIGHTS = re.compile(
-    r"(\d+_[A-Za-z]+/)?model(-\d+-of-\d+)?\.safetensors|\d+_[A-Za-z]+/config\.json"
-    r"|onnx/model\w*\.onnx(_data|\.data)?|openvino/openvino_model\w*\.(xml|bin)"
+"""Names of files that a model, or a module of sentence-transformers, is loaded from."""
+WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
+MODULE = re.compile(r"\d+_[A-Za-z]+/")
+EXPORT = re.compile(
+    r"onnx/model\w*\.onnx(_data|\.data)?|openvino/openvino_model\w*\.(xml|bin)"
     r"|torchscript/model\w*\.pt"
 )
 
@@ -77,15 +77,24 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     link may lead to a file outside of the folder."""
     for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")):
         name = path.relative_to(folder).as_posix()
-        if (name in SENT or WEIGHTS.fullmatch(name)) and path.is_file():
-            if (
-                path.is_symlink()
-                or path.parent.resolve() != folder.resolve() / PurePath(name).parent
-            ):
+        if path.is_file() and _is_sent(name):
+            if path.resolve() != folder.resolve() / name:
                 raise UserError(
                     f"{path}: is behind a link, which push does not follow; copy the file"
                 )
             yield name, path
+
+
+def _is_sent(name: str) -> bool:
+    """Tell whether a file belongs to a model or documents it. Logs do not, nor does what lies in
+    the folder for another reason."""
+    within = MODULE.sub("", name, count=1)
+    return bool(
+        name in (CARD, SETTINGS, "LICENSE")
+        or within in LOADED
+        or WEIGHTS.fullmatch(within)
+        or EXPORT.fullmatch(name)
+    )
 
 
 def _named(value: Any) -> Any:
