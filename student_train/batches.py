@@ -25,9 +25,9 @@ from teachonce.student_train.train.checks import check_batches
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate, held_out
 from teachonce.support.background import prefetched
+from teachonce.support.environment import warn_of_spinning
 from teachonce.support.errors import UserError
 from teachonce.support.options import read_words
-from teachonce.support.threads import warn_of_spinning
 from teachonce.training.wordpiece import check_student_tokenizer
 
 SETTINGS = (

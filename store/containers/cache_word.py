@@ -3,14 +3,15 @@ is loaded."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from teachonce.support.errors import UserError
-from teachonce.support.sizes import parse_size
 
 PREFIX = "disk:"
 EXPECTED = "disk:DIR,SIZE, such as disk:/scratch/cache,100GB"
 SHARED = "shared:"
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i)?)?b?", re.IGNORECASE | re.ASCII)
 
 
 def is_disk_cache(word: str) -> bool:
@@ -24,6 +25,21 @@ def parse_disk_cache(word: str) -> tuple[Path, int]:
     if not is_disk_cache(word) or not folder:
         raise UserError(f"--cache {word}: expected {EXPECTED}")
     return Path(folder).expanduser(), parse_size(size, f"--cache {word}")
+
+
+def parse_size(word: str, where: str) -> int:
+    """Read the bytes of a size such as 100GB, 500M or 1.5 GiB: k, M, G and T are powers
+    of 1,000, with an `i` of 1,024.
+
+    Raises UserError, which begins with `where`, for any other word and for less than a byte.
+    """
+    found = SIZE.fullmatch(word.strip())
+    if found:
+        number, unit, binary = found.groups()
+        power = " kmgt".index(unit.lower()) if unit else 0
+        if size := int(float(number) * (1024 if binary else 1000) ** power):
+            return size
+    raise UserError(f"{where}: {word!r} is no size; expected such as 100GB, 500M or 1.5TiB")
 
 
 def shared_folder(word: str) -> Path | None:

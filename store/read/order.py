@@ -9,8 +9,7 @@ import numpy as np
 
 from teachonce.store.errors import StoreError
 from teachonce.store.read.part_index import PartIndex
-from teachonce.support.arrays import Array
-from teachonce.support.permutation import permutation
+from teachonce.support.arrays import Array, permutation
 
 KINDS = ("hidden", "logits", "attention", "task", "embedding")
 PARTS_TOGETHER = 8

@@ -13,8 +13,7 @@ from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.pairs import divided
 from teachonce.store.read.part import PartReader
-from teachonce.support.arrays import Array, Floats
-from teachonce.support.spans import covering_spans
+from teachonce.support.arrays import Array, Floats, covering_spans
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.pool import Buffers, Pool
 from teachonce.store.read.reading_check import ReadingCheck
 from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits
-from teachonce.support.arrays import Array, Floats, ranges, starts
-from teachonce.support.spans import covering_spans_of_texts
+from teachonce.support.arrays import Array, Floats, covering_spans_of_texts, ranges, starts
 
 AHEAD = 2**28  # bytes, unpacked, that are asked for before they are read over a network
 Mixed = tuple[Pool, list[Array]]  # a pool and its batches

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from teachonce.align import Tokens
-from teachonce.support.arrays import Array
-from teachonce.support.spans import covering_spans_of_texts
+from teachonce.support.arrays import Array, covering_spans_of_texts
 from teachonce.training.rare_masks import rare_weights, waits
 
 IGNORED = -100

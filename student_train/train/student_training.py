@@ -27,12 +27,11 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.event_file import EventFile
 from teachonce.student_train.train.lesson import Lesson
 from teachonce.support import files
+from teachonce.support.environment import warn_of_spinning
 from teachonce.support.errors import UserError
 from teachonce.support.signals import stoppable
-from teachonce.support.threads import warn_of_spinning
 from teachonce.training.checkpoint import fitting, load_checkpoint, save_checkpoint
-from teachonce.training.loop import Losses, Training, pace
-from teachonce.training.memory import give_back
+from teachonce.training.loop import Losses, Training, give_back, pace
 from teachonce.training.optimizer import optimizer_of
 from teachonce.training.ranks import ALONE, Ranks
 from teachonce.training.schedule import Schedule

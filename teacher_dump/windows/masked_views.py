@@ -17,8 +17,7 @@ from itertools import chain
 import numpy as np
 
 from teachonce.store.extras.word_counts import WordCounts
-from teachonce.support.arrays import Array
-from teachonce.support.spans import covering_spans
+from teachonce.support.arrays import Array, covering_spans
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.windows.window import storable
 from teachonce.training.rare_masks import rare_weights, waits

@@ -1,10 +1,11 @@
-"""Types of arrays, and flat arrays of ragged rows."""
+"""Types of arrays, flat arrays of ragged rows, spans of characters, and random permutations."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from numpy.random import PCG64, SeedSequence
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[Any]
@@ -25,3 +26,46 @@ def ranges(begin: Array, sizes: Array) -> Array:
     """int64 [sum of sizes]: begin[0]..begin[0] + sizes[0], begin[1]..., one after another."""
     start = starts(sizes)
     return np.repeat(begin - start[:-1], sizes) + np.arange(start[-1])
+
+
+def permutation(length: int, *seed: int) -> Array:
+    """Return a random permutation of 0..length-1 that depends on the seed alone.
+
+    The raw output of PCG64 is the same in all versions of NumPy (its distributions are not), so a
+    seed gives the same order in all of them.
+    """
+    raw = PCG64(SeedSequence(list(seed))).random_raw(length)
+    return np.argsort(raw, kind="stable")
+
+
+def covering_spans(begin: Array, end: Array, span_begin: Array, span_end: Array) -> Array:
+    """int64 [N]: the first of M spans that shares a character with each token of one text, or -1.
+
+    Tokens [N] and spans [M] are begin..end in characters; the spans ascend and are disjoint. A
+    token without characters is under no span.
+    """
+    if not len(span_begin):
+        return np.full(len(begin), -1)
+    found = np.minimum(np.searchsorted(span_end, begin, "right"), len(span_begin) - 1)
+    shared = (span_begin[found] < end) & (span_end[found] > begin) & (begin < end)
+    return np.where(shared, found, -1)
+
+
+def covering_spans_of_texts(
+    offsets: Array, lengths: Array, spans: Array, span_counts: Array
+) -> Array:
+    """`covering_spans` for B texts at once: int64 [N], numbers of rows of `spans`, or -1.
+
+    offsets [N, 2] are the tokens of the texts, lengths [B] how many each has; spans [M, 2 or more]
+    begin with begin and end, span_counts [B] is how many each text has.
+    """
+    if not len(spans):
+        return np.full(len(offsets), -1)
+    texts = np.arange(len(lengths))
+    # One number line for all texts: each gets a stretch longer than any of them.
+    stretch = int(max(offsets.max(initial=0), spans[:, :2].max())) + 1
+    token = np.repeat(texts, lengths) * stretch
+    span = np.repeat(texts, span_counts) * stretch
+    return covering_spans(
+        offsets[:, 0] + token, offsets[:, 1] + token, spans[:, 0] + span, spans[:, 1] + span
+    )

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
+from teachonce.support.environment import SLEEPING, VARIABLE
 from teachonce.support.errors import UserError, first_line, of_path, out_of_memory
 from teachonce.support.signals import SIGNALS, Stopped, stoppable
-from teachonce.support.threads import SLEEPING, VARIABLE
 
 if TYPE_CHECKING:
     from rich.console import Console

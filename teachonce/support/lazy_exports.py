@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from teachonce.support.threads import sleeping_waits
+from teachonce.support.environment import sleeping_waits
 
 
 def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:

@@ -6,9 +6,12 @@ two steps.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,11 +19,13 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from teachonce.support.environment import variable
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop
-from teachonce.training.memory import EVERY, few_primitives, give_back
 from teachonce.training.ranks import ALONE, Ranks
 
+CAPACITY, PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"
+EVERY = 5  # steps between two times that freed blocks are given back
 Losses = dict[str, float]
 """The losses of one step by name, each averaged over its batches; `loss` is the one minimised."""
 
@@ -33,6 +38,24 @@ def pace(tokens: int, seconds: float, done: int, left: int) -> tuple[str, str]:
     seconds, and how long the steps that are left will take."""
     remaining = tqdm.format_interval(left * seconds / max(1, done))
     return f"{tokens / seconds:,.0f} tokens/s", f"{remaining} left"
+
+
+@contextmanager
+def few_primitives() -> Iterator[None]:
+    """Let oneDNN keep 64 compiled primitives, where it would keep 1,024.
+
+    Batches have many shapes, and each needs primitives of its own, of a megabyte or so. oneDNN
+    reads the setting when it compiles the first. One that is there already stays as it is, and
+    afterwards the environment is as it was.
+    """
+    with variable(CAPACITY, os.environ.get(CAPACITY, PRIMITIVES)):
+        yield
+
+
+def give_back() -> None:
+    """Return freed memory to the system: glibc keeps gigabytes of blocks whose sizes vary."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Training(ABC):

@@ -11,7 +11,7 @@ import pytest
 import teachonce
 import teachonce.student_train.train as rooms
 from teachonce import store, student_train, teacher_dump
-from teachonce.support import threads
+from teachonce.support import environment
 from tests.store.making import make_store
 from tests.store.write.test_writing import SMALL
 
@@ -48,7 +48,7 @@ from teachonce.student_train import prepare
 from teachonce.student_train.train import train
 assert "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
 import warnings
-from teachonce.support.threads import warn_of_spinning
+from teachonce.support.environment import warn_of_spinning
 warnings.simplefilter("error")
 warn_of_spinning(2)  # says nothing
 """
@@ -59,10 +59,10 @@ warn_of_spinning(2)  # says nothing
 
 
 def test_who_imported_torch_first_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_told", False)
+    monkeypatch.setattr(environment, "_told", False)
 
     def train(count: int) -> None:
-        threads.warn_of_spinning(count)
+        environment.warn_of_spinning(count)
 
     train(2)  # the tests' own environment tells threads to sleep
     monkeypatch.delenv("OMP_WAIT_POLICY")

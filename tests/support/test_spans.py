@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teachonce.support.spans import covering_spans, covering_spans_of_texts
+from teachonce.support.arrays import covering_spans, covering_spans_of_texts
 
 law = settings(max_examples=100, deadline=None)
 

@@ -9,8 +9,7 @@ import pytest
 
 from teachonce.support.signals import stoppable
 from teachonce.training import loop
-from teachonce.training.loop import Losses
-from teachonce.training.memory import EVERY, PRIMITIVES, VARIABLE, few_primitives, give_back
+from teachonce.training.loop import CAPACITY, EVERY, PRIMITIVES, Losses, few_primitives, give_back
 from tests.training.test_loop import STEPS, Line
 
 
@@ -19,25 +18,25 @@ class Watched(Line):
 
     def after(self, losses: Losses, progress: Any) -> None:
         super().after(losses, progress)
-        self.told = os.environ.get(VARIABLE)
+        self.told = os.environ.get(CAPACITY)
 
 
 def test_a_training_keeps_few_primitives_and_gives_freed_blocks_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(CAPACITY, raising=False)
     given: list[int] = []
     training = Watched()
     monkeypatch.setattr(loop, "give_back", lambda: given.append(training.step))
     with stoppable() as stop:
         training.run(stop, "train")
-    assert training.told == PRIMITIVES and VARIABLE not in os.environ
+    assert training.told == PRIMITIVES and CAPACITY not in os.environ
     assert given == list(range(EVERY, STEPS + 1, EVERY)) != []
     give_back()  # wherever it is, it does no harm
 
 
 def test_a_number_that_somebody_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "9")
+    monkeypatch.setenv(CAPACITY, "9")
     with few_primitives():
-        assert os.environ[VARIABLE] == "9"
-    assert os.environ[VARIABLE] == "9"
+        assert os.environ[CAPACITY] == "9"
+    assert os.environ[CAPACITY] == "9"

@@ -12,7 +12,7 @@ import numpy as np
 from torch.utils.data import Sampler
 from transformers import Trainer
 
-from teachonce.support.permutation import permutation
+from teachonce.support.arrays import permutation
 
 POOLS = 4  # at least, so that each epoch has other batches
 POOL = 50  # batches at most: more would hardly pad less

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from teachonce.store.read import order
 from teachonce.store.read.part_index import block_starts
-from teachonce.support.arrays import Array, starts
-from teachonce.support.permutation import permutation
+from teachonce.support.arrays import Array, permutation, starts
 
 law = settings(max_examples=60, deadline=None)
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=80).map(np.array)

@@ -25,7 +25,7 @@ from teachonce.student_train.data.stream import loaded, student_batches
 from teachonce.student_train.data.token_cache import tokenize
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.support.spans import covering_spans_of_texts
+from teachonce.support.arrays import covering_spans_of_texts
 from teachonce.training.schedule import PATIENCE, Schedule
 from tests.end_to_end.support import ROOT, dumped, write_corpus
 
