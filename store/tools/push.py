@@ -71,7 +71,7 @@ def push(
 
 
 def _is_same(file: RepoFile, path: Path) -> bool:
-    """Tell whether a file of a repository has the bytes of the file at `path`."""
+    """Return whether a file of a repository has the bytes of the file at `path`."""
     if file.lfs:
         with path.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest() == file.lfs.sha256

@@ -86,7 +86,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _is_sent(name: str) -> bool:
-    """Tell whether a file belongs to a model or documents it. Logs do not, nor does what lies in
+    """Return whether a file belongs to a model or documents it. Logs do not, nor does what lies in
     the folder for another reason."""
     within = MODULE.sub("", name, count=1)
     return bool(

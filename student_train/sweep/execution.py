@@ -44,20 +44,20 @@ class Work:
         on_validation: Validated | None,
         say: Say,
     ) -> dict[str, Any]:
-        """Train the student, or go on with it, where it is not finished; return its result."""
+        """Train the student, or resume it, unless it is finished; return its result."""
         from teachonce.student_train.output.report import read_report
         from teachonce.student_train.output.run import train_student
         from teachonce.training.checkpoint import newest_checkpoint, remove_checkpoints
 
         out = self.options.out_folder()
 
-        def kept() -> str:
+        def saved() -> str:
             return f"{out}: {newest_checkpoint(out / 'checkpoints')}; the same command goes on"
 
         report = read_report(out)
         if report is None or "result" not in report:
             try:
-                with stoppable(kept):
+                with stoppable(saved):
                     report = train_student(
                         self.options,
                         stores,
@@ -73,14 +73,14 @@ class Work:
 
 
 def reason(error: Exception) -> str:
-    """Tell in a line why a student failed; of an error that nobody foresaw, where it arose."""
+    """Return a line on why a student failed; for an unforeseen error, where it arose as well."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
     if isinstance(error, OSError):
         return of_path(error)
     where = traceback.extract_tb(error.__traceback__)[-1]
-    told = f"{type(error).__name__}: {first_line(error)}"
-    return f"{told} ({where.filename}, line {where.lineno})"
+    what = f"{type(error).__name__}: {first_line(error)}"
+    return f"{what} ({where.filename}, line {where.lineno})"
 
 
 def finish(
@@ -203,7 +203,7 @@ class Execution:
             running[run.number] = run
 
     def _begins_again(self, run: Run, why: str, died: list[int], most: int) -> bool:
-        """Tell whether a run whose worker has died is done again, or dies of itself."""
+        """Return whether a run whose worker has died is repeated, or has failed."""
         judged = len(validations(run.folder))
         died[:] = [*(each for each in died if each >= judged), judged]
         if len(died) < most:
@@ -214,8 +214,8 @@ class Execution:
         return False
 
     def _done_before(self, run: Run) -> bool:
-        """Tell whether the student is trained, and scored on all tasks; then take it up, as no
-        process is needed to read its files."""
+        """Return whether the student is trained, and scored on all tasks; then read its result
+        here, as that needs no worker."""
         folder = run.folder
         done = _is_trained(folder) and all(
             (task.folder(folder.parent, folder.name) / FILE).exists() for task in self.tasks
@@ -229,7 +229,7 @@ class Execution:
         """Print and write that a run starts."""
         done = _is_trained(run.folder)
         before = " (finished before)" if done else ""
-        self.say(f"[{run.number}{self.total}] {run.told}{before}")
+        self.say(f"[{run.number}{self.total}] {run.summary}{before}")
         run.state = "running"
         self.runs.write()
 
@@ -237,8 +237,8 @@ class Execution:
         """Print and write how a run has ended."""
         run.state, run.result, run.problem = state, result, problem
         if problem:
-            told = f"trained; {problem}" if state == "finished" else f"{state}: {problem}"
-            self.say(f"[{run.number}] {told}")
+            line = f"trained; {problem}" if state == "finished" else f"{state}: {problem}"
+            self.say(f"[{run.number}] {line}")
         self.source.ended(run)
         self.runs.write()
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Sweep:
     """The options of a sweep, which are those of the command line.
 
-    out: folder of the students, None for one beside the store.
+    out: folder of the students, None for one next to the store.
     fixed: options that all students have, by name.
     space: what varies; `where` begins messages about it.
     """
@@ -125,7 +125,7 @@ class Sweep:
 
         checked = [self._resolved(options) for options in planned]
 
-        def kept() -> str:
+        def saved() -> str:
             return f"{self.folder}: all students are saved; the same command goes on"
 
         with open_stores(checked[0]) as stores:
@@ -134,22 +134,22 @@ class Sweep:
                 execution.here(stores, starts)
         starts.clear()
         if self.ray is not None:
-            self._on_ray(execution, planned[0].device, Home.here(self.folder, lease), kept)
+            self._on_ray(execution, planned[0].device, Home.here(self.folder, lease), saved)
         elif self.jobs is not None:
             import torch
 
             gpus = torch.cuda.device_count() if checked[0].device == "cuda" else 0
-            with stoppable(kept), shared_cores(self.jobs):
+            with stoppable(saved), shared_cores(self.jobs):
                 execution.at_once(Processes(self.jobs, gpus))
 
     def _on_ray(
-        self, execution: Execution, device: str, home: Home, kept: Callable[[], str]
+        self, execution: Execution, device: str, home: Home, saved: Callable[[], str]
     ) -> None:
         ray = library("ray", "ray", "--ray")
         from teachonce.student_train.sweep.on_ray import Cluster
 
         assert self.ray is not None
-        with stoppable(kept) as stop, cluster(ray, self.ray, stop):
+        with stoppable(saved) as stop, cluster(ray, self.ray, stop):
             gpus = gpus_of_worker(ray, self.ray_gpus, device)
             try:
                 execution.at_once(Cluster(ray, self.ray, gpus, home, stop, execution.say))
@@ -192,7 +192,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
 
 
 def _references(plan: Plan, runs: Runs, say: Callable[[str], object]) -> list[str]:
-    """Score the models that students are held against; return what went wrong."""
+    """Score the models that students are compared with; return what went wrong."""
     problems = []
     for name, model in plan.models.items():
         found = runs.references[name] = dict[str, Any]()
@@ -233,11 +233,11 @@ def _show(runs: Runs, as_json: bool, say: Callable[[str], object], problems: lis
 
 
 def _counts(failed: list[Run], runs: int) -> str:
-    """Tell how many runs failed, and apart from them how many students have no scores."""
+    """Return how many runs failed, and how many other students have no scores."""
     trained = sum(run.state == "finished" for run in failed)
     untrained, of = len(failed) - trained, f"of {counted(runs, 'student')}"
-    told = [f"{untrained} {of} failed"] if untrained else []
+    words = [f"{untrained} {of} failed"] if untrained else []
     if trained:
         verb = "is" if trained == 1 else "are"
-        told.append(f"{trained} {'' if told else f'{of} '}{verb} trained but not scored")
-    return " and ".join(told)
+        words.append(f"{trained} {'' if words else f'{of} '}{verb} trained but not scored")
+    return " and ".join(words)

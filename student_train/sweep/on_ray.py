@@ -25,7 +25,7 @@ from teachonce.support.lease import BEAT, MISSED, Taken, check_free
 from teachonce.support.ray_cluster import Home, rooms, short
 from teachonce.support.signals import Stop
 
-LOOK = 0.5  # seconds between looks at what workers tell, and at the nodes
+LOOK = 0.5  # seconds between looks at what workers send, and at the nodes
 SAVING = 60.0  # seconds that workers have to save their students after a stop
 
 Key = tuple[int, int]
@@ -33,29 +33,29 @@ Key = tuple[int, int]
 
 
 class Desk:
-    """An actor between the workers and the driver: they tell and ask, it hears and answers."""
+    """An actor between the workers, which report and ask, and the driver, which answers."""
 
     def __init__(self) -> None:
-        self._told = list[tuple[Any, ...]]()
+        self._reports = list[tuple[Any, ...]]()
         self._answers = dict[Key, str]()
         self._changed = threading.Condition()
 
     def say(self, key: Key, line: str) -> None:
         with self._changed:
-            self._told.append((key, "say", line))
+            self._reports.append((key, "say", line))
 
     def validated(self, key: Key, step: int, figures: Mapping[str, float]) -> str:
         """Ask the driver why the run ends here, or ""; wait for its answer."""
         with self._changed:
-            self._told.append((key, "validated", step, dict(figures)))
+            self._reports.append((key, "validated", step, dict(figures)))
             self._changed.wait_for(lambda: key in self._answers)
             return self._answers.pop(key)
 
-    def heard(self) -> list[tuple[Any, ...]]:
-        """Give what was told since the last time."""
+    def reports(self) -> list[tuple[Any, ...]]:
+        """Return what was reported since the last call."""
         with self._changed:
-            told, self._told = self._told, []
-            return told
+            found, self._reports = self._reports, []
+            return found
 
     def answer(self, key: Key, why: str) -> None:
         with self._changed:
@@ -90,7 +90,7 @@ def worker(work: Work, home: Home, desk: Any, key: Key) -> tuple[str, Any, str]:
 
 def _wait_until_free(out: Path) -> None:
     """Wait for the death of a student's writer to be certain: on another machine only its silence
-    tells. Raises Taken where it goes on."""
+    shows it. Raises Taken if the writer goes on."""
     end = time.monotonic() + BEAT * (MISSED + 1)
     while True:
         try:
@@ -154,7 +154,7 @@ class Cluster:
     def _sent(self) -> list[Event]:
         """Return what workers have sent that are not known to be dead."""
         alive = self._running.values()
-        sent = self._ray.get(self._desk.heard.remote())
+        sent = self._ray.get(self._desk.reports.remote())
         return [(key[0], *what) for key, *what in sent if key in alive]
 
     def _ended(self, task: Any) -> Event:

@@ -28,7 +28,7 @@ class Pruned(Exception):
 
 @dataclass
 class Run:
-    """A student of a sweep. `settings` are those that vary, as they are told."""
+    """A student of a sweep. `settings` are those that vary, as they are printed."""
 
     number: int
     settings: Mapping[str, str]
@@ -43,7 +43,7 @@ class Run:
         return self.options.out_folder()
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         return ", ".join(f"{n} {v}" for n, v in self.settings.items()) or self.folder.name
 
     def row(self) -> Row:
@@ -51,10 +51,10 @@ class Run:
 
 
 class Runs:
-    """Keeps the runs of a sweep and writes runs.json, sweep.json and sweep.csv as they change."""
+    """Stores the runs of a sweep and writes runs.json, sweep.json and sweep.csv as they change."""
 
     def __init__(self, folder: Path, space: Space, varied: Sequence[str], searched: bool) -> None:
-        """Read what an earlier command left. Raises UserError where it searched other ranges."""
+        """Read what an earlier command left. Raises UserError if that searched other ranges."""
         self.folder, self.varied, self.runs = folder, varied, list[Run]()
         self.references = dict[str, Any]()  # scores of other models, by name and task
         self.space = described(space) if searched else None
@@ -81,9 +81,9 @@ class Runs:
         return [run for run in self.runs if run.problem and run.state != "pruned"]
 
     def write(self) -> None:
-        """Write how all runs stand. Raises OSError."""
+        """Write the states of all runs. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        told = [
+        rows = [
             {
                 "folder": run.folder.name,
                 "settings": dict(run.settings),
@@ -94,16 +94,16 @@ class Runs:
             }
             for run in self.runs
         ]
-        content = {"varied": list(self.varied), "space": self.space, "runs": told}
+        content = {"varied": list(self.varied), "space": self.space, "runs": rows}
         content["references"] = self.references
         files.write(self.folder / RUNS, json.dumps(content, indent=1).encode())
-        rows = self.finished()
-        files.write(self.folder / SWEEP, json.dumps(rows, indent=1).encode())
-        write_csv(ranked(rows), self.folder / CSV)
+        finished = self.finished()
+        files.write(self.folder / SWEEP, json.dumps(finished, indent=1).encode())
+        write_csv(ranked(finished), self.folder / CSV)
 
 
 def read_runs(folder: Path) -> dict[str, Any] | None:
-    """Read runs.json; None where there is none. Raises UserError for one that is damaged."""
+    """Read runs.json; None if there is none. Raises UserError for one that is damaged."""
     path = folder / RUNS
     if not path.exists():
         return None

@@ -68,8 +68,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:
-    """Ask `downstream` what is wrong with tables, "" for nothing: this package stands below it and
-    may not import it."""
+    """Ask `downstream` what is wrong with tables, "" for nothing; it may not be imported here."""
     given = json.dumps({"tasks": tasks, "models": models}, default=str)
     done = subprocess.run(CHECK, input=given, capture_output=True, text=True)
     if done.returncode:

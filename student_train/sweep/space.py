@@ -99,8 +99,8 @@ def _setting(name: str, value: Any, where: str, loss: str) -> Any:
 def over(space: Space, given: Mapping[str, Sequence[Any]]) -> Space:
     """Put the settings of the command line over those of the file."""
     named = {name for name, values in given.items() if values}
-    kept = {name: each for name, each in space.items() if option_of(name) not in named}
-    return {name: tuple(given[name]) for name in given if name in named} | kept
+    others = {name: each for name, each in space.items() if option_of(name) not in named}
+    return {name: tuple(given[name]) for name in given if name in named} | others
 
 
 def option_of(dimension: str) -> str:

@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def flat(row: Row) -> Row:
-    """Put the scores of a row, by task, beside its other figures."""
+    """Add the scores of a row, by task, to its other figures."""
     found = {name: value for name, value in row.items() if name != SCORES}
     for task, scores in row.get(SCORES, {}).items():
         for name, value in scores.items():
@@ -64,8 +64,8 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
 
 
 def others(references: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Return the headings, then a line for each model that students are held against; no line
-    where none has scores."""
+    """Return the headings, then a line for each model that students are compared with; no line
+    if none has scores."""
     rows = {name: flat({SCORES: scores}) for name, scores in references.items() if scores}
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""Tells trackers of experiments (`--log`) how a transformers Trainer gets on."""
+"""Sends the figures of a transformers Trainer to trackers of experiments (`--log`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from transformers import TrainerCallback
 from teachonce.training.trackers import Facts, Trackers
 
 EVERY = 10  # steps between two losses
-TOLD = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr", "eval_loss": "valid_loss"}
-"""What a tracker hears of a row of the Trainer's log, by the name there."""
+LOGGED = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "lr",
+    "eval_loss": "valid_loss",
+}
+"""Names of a tracker for figures of the Trainer's log, by their names there."""
 
 
 @dataclass(frozen=True)
 class Log:
-    """Trackers that are told of runs, and the folder around these runs."""
+    """Trackers of runs, and the folder around these runs."""
 
     names: Sequence[str] = ()
     out: Path = Path()
@@ -34,7 +39,7 @@ def folder_of(out: Path, seed: int, seeds: int) -> Path:
 
 
 class Tracked(TrainerCallback):
-    """Tells trackers the losses of a Trainer and what it measures on held-out examples.
+    """Sends trackers the losses of a Trainer and what it measures on held-out examples.
 
     A run with each tracker begins with the training, and ends with the block `with Tracked(...)`.
 
@@ -50,7 +55,7 @@ class Tracked(TrainerCallback):
         measures: Sequence[str] = (),
     ) -> None:
         self.names, self.facts, self.resume, self.say = names, facts, resume, say
-        self.wanted = TOLD | {f"eval_{name}": f"dev_{name}" for name in measures}
+        self.wanted = LOGGED | {f"eval_{name}": f"dev_{name}" for name in measures}
         self.trackers: Trackers | None = None
         self.step = 0
 
@@ -79,12 +84,12 @@ class Tracked(TrainerCallback):
             self.trackers.add(found, state.global_step)
 
     def add_scores(self, scores: Mapping[str, Mapping[str, float]]) -> None:
-        """Tell the figures of each split, at the last step of the training."""
+        """Send the figures of each split, at the last step of the training."""
         if self.trackers is not None:
-            told = {
+            found = {
                 f"{split}_{name}": value
                 for split, figures in scores.items()
                 for name, value in figures.items()
                 if name != "primary"
             }
-            self.trackers.add(told, self.step)
+            self.trackers.add(found, self.step)

@@ -34,15 +34,15 @@ B = TypeVar("B")
 
 
 def pace(tokens: int, seconds: float, done: int, left: int) -> tuple[str, str]:
-    """Tell how many tokens a second a training reads that has taken `done` steps in so many
-    seconds, and how long the steps that are left will take."""
+    """Return tokens per second of a training that has taken `done` steps in `seconds`, and how long
+    the `left` steps will take, as they are printed."""
     remaining = tqdm.format_interval(left * seconds / max(1, done))
     return f"{tokens / seconds:,.0f} tokens/s", f"{remaining} left"
 
 
 @contextmanager
 def few_primitives() -> Iterator[None]:
-    """Let oneDNN keep 64 compiled primitives, where it would keep 1,024.
+    """Let oneDNN cache 64 compiled primitives, not 1,024.
 
     Batches have many shapes, and each needs primitives of its own, of a megabyte or so. oneDNN
     reads the setting when it compiles the first. One that is there already stays as it is, and
@@ -53,7 +53,7 @@ def few_primitives() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Return freed memory to the system: glibc keeps gigabytes of blocks whose sizes vary."""
+    """Return freed memory to the system: glibc retains gigabytes of blocks whose sizes vary."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -78,7 +78,7 @@ class Training(ABC):
 
     @abstractmethod
     def after(self, losses: Losses, progress: Any) -> None:
-        """Tell of the step that was taken, and validate; `progress` is the bar of tqdm."""
+        """Log the step that was taken, and validate; `progress` is the bar of tqdm."""
 
     @abstractmethod
     def is_due(self) -> bool:

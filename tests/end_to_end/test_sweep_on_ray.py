@@ -33,7 +33,7 @@ def test_what_workers_ask_is_answered_to_them_alone() -> None:
     heard: list[Any] = []
 
     def hear() -> bool:
-        heard.extend(desk.heard())
+        heard.extend(desk.reports())
         return len(heard) == 2
 
     wait_for(hear, 10)
@@ -44,7 +44,7 @@ def test_what_workers_ask_is_answered_to_them_alone() -> None:
     desk.answer((1, 1), "")
     asking[0].join()
     desk.say((1, 1), "a line")
-    assert desk.heard() == [((1, 1), "say", "a line")] and desk.heard() == []
+    assert desk.reports() == [((1, 1), "say", "a line")] and desk.reports() == []
     assert answers == {1: "", 2: "worse"}
 
 
