@@ -59,7 +59,7 @@ class Searcher:
 
     def best(self, questions: Sequence[str], index: Floats | None = None) -> list[list[int]]:
         """Rank the TOP passages of each question, in `index` where one is given."""
-        from teachonce.downstream.search.nearest import nearest
+        from teachonce.downstream.search.rankings import nearest
 
         asked = self.embedder.vectors(questions, "query")
         places: list[list[int]] = nearest(

@@ -27,9 +27,9 @@ from benchmarks.common.results import RESULTS, SHARED, mean_and_deviation, publi
 from benchmarks.quality.embedding_peers import folder_of, made, peers
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.downstream.search import measures
-from teachonce.downstream.search.beir import read_collection
+from teachonce.downstream.search.collections import read_collection
 from teachonce.downstream.search.rankings import retrieved
-from teachonce.downstream.tasks.tagged_sentences import read_tagged
+from teachonce.downstream.tasks.tagging import read_tagged
 from teachonce.store import open_store
 from teachonce.student_export.measuring import size_of
 from teachonce.student_train.arguments import checked_from

@@ -139,7 +139,10 @@ class BiLstmModel(BiLstmPreTrainedModel):
         Raises UserError where attention maps are asked for, ValueError for a row without a token.
         """
         if output_attentions:
-            raise UserError("a BiLSTM has no attention maps; leave --loss attention out")
+            raise UserError(
+                "a BiLSTM has no attention maps; leave --loss attention out, or dump with"
+                " --attention none"
+            )
         present = present_tokens(input_ids, attention_mask)
         orders = reading_orders(present)
         states = [self.dropout(self.embeddings(input_ids))]

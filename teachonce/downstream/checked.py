@@ -1,5 +1,7 @@
-"""What was asked, checked as far as that takes no torch: words of a command line, and the tables of
-`student-sweep --downstream`, which `main` reads for a sweep in a process of its own."""
+"""The parameters of `downstream`, and what can be checked before torch is imported.
+
+`student-sweep` checks its tables of tasks here, in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,156 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from teachonce.downstream.early import refuse_early
-from teachonce.downstream.options import OPTIONS, TASKS, Asked
-from teachonce.downstream.parameters import parameters
+from teachonce.checkpoints.declared import check_declared, config_of
+from teachonce.checkpoints.names import is_sentence_folder, resolve_vectors
+from teachonce.downstream.options import (
+    FINE_TUNED,
+    KIND,
+    MTEB,
+    OPTION,
+    OPTIONS,
+    PREFIX,
+    TASKS,
+    TRAINED,
+    Asked,
+    as_paths,
+)
+from teachonce.downstream.settings import KINDS
 from teachonce.downstream.tasks.example_rows import check_columns
+from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support.errors import UserError, nearest
-from teachonce.support.options import flag_of, is_flag, read_words, words_of
+from teachonce.support.extras import check_library
+from teachonce.support.options import (
+    click_option,
+    default_of,
+    flag_of,
+    is_flag,
+    options_of,
+    read_words,
+    words_of,
+)
+from teachonce.training.optimizer import check_optimizer
+from teachonce.training.trackers import check_installed
+
+GROUPS = {
+    "The ten that matter most": (
+        *("task", "model", "train", "dev", "test", "out", "as_is", "save", "epochs", "lr"),
+    ),
+    "Training": (
+        *("seeds", "seed", "steps", "batch_size", "accumulate", "optimizer", "warmup"),
+        *("max_length", "stride", "precision", "limit", "per_class"),
+    ),
+    "Masked LM": ("vocab", "mask_prob", "batch_tokens", "evaluate_every", "resume"),
+    "Labels": ("unseen_labels", "pieces"),
+    "Columns": (
+        *("text_column", "label_column", "text_a_column", "text_b_column", "score_column"),
+        *("question_column", "context_column", "answer_column"),
+    ),
+    "Rankings and speed": (
+        *("teacher", "documents_by", "candidates", "candidates_by", "depth", "repeat"),
+    ),
+    "Output": ("log", "json"),
+}
+"""Headings of --help, and the options under each."""
+
+
+def parameters() -> list[click.Parameter]:
+    """Every option of `Asked` for the command, and RUN."""
+    found: list[click.Parameter] = []
+    for name in OPTIONS:
+        if name != "runs":
+            plural: dict[str, Any] = {"metavar": "PATH"} if OPTIONS[name].read is as_paths else {}
+            if name == "task":
+                plural = {"metavar": "[" + "|".join(TASKS).replace(MTEB, f"{MTEB}:NAME") + "]"}
+            found.append(click_option(Asked, name, help=_help(name), **plural))
+    runs = click.Argument(["runs"], nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
+    return [*found, runs]
+
+
+def _help(name: str) -> str:
+    """Which tasks take it (unless every training does), what it is, default and range."""
+    about = OPTIONS[name]
+    tasks = [task for task in TASKS if task in about.scope]
+    if set(FINE_TUNED) <= set(tasks):
+        tasks = ["fine-tuning", *(task for task in tasks if task not in FINE_TUNED)]
+    told = "" if set(TRAINED) <= about.scope else f"{', '.join(tasks)}: "
+    default = about.told_default or _default(name)
+    extra = [f"default: {default}"] if default else []
+    extra += [about.within.expected] if about.within else []
+    return f"{told}{about.help}" + (f"  [{'; '.join(extra)}]" if extra else "")
+
+
+def _default(name: str) -> str:
+    """What the kinds of work take where nothing is given."""
+    kinds: dict[Any, list[str]] = {}
+    for kind, settings in KINDS.items():
+        default = default_of(settings, name) if name in options_of(settings) else None
+        if default is not None and default is not False:
+            kinds.setdefault(default, []).append(kind)
+    if len(kinds) == 1:
+        return "".join(map(_number, kinds))
+    return ", ".join(f"{' and '.join(some)} {_number(value)}" for value, some in kinds.items())
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+HEADS = {"pos": "tagging", "ner": "tagging", "classify": "classification", "pair": "classification"}
+
+
+def refuse_early(asked: Asked, models: Sequence[str] | None = None) -> None:
+    """Raise UserError for a task without the files that it needs, for files and folders that are
+    not there, for a model from scratch that has no such size or vocabulary, and for a tracker or
+    library that is not installed.
+
+    `models` are those to look at in place of the task's, None for these.
+    """
+    check_installed(asked.log)
+    if asked.optimizer:
+        check_optimizer(asked.optimizer)
+    if asked.kind == MTEB:
+        check_library("mteb", "mteb", f"--task {asked.task}")
+    if asked.task in FINE_TUNED and not asked.as_is and asked.dev is None:
+        raise UserError(f"--task {asked.task} needs --dev: the best epoch is chosen on it")
+    if asked.task == "speed" and asked.text_column and not asked.test:
+        raise UserError("--text-column needs --test, the file that has the column")
+    for path in (*asked.train, asked.dev, *asked.test, asked.candidates):
+        if path is not None and not path.exists():
+            raise UserError(f"{path}: cannot be read: No such file or directory; check the path")
+    others = filter(None, (asked.teacher, asked.documents_by, asked.candidates_by))
+    names = asked.model if models is None else models
+    if asked.vocab and not any(name.startswith(PREFIX) for name in names):
+        raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
+    for name in (*names, *others):
+        if asked.task == "mlm" and name.startswith(PREFIX):
+            parse_student(name.removeprefix(PREFIX), OPTION, KIND)
+            _check_vocabulary(asked.vocab)
+        else:
+            _check_model(asked, name)
+
+
+def _check_vocabulary(word: str | None) -> None:
+    from teachonce.training.wordpiece import vocabulary_size
+
+    if word is not None and vocabulary_size(word) is None:
+        raise UserError(f"--vocab {word}: expected a number of pieces, e.g. 30k or 512")
+
+
+def _check_model(asked: Asked, name: str) -> None:
+    """Raise UserError for a model that is not there, and for one that is scored as it is and has no
+    head for that, as far as its config.json tells."""
+    model = resolve_vectors(name)
+    if is_sentence_folder(Path(model.path_or_id)):
+        return
+    if asked.as_is and asked.task in HEADS:
+        check_declared(model, config_of(model), HEADS[asked.task])
+
 
 OF_SWEEP = ("model", "out", "json", "runs")
 """Options that a sweep gives itself."""

@@ -12,9 +12,8 @@ from typing import Any
 
 import click
 
-from teachonce.downstream.checked import asked_of, check
+from teachonce.downstream.checked import GROUPS, asked_of, check, parameters
 from teachonce.downstream.options import SEARCHES, Asked
-from teachonce.downstream.parameters import GROUPS, parameters
 from teachonce.downstream.settings import (
     FineTuneSettings,
     MlmSettings,

@@ -49,6 +49,9 @@ AS_IS = "as-is"
 COLUMN = "_column"  # ends the names of options that name columns
 SHORTEST = 8
 """Tokens of the shortest --max-length."""
+PREFIX = "scratch:"
+OPTION = f"--model {PREFIX}"
+KIND = "modernbert"  # of a model from scratch that names none
 CONTRADICTING = (
     ("steps", "epochs"),
     ("batch_size", "batch_tokens"),
@@ -129,7 +132,7 @@ class Asked:
         default=(),
         needed=[*TRAINED, *UNTRAINED, "speed", AS_IS],
         several=[*UNTRAINED, "speed", AS_IS],
-        words=(*ALIASES, "scratch:"),
+        words=(*ALIASES, PREFIX),
         paths=True,
     )
     train: tuple[Path, ...] = _asked(
@@ -210,11 +213,6 @@ class Asked:
     )
     evaluate_every: int | None = _asked("Steps between validations.", ["mlm"], within=at_least(1))
     precision: str | None = _asked("Of the training.", TRAINED, choices=("fp32", "bf16"))
-    group_by_length: bool = _flag(
-        "Batches of inputs of about equal length; faster, may cost some quality.",
-        FINE_TUNED,
-        "--group-by-length",
-    )
     resume: bool = _flag("Continue a run that was stopped, in --out.", ["mlm"], "--resume")
     save: bool = _flag("Keep the first seed's model in OUT/model, a teacher.", FINE_TUNED, "--save")
     as_is: bool = _flag(

@@ -71,7 +71,6 @@ class FineTuneSettings:
     seed: int = _taken("seed", 0)
     limit: int | None = _taken("limit")
     precision: str = _taken("precision", "fp32")
-    group_by_length: bool = _taken("group_by_length", False)
 
     def __post_init__(self) -> None:
         check_values(self)

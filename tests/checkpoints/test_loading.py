@@ -27,7 +27,6 @@ from teachonce.checkpoints.loading import load, load_network
 from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.masked_training import train_mlm
 from teachonce.downstream.settings import MlmSettings
-from teachonce.downstream.tasks.linear_probe import linear_probe
 from teachonce.store import open_store
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
@@ -136,7 +135,6 @@ def test_a_spoiled_checkpoint_is_refused_in_one_line_everywhere(
     mlm = MlmSettings(model=str(folder), train=[text], out=tmp_path / "out", steps=1)
     for use in (
         lambda: load_teacher(str(folder)),
-        lambda: linear_probe(str(folder), text, text),
         lambda: train_mlm(mlm),
     ):
         with pytest.raises(UserError, match=rf"model {folder}: .*{words}") as caught:

@@ -15,7 +15,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from teachonce.downstream.tasks.tagged_sentences import first_pieces, read_tagged
+from teachonce.downstream.tasks.tagging import first_of, read_tagged, word_pieces
 from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.cli import main as student_train
 from tests.downstream.learnable import (
@@ -132,7 +132,8 @@ def test_a_tagger_of_words(make_tokenizer: Callable[[str], Any], tmp_path: Path)
     tokenizer = AutoTokenizer.from_pretrained(student)
     right = []
     for sentence in read_tagged(test):
-        ids, first = first_pieces(tokenizer, sentence.words, 128)
+        ids, pieces = word_pieces(tokenizer, sentence.words, 128)
+        first = first_of(pieces)
         best = model(input_ids=torch.tensor([ids])).logits[0].argmax(-1).tolist()
         said = [labels[best[position]] for position in first]
         right += [tag == guess for tag, guess in zip(sentence.tags, said, strict=True)]

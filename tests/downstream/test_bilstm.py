@@ -13,7 +13,6 @@ from transformers import AutoModelForSequenceClassification
 
 from teachonce.checkpoints.loading import input_limit
 from teachonce.downstream.tasks.fine_tune import default_lr
-from teachonce.downstream.tasks.linear_probe import linear_probe
 from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.model.kinds import make_student
 from tests.downstream.learnable import asked, classified, entities, paired, write_tagged
@@ -110,12 +109,6 @@ def test_masked_lm_training_begins_and_goes_on(student: Path, tmp_path: Path) ->
         assert result.exit_code == 0, result.output
         figures = json.loads((tmp_path / str(len(more)) / "metrics.json").read_text())
         assert figures["held_out_loss"] < figures["held_out_loss_before"]
-
-
-def test_a_linear_probe_reads_it(student: Path, tmp_path: Path) -> None:
-    tags = write_tagged(tmp_path / "tags", 30, 0)
-    found = linear_probe(str(student), tags, tags)
-    assert found["accuracy"] > 0.9 and found["lost"] == 0
 
 
 def test_its_sizes_decide_nothing_but_the_rate(make_tokenizer: Callable[[str], Any]) -> None:

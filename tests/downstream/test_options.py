@@ -35,7 +35,7 @@ def mlm(**values: Any) -> MlmSettings:
         (FineTuneSettings, "max_length", 7, "--max-length 7: expected at least 8"),
         (FineTuneSettings, "limit", 0, "--limit 0: expected at least 1"),
         (FineTuneSettings, "precision", "x", "--precision x: expected one of fp32, bf16"),
-        (FineTuneSettings, "group_by_length", "no", "--group-by-length no: expected true or false"),
+        (mlm, "resume", "no", "--resume no: expected true or false"),
         (mlm, "steps", 0, "--steps 0: expected at least 1"),
         (mlm, "mask_prob", 1.0, "--mask-prob 1: expected a share between 0 and 1"),
         (mlm, "evaluate_every", 0, "--evaluate-every 0: expected at least 1"),

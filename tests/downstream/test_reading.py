@@ -10,8 +10,8 @@ import pytest
 
 from teachonce.downstream.mlm.text_blocks import read_lines
 from teachonce.downstream.tasks.example_rows import read_rows
-from teachonce.downstream.tasks.questions import Answer, Question, read_questions
-from teachonce.downstream.tasks.tagged_sentences import Sentence, read_tagged
+from teachonce.downstream.tasks.qa import Answer, Question, read_questions
+from teachonce.downstream.tasks.tagging import Sentence, read_tagged
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus import text_files
 from teachonce.teacher_dump.corpus.documents import Corpus

@@ -19,9 +19,9 @@ from teachonce.checkpoints.bilstm import BiLstmConfig, BiLstmForTokenClassificat
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.student_export.checking import check_of
 from teachonce.student_export.cli import main
-from teachonce.student_export.folder import Exported, write_card
 from teachonce.student_export.formats import onnx
 from teachonce.student_export.formats.registry import FORMATS
+from teachonce.student_export.job import Exported, write_card
 from teachonce.student_export.measuring import Figures
 from teachonce.student_export.options import FORMATS as NAMES
 from teachonce.student_export.options import QUANTISED

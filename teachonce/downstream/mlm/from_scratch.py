@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from teachonce.downstream.early import KIND, OPTION
+from teachonce.downstream.options import KIND, OPTION
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.student_tokenizer import train_wordpiece
 from teachonce.support.arrays import Array

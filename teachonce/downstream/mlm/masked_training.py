@@ -15,7 +15,6 @@ from transformers import AutoModelForMaskedLM, TrainerCallback, TrainingArgument
 from teachonce.checkpoints.loading import input_limit, load_config, load_network, load_tokenizer
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
-from teachonce.downstream.early import KIND, OPTION, PREFIX
 from teachonce.downstream.mlm.from_scratch import (
     random_encoder,
     start_from_frequencies,
@@ -29,10 +28,12 @@ from teachonce.downstream.mlm.masked_trainer import (
     Rows,
 )
 from teachonce.downstream.mlm.text_blocks import blocks, hold_out, read_lines
+from teachonce.downstream.options import KIND, OPTION, PREFIX
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.settings import MlmSettings
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support import files
+from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.differences import changed
 from teachonce.support.errors import UserError
@@ -97,7 +98,7 @@ def train_mlm(
         files.write(settings.out / BEGUN, json.dumps(told(settings), indent=1).encode())
         save_tokenizer(tokenizer, settings.out)  # first: a resumed run must read the same one
     found: dict[str, Any] = ranks.agreed(
-        _run(settings, model, tokenizer, rows, dev_rows, say, ranks, watchers)
+        _run(settings, model, tokenizer, (rows, dev_rows), say, ranks, watchers)
     )
     return found
 
@@ -114,12 +115,12 @@ def _run(
     settings: MlmSettings,
     model: Any,
     tokenizer: Any,
-    rows: Any,
-    dev_rows: Any,
+    blocks_of: tuple[Array, Array],
     say: Any,
     ranks: Ranks,
     watchers: Sequence[TrainerCallback],
 ) -> dict[str, Any]:
+    rows, dev_rows = blocks_of  # of training and of validation
     trainer = MlmTrainer(
         model=model,
         args=_arguments(settings, ranks),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from teachonce.downstream.search.beir import Judgements
+from teachonce.downstream.search.collections import Judgements
 from teachonce.support.extras import library
 
 Ranking = Mapping[str, Sequence[str]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,53 @@ from typing import Any
 import numpy as np
 
 from teachonce.checkpoints.embedders import Embedder, PairScorer, reads_pairs
-from teachonce.downstream.search.beir import Collection
-from teachonce.downstream.search.candidates import texts_of
-from teachonce.downstream.search.nearest import nearest
+from teachonce.downstream.search.collections import Collection, texts_of
 from teachonce.student_train.losses.registry import losses_for
 from teachonce.student_train.output.report import losses_learnt, read_report
-from teachonce.support.arrays import Floats
+from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
+
+QUERIES_AT_ONCE = 256
+
+
+class Nearest:
+    """Keeps the `depth` best documents of each of `queries` [Q,W], while documents come in blocks.
+
+    Similarity is the dot product. Of equal ones the document that came first is the nearer.
+    """
+
+    def __init__(self, queries: Floats, depth: int) -> None:
+        self.queries, self.depth = queries, depth
+        self.scores: Floats = np.zeros((len(queries), 0), np.float32)
+        self.places: Array = np.zeros((len(queries), 0), np.int64)
+        self.seen = 0
+
+    def add(self, documents: Floats) -> None:
+        """Take in the next documents [N,W]."""
+        kept = [
+            self._best(slice(begin, begin + QUERIES_AT_ONCE), documents)
+            for begin in range(0, len(self.queries), QUERIES_AT_ONCE)
+        ]
+        self.scores, self.places = (np.concatenate(part) for part in zip(*kept, strict=True))
+        self.seen += len(documents)
+
+    def _best(self, rows: slice, documents: Floats) -> tuple[Floats, Array]:
+        """Choose of what some rows have kept and of new documents."""
+        found = self.queries[rows] @ documents.T
+        places = self.seen + np.broadcast_to(np.arange(len(documents)), found.shape)
+        scores = np.concatenate([self.scores[rows], found], axis=1)
+        places = np.concatenate([self.places[rows], places], axis=1)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, : self.depth]
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
+
+
+def nearest(queries: Floats, blocks: Iterable[Floats], depth: int) -> Nearest:
+    """Search all `blocks` of documents [N,W] for the `depth` nearest to each of `queries` [Q,W]."""
+    found = Nearest(queries, depth)
+    for block in blocks:
+        found.add(block)
+    return found
+
 
 BLOCK = 4096
 """Documents that are embedded and searched at once."""

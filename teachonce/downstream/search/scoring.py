@@ -9,8 +9,7 @@ from typing import Any
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.search import measures
-from teachonce.downstream.search.beir import Collection, read_collection
-from teachonce.downstream.search.candidates import read_run
+from teachonce.downstream.search.collections import Collection, read_collection, read_run
 from teachonce.downstream.search.rankings import DEPTH, check_space, reranked, retrieved
 from teachonce.downstream.settings import SearchSettings
 from teachonce.support.errors import UserError

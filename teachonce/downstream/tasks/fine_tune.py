@@ -1,10 +1,10 @@
-"""Fine-tunes a checkpoint for a task over seeds, or scores it as it is."""
+"""Fine-tunes a checkpoint for a task over seeds, or scores it as it is; writes the model card."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ from teachonce.checkpoints.bilstm import BiLstmConfig
 from teachonce.checkpoints.loading import input_limit
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
-from teachonce.downstream.card import write_card
+from teachonce.downstream.options import LABELLED
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.settings import FineTuneSettings
-from teachonce.downstream.tasks.length_grouped import LengthGroupedTrainer
 from teachonce.downstream.tasks.task_interface import Task
 from teachonce.downstream.tracking import SILENT, Log, Tracked, folder_of
 from teachonce.support import files
@@ -72,7 +71,8 @@ def fine_tune(
         facts = Facts(folder, about | {"seed": seed}, "scores.json", resumable=False)
         with Tracked(log.names, facts, False, say, [*task.measures.values()]) as tracked:
             kept = keep if seed == seeds[0] else None
-            runs.append(_one_seed(task, source, splits, settings, seed, say, kept, tracked))
+            one = replace(settings, seed=seed)
+            runs.append(_one_seed(task, source, splits, one, say, kept, tracked))
     used = {**splits, "train": task.sample(splits["train"], settings.seed)}
     result = _result(task, model, files, asdict(settings), used, runs)
     if keep is None:
@@ -147,11 +147,11 @@ def _one_seed(
     source: ResolvedModel,
     splits: Mapping[str, Sequence[Any]],
     settings: FineTuneSettings,
-    seed: int,
     say: Say,
     keep: Path | None,
     tracked: Tracked,
 ) -> dict[str, Any]:
+    seed = settings.seed
     set_seed(seed)
     tokenizer, model = task.load_fresh(source)
     lr = settings.lr or (ADADELTA_LR if settings.optimizer == "adadelta" else default_lr(model))
@@ -165,9 +165,9 @@ def _one_seed(
         return _score(task, examples[split], rows[split], predictions, blame)
 
     with tempfile.TemporaryDirectory(prefix="fine-tune-") as scratch:
-        trainer = (LengthGroupedTrainer if settings.group_by_length else Trainer)(
+        trainer = Trainer(
             model=model,
-            args=_arguments(scratch, settings, lr, seed),
+            args=_arguments(scratch, settings, lr),
             train_dataset=rows["train"],
             eval_dataset=rows["dev"],
             data_collator=task.collator(tokenizer),
@@ -258,7 +258,7 @@ def _set_steps(trainer: Trainer, settings: FineTuneSettings, lr: float) -> None:
         trainer.model_accepts_loss_kwargs = False
 
 
-def _arguments(folder: str, settings: FineTuneSettings, lr: float, seed: int) -> TrainingArguments:
+def _arguments(folder: str, settings: FineTuneSettings, lr: float) -> TrainingArguments:
     return TrainingArguments(
         **_scoring(folder),
         num_train_epochs=settings.epochs,
@@ -270,7 +270,7 @@ def _arguments(folder: str, settings: FineTuneSettings, lr: float, seed: int) ->
         weight_decay=WEIGHT_DECAY,
         bf16=settings.precision == "bf16",
         use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
-        seed=seed,
+        seed=settings.seed,
         eval_strategy="epoch",
         save_strategy="epoch",
         logging_strategy="epoch",
@@ -281,3 +281,83 @@ def _arguments(folder: str, settings: FineTuneSettings, lr: float, seed: int) ->
         metric_for_best_model="eval_primary",
         greater_is_better=True,
     )
+
+
+PIPELINES = {
+    "pos": "token-classification",
+    "ner": "token-classification",
+    "classify": "text-classification",
+    "pair": "text-classification",
+    "qa": "question-answering",
+    "sts": "sentence-similarity",
+}
+CARD = "README.md"
+
+
+def write_card(result: dict[str, Any], folder: Path) -> None:
+    """Write into the folder of a model what it was fine-tuned from and for, and how well it does.
+
+    `result` is what `fine_tune` returns; the model is that of its first seed.
+    """
+    files.write(folder / CARD, card(result).encode())
+
+
+def card(result: dict[str, Any]) -> str:
+    """Return the Markdown of `write_card`. Paths of the author's machine are cut to their last
+    name."""
+    kept, measures, scale = result["seeds"][0], result["measures"], result["scale"]
+    splits = [name for name in result["mean"] if name in kept]
+    heads = "".join(f" {name} |" for name in measures)
+    rows = "\n".join(
+        f"| {_short(split)} | {result['examples'][split]:,} |"
+        + "".join(f" {scale * kept[split][key]:.2f} |" for key in measures.values())
+        for split in splits
+    )
+    told = {**result["settings"], "lr": kept["lr"], "best_epoch": kept["best_epoch"]}
+    options = "\n".join(
+        f"| {name} | {_told(value)} |" for name, value in told.items() if value not in (None, False)
+    )
+    source, task = Path(result["model"]).name, result["task"]
+    seeds = len(result["seeds"])
+    others = f" It is the model of seed {kept['seed']}, one of {seeds}." if seeds > 1 else ""
+    return f"""---
+library_name: transformers
+pipeline_tag: {PIPELINES.get(task, task)}
+tags: [teachonce, {task}]
+---
+
+# {source}, fine-tuned for {task}
+
+{source} was fine-tuned by `downstream --task {task}` of teachonce.{others}{_uses(task)}
+
+## Scores
+
+| split | examples |{heads}
+|---|---|{"---|" * len(measures)}
+{rows}
+
+Scores are of this model, times {scale}; its epoch was chosen on dev.
+
+## Settings
+
+| option | value |
+|---|---|
+{options}
+"""
+
+
+def _uses(task: str) -> str:
+    teaches = " `teacher-dump --model` takes this folder as a teacher." if task in LABELLED else ""
+    if task == "qa":
+        return teaches
+    return f"{teaches}\n`downstream --task {task} --as-is --model` scores it."
+
+
+def _short(split: str) -> str:
+    """Name a split; of `test PATH`, the file alone."""
+    what, blank, path = split.partition(" ")
+    return f"{what} {Path(path).name}" if blank else what
+
+
+def _told(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teachonce.downstream.search.measures import agreement, judged
-from teachonce.downstream.search.nearest import nearest
+from teachonce.downstream.search.rankings import nearest
 
 
 def test_grades_count_as_gains() -> None:

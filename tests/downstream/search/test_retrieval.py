@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teachonce.downstream.search.beir import read_collection
+from teachonce.downstream.search.collections import read_collection
 from tests.downstream.search.collections import collection, judge, write
 from tests.downstream.test_as_is import refused
 from tests.downstream.test_cli import run

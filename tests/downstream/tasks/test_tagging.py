@@ -12,9 +12,17 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 
 from teachonce.downstream.settings import FineTuneSettings
 from teachonce.downstream.tasks.fine_tune import default_lr, fine_tune
-from teachonce.downstream.tasks.linear_probe import linear_probe
-from teachonce.downstream.tasks.tagged_sentences import Sentence, first_pieces, read_tagged
-from teachonce.downstream.tasks.tagging import LATER, Entities, PartsOfSpeech, encode, word_tags
+from teachonce.downstream.tasks.tagging import (
+    LATER,
+    Entities,
+    PartsOfSpeech,
+    Sentence,
+    encode,
+    first_of,
+    read_tagged,
+    word_pieces,
+    word_tags,
+)
 from teachonce.downstream.tasks.task_interface import IGNORED
 from teachonce.support.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
@@ -29,7 +37,8 @@ def test_first_piece_covers_the_first_character(
     tokenizer = make_tokenizer(kind)
     for text in SENTENCES:
         words = text.split()
-        ids, first = first_pieces(tokenizer, words, 128)
+        ids, pieces = word_pieces(tokenizer, words, 128)
+        first = first_of(pieces)
         joined = " ".join(words)
         spans = tokenizer(joined, return_offsets_mapping=True)["offset_mapping"]
         assert len(spans) == len(ids) and len(first) == len(words)
@@ -41,7 +50,8 @@ def test_first_piece_covers_the_first_character(
 
 
 def test_words_that_are_cut_off_have_no_piece(make_tokenizer: Callable[[str], Any]) -> None:
-    ids, first = first_pieces(make_tokenizer("wordpiece"), ["lamp"] * 20, 8)
+    ids, pieces = word_pieces(make_tokenizer("wordpiece"), ["lamp"] * 20, 8)
+    first = first_of(pieces)
     assert len(ids) == 8
     kept = [position for position in first if position >= 0]
     assert 0 < len(kept) < 7 and set(first[len(kept) :]) == {-1}
@@ -176,22 +186,6 @@ def test_narrow_encoders_learn_at_a_higher_rate() -> None:
         assert default_lr(BertModel(config)) == rate
     other = DistilBertConfig(dim=128, n_heads=1, n_layers=1, hidden_dim=8, vocab_size=9)
     assert default_lr(DistilBertModel(other)) == 5e-4
-
-
-def test_probe_reads_off_what_the_words_say(
-    tiny_teacher: Callable[[str], Path], tmp_path: Path
-) -> None:
-    train, dev = (write_tagged(tmp_path / name, 40, seed) for seed, name in enumerate("ab"))
-    result = linear_probe(str(tiny_teacher("roberta")), train, dev)
-    assert result["accuracy"] > 0.9 and result["lost"] == 0
-    shuffled = tmp_path / "shuffled"
-    lines = dev.read_text().split("\n")
-    tags = [line.split("\t")[1] for line in lines if line]
-    np.random.default_rng(0).shuffle(tags)
-    shuffled.write_text(
-        "\n".join(line and f"{line.split(chr(9))[0]}\t{tags.pop()}" for line in lines)
-    )
-    assert linear_probe(str(tiny_teacher("roberta")), train, shuffled)["accuracy"] < 0.6
 
 
 def test_tagged_files_are_read(tmp_path: Path) -> None:

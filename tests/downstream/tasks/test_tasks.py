@@ -17,8 +17,7 @@ from teachonce.downstream.settings import FineTuneSettings
 from teachonce.downstream.tasks.classify import Classify, Labelled
 from teachonce.downstream.tasks.fine_tune import fine_tune
 from teachonce.downstream.tasks.pair import Pair, PairScore
-from teachonce.downstream.tasks.qa import QA, best_answer, exact_match, word_f1
-from teachonce.downstream.tasks.questions import Answer, Question
+from teachonce.downstream.tasks.qa import QA, Answer, Question, best_answer, exact_match, word_f1
 from teachonce.downstream.tasks.task_interface import IGNORED, Task
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
