@@ -15,7 +15,7 @@ import numpy as np
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError
 from teachonce.store.format.manifest import DAMAGED
-from teachonce.store.read.unfinished import absent_outside, read_outside
+from teachonce.store.read.manifests import absent_outside, read_outside
 from teachonce.support.arrays import Array
 
 if TYPE_CHECKING:

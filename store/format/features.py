@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.codecs.levels import KINDS, LEVELS, Level, form_of
+from teachonce.store.format.codecs.levels import KINDS, Level, form_of, forms_of
 from teachonce.support.arrays import Floats
 
 Calibration = dict[str, tuple[Floats, Floats]]
@@ -135,12 +135,8 @@ class TaskSpec:
 
     @staticmethod
     def from_json(value: object) -> TaskSpec:
-        known = {
-            "kind",
-            "labels",
-            "later_label",
-            "separator",
-        }  # another key may change what labels mean
+        # another key may change what labels mean
+        known = {"kind", "labels", "later_label", "separator"}
         if (
             not isinstance(value, Mapping)
             or not isinstance(value.get("labels"), list)
@@ -207,18 +203,14 @@ class Features:
     logits: LogitsSpec | None = None
     task: TaskSpec | None = None
     embedding: EmbeddingSpec | None = None
-    form: int = 0  # of the codec, as `LEVELS` has them; 0 is the one that is written
+    form: int = 0  # of the codec, as `forms_of` has them; 0 is the one that is written
 
     def __post_init__(self) -> None:
         _whole(self.views, "views", 1, 1024)
         _whole(self.max_length, "max_length", 1, 2**20)
         _whole(self.width, "width", 1, 2**20)
         _whole(self.vocabulary, "vocabulary", 1, LIMIT)
-        if self.codec not in tuple(LEVELS):  # it may be unhashable
-            raise StoreError(
-                f"features: codec must be one of {', '.join(LEVELS)}, got {self.codec!r}"
-            )
-        _whole(self.form, f"form of codec {self.codec}", 0, len(LEVELS[self.codec]) - 1)
+        _whole(self.form, f"form of codec {self.codec}", 0, len(forms_of(self.codec)) - 1)
         for field in ("hidden", "attention"):
             names = tuple(getattr(self, field))
             object.__setattr__(self, field, names)
@@ -252,7 +244,7 @@ class Features:
     @property
     def level(self) -> Level:
         """The codecs of the store."""
-        return LEVELS[self.codec][self.form]
+        return forms_of(self.codec)[self.form]
 
     def in_codec(self, codec: str) -> Features:
         """The same features in another codec, in the form that is written."""

@@ -14,7 +14,7 @@ from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Features
 from teachonce.store.format.layout import ArraySpec, part_arrays
 from teachonce.store.format.manifest import Manifest
-from teachonce.store.read.kept import Keeping
+from teachonce.store.read.cached_arrays import Keeping
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, begins
 

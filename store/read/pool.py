@@ -15,9 +15,8 @@ import numpy as np
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import EMBEDDING
-from teachonce.store.read.part import PartReader
+from teachonce.store.read.part import PartReader, ReadingCheck
 from teachonce.store.read.part_index import PartIndex
-from teachonce.store.read.reading_check import ReadingCheck
 from teachonce.support.arrays import Array, begins, ranges, starts
 
 FEW_TOKENS = 65_536

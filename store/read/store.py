@@ -21,15 +21,19 @@ from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.manifest import DAMAGED, Manifest, check_root, opening
 from teachonce.store.format.pairs import divided
-from teachonce.store.read.kept import Keeping
+from teachonce.store.read.cached_arrays import Keeping
+from teachonce.store.read.manifests import (
+    checked_array,
+    sealed_manifest,
+    unfinished,
+    unsealed_manifest,
+)
 from teachonce.store.read.order import KINDS, StreamOrder
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.record import LazyMap, Record
-from teachonce.store.read.sealed_manifest import checked_array, sealed_manifest
 from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
 from teachonce.store.read.stream import Batch, Streamer
-from teachonce.store.read.unfinished import unfinished, unsealed_manifest
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
 

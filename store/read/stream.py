@@ -10,15 +10,14 @@ from functools import cached_property
 
 import numpy as np
 
-from teachonce.store.format.codecs.codec import Codec
-from teachonce.store.format.codecs.hidden import HiddenCodec
+from teachonce.store.format.codecs.codec import Codec, HiddenCodec
 from teachonce.store.format.codecs.levels import Level
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.read.order import StreamOrder
+from teachonce.store.read.part import ReadingCheck
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.pool import Buffers, Pool
-from teachonce.store.read.reading_check import ReadingCheck
 from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits
 from teachonce.support.arrays import Array, Floats, covering_spans_of_texts, ranges, starts
 

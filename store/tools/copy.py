@@ -1,8 +1,8 @@
-"""Copy a store: to another file format, to a smaller codec, to an object store."""
+"""Copy a store, or some sequences of its parts: to another store, file format, codec or address."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from teachonce.store.errors import StoreError
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.layout import Counts, dimension_names
 from teachonce.store.format.manifest import digest
 from teachonce.store.read.part import DAMAGED
 from teachonce.store.read.store import FeatureStore, open_store
@@ -22,8 +23,89 @@ from teachonce.store.tools.recode import ENCODED, check_codec, recode_part
 from teachonce.store.tools.verify import outside_entries, verify_store
 from teachonce.store.write.tree import OutsideParts
 from teachonce.store.write.writer import StoreWriter
-from teachonce.support.arrays import Array
+from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.errors import ANOTHER, UserError
+
+
+def selected(
+    arrays: Mapping[str, Array], features: Features, keep: Array
+) -> tuple[Counts, dict[str, Array]]:
+    """Return counts and arrays of a part with those sequences alone for which `keep` bool [n] is
+    true; `arrays` are all of the part, by path.
+
+    What an array has a row for, its first dimension names (FORMAT.md, section 6).
+    """
+    lengths = np.diff(arrays["sequence/token_start"])
+    sequences = np.flatnonzero(keep)
+    tokens = _rows(starts(lengths), sequences)
+    rows = {"sequence": sequences, "token": tokens}
+    found = {}
+    for name, array in arrays.items():
+        kind = dimension_names(name, array.ndim)[0]
+        if kind.endswith("_edge"):
+            found[name] = starts(np.diff(array)[rows[kind.removesuffix("_edge")]])
+        elif kind in rows:
+            found[name] = array[rows[kind]]
+        else:
+            found[name] = array[_rows(*_ragged(name, kind, arrays, lengths, rows))]
+    return _counts(features, found), found
+
+
+def _ragged(
+    name: str, kind: str, arrays: Mapping[str, Array], lengths: Array, rows: Mapping[str, Array]
+) -> tuple[Array, Array]:
+    """Where the rows of each sequence, or of each token, begin in an array; and which to take."""
+    group = name.rpartition("/")[0]
+    if kind == "byte":
+        return arrays["sequence/text_start"], rows["sequence"]
+    if kind == "token_pair":
+        return starts(lengths**2), rows["sequence"]
+    of = {"masked_word": "sequence", "draw": "token"}[kind]
+    return arrays[f"{group}/start"], rows[of]
+
+
+def _rows(start: Array, chosen: Array) -> Array:
+    return ranges(start[chosen], np.diff(start)[chosen])
+
+
+def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:
+    lengths = np.diff(arrays["sequence/token_start"])
+
+    def ragged(name: str) -> tuple[int, ...]:
+        paths = [f"view{view}/{name}" for view in range(features.views)]
+        return tuple(len(arrays[path]) if path in arrays else 0 for path in paths)
+
+    sampled = features.logits is not None and features.logits.tier == "sample"
+    return Counts(
+        sequences=len(lengths),
+        tokens=int(lengths.sum()),
+        squares=int((lengths**2).sum()),
+        text_bytes=len(arrays["text/utf8"]),
+        spans=ragged("mask/begin"),
+        draws=ragged("logits/ids") if sampled else (0,) * features.views,
+    )
+
+
+def take_part(
+    writer: StoreWriter, number: int, store: FeatureStore, place: int, keep: Array | None
+) -> None:
+    """Publish the part at `place` of `store` as part `number`, unless that is published: all of it
+    where `keep` is None, else the sequences for which it is true.
+
+    A whole part of a Zarr folder shares its files with the source where both lie on one disk; its
+    values are then not read. Raises StoreError for an array that does not match its checksum.
+    """
+    if number in writer.published:
+        return
+    if keep is None and writer.adopts(store):
+        writer.adopt_part(number, store, place)
+        return
+    part = store.part(place)
+    counts, arrays = part.part.counts, {name: part.all(name) for name in part.names()}
+    if keep is not None:
+        counts, arrays = selected(arrays, store.features, keep)
+    writer.write_part(number, counts, arrays)
+
 
 DOCUMENT = "sequence/document"
 ROOT = "zarr.json"

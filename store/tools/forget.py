@@ -24,14 +24,12 @@ from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import shard_path
 from teachonce.store.errors import MISSING, StoreError
 from teachonce.store.extras.word_counts import GROUP as WORDS
+from teachonce.store.format.identity import joined, runs_of
 from teachonce.store.format.layout import VERSIONS
-from teachonce.store.format.runs import joined, runs_of
 from teachonce.store.read.store import FeatureStore, open_store
-from teachonce.store.tools.aside import asides
-from teachonce.store.tools.copy import begin_copy
+from teachonce.store.tools.copy import begin_copy, selected, take_part
 from teachonce.store.tools.documents import document_numbers, document_texts, stored_digests
-from teachonce.store.tools.selection import selected
-from teachonce.store.tools.taking import take_part
+from teachonce.store.tools.repair import asides
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.store.write.tree import write_part
 from teachonce.store.write.writer import StoreWriter

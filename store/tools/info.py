@@ -1,4 +1,4 @@
-"""Describe what a store holds, for people and as JSON."""
+"""Describe what a store holds, for people and as JSON, and the bytes that it takes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,51 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from teachonce.store.containers.hdf5 import file as hdf5
+from teachonce.store.containers.hdf5.staging import Hdf5Staging
 from teachonce.store.containers.hdf5.tree import Hdf5Source
+from teachonce.store.containers.paths import local_staging_of
+from teachonce.store.containers.zarr import tree as zarr
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import EmbeddingSpec, Features, TaskSpec
-from teachonce.store.format.layout import Counts, part_arrays
-from teachonce.store.format.runs import number_of, runs_of
+from teachonce.store.format.identity import corpora, number_of, runs_of, sources
+from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
 from teachonce.store.read.store import FeatureStore
 from teachonce.support.console import counted, readable
 
+METADATA = ""
+"""Stands for what belongs to no array: groups, attributes, indices."""
 SOURCES = 8  # shown of a corpus
 LABELS = 20  # shown of a task
 HASH = 12  # characters shown of a hash
+
+
+def stored_sizes(path: Path, part: int | None = None) -> dict[str, int]:
+    """Return the bytes on the disk of every array of a part of an unfinished store, by its path in
+    the part, and METADATA.
+
+    If `part` is None they are of what is outside the parts.
+    """
+    staging, sizes = local_staging_of(path), Counter[str]()
+    if isinstance(staging, Hdf5Staging):
+        file = path if part is None else staging.parts / f"{part}.h5"
+        prefix = "" if part is None else f"parts/{part}/"
+        sizes.update({name.removeprefix(prefix): size for name, size in _datasets(file)})
+        sizes[METADATA] = file.stat().st_size - sizes.total()
+        return sizes
+    for name, file in _zarr_files(path if part is None else path / "parts" / str(part)):
+        if part is not None or name.split("/")[0] != "parts":
+            sizes[METADATA if file.name == "zarr.json" else name] += file.stat().st_size
+    return sizes
+
+
+def stored_rows(path: Path, spec: ArraySpec, rows: int) -> int:
+    """Return how many rows an array of so many takes on the disk: chunks that are not compressed
+    are written whole."""
+    if not spec.per_token or spec.packing is not None:
+        return rows
+    chunk = hdf5.TOKEN_ROWS if path.suffix == ".h5" else zarr.TOKEN_ROWS
+    return rows if rows < chunk else -(-rows // chunk) * chunk
 
 
 def bytes_on_disk(path: str) -> dict[str, int] | None:
@@ -31,7 +65,7 @@ def _on_disk(target: Path) -> tuple[dict[str, int], Counter[str]]:
     """Bytes as `bytes_on_disk` tells them, and of each kind of feature in all parts; "" has what
     belongs to none."""
     roots, kinds, total = Counter[str](), Counter[str](), 0
-    for name, size in _zarr_files(target) if target.is_dir() else _hdf5_datasets(target):
+    for name, size in _zarr_sizes(target) if target.is_dir() else _hdf5_sizes(target):
         root, _, inside = name.partition("/")
         roots[root] += size
         total += size
@@ -40,16 +74,20 @@ def _on_disk(target: Path) -> tuple[dict[str, int], Counter[str]]:
     return {"features": roots["parts"], "teacher": roots["teacher"], "total": total}, kinds
 
 
-def _zarr_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the array, or the group, that each file of a store belongs to, and its bytes."""
+def _zarr_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield each file of a store, with the array or group that it belongs to."""
     for file in folder.rglob("*"):
         if file.is_file():
             segments = file.relative_to(folder).parts[:-1]
             place = segments.index("c") if "c" in segments else len(segments)
-            yield "/".join(segments[:place] or ("",)), file.stat().st_size
+            yield "/".join(segments[:place] or ("",)), file
 
 
-def _hdf5_datasets(path: Path) -> Iterator[tuple[str, int]]:
+def _zarr_sizes(folder: Path) -> Iterator[tuple[str, int]]:
+    return ((name, file.stat().st_size) for name, file in _zarr_files(folder))
+
+
+def _hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
     """Yield each array of a store and its bytes, then for each file what belongs to none."""
     for file in (path, *Path(f"{path}.parts").rglob("*")):
         if file.is_file():
@@ -193,29 +231,6 @@ def _corpus(corpus: Any) -> Iterator[str]:
         yield f"grown from a store of content {_word(before.get('content'))}"
     if runs := runs_of(told.get("forgotten")):
         yield f"without {counted(number_of(runs), 'document')} that were forgotten"
-
-
-def corpora(corpus: Any) -> Iterator[Any]:
-    """Yield each corpus that a store holds text of, by the `corpus` of its identity: those of the
-    store that it grew from, those that were merged, or its own."""
-    told = corpus if isinstance(corpus, Mapping) else {}
-    before, merged = told.get("grown_from"), told.get("merged")
-    kept = before.get("corpora") if isinstance(before, Mapping) else None
-    for inner in kept if isinstance(kept, list) else ():
-        yield from corpora(inner)
-    if isinstance(merged, list):
-        for inner in merged:
-            yield from corpora(inner)
-    else:
-        yield corpus
-
-
-def sources(corpus: Any) -> list[Mapping[str, Any]]:
-    """List the sources of one of `corpora`; none where it tells them in another way."""
-    found = corpus.get("sources") if isinstance(corpus, Mapping) else None
-    if not isinstance(found, list) or not all(isinstance(source, Mapping) for source in found):
-        return []
-    return found
 
 
 def _sources(corpus: Any) -> Iterator[str]:

@@ -17,7 +17,7 @@ from teachonce.store.format.sequences import ACTIONS, wrong_gold
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.read.stored_tokenizer import encoded, within_bounds
-from teachonce.store.tools.salvage import open_damaged
+from teachonce.store.tools.damaged import open_damaged
 from teachonce.support.arrays import Array, starts
 
 BATCH = 256  # sequences that are tokenised at once

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from teachonce.store.containers.paths import local_staging_of
 from teachonce.store.errors import MISSING, StoreError
-from teachonce.store.read.unfinished import absent_outside, made_by
+from teachonce.store.format.identity import made_by
+from teachonce.store.read.manifests import absent_outside
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.console import counted

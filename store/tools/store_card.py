@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from teachonce.store.format.identity import corpora, sources
 from teachonce.store.read.store import FeatureStore
-from teachonce.store.tools.info import corpora, describe, info_lines, sources
+from teachonce.store.tools.info import describe, info_lines
 from teachonce.support.console import counted, readable
 from teachonce.support.hub import without_secrets
 

@@ -24,9 +24,8 @@ from teachonce.store.format.layout import PartShapes, groups_above, part_number,
 from teachonce.store.format.manifest import Entry, Part
 from teachonce.store.read.part import checksum
 from teachonce.store.read.store import FeatureStore
+from teachonce.store.tools.damaged import Opened, Problem, Report, open_damaged
 from teachonce.store.tools.laws import check_part, parts_with_other_tokens
-from teachonce.store.tools.report import Problem, Report
-from teachonce.store.tools.salvage import Opened, open_damaged
 from teachonce.support.background import in_order
 
 MAX_THREADS = 16

@@ -18,7 +18,7 @@ from teachonce.store.errors import StoreError, Unreachable, without_remedy
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import FORMAT, VERSIONS
 from teachonce.store.format.manifest import check_root
-from teachonce.store.read.unfinished import published_parts, read_calibration
+from teachonce.store.read.manifests import published_parts, read_calibration
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.support import files
 from teachonce.support.differences import changed, check_same, differences

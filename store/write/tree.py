@@ -25,14 +25,14 @@ from teachonce.store.format.manifest import (
     read_entries,
     seal_checksum,
 )
-from teachonce.store.read.part import PartReader
-from teachonce.store.read.unfinished import (
+from teachonce.store.read.manifests import (
     absent_outside,
     part_numbers,
     published_parts,
     read_outside,
     unreadable_part,
 )
+from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array
 
 

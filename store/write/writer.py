@@ -23,8 +23,8 @@ from teachonce.store.format.features import Features
 from teachonce.store.format.layout import MAX_PART, Counts
 from teachonce.store.format.manifest import Part, check_root, digest, read_entries
 from teachonce.store.format.sequences import Sequences
+from teachonce.store.read.manifests import published_parts
 from teachonce.store.read.store import FeatureStore
-from teachonce.store.read.unfinished import published_part
 from teachonce.store.write import existing, tree
 from teachonce.store.write.part import PartWriter
 from teachonce.store.write.part_queue import PartQueue
@@ -155,7 +155,7 @@ class StoreWriter:
     def published_part(self, number: int) -> Part:
         """The entry of a published part: counts and checksums."""
         with closing(self._staging.source()) as source:
-            return published_part(source, number, self.features)
+            return next(published_parts(source, self.features, [number]))
 
     def _check_number(self, number: int) -> None:
         if not 0 <= number < MAX_PART:

@@ -18,7 +18,7 @@ from teachonce.store import Batch, FeatureStore
 from teachonce.store.containers.cache_word import shared_folder
 from teachonce.store.format.codecs.codec import Elementwise
 from teachonce.store.format.layout import ArraySpec, part_arrays
-from teachonce.store.read.kept import bytes_of, shared_file
+from teachonce.store.read.cached_arrays import bytes_of, shared_file
 from teachonce.student_train.data.encoded import TeacherStates
 from teachonce.student_train.settings.words import stays_in_memory
 from teachonce.support.arrays import Array, begins, starts

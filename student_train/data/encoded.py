@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from teachonce.store.format.codecs.codec import Elementwise
-from teachonce.store.format.codecs.hidden import HiddenCodec
+from teachonce.store.format.codecs.codec import Elementwise, HiddenCodec
 from teachonce.student_train.data.pooling import MapPooling, pool_members
 
 

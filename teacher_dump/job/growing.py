@@ -20,9 +20,9 @@ import numpy as np
 from teachonce.store import Features, FeatureStore, StoreWriter, open_store
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.tools.copy import take_part
 from teachonce.store.tools.documents import document_numbers, stored_digests
 from teachonce.store.tools.merge import fact_differences, facts, free, is_merged
-from teachonce.store.tools.taking import take_part
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.differences import ABSENT, differences, told

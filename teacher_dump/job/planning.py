@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from teachonce.store import Features, OutsideParts, StoreWriter
 from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
-from teachonce.store.tools.usage import METADATA, stored_rows, stored_sizes
+from teachonce.store.tools.info import METADATA, stored_rows, stored_sizes
 from teachonce.support.arrays import Array
 from teachonce.support.background import Behind
 from teachonce.support.console import counted, readable

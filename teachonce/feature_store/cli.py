@@ -14,16 +14,17 @@ from teachonce.feature_store.answers import Answer, bars, progress, telling, wri
 from teachonce.feature_store.exchange import export, import_
 from teachonce.feature_store.numbers import read_numbers
 from teachonce.store.errors import StoreError, without_remedy
-from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.store.format.codecs.levels import ADDED, BUILT_IN
 from teachonce.student_train.settings.naming import beside
 from teachonce.student_train.settings.words import VOCABULARIES, check_vocabulary_word
 from teachonce.support.completion import PATH, Text
 from teachonce.support.console import CONTEXT, DEVICES, counted
 from teachonce.support.errors import UserError
 from teachonce.support.hub import push_options
+from teachonce.support.plugins import NameOrAdded
 
 if TYPE_CHECKING:
-    from teachonce.store.tools.report import Report
+    from teachonce.store.tools.damaged import Report
     from teachonce.teacher_dump.comparison.rerun import LiveReport
 
 
@@ -207,7 +208,7 @@ def seal(path: str) -> Iterator[Answer]:
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
 @click.option(
-    "--codec", type=click.Choice(list(LEVELS)), help="Recode to this codec (more error only)."
+    "--codec", type=NameOrAdded(BUILT_IN, ADDED), help="Recode to this codec (more error only)."
 )
 @telling
 def convert(source: str, target: str, codec: str | None) -> Iterator[Answer]:

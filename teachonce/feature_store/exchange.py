@@ -13,9 +13,10 @@ import click
 from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.answers import Answer, bars, telling, written
 from teachonce.feature_store.captures.options import EXPORTS, FORMATS
-from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.store.format.codecs.levels import ADDED, BUILT_IN
 from teachonce.support.completion import PATH, Text
 from teachonce.support.errors import UserError
+from teachonce.support.plugins import NameOrAdded
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 say = partial(click.echo, err=True)
@@ -34,7 +35,7 @@ say = partial(click.echo, err=True)
     help="The teacher, named as for teacher-dump, or the folder of its tokenizer.",
 )
 @click.option(
-    "--codec", type=click.Choice(list(LEVELS)), default="default", help="As in teacher-dump."
+    "--codec", type=NameOrAdded(BUILT_IN, ADDED), default="default", help="As in teacher-dump."
 )
 @click.option(
     "--compression",

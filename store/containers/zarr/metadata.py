@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from teachonce.store.format.dimensions import dimension_names
+from teachonce.store.format.layout import dimension_names
 
 KEYS = {
     "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding",

@@ -28,8 +28,13 @@ from teachonce.store.containers.zarr.metadata import unlawful
 from teachonce.store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
 from teachonce.store.containers.zarr.zarr_python import check_codecs, chunk_rows, open_slices
 from teachonce.store.errors import StoreError
-from teachonce.store.format.dimensions import dimension_names
-from teachonce.store.format.layout import ArraySpec, groups_above, part_number, teacher_array
+from teachonce.store.format.layout import (
+    ArraySpec,
+    dimension_names,
+    groups_above,
+    part_number,
+    teacher_array,
+)
 from teachonce.support.arrays import Array
 from teachonce.support.files import sync_tree
 

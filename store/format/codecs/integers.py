@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from teachonce.store.format.codecs.codec import DENSE, FAST, Codec, CodecArray, Packing, wide
-from teachonce.store.format.codecs.floats import HALF_MAX
+from teachonce.store.format.codecs.elementwise import HALF_MAX
 from teachonce.support.arrays import Array, Floats
 
 SCALE = np.dtype(np.float16)

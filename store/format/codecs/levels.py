@@ -8,13 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.codecs.codec import DENSE, FAST, Codec, Elementwise, Packing
-from teachonce.store.format.codecs.floats import Float16, Float32
-from teachonce.store.format.codecs.hidden import HiddenCodec
+from teachonce.store.format.codecs.codec import (
+    DENSE,
+    FAST,
+    Codec,
+    Elementwise,
+    HiddenCodec,
+    Packing,
+)
+from teachonce.store.format.codecs.elementwise import Coarse, Fixed, Float16, Float32, Root, Square
 from teachonce.store.format.codecs.integers import Int4, Int8
-from teachonce.store.format.codecs.logs import Fixed, Root
-from teachonce.store.format.codecs.squares import Coarse, Square
 from teachonce.support.arrays import Array, Floats
+from teachonce.support.plugins import added_object
 
 KINDS = ("hidden", "logprobs", "rest", "head", "attention")
 """What every store has a codec for, whether it holds these or not."""
@@ -60,7 +65,28 @@ SMALL = Level(HiddenCodec(Int4(64)), Root(), Fixed(), Int8(DENSE), Coarse(), DEN
 FIRST_SMALL = replace(SMALL, hidden=HiddenCodec(Int4(32)), attention=Square(DENSE))
 
 LEVELS = {"exact": (EXACT,), "default": (DEFAULT,), "small": (SMALL, FIRST_SMALL)}
-"""The forms of each level, from no error to most: the one that is written, then earlier ones."""
+"""The forms of each level: the one that is written, then earlier ones."""
+BUILT_IN = tuple(LEVELS)
+"""The names of the levels of this software, from no error to most."""
+ADDED = "teachonce.codecs"
+"""Entry points of levels that other packages add: a `Level`, or a tuple of its forms."""
+
+
+def forms_of(codec: object) -> tuple[Level, ...]:
+    """The forms of a level, which an installed package may add.
+
+    Raises StoreError for a name that nobody has, UserError if a package cannot be loaded.
+    """
+    if not isinstance(codec, str) or codec not in LEVELS:
+        added = added_object(ADDED, codec) if isinstance(codec, str) else None
+        forms = added if isinstance(added, tuple) else (added,)
+        if not all(isinstance(form, Level) for form in forms):
+            raise StoreError(
+                f"features: codec must be one of {', '.join(LEVELS)}, got {codec!r}; if another"
+                f" package adds it ({ADDED}), install that"
+            )
+        LEVELS[str(codec)] = forms
+    return LEVELS[str(codec)]
 
 
 def bound(
@@ -69,10 +95,10 @@ def bound(
     """The largest error of each of `values` of a store that may have been recoded through every
     level before its own. See `Codec.bound`."""
     total: Array = getattr(level, kind).bound(values, stored)
-    for forms in LEVELS.values():
-        if level in forms:
+    for name in BUILT_IN:
+        if level in LEVELS[name]:
             break
-        total = total + getattr(forms[0], kind).bound(values)
+        total = total + getattr(LEVELS[name][0], kind).bound(values)
     return total
 
 
@@ -83,7 +109,7 @@ def form_of(name: str, encodings: object, kinds: tuple[str, ...] = KINDS) -> int
     """
     if not isinstance(encodings, Mapping):
         raise StoreError(f"features: encodings must be a JSON object, got {encodings!r:.80}")
-    unlike = [level.unlike(encodings, kinds) for level in LEVELS[name]]
+    unlike = [level.unlike(encodings, kinds) for level in forms_of(name)]
     nearest = min(range(len(unlike)), key=lambda form: len(unlike[form]))
     for key, expected, found in unlike[nearest]:
         raise StoreError(

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from teachonce.store.format.codecs.elementwise import FIXED_LAST, Fixed, Root
 from teachonce.store.format.codecs.integers import Int4, Int8
 from teachonce.store.format.codecs.levels import DEFAULT, EXACT, SMALL
-from teachonce.store.format.codecs.logs import FIXED_LAST, Fixed, Root
 from teachonce.support.arrays import Array
 
 INT8, INT4, FIXED, ROOT = Int8(), Int4(64), Fixed(), Root()

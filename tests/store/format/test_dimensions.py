@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from teachonce.store import open_store
-from teachonce.store.format.dimensions import dimension_names
-from teachonce.store.format.layout import Counts, part_arrays
+from teachonce.store.format.layout import Counts, dimension_names, part_arrays
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from tests.store.making import begin, features_of, make_part, make_store, put_part

@@ -10,10 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
-from teachonce.store import open_store
-from teachonce.store.format.codecs.codec import FAST, Codec, CodecArray, Elementwise, wide
-from teachonce.store.format.codecs.hidden import HiddenCodec
+from teachonce.feature_store.cli import main
+from teachonce.store import StoreError, open_store
+from teachonce.store.format.codecs import levels
+from teachonce.store.format.codecs.codec import (
+    FAST,
+    Codec,
+    CodecArray,
+    Elementwise,
+    HiddenCodec,
+    wide,
+)
 from teachonce.store.format.codecs.levels import LEVELS, Level, bound
 from teachonce.store.tools.copy import convert
 from teachonce.store.tools.verify import verify
@@ -141,3 +150,59 @@ def test_stores_are_recoded_to_it_and_not_back(tmp_path: Path, tiny: Level, tier
     assert two.meta["features"]["encodings"]["rest"] == {"encoding": "tenth", "step": 0.1}
     with pytest.raises(UserError, match="'tiny' cannot become 'exact': what was lost is lost"):
         convert(tmp_path / "copy.h5", tmp_path / "back.h5", codec="exact")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package on the path that adds a codec, and one that cannot be loaded."""
+    monkeypatch.setattr(levels, "LEVELS", dict(LEVELS))
+    folder = tmp_path / "site"
+    (folder / "mine-1.0.dist-info").mkdir(parents=True)
+    (folder / "mine-1.0.dist-info/METADATA").write_text("Name: mine\nVersion: 1.0\n")
+    (folder / "mine-1.0.dist-info/entry_points.txt").write_text(
+        "[teachonce.codecs]\nmine = codec_of_mine:MINE\nbroken = codec_of_mine:ABSENT\n"
+    )
+    (folder / "codec_of_mine.py").write_text(
+        "from tests.store.format.test_new_codec import HiddenCodec, Level, Range, Tenth\n"
+        "MINE = Level(HiddenCodec(Range()), Tenth(), Tenth(), Range(), Tenth())\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_package_adds_a_codec(tmp_path: Path) -> None:
+    path, copy = tmp_path / "a.zarr", tmp_path / "b.h5"
+    make_store(path, features_of("mine"))
+    make_store(tmp_path / "exact.zarr", features_of("exact"))
+    command = ["convert", str(tmp_path / "exact.zarr"), str(copy), "--codec"]
+    found = CliRunner().invoke(main, [*command, "mine"])
+    assert found.exit_code == 0, found.output
+    levels.LEVELS.pop("mine")  # as in a process that has not met it
+    for store in (path, copy):
+        assert verify(store).problems == []
+        assert open_store(store).features.codec == "mine"
+    for word, told in (("zip", "'zip' is not one of 'exact',"), ("broken", "cannot be loaded")):
+        found = CliRunner().invoke(main, [*command, word])
+        assert found.exit_code == 2 and told in found.output
+    for codec in ("exact", "tiny"):
+        with pytest.raises(StoreError if codec == "tiny" else UserError):
+            convert(copy, tmp_path / "c.h5", codec=codec)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_codec_that_nobody_adds_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_store(tmp_path / "a.zarr", features_of("mine"))
+    levels.LEVELS.pop("mine")
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="codec must be one of exact, default, small, got 'mine'"):
+        open_store(tmp_path / "a.zarr")
+
+
+def test_metadata_of_packages_are_read_for_unknown_names_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: pytest.fail("was called"))
+    make_store(tmp_path / "a.zarr", features_of("small"), parts=1)
+    assert len(open_store(tmp_path / "a.zarr")) == 12

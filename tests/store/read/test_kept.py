@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from teachonce.store.containers.zarr.shards import ShardSlices
-from teachonce.store.read.kept import Keeping, KeptSlices, Own
+from teachonce.store.read.cached_arrays import Keeping, KeptSlices, Own
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.store.containers.shard_files import both, random_values, write

@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 
 from teachonce.store import StoreError, UserError, open_store
 from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.format.identity import joined, number_of, runs_of
 from teachonce.store.format.layout import part_arrays
-from teachonce.store.format.runs import joined, number_of, runs_of
+from teachonce.store.tools.copy import selected, take_part
 from teachonce.store.tools.documents import document_texts
 from teachonce.store.tools.forget import forget
-from teachonce.store.tools.selection import selected
-from teachonce.store.tools.taking import take_part
 from teachonce.store.tools.verify import verify
 from teachonce.support import files
 from tests.store.dying import Killed, dies_at

@@ -17,12 +17,10 @@ import torch
 from teachonce.store import FeatureStore, UserError, open_store
 from teachonce.store.containers.zarr.shards import ShardSlices
 from teachonce.store.format.codecs.codec import Codec
-from teachonce.store.format.codecs.floats import Float16, Float32
+from teachonce.store.format.codecs.elementwise import Coarse, Fixed, Float16, Float32, Root, Square
 from teachonce.store.format.codecs.integers import Int4, Int8
-from teachonce.store.format.codecs.logs import Fixed, Root
-from teachonce.store.format.codecs.squares import Coarse, Square
 from teachonce.store.format.layout import part_arrays
-from teachonce.store.read.kept import KeptSlices
+from teachonce.store.read.cached_arrays import KeptSlices
 from teachonce.store.tools.copy import convert
 from teachonce.student_train.cli import main
 from teachonce.student_train.data import cache

@@ -1,5 +1,5 @@
-"""Arrays of parts that stay in memory from their first use on: in that of this process, or in files
-that processes share."""
+"""Arrays of parts that are cached from their first use on: in the memory of this process, or in
+files that processes share."""
 
 from __future__ import annotations
 

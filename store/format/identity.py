@@ -1,0 +1,83 @@
+"""Read the identity of a store: the command that made it, its corpora, the documents that were
+forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+
+def made_by(identity: Mapping[str, Any]) -> str:
+    """The command that made a store, as far as its identity tells: a copy has that of its source,
+    and where it is lost it is empty."""
+    if not identity:
+        return "`teacher-dump`, `feature-store merge` or `feature-store convert`, as it was typed"
+    corpus = identity.get("corpus")
+    told = corpus if isinstance(corpus, Mapping) else {}
+    if "forgotten" in told:
+        made = (
+            "`feature-store forget` with the same documents where that was stopped; what was lost"
+            " since no command makes again: restore the store from a copy"
+        )
+    elif "grown_from" in told:
+        made = "`teacher-dump --grow-from` with the same arguments"
+    elif "merged" in told:
+        made = "`feature-store merge` with the same stores"
+    elif "mixed_vocab" in identity:
+        made = "`teacher-dump mixed-vocab` with the same arguments"
+    else:
+        made = "`teacher-dump` with the same arguments"
+    return f"{made}; of a copy, `feature-store convert` from the same store"
+
+
+def corpora(corpus: Any) -> Iterator[Any]:
+    """Yield each corpus that a store holds text of, by the `corpus` of its identity: those of the
+    store that it grew from, those that were merged, or its own."""
+    told = corpus if isinstance(corpus, Mapping) else {}
+    before, merged = told.get("grown_from"), told.get("merged")
+    kept = before.get("corpora") if isinstance(before, Mapping) else None
+    for inner in kept if isinstance(kept, list) else ():
+        yield from corpora(inner)
+    if isinstance(merged, list):
+        for inner in merged:
+            yield from corpora(inner)
+    else:
+        yield corpus
+
+
+def sources(corpus: Any) -> list[Mapping[str, Any]]:
+    """List the sources of one of `corpora`; none where it tells them in another way."""
+    found = corpus.get("sources") if isinstance(corpus, Mapping) else None
+    if not isinstance(found, list) or not all(isinstance(source, Mapping) for source in found):
+        return []
+    return found
+
+
+Run = tuple[int, int]
+"""The first and the last number of consecutive ones."""
+
+
+def joined(runs: Iterable[Run]) -> str:
+    """Write runs, which may overlap, in ascending order."""
+    found: list[list[int]] = []
+    for first, last in sorted(runs):
+        if found and first <= found[-1][1] + 1:
+            found[-1][1] = max(found[-1][1], last)
+        else:
+            found.append([first, last])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in found)
+
+
+def runs_of(text: object) -> list[Run]:
+    """Read what `joined` writes. Nothing of anything else: a store may have been made by others."""
+    found = []
+    for run in text.split(",") if isinstance(text, str) else ():
+        first, _, last = run.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            found.append((int(first), int(last or first)))
+    return found
+
+
+def number_of(runs: Iterable[Run]) -> int:
+    """Count the numbers of runs that do not overlap."""
+    return sum(last - first + 1 for first, last in runs)

@@ -1,0 +1,294 @@
+"""Read what a store holds: the manifest of a sealed store, the parts of an unfinished one, and the
+arrays outside the parts."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from teachonce.store.containers.interface import Source
+from teachonce.store.containers.network import surely
+from teachonce.store.containers.paths import queue_of
+from teachonce.store.errors import StoreError, without_remedy
+from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.identity import made_by
+from teachonce.store.format.index import IndexedParts
+from teachonce.store.format.layout import Counts, PartShapes, part_number
+from teachonce.store.format.manifest import (
+    ATTRIBUTES,
+    DAMAGED,
+    MAX_BYTES,
+    Entry,
+    Manifest,
+    Part,
+    check_root,
+    digest,
+    length_dtype,
+    opening,
+    read_entries,
+    seal_checksum,
+)
+from teachonce.support.arrays import Array
+from teachonce.support.console import counted, takes_option
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Stop the garbage collector meanwhile.
+
+    Thousands of parts are a million objects, none of them garbage. To look through them again and
+    again takes the collector longer than it takes to make them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+class IndexedManifest(Manifest):
+    """A manifest whose parts an index tells."""
+
+    parts: IndexedParts
+
+    @cached_property
+    def first(self) -> Array:
+        return self.parts.first
+
+    @cached_property
+    def totals(self) -> Counts:
+        return self.parts.totals
+
+    @cached_property
+    def numbers(self) -> Array:
+        return self.parts.numbers()
+
+
+def _read_lengths(value: object, features: Features, sequences: int, where: str) -> Array | None:
+    if value is None:
+        return None
+    dtype = length_dtype(features)
+    try:
+        data = base64.b64decode(value, validate=True)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{where}: the manifest's lengths are not base64; {DAMAGED}") from error
+    if len(data) != sequences * dtype.itemsize:
+        raise StoreError(
+            f"{where}: the manifest's lengths are {len(data):,} bytes, expected {sequences:,} x"
+            f" {dtype.itemsize}; {DAMAGED}"
+        )
+    return np.frombuffer(data, dtype)
+
+
+def sealed_manifest(
+    source: Source, attributes: Mapping[str, Any], features: Features
+) -> tuple[Manifest, bytes]:
+    """Read the manifest of a sealed store, and its stored bytes. Raises StoreError if it does not
+    match the checksum at the root."""
+    where, stored = source.path, source.array("manifest")
+    if stored.dtype != np.uint8 or len(stored.shape) != 1 or stored.shape[0] > MAX_BYTES:
+        raise StoreError(f"{where}: manifest is not a byte array; {DAMAGED}")
+    data = stored.read(0, stored.shape[0]).tobytes()
+    if seal_checksum(data, attributes["created"]) != attributes.get("checksum"):
+        raise StoreError(f"{where}: the manifest does not match its checksum; {DAMAGED}")
+    with uncollected():
+        value = _parsed(data, attributes, where)
+        arrays = read_entries(value.get("arrays"), where)
+        if attributes["version"] > 1:
+            read = partial(checked_array, source)
+            parts = IndexedParts(value.get("parts"), features, where, read)
+            return IndexedManifest(value["attributes"], arrays, parts, parts.lengths), data
+        listed = _listed_parts(value.get("parts"), features, where)
+        sequences = sum(part.counts.sequences for part in listed)
+        lengths = _read_lengths(value.get("lengths"), features, sequences, where)
+        return Manifest(value["attributes"], arrays, listed, lengths), data
+
+
+def _parsed(data: bytes, attributes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{where}: the manifest is not JSON ({error}); {DAMAGED}") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{where}: the manifest is not a JSON object; {DAMAGED}")
+    known = attributes.get("arrays", value.get("arrays"))  # not in every store
+    if {key: attributes[key] for key in ATTRIBUTES} != value.get(
+        "attributes"
+    ) or known != value.get("arrays"):
+        raise StoreError(f"{where}: the root attributes were altered; {DAMAGED}")
+    return value
+
+
+def _listed_parts(value: object, features: Features, where: str) -> list[Part]:
+    if not isinstance(value, list):
+        raise StoreError(f"{where}: the manifest has no list of parts; {DAMAGED}")
+    shapes = PartShapes(features)
+    parts = [Part.from_json(part, shapes, where) for part in value]
+    numbers = [part.number for part in parts]
+    if numbers != sorted(set(numbers)):
+        raise StoreError(f"{where}: the manifest's parts are not in order; {DAMAGED}")
+    return parts
+
+
+def checked_array(source: Source, name: str, entry: Entry) -> Array:
+    """Read a whole array outside the parts. Raises StoreError if it is not what its entry says."""
+
+    def read() -> Array:
+        try:
+            return _checked_array(source, name, entry)
+        except StoreError:
+            source.forget(name)
+            raise
+
+    return surely(source.remote, read)
+
+
+def _checked_array(source: Source, name: str, entry: Entry) -> Array:
+    with opening():
+        array = source.array(name)
+    if array.shape != entry.shape or array.dtype.name != entry.dtype:
+        raise StoreError(f"{source.path}: {name} is not what the manifest says; {DAMAGED}")
+    if entry.fingerprint and source.fingerprint(name) != entry.fingerprint:
+        raise StoreError(f"{source.path}: {name} has an altered zarr.json; {DAMAGED}")
+    with opening():
+        values = array.read(0, array.shape[0])
+    if digest(values) != entry.sha256:
+        raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
+    return values
+
+
+def unsealed_manifest(
+    source: Source, attributes: Mapping[str, Any], features: Features
+) -> Manifest:
+    """Make the manifest of an unfinished store from its published parts. Raises StoreError."""
+    manifest, unreadable = readable_manifest(source, attributes, features)
+    for number, error in unreadable.items():
+        raise unreadable_part(source, number, error) from error
+    return manifest
+
+
+def unreadable_part(source: Source, number: int, error: StoreError) -> StoreError:
+    """The error for a part that keeps an unfinished store from going on."""
+    return StoreError(
+        f"{without_remedy(error)}; run `feature-store repair`, which moves part"
+        f" {number} aside, and type the command again: it makes this part anew and goes on"
+    )
+
+
+def _own_entry(source: Source, number: int, shapes: PartShapes) -> Part:
+    value = source.attributes(f"parts/{number}").get("part")
+    part = Part.from_json(value, shapes, source.path)
+    if part.number != number:
+        raise StoreError(f"{source.path}: part {number} says it is part {part.number}")
+    return part
+
+
+def published_parts(
+    source: Source, features: Features, numbers: Iterable[int] | None = None
+) -> Iterator[Part]:
+    """The entries of parts of an unfinished store, of all, ascending, without `numbers`. Raises
+    StoreError if one cannot be read."""
+    shapes = PartShapes(features)
+    for number in part_numbers(source) if numbers is None else numbers:
+        try:
+            part = _own_entry(source, number, shapes)
+        except StoreError as error:
+            raise unreadable_part(source, number, error) from error
+        yield part
+
+
+def part_numbers(source: Source) -> list[int]:
+    """Numbers of the parts of an unfinished store, ascending."""
+    numbers = (part_number(name) for name in source.members("parts"))
+    return sorted(number for number in numbers if number is not None)
+
+
+def unfinished(source: Source) -> StoreError:
+    """The error that refuses an unfinished store.
+
+    One process writes the parts in order, so one that is missing before another was there and is
+    gone.
+    """
+    there = part_numbers(source)
+    in_order = source.remote or not queue_of(source.path).exists()
+    gone = there[-1] + 1 - len(there) if there and in_order else 0
+    parts = counted(len(there), "part") + (f" there, {gone:,} dropped or lost" if gone else "")
+    try:
+        made = made_by(source.attributes().get("identity") or {})
+    except StoreError:
+        made = made_by({})
+    ways = {True: "--allow-partial", None: "open_store(..., allow_partial=True)"}
+    way = ways.get(takes_option("allow_partial"))
+    return StoreError(
+        f"{source.path}: is not finished ({parts}); let the command that makes it end, or type it"
+        f" again ({made}), which makes the rest"
+        + (f"; or take the parts that are there with {way}" if way else "")
+    )
+
+
+def readable_manifest(
+    source: Source, attributes: Mapping[str, Any], features: Features
+) -> tuple[Manifest, dict[int, StoreError]]:
+    """Make a manifest from the entries that parts hold themselves; parts whose entries cannot be
+    read are returned with their errors."""
+    parts, unreadable, shapes = [], {}, PartShapes(features)
+    for number in part_numbers(source):
+        try:
+            parts.append(_own_entry(source, number, shapes))
+        except StoreError as error:
+            unreadable[number] = error
+    arrays = read_entries(attributes.get("arrays"), source.path)
+    kept = {key: attributes[key] for key in ATTRIBUTES}
+    return Manifest(kept, arrays, parts), unreadable
+
+
+def absent_outside(source: Source) -> set[str]:
+    """Names of the arrays outside the parts that a store lists and lacks: repair has moved them
+    aside, or they were lost."""
+    listed, there = read_entries(source.attributes().get("arrays"), source.path), {}
+    for group in {name.rpartition("/")[0] for name in listed}:
+        there[group] = set(source.members(group))
+    return {
+        name for name in listed if name.rpartition("/")[2] not in there[name.rpartition("/")[0]]
+    }
+
+
+def read_calibration(source: Source) -> Calibration | None:
+    """Read (mean, deviation) of every hidden state of an unfinished store; None if it lacks one.
+
+    Raises StoreError if a checksum differs.
+    """
+    if any(name.startswith("calibration/hidden/") for name in absent_outside(source)):
+        return None
+    read = read_outside(source)
+    return {
+        name: (
+            read(f"calibration/hidden/{name}/mean"),
+            read(f"calibration/hidden/{name}/deviation"),
+        )
+        for name in check_root(source.attributes(), source.path).hidden
+    }
+
+
+def read_outside(source: Source) -> Callable[[str], Array]:
+    """Return a reader of the arrays outside the parts of an unfinished store; it raises StoreError
+    if a checksum differs."""
+    entries = read_entries(source.attributes().get("arrays"), source.path)
+
+    def read(name: str) -> Array:
+        with opening():
+            array = source.array(name)
+            values = array.read(0, array.shape[0])
+        if name not in entries or digest(values) != entries[name].sha256:
+            raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
+        return values
+
+    return lambda name: surely(source.remote, lambda: read(name))
