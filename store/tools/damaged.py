@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from teachonce.store.containers.interface import Flaw, Source
 from teachonce.store.containers.network import surely
 from teachonce.store.containers.paths import open_source
 from teachonce.store.containers.zarr.tree import ZarrSource
-from teachonce.store.errors import StoreError
+from teachonce.store.errors import StoreError, without_remedy
 from teachonce.store.format.index import IndexedParts
 from teachonce.store.format.manifest import (
     CREATED,
@@ -23,6 +24,7 @@ from teachonce.store.format.manifest import (
 )
 from teachonce.store.read.manifests import readable_manifest, sealed_manifest, unfinished
 from teachonce.store.read.store import FeatureStore
+from teachonce.support.console import counted
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,41 @@ class Report:
     def lost_outside(self) -> set[str]:
         """Paths of the arrays outside the parts that are lost."""
         return {p.array for p in self.found if p.part is None and p.array is not None}
+
+    def facts(self, path: str) -> dict[str, Any]:
+        """What was found, as JSON."""
+        return {
+            "path": path,
+            "sound": not self.problems,
+            "parts": self.parts,
+            "arrays": self.arrays,
+            "bytes": self.bytes,
+            "problems": [without_remedy(problem) for problem in self.problems],
+            "strangers": self.strangers,
+        }
+
+    def lines(self, path: str) -> Iterator[str]:
+        """What was found, in lines."""
+        yield from map(without_remedy, self.problems)
+        yield from self.strangers
+        if not self.problems:
+            sound = "sound"
+            if self.strangers:
+                strangers = counted(len(self.strangers), "stranger")
+                sound = f"sound, with {strangers} (not of the store, and left alone)"
+            yield (
+                f"{path}: {sound}: {counted(self.parts, 'part')}, {counted(self.arrays, 'array')}, "
+                f"{self.bytes:,} decoded bytes match their checksums"
+            )
+
+    def check(self, path: str) -> None:
+        """Raise StoreError if anything is wrong."""
+        if self.problems:
+            raise StoreError(
+                f"{path}: damaged: {counted(len(self.problems), 'problem')}; `feature-store repair`"
+                " moves what is damaged aside and says how it is made again; or restore it from a"
+                " copy"
+            )
 
 
 @dataclass

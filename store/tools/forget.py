@@ -65,6 +65,20 @@ class Forgotten:
     unknown: tuple[str, ...] = ()
     shared: int = 0
 
+    def lines(self, path: str) -> Iterator[str]:
+        """Tell it in lines."""
+        yield from (f"not in the store: {line}" for line in self.unknown)
+        documents, sequences = (
+            counted(self.documents, "document"),
+            counted(self.sequences, "sequence"),
+        )
+        yield f"{path}: forgot {documents} with {sequences}"
+        if self.shared:
+            yield (
+                f"{counted(self.shared, 'part')} of these are in another store, too, which grew"
+                " from this one or from which this one grew: forget there as well"
+            )
+
 
 def forget(
     path: str | Path,

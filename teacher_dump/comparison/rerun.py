@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from teachonce.checkpoints.text_vectors import POOLINGS
 from teachonce.store import Features, FeatureStore, Record, UserError
+from teachonce.store.errors import StoreError
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.pairs import offsets_of, tokenizer_inputs
 from teachonce.store.tools.merge import is_merged
@@ -65,6 +66,27 @@ class LiveReport:
     rows: list[Comparison] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    def lines(self, path: str, model: str) -> Iterator[str]:
+        """Tell it in lines."""
+        yield self.headline
+        yield f"{'':<28} {'largest':>9} {'mean':>9} {'promised':>9}  share of what is allowed"
+        for row in self.rows:
+            yield (
+                f"{row.feature:<28} {row.largest:9.3g} {row.mean:9.3g} {row.promised:9.3g} "
+                f"{row.share:6.2f}  ({row.unit})"
+            )
+        yield from (*self.notes, *self.problems)
+        if not self.problems:
+            yield f"{path}: every error is within what its codec and {model} promise"
+
+    def check(self, path: str, model: str) -> None:
+        """Raise StoreError if anything differs."""
+        if self.problems:
+            raise StoreError(
+                f"{path}: is not what {model} says: {counted(len(self.problems), 'problem')}; give"
+                " the model that it was made with, or dump again"
+            )
 
 
 def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) -> LiveReport:

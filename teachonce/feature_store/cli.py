@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,22 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from teachonce.checkpoints.names import ALIASES
-from teachonce.feature_store.answers import Answer, bars, progress, telling, written
 from teachonce.feature_store.exchange import export, import_
-from teachonce.feature_store.numbers import read_numbers
-from teachonce.store.errors import StoreError, without_remedy
-from teachonce.store.format.codecs.levels import ADDED, BUILT_IN
+from teachonce.feature_store.output import Answer, bars, progress, telling, written
+from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.student_train.settings.naming import beside
 from teachonce.student_train.settings.words import VOCABULARIES, check_vocabulary_word
 from teachonce.support.completion import PATH, Text
-from teachonce.support.console import CONTEXT, DEVICES, counted
+from teachonce.support.console import CONTEXT, DEVICES
 from teachonce.support.errors import UserError
 from teachonce.support.hub import push_options
 from teachonce.support.plugins import NameOrAdded
 
 if TYPE_CHECKING:
-    from teachonce.store.tools.damaged import Report
-    from teachonce.teacher_dump.comparison.rerun import LiveReport
+    pass
 
 
 VOCAB_HELP = (
@@ -100,74 +98,15 @@ def verify(
     from teachonce.store.tools.verify import verify as read_everything
 
     report = read_everything(path, progress=bars, allow_partial=allow_partial)
-    yield Answer(_facts(path, report), _lines(path, report))
-    if report.problems:
-        raise StoreError(
-            f"{path}: damaged: {counted(len(report.problems), 'problem')}; `feature-store repair`"
-            " moves what is damaged aside and says how it is made again; or restore it from a copy"
-        )
+    yield Answer(report.facts(path), report.lines(path))
+    report.check(path)
     if model is not None:
-        yield from _compared(path, allow_partial, model, sample, seed, device)
+        from teachonce.store.read.store import open_store
+        from teachonce.teacher_dump.comparison.rerun import check
 
-
-def _compared(
-    path: str, allow_partial: bool, model: str, sample: int, seed: int, device: str
-) -> Iterator[Answer]:
-    """Compare a sample with the teacher's output. Raises StoreError if it differs."""
-    from dataclasses import asdict
-
-    from teachonce.store.read.store import open_store
-    from teachonce.teacher_dump.comparison.rerun import check
-
-    found = check(open_store(path, allow_partial=allow_partial), model, sample, seed, device)
-    facts = {"model": model, **asdict(found)}
-    yield Answer({"teacher": facts}, _deviations(path, model, found))
-    if found.problems:
-        raise StoreError(
-            f"{path}: is not what {model} says: {counted(len(found.problems), 'problem')}; give the"
-            " model that it was made with, or dump again"
-        )
-
-
-def _deviations(path: str, model: str, found: LiveReport) -> Iterator[str]:
-    yield found.headline
-    yield f"{'':<28} {'largest':>9} {'mean':>9} {'promised':>9}  share of what is allowed"
-    for row in found.rows:
-        yield (
-            f"{row.feature:<28} {row.largest:9.3g} {row.mean:9.3g} {row.promised:9.3g} "
-            f"{row.share:6.2f}  ({row.unit})"
-        )
-    yield from (*found.notes, *found.problems)
-    if not found.problems:
-        yield f"{path}: every error is within what its codec and {model} promise"
-
-
-def _facts(path: str, report: Report) -> dict[str, Any]:
-    """Tell what a look through a store found, as JSON."""
-    return {
-        "path": path,
-        "sound": not report.problems,
-        "parts": report.parts,
-        "arrays": report.arrays,
-        "bytes": report.bytes,
-        "problems": [without_remedy(problem) for problem in report.problems],
-        "strangers": report.strangers,
-    }
-
-
-def _lines(path: str, report: Report) -> Iterator[str]:
-    """Tell what a look through a store found, in lines."""
-    yield from map(without_remedy, report.problems)
-    yield from report.strangers
-    if not report.problems:
-        sound = "sound"
-        if report.strangers:
-            strangers = counted(len(report.strangers), "stranger")
-            sound = f"sound, with {strangers} (not of the store, and left alone)"
-        yield (
-            f"{path}: {sound}: {counted(report.parts, 'part')}, {counted(report.arrays, 'array')}, "
-            f"{report.bytes:,} decoded bytes match their checksums"
-        )
+        found = check(open_store(path, allow_partial=allow_partial), model, sample, seed, device)
+        yield Answer({"teacher": {"model": model, **asdict(found)}}, found.lines(path, model))
+        found.check(path, model)
 
 
 @main.command()
@@ -186,7 +125,7 @@ def repair(path: str) -> Iterator[Answer]:
     facts = {"advice": report.advice, "undo": report.undo, "parts_left": left}
     facts["aside"] = str(report.aside) if report.aside else None
     advice = [f"{path}: {report.advice}"] if report.advice else []
-    yield Answer(_facts(path, report) | facts, [*_lines(path, report), *advice])
+    yield Answer(report.facts(path) | facts, [*report.lines(path), *advice])
 
 
 @main.command()
@@ -208,7 +147,7 @@ def seal(path: str) -> Iterator[Answer]:
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
 @click.option(
-    "--codec", type=NameOrAdded(BUILT_IN, ADDED), help="Recode to this codec (more error only)."
+    "--codec", type=NameOrAdded(BUILT_IN, GROUP), help="Recode to this codec (more error only)."
 )
 @telling
 def convert(source: str, target: str, codec: str | None) -> Iterator[Answer]:
@@ -297,24 +236,15 @@ def forget(
     command goes on; until it ends no reader takes the store for finished. Nothing is changed where
     a document is not there (exit code 1), unless --missing-ok is given.
     """
-    from teachonce.feature_store.wishes import wish
+    from teachonce.feature_store.arguments import wish
     from teachonce.store.tools.forget import forget as take_out
     from teachonce.student_train.data.token_cache import drop_tables
 
     request, wanted = wish(documents, texts, text_column)
     done = take_out(path, request, wanted, missing_ok, drop_tables, progress("part"))
-    lines = [f"not in the store: {line}" for line in done.unknown]
-    lines.append(
-        f"{path}: forgot {counted(done.documents, 'document')} with"
-        f" {counted(done.sequences, 'sequence')}"
-    )
-    if done.shared:
-        lines.append(
-            f"{counted(done.shared, 'part')} of these are in another store, too, which grew from"
-            " this one or from which this one grew: forget there as well"
-        )
     facts = {"forgotten_documents": done.documents, "forgotten_sequences": done.sequences}
-    yield Answer(facts | {"unknown": done.unknown, "shared_parts": done.shared}, lines)
+    facts |= {"unknown": done.unknown, "shared_parts": done.shared}
+    yield Answer(facts, done.lines(path))
     yield written(path)
 
 
@@ -363,6 +293,7 @@ def page(
     best logits, attention maps, masks, and the nearest sequences of the store, or of a sample of a
     large one. The page is one file that needs no network.
     """
+    from teachonce.feature_store.arguments import read_numbers
     from teachonce.support.pages import check_page
 
     out = out or beside(path, "page.html")

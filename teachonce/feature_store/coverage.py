@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.align import Tokens
-from teachonce.feature_store.sample import sample
-from teachonce.feature_store.student import Student
+from teachonce.feature_store.student import Student, sample
 
 SAMPLE_TOKENS = 2**17
 SIZES = 5  # of runs, that a table for people has a column of

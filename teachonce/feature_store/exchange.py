@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from teachonce.checkpoints.names import ALIASES
-from teachonce.feature_store.answers import Answer, bars, telling, written
-from teachonce.feature_store.captures.options import EXPORTS, FORMATS
-from teachonce.store.format.codecs.levels import ADDED, BUILT_IN
+from teachonce.feature_store.captures import formats
+from teachonce.feature_store.output import Answer, bars, telling, written
+from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.support.completion import PATH, Text
 from teachonce.support.errors import UserError
 from teachonce.support.plugins import NameOrAdded
@@ -26,7 +26,10 @@ say = partial(click.echo, err=True)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option(
-    "--format", "kind", type=click.Choice(FORMATS), help="What SOURCE is, where it cannot be seen."
+    "--format",
+    "kind",
+    type=NameOrAdded(formats.FORMATS, formats.GROUP),
+    help="What SOURCE is, where it cannot be seen.",
 )
 @click.option(
     "--tokenizer",
@@ -35,7 +38,7 @@ say = partial(click.echo, err=True)
     help="The teacher, named as for teacher-dump, or the folder of its tokenizer.",
 )
 @click.option(
-    "--codec", type=NameOrAdded(BUILT_IN, ADDED), default="default", help="As in teacher-dump."
+    "--codec", type=NameOrAdded(BUILT_IN, GROUP), default="default", help="As in teacher-dump."
 )
 @click.option(
     "--compression",
@@ -71,30 +74,25 @@ def import_(
     with texts and their vectors in `label`. Its ids become texts by --tokenizer; tokens that cannot
     are told and left out. After a stop the same command goes on.
     """
-    from teachonce.feature_store.captures.options import ImportOptions
+    from teachonce.feature_store.arguments import read_layers
 
-    numbers = _numbers(layers)
+    numbers = read_layers(layers)
     if target.suffix not in (".zarr", ".h5"):
         raise UserError(f"{target}: expected a name that ends in .zarr or .h5")
     from teachonce.feature_store.captures.importing import import_capture
 
-    options = ImportOptions(source, target, kind, layers=numbers, **given)
+    options = formats.ImportOptions(source, target, kind, layers=numbers, **given)
     summary = import_capture(options, say, bars)
     yield Answer(asdict(summary), summary.lines())
     yield written(str(target))
 
 
-def _numbers(words: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in words.split(",")) if words else ()
-    except ValueError:
-        raise UserError(f"--layers {words}: expected numbers, as in 2,14,25,28") from None
-
-
 @click.command()
 @click.argument("store", type=PATH)
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--to", "kind", type=click.Choice(EXPORTS), required=True, help="What to write.")
+@click.option(
+    "--to", "kind", type=click.Choice(formats.EXPORTS), required=True, help="What to write."
+)
 @click.option("--columns", metavar="A,B,...", help="Of parquet and datasets, instead of all.")
 @click.option(
     "--floats",

@@ -1,20 +1,24 @@
-"""A student's side of a store: its tokens, and its pieces beside the teacher's."""
+"""A student's side of a store: a sample, its tokens, and pieces as people read them."""
 
 from __future__ import annotations
 
 import copy
+import json
+import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from teachonce.align import AlignmentError, Tokens
-from teachonce.feature_store.names import Names
-from teachonce.feature_store.sample import Sample, sample
+from teachonce.align.vocabulary import byte_of_character
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.read.stored_tokenizer import is_plain, within_bounds
+from teachonce.store.tools.show import Pieces
 from teachonce.student_train.data.stored_vocabulary import check_vocabulary
 from teachonce.student_train.data.token_cache import tokenize
 from teachonce.student_train.data.vocabularies import vocabulary_map
@@ -26,8 +30,102 @@ from teachonce.student_train.model.student_tokenizer import (
 from teachonce.student_train.settings.alignments import ALIGNMENTS, Sides
 from teachonce.student_train.settings.words import is_made_of_text
 from teachonce.support.arrays import Array
+from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.training.wordpiece import fewer_pieces
+
+
+class Names:
+    """Writes the pieces of a tokenizer for people, by its tokenizer.json.
+
+    A byte-level piece (GPT-2's alphabet) is written in its letters, blanks as the tokenizer has
+    them (`Ġ`), and bytes of a part of a letter as `<D0>`. `unknown` is the piece that stands for
+    what cannot be spelled, or None.
+    """
+
+    def __init__(self, tokenizer: str | None) -> None:
+        settings: dict[str, Any] = json.loads(tokenizer) if tokenizer else {"model": {}}
+        parts = json.dumps([settings.get("pre_tokenizer"), settings.get("decoder")])
+        self.byte_level, model = '"ByteLevel"' in parts, settings["model"]
+        self.unknown: str | None = model.get("unk_token")
+        if model.get("unk_id") is not None:
+            self.unknown = model["vocab"][model["unk_id"]][0]
+
+    def written(self, piece: str) -> str:
+        """Write a piece."""
+        alphabet = byte_of_character()
+        if not self.byte_level or not all(letter in alphabet for letter in piece):
+            return piece
+        raw = bytes(alphabet[letter] for letter in piece)
+        letters = raw.decode("utf-8", "surrogateescape")
+        return "".join(_letter(each) for each in letters)
+
+
+def _letter(letter: str) -> str:
+    """Write a letter; what shows no ink in GPT-2's alphabet, and a byte as its number."""
+    if "\udc80" <= letter <= "\udcff":
+        return f"<{ord(letter) - 0xDC00:X}>"
+    if letter.isprintable() and not letter.isspace():
+        return letter
+    return "".join(_character_of_byte()[byte] for byte in letter.encode())
+
+
+@cache
+def _character_of_byte() -> dict[int, str]:
+    return {byte: character for character, byte in byte_of_character().items()}
+
+
+class WrittenPieces(Pieces):
+    """Names the teacher's pieces as people read them."""
+
+    def __init__(self, store: FeatureStore) -> None:
+        super().__init__(store)
+        held = "tokenizer.json" in store.teacher_files()
+        self.names = Names(store.teacher_file("tokenizer.json").decode() if held else None)
+
+    def name(self, number: int) -> str:
+        """Return a piece by its id, or the id where nothing names it."""
+        return self.names.written(super().name(number))
+
+
+def direction(text: str) -> str:
+    """Tell which way a text runs, by its first letter that has a direction: `ltr` or `rtl`."""
+    kinds = (unicodedata.bidirectional(letter) for letter in text)
+    return "rtl" if next((k for k in kinds if k in ("L", "R", "AL")), "L") != "L" else "ltr"
+
+
+BLOCK_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Blocks [n, 2] of consecutive sequences, and how many sequences there are in them and in
+    `all` of the store."""
+
+    blocks: Array
+    sequences: int
+    all: int
+
+    @property
+    def whole(self) -> bool:
+        return self.sequences == self.all
+
+    @property
+    def told(self) -> str:
+        """Which sequences these are: `all 24 sequences`, `8 of 24 sequences, spread evenly`."""
+        if self.whole:
+            return f"all {counted(self.all, 'sequence')}"
+        return f"{self.sequences:,} of {counted(self.all, 'sequence')}, spread evenly"
+
+
+def sample(store: FeatureStore, tokens: int) -> Sample:
+    """Choose blocks of about `tokens` tokens together, spread evenly over a store; all of a store
+    that has no more. Always the same ones."""
+    blocks, most = store.blocks(BLOCK_TOKENS), max(1, tokens // BLOCK_TOKENS)
+    if len(blocks) > most:
+        blocks = blocks[np.linspace(0, len(blocks) - 1, most).astype(int)]
+    return Sample(blocks, int(np.diff(blocks, axis=1).sum()), len(store))
+
 
 VOCABULARY_TOKENS = 2**21
 """Tokens of the sample that a vocabulary is made of; a training makes it of all text."""

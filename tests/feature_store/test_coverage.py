@@ -21,8 +21,7 @@ from teachonce.align import (
 )
 from teachonce.feature_store import coverage, student
 from teachonce.feature_store.cli import main
-from teachonce.feature_store.sample import sample
-from teachonce.feature_store.student import Student, tokenized_there, tokens_from
+from teachonce.feature_store.student import Student, sample, tokenized_there, tokens_from
 from teachonce.store import open_store
 from teachonce.student_train.data.token_cache import tokenize
 from tests.feature_store.test_json import facts

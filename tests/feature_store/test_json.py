@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from teachonce.feature_store.answers import Answer, telling
 from teachonce.feature_store.cli import main
+from teachonce.feature_store.output import Answer, telling
 from teachonce.store import open_store
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from teachonce.feature_store.names import Names, direction
+from teachonce.feature_store.student import Names, direction
 
 
 def test_byte_level_pieces_are_written_in_letters(make_tokenizer: Callable[[str], Any]) -> None:

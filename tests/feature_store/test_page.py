@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from teachonce.feature_store.arguments import MOST
 from teachonce.feature_store.cli import main
-from teachonce.feature_store.numbers import MOST
 from teachonce.store import FeatureStore, open_store
 from tests.browser import PHONE, WIDE, check_accessible, opened
 from tests.store.making import PIECES, TOKENIZER, features_of, make_store

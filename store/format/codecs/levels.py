@@ -68,7 +68,7 @@ LEVELS = {"exact": (EXACT,), "default": (DEFAULT,), "small": (SMALL, FIRST_SMALL
 """The forms of each level: the one that is written, then earlier ones."""
 BUILT_IN = tuple(LEVELS)
 """The names of the levels of this software, from no error to most."""
-ADDED = "teachonce.codecs"
+GROUP = "teachonce.codecs"
 """Entry points of levels that other packages add: a `Level`, or a tuple of its forms."""
 
 
@@ -78,12 +78,12 @@ def forms_of(codec: object) -> tuple[Level, ...]:
     Raises StoreError for a name that nobody has, UserError if a package cannot be loaded.
     """
     if not isinstance(codec, str) or codec not in LEVELS:
-        added = added_object(ADDED, codec) if isinstance(codec, str) else None
+        added = added_object(GROUP, codec) if isinstance(codec, str) else None
         forms = added if isinstance(added, tuple) else (added,)
         if not all(isinstance(form, Level) for form in forms):
             raise StoreError(
                 f"features: codec must be one of {', '.join(LEVELS)}, got {codec!r}; if another"
-                f" package adds it ({ADDED}), install that"
+                f" package adds it ({GROUP}), install that"
             )
         LEVELS[str(codec)] = forms
     return LEVELS[str(codec)]

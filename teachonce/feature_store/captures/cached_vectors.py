@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from teachonce.feature_store.captures.options import ImportOptions
+from teachonce.feature_store.captures.files import Table, open_table, vector
+from teachonce.feature_store.captures.formats import Format, ImportOptions
 from teachonce.feature_store.captures.sample import Held, Rows, Sample
-from teachonce.feature_store.captures.tables import Table, open_table, vector
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.errors import UserError
 
@@ -91,3 +91,8 @@ class CachedVectors:
                 f" {self.held.vector}"
             )
         return Rows(vector=found)
+
+
+FORMAT = Format(
+    "sentence-transformers", recognises, CachedVectors, frozenset({"text_column", "max_length"})
+)

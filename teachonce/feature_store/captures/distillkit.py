@@ -26,9 +26,9 @@ from teachonce.feature_store.captures.compressed_logprobs import (
     unpacked_ids,
     words_of_ids,
 )
-from teachonce.feature_store.captures.options import ImportOptions
+from teachonce.feature_store.captures.files import Table, matrix, open_table, vector
+from teachonce.feature_store.captures.formats import Format, ImportOptions
 from teachonce.feature_store.captures.sample import Held, Rows, Sample, same_length
-from teachonce.feature_store.captures.tables import Table, matrix, open_table, vector
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
@@ -170,3 +170,6 @@ class DistillKit:
 
 def _rows(decode: Decode, cells: Cells, where: str, span: slice) -> Rows:
     return Rows(kept=decode(cells, where, span))
+
+
+FORMAT = Format("distillkit", recognises, DistillKit, frozenset({"compression"}))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.feature_store.captures.files import gunzip, load_tensors, numbered
-from teachonce.feature_store.captures.options import ImportOptions
+from teachonce.feature_store.captures.formats import Format, ImportOptions
 from teachonce.feature_store.captures.sample import Held, Rows, Sample, finite, same_length
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.arrays import Array
@@ -140,25 +140,6 @@ def _safetensors(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); copy it again") from None
 
 
-SPECULATORS = Kind(
-    "speculators",
-    _speculators_files,
-    _read_speculators,
-    normed=False,
-)
-SPECFORGE = Kind(
-    "specforge",
-    _specforge_files,
-    _read_specforge,
-    normed=True,
-)
-
-
-def recognises(kind: Kind, path: Path) -> bool:
-    """Whether files of this kind lie there."""
-    return bool(kind.files(path))
-
-
 class HiddenFiles:
     """A folder of states that is open for reading."""
 
@@ -229,3 +210,16 @@ class HiddenFiles:
                 name: finite(s.float().numpy(), f"state {name}", str(path)) for name, s in named
             }
         )
+
+
+def _format(kind: Kind) -> Format:
+    return Format(
+        kind.name,
+        lambda path: bool(kind.files(path)),
+        partial(HiddenFiles, kind),
+        frozenset({"layers"}),
+    )
+
+
+SPECULATORS = _format(Kind("speculators", _speculators_files, _read_speculators, normed=False))
+SPECFORGE = _format(Kind("specforge", _specforge_files, _read_specforge, normed=True))

@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 
 from teachonce.feature_store.captures.files import Progress, identity, stamps
-from teachonce.feature_store.captures.kept_logits import best_first
-from teachonce.feature_store.captures.options import ImportOptions
-from teachonce.feature_store.captures.registry import Format, format_of
-from teachonce.feature_store.captures.sample import Capture, Held, Rows, Sample, finite, same_length
+from teachonce.feature_store.captures.formats import Format, ImportOptions, format_of
+from teachonce.feature_store.captures.sample import (
+    Capture,
+    Held,
+    Rows,
+    Sample,
+    best_first,
+    finite,
+    same_length,
+)
 from teachonce.feature_store.captures.teacher_files import TeacherFiles, open_teacher
 from teachonce.feature_store.captures.token_texts import Spelling, Stretch, spelling_of, stretches
 from teachonce.store import EmbeddingSpec, Features, LogitsSpec, OutsideParts, StoreWriter

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.feature_store.captures.files import load_tensors, numbered, unzstd
-from teachonce.feature_store.captures.options import ImportOptions
+from teachonce.feature_store.captures.formats import Format, ImportOptions
 from teachonce.feature_store.captures.sample import Held, Rows, Sample
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.arrays import Array
@@ -240,3 +240,6 @@ def _texts(ids: Array, end: int | None) -> Iterator[tuple[int, int]]:
 def _rows(batch: Microbatch, row: int, span: slice) -> Rows:
     ids, values = batch.sample(row)
     return Rows(kept=(ids[span], values[span]))
+
+
+FORMAT = Format("megatron", recognises, Megatron, frozenset({"tokens"}))

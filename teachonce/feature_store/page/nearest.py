@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from teachonce.feature_store.sample import Sample, sample
+from teachonce.feature_store.student import Sample, sample
 from teachonce.store import Batch, FeatureStore
 from teachonce.support.arrays import Array, Floats
 

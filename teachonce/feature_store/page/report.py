@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.feature_store.coverage import common_sizes, coverage
-from teachonce.feature_store.names import WrittenPieces
 from teachonce.feature_store.page.nearest import Nearest, nearest
 from teachonce.feature_store.page.sequence import Shown, Side, shown, squares
-from teachonce.feature_store.student import Student
+from teachonce.feature_store.student import Student, WrittenPieces
 from teachonce.store import FeatureStore
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.support.arrays import Array

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from teachonce.align import Alignment, Tokens
-from teachonce.feature_store.names import WrittenPieces, direction
 from teachonce.feature_store.page.lattice import Cluster, clusters
-from teachonce.feature_store.student import Student
+from teachonce.feature_store.student import Student, WrittenPieces, direction
 from teachonce.store import FeatureStore, Record
 from teachonce.store.tools.show import BEST, headline, sequence_facts, told_best
 from teachonce.support.arrays import Array, starts

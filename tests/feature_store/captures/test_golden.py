@@ -22,8 +22,8 @@ from pyarrow import parquet
 
 from teachonce.feature_store.captures.compressed_logprobs import index_bits, packed_ids
 from teachonce.feature_store.captures.distillkit import DistillKit
+from teachonce.feature_store.captures.formats import ImportOptions
 from teachonce.feature_store.captures.megatron import Megatron
-from teachonce.feature_store.captures.options import ImportOptions
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 
 GOLDEN = Path(__file__).parent / "golden"

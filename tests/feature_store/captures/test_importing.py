@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teachonce.feature_store.captures import importing
+from teachonce.feature_store.captures.formats import FORMATS, ImportOptions, _format
 from teachonce.feature_store.captures.importing import import_capture
-from teachonce.feature_store.captures.options import FORMATS, ImportOptions
-from teachonce.feature_store.captures.registry import REGISTRY
 from teachonce.feature_store.captures.sample import Rows, Sample
 from teachonce.feature_store.captures.token_texts import Spelling, stretches
 from teachonce.store import open_store
@@ -27,7 +26,7 @@ from tests.texts import ENGLISH, RUSSIAN, SLOVAK
 
 
 def test_every_format_has_an_entry() -> None:
-    assert tuple(REGISTRY) == FORMATS
+    assert [_format(name).name for name in FORMATS] == list(FORMATS)
 
 
 def test_a_stopped_import_goes_on(
@@ -161,3 +160,55 @@ def test_texts_longer_than_the_teacher_reads_are_told(
     store = open_store(tmp_path / "a.zarr")
     assert len(store) == 12 and store.features.max_length == 12
     assert all(row.embedding.argmax() == row.document for row in store)
+
+
+CAPTURE = '''
+from functools import partial
+
+import numpy as np
+from teachonce.feature_store.captures.formats import Format
+from teachonce.feature_store.captures.sample import Held, Rows, Sample
+
+
+class Lines:
+    """A text, a tab and a number in each line: vectors of two numbers."""
+
+    held, settings = Held(vector=2), {}
+
+    def __init__(self, options, teacher):
+        self._path = options.source
+
+    def files(self):
+        return [self._path]
+
+    def samples(self):
+        for line in self._path.read_text("utf-8").splitlines():
+            text, number = line.split("\\t")
+            vector = np.array([float(number), 1], np.float32)
+            yield Sample(str(self._path), partial(Rows, vector=vector), text=text)
+
+
+FORMAT = Format("lines", lambda path: True, Lines)
+'''
+
+
+def test_an_installed_package_adds_a_format(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, source = tmp_path / "site" / "lines-1.0.dist-info", tmp_path / "lines.txt"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Name: lines\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[teachonce.captures]\nlines = capture_of_lines:FORMAT\n"
+    )
+    (info.parent / "capture_of_lines.py").write_text(CAPTURE)
+    source.write_text("".join(f"{text}\t{place}\n" for place, text in enumerate(ENGLISH)), "utf-8")
+    words = ("import", source, tmp_path / "a.zarr", "--tokenizer", teacher)
+    assert "is no capture that can be read" in refused(*words)
+    absent = run(*words, "--format", "lines")
+    assert absent.exit_code == 2 and "'lines' is not one of 'distillkit'" in absent.output
+    monkeypatch.syspath_prepend(str(info.parent))
+    imported(source, tmp_path / "a.zarr", teacher, "--format", "lines", "--codec", "exact")
+    store = open_store(tmp_path / "a.zarr")
+    assert [record.text for record in store] == list(ENGLISH)
+    assert [record.embedding.tolist() for record in store] == [[n, 1] for n in range(len(ENGLISH))]

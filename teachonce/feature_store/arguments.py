@@ -1,16 +1,46 @@
-"""Reads which documents a store is to forget: a list of numbers and hashes, or their texts."""
+"""Read which sequences, layers or documents the words of a command name."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.forget import Wanted
 from teachonce.support.errors import UserError
+
+MOST = 32
+"""Sequences of a page: a browser is slow with more."""
+
+
+def read_numbers(words: Sequence[str]) -> list[int]:
+    """Read `--sequence 17,42`, each number once. Raises UserError for what is no number, and for
+    too many."""
+    found = list[int]()
+    for word in ",".join(words).split(","):
+        try:
+            found.append(int(word))
+        except ValueError:
+            raise UserError(
+                f"--sequence {','.join(words)}: expected numbers of sequences, such as 17,42, got"
+                f" {word.strip()!r}"
+            ) from None
+    numbers = list(dict.fromkeys(found))
+    if len(numbers) > MOST:
+        raise UserError(f"--sequence: a page has {MOST} sequences at most, got {len(numbers)}")
+    return numbers
+
+
+def read_layers(words: str | None) -> tuple[int, ...]:
+    """Read `--layers 2,14`. Raises UserError for what is no number."""
+    try:
+        return tuple(int(word) for word in words.split(",")) if words else ()
+    except ValueError:
+        raise UserError(f"--layers {words}: expected numbers, as in 2,14,25,28") from None
+
 
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 SHOWN = 40  # characters of a line that is no number

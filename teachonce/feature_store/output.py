@@ -1,4 +1,4 @@
-"""What a command tells: lines and tables for people, with `--json` facts for programs."""
+"""What a command prints: lines and tables for people, with `--json` facts for programs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,108 @@
+"""The formats of captures, and what the import of one is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from teachonce.support.errors import UserError
+from teachonce.support.plugins import added_object
+from teachonce.teacher_dump.job.options import PART_TOKENS
+
+if TYPE_CHECKING:
+    from teachonce.feature_store.captures.sample import Capture
+    from teachonce.feature_store.captures.teacher_files import TeacherFiles
+
+_MODULES = "teachonce.feature_store.captures"
+BUILT_IN = {
+    "distillkit": ("distillkit", "FORMAT"),
+    "megatron": ("megatron", "FORMAT"),
+    "speculators": ("hidden_files", "SPECULATORS"),
+    "specforge": ("hidden_files", "SPECFORGE"),
+    "sentence-transformers": ("cached_vectors", "FORMAT"),
+}
+"""Module and name of each `Format` of this package."""
+FORMATS = tuple(BUILT_IN)
+GROUP = "teachonce.captures"
+"""Entry points of formats that other packages add: a `Format` each."""
+
+EXPORTS = ("parquet", "datasets", "sentence-transformers", "distillkit")
+"""Names of what a store can be written as."""
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """The words of `feature-store import`.
+
+    `layers` are the layers of the captured states as a store counts them, the last one included.
+    """
+
+    source: Path
+    target: Path
+    format: str | None = None
+    tokenizer: str | None = None
+    codec: str = "default"
+    compression: Path | None = None
+    tokens: Path | None = None
+    layers: tuple[int, ...] = ()
+    text_column: str | None = None
+    max_length: int | None = None
+    part_tokens: int = PART_TOKENS
+
+    def check(self, takes: frozenset[str], name: str) -> None:
+        """Raise UserError for an option that captures in format `name` have no use for."""
+        own = {"compression", "tokens", "layers", "text_column", "max_length"}
+        for key in sorted(own - takes):
+            if getattr(self, key):
+                raise UserError(
+                    f"--{key.replace('_', '-')}: is of no use for a capture of {name}; leave it out"
+                )
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of captures; `takes` are the options that it has a use for."""
+
+    name: str
+    recognises: Callable[[Path], bool]
+    open: Callable[[ImportOptions, TeacherFiles], Capture]
+    takes: frozenset[str] = frozenset()
+
+
+def _format(name: str) -> Format:
+    """Load a format; an installed package may add it. Raises UserError if nobody has it."""
+    if name in BUILT_IN:
+        module, attribute = BUILT_IN[name]
+        found: Any = getattr(import_module(f"{_MODULES}.{module}"), attribute)
+    else:
+        found = added_object(GROUP, name)
+    if not isinstance(found, Format):
+        raise UserError(
+            f"--format {name}: expected one of {', '.join(FORMATS)}; if another package adds it"
+            f" ({GROUP}), install that"
+        )
+    return found
+
+
+def format_of(options: ImportOptions) -> Format:
+    """Return the format of a capture, which is asked for or seen. Raises UserError."""
+    source = options.source
+    if not source.exists():
+        raise UserError(f"{source}: no such file or folder; check the path")
+    names = FORMATS if options.format is None else (options.format,)
+    found = [each for each in map(_format, names) if options.format or each.recognises(source)]
+    if not found:
+        raise UserError(
+            f"{source}: is no capture that can be read ({', '.join(FORMATS)}); check the path, or"
+            " say by --format what it is"
+        )
+    if len(found) > 1:
+        raise UserError(
+            f"{source}: may be a capture of {' or of '.join(each.name for each in found)}; say by"
+            " --format which one"
+        )
+    options.check(found[0].takes, found[0].name)
+    return found[0]
