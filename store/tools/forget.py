@@ -68,11 +68,8 @@ class Forgotten:
     def lines(self, path: str) -> Iterator[str]:
         """Tell it in lines."""
         yield from (f"not in the store: {line}" for line in self.unknown)
-        documents, sequences = (
-            counted(self.documents, "document"),
-            counted(self.sequences, "sequence"),
-        )
-        yield f"{path}: forgot {documents} with {sequences}"
+        documents = counted(self.documents, "document")
+        yield f"{path}: forgot {documents} with {counted(self.sequences, 'sequence')}"
         if self.shared:
             yield (
                 f"{counted(self.shared, 'part')} of these are in another store, too, which grew"

@@ -242,8 +242,12 @@ def forget(
 
     request, wanted = wish(documents, texts, text_column)
     done = take_out(path, request, wanted, missing_ok, drop_tables, progress("part"))
-    facts = {"forgotten_documents": done.documents, "forgotten_sequences": done.sequences}
-    facts |= {"unknown": done.unknown, "shared_parts": done.shared}
+    facts = {
+        "forgotten_documents": done.documents,
+        "forgotten_sequences": done.sequences,
+        "unknown": done.unknown,
+        "shared_parts": done.shared,
+    }
     yield Answer(facts, done.lines(path))
     yield written(path)
 
