@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from teachonce.checkpoints.names import ALIASES, corpus_of, features_of_alias
 from teachonce.store import LogitsSpec
 from teachonce.store.errors import NO_QUEUE
-from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.store.format.features import TASKS
 from teachonce.support.console import DEVICES, check_device
 from teachonce.support.errors import UserError
@@ -202,7 +202,9 @@ class DumpOptions:
         scope={ALONE},
     )
     seed: int = option(0, "Seed of masks and draws.", within=at_least(0))
-    codec: str = option("default", "Precision of what is kept.", choices=tuple(sorted(LEVELS)))
+    codec: str = option(
+        "default", "Precision of what is kept.", choices=tuple(sorted(BUILT_IN)), added=GROUP
+    )
     max_length: int | None = option(
         None,
         "Longest window in tokens, special ones included.",

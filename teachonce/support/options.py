@@ -34,6 +34,7 @@ from click.shell_completion import CompletionItem
 
 from teachonce.support.completion import Text
 from teachonce.support.errors import UserError, nearest
+from teachonce.support.plugins import NameOrAdded, added_object
 
 KEY = "option"  # of a field's metadata
 
@@ -73,6 +74,7 @@ class Option:
     """What there is to know of an option beside its name, type and default, which its field has.
 
     choices: the words that it takes; any where there are none.
+    added: the group of entry points by which other packages add choices.
     words: words that it takes, or that a value may begin with, for the shell to offer.
     paths: besides words a path; without words a text may always be one.
     within: the numbers that it takes; any where there is none.
@@ -88,6 +90,7 @@ class Option:
 
     help: str
     choices: tuple[str, ...] = ()
+    added: str = ""
     words: Iterable[str] | Callable[[], Iterable[str]] = ()
     paths: bool = False
     within: Range | None = None
@@ -191,7 +194,7 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
         problem = f"expected {EXPECTED[kind]}"
     elif kind is tuple and isinstance(value, str):
         problem = "expected a tuple of texts"
-    elif about.choices and not about.repeated and value not in about.choices:
+    elif about.choices and not about.repeated and not _is_choice(about, value):
         problem = f"expected one of {', '.join(about.choices)}"
     elif about.within is not None and value not in about.within:
         problem = f"expected {about.within.expected}"
@@ -200,6 +203,12 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
         raise UserError(f"{flag_of(name)} {_told(value)}: {problem}")
     if about.check is not None:
         about.check(value)
+
+
+def _is_choice(about: Option, value: Any) -> bool:
+    if value in about.choices:
+        return True
+    return bool(about.added) and added_object(about.added, str(value)) is not None
 
 
 EXPECTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
@@ -221,7 +230,9 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     """How click reads a word of an option."""
     about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
     if about.choices:
-        return click.Choice(about.choices)
+        return (
+            NameOrAdded(about.choices, about.added) if about.added else click.Choice(about.choices)
+        )
     if kind is Path:
         return click.Path(path_type=Path)
     numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(), float: _Number()}
