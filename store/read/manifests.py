@@ -261,6 +261,11 @@ def absent_outside(source: Source) -> set[str]:
     }
 
 
+def calibration_paths(name: str) -> tuple[str, str]:
+    """Paths of mean and deviation of a hidden state."""
+    return f"calibration/hidden/{name}/mean", f"calibration/hidden/{name}/deviation"
+
+
 def read_calibration(source: Source) -> Calibration | None:
     """Read (mean, deviation) of every hidden state of an unfinished store; None if it lacks one.
 
@@ -269,13 +274,9 @@ def read_calibration(source: Source) -> Calibration | None:
     if any(name.startswith("calibration/hidden/") for name in absent_outside(source)):
         return None
     read = read_outside(source)
-    return {
-        name: (
-            read(f"calibration/hidden/{name}/mean"),
-            read(f"calibration/hidden/{name}/deviation"),
-        )
-        for name in check_root(source.attributes(), source.path).hidden
-    }
+    names = check_root(source.attributes(), source.path).hidden
+    paths = {name: calibration_paths(name) for name in names}
+    return {name: (read(mean), read(deviation)) for name, (mean, deviation) in paths.items()}
 
 
 def read_outside(source: Source) -> Callable[[str], Array]:

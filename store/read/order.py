@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 
@@ -14,6 +15,17 @@ from teachonce.support.arrays import Array, permutation
 KINDS = ("hidden", "logits", "attention", "task", "embedding")
 PARTS_TOGETHER = 8
 BATCHES_OF_POOL = 8  # batches, where these are counted in texts
+
+
+class StreamWords(TypedDict, total=False):
+    """Arguments of `FeatureStore.stream` that are given by name, and have defaults there."""
+
+    view: int
+    shuffle: bool
+    pool_blocks: int
+    batch_texts: int | None
+    skip: int
+    every: int
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class StreamOrder:
     epoch: int
     batch_tokens: int
     blocks: Array = field(compare=False)
-    pool_blocks: int
+    pool_blocks: int = 64
     shuffle: bool = True
     skip: int = 0
     view: int = 0

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,12 +23,13 @@ from teachonce.store.format.manifest import DAMAGED, Manifest, check_root, openi
 from teachonce.store.format.pairs import divided
 from teachonce.store.read.cached_arrays import Keeping
 from teachonce.store.read.manifests import (
+    calibration_paths,
     checked_array,
     sealed_manifest,
     unfinished,
     unsealed_manifest,
 )
-from teachonce.store.read.order import KINDS, StreamOrder
+from teachonce.store.read.order import KINDS, StreamOrder, StreamWords
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.record import LazyMap, Record
@@ -79,8 +80,8 @@ def _open(source: Source, allow_partial: bool, cache: DiskCache | None) -> Featu
         with opening():
             return FeatureStore(source, attributes, features, manifest)
     with opening():
-        more = () if cache is not None else _calibration_names(features)  # it may have them
-        source.announce(["manifest", *more])
+        hidden = () if cache is not None else features.hidden  # a cache may have the calibration
+        source.announce(["manifest", *(p for name in hidden for p in calibration_paths(name))])
         manifest, _ = sealed_manifest(source, attributes, features)
         if cache is not None:
             source.keep_on(cache, attributes["checksum"])
@@ -104,23 +105,17 @@ class FeatureStore(Sequence[Record]):
         self.source, self.path = source, source.path
         self.features, self.manifest = features, manifest
         self.identity: dict[str, Any] = dict(attributes["identity"])
-        totals = manifest.totals
         self._index = PartIndex(source, features, manifest)
+        told, counts = ("features", "software", "state", "version", "created"), manifest.totals
         self.meta: dict[str, Any] = {
             "identity": self.identity,
-            "features": attributes["features"],
-            "software": attributes["software"],
-            "state": attributes["state"],
-            "version": attributes["version"],
-            "created": attributes["created"],
+            **{key: attributes[key] for key in told},
             "parts": len(manifest.parts),
-            "sequences": totals.sequences,
-            "tokens": totals.tokens,
-            "squares": totals.squares,
-            "text_bytes": totals.text_bytes,
+            **{key: getattr(counts, key) for key in ("sequences", "tokens", "squares")},
+            "text_bytes": counts.text_bytes,
         }
         names = features.hidden if calibrated else ()
-        source.announce(_calibration_names(features) if calibrated else ())
+        source.announce(path for name in names for path in calibration_paths(name))
         self.calibration: Calibration = {name: self.read_calibration(name) for name in names}
         self._streamer = Streamer(self._index, self.calibration)
 
@@ -133,7 +128,7 @@ class FeatureStore(Sequence[Record]):
 
     def read_calibration(self, name: str) -> tuple[Floats, Floats]:
         """Mean and deviation [D] of a hidden state. Raises StoreError if they are damaged."""
-        mean, deviation = map(self.outside, _calibration_of(name))
+        mean, deviation = map(self.outside, calibration_paths(name))
         for array in (mean, deviation):
             if array.shape != (self.features.width,) or array.dtype != np.float32:
                 raise StoreError(f"{self.path}: calibration of {name} is not [D]; {DAMAGED}")
@@ -213,12 +208,10 @@ class FeatureStore(Sequence[Record]):
         if self.features.embedding is None:
             raise StoreError(f"{self.path}: holds no embedding; dump with --head embedding")
         found = []
-        for place, part in enumerate(self.manifest.parts):
-            reader = self.part(place)
-            for name in reader.names():
-                if name.startswith(f"{EMBEDDING}/"):
-                    reader.check(name)
-            found.append(reader.vectors(0, part.counts.sequences))
+        for reader in map(self.part, range(len(self.manifest.parts))):
+            for name in self.features.level.embedding.names:
+                reader.check(f"{EMBEDDING}/{name}")
+            found.append(reader.vectors(0, reader.part.counts.sequences))
         return np.concatenate(found)
 
     def single_texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
@@ -245,44 +238,29 @@ class FeatureStore(Sequence[Record]):
         epoch: int = 0,
         batch_tokens: int = 16384,
         *,
-        view: int = 0,
         blocks: ArrayLike | None = None,
         features: Sequence[str] | None = None,
-        shuffle: bool = True,
-        pool_blocks: int = 64,
-        skip: int = 0,
         check: bool = False,
-        batch_texts: int | None = None,
-        every: int = 1,
+        **more: Unpack[StreamWords],
     ) -> Iterator[Batch]:
-        """Every sequence of the blocks once, in batches with B * longest <= batch_tokens, or of
-        `batch_texts` sequences, whatever their length.
+        """Yield every sequence of the blocks once, in batches with B * longest <= batch_tokens, or
+        of `batch_texts` sequences, whatever their length.
 
         The order is a pure function of (blocks, seed, epoch). `blocks` are rows of `blocks()`;
-        `features` a subset of hidden, logits, attention, task, embedding; `skip` batches are passed
-        over unread, and of the others one of `every` is given: for the rest only what would be
-        decoded with it is read. A sequence longer than batch_tokens is a batch alone. Arrays of a
-        batch are valid until the next one. `check` holds each array against the manifest in a
-        thread, whole, when its part is first read: what is damaged raises StoreError, at the end of
-        the epoch at the latest. Of one of `every`, one of `every` parts is checked. A store behind
-        a URL is not, as all of it would be fetched twice.
+        `features` a subset of hidden, logits, attention, task, embedding. `more` are `view`, 0;
+        `shuffle`, true; `pool_blocks`, 64, the blocks that are mixed at once; `batch_texts`; `skip`
+        and `every`: skip the first `skip` batches without reading them, then yield every
+        `every`-th; rows between are read only if they share a compressed chunk. A sequence longer
+        than batch_tokens is a batch alone. Arrays of a batch are valid until the next one. `check`
+        compares each array with the manifest in a thread, whole, when its part is first read: what
+        is damaged raises StoreError, at the end of the epoch at the latest. Of one of `every`, one
+        of `every` parts is checked. A store behind a URL is not, as it would be fetched twice.
         """
-        kinds, rows = KINDS if features is None else tuple(features), self._blocks(blocks)
-        if not 0 <= view < self.features.views:
-            raise StoreError(f"{self.path}: no view {view}; it has 0..{self.features.views - 1}")
-        order = StreamOrder(
-            seed,
-            epoch,
-            batch_tokens,
-            rows,
-            pool_blocks,
-            shuffle,
-            skip,
-            view,
-            kinds,
-            batch_texts,
-            every,
-        )
+        kinds, views = KINDS if features is None else tuple(features), self.features.views
+        rows = self._blocks(blocks)
+        order = StreamOrder(seed, epoch, batch_tokens, rows, features=kinds, **more)
+        if not 0 <= order.view < views:
+            raise StoreError(f"{self.path}: no view {order.view}; it has 0..{views - 1}")
         return self._streamer.stream(order, check and "://" not in self.path)
 
     def gather(
@@ -298,20 +276,8 @@ class FeatureStore(Sequence[Record]):
         (`keep`) where all of a store is read so. Arrays of a batch are valid until the next one.
         Raises StoreError for a number that the store does not have.
         """
-
-        def checked() -> Iterator[Array]:
-            for batch in batches:
-                numbers = np.asarray(batch, np.int64)
-                if (
-                    numbers.ndim != 1
-                    or not len(numbers)
-                    or (numbers.min() < 0 or numbers.max() >= len(self))
-                ):
-                    raise StoreError(f"{self.path}: sequences must lie in 0..{len(self) - 1}")
-                yield numbers
-
         kinds = KINDS if features is None else tuple(features)
-        return self._streamer.gather(checked(), view, kinds)
+        return self._streamer.gather(batches, view, kinds)
 
     def batch_count(
         self,
@@ -324,8 +290,9 @@ class FeatureStore(Sequence[Record]):
         batch_texts: int | None = None,
     ) -> int:
         """How many batches `stream` gives for these arguments; reads lengths only."""
+        rows = self._blocks(blocks)
         order = StreamOrder(
-            seed, epoch, batch_tokens, self._blocks(blocks), pool_blocks, batch_texts=batch_texts
+            seed, epoch, batch_tokens, rows, pool_blocks=pool_blocks, batch_texts=batch_texts
         )
         return order.batch_count(self._index)
 
@@ -445,13 +412,3 @@ class FeatureStore(Sequence[Record]):
         self.source.close()
         self._streamer.close()
         self._index.close()
-
-
-def _calibration_of(name: str) -> tuple[str, str]:
-    """Paths of mean and deviation of a hidden state."""
-    return f"calibration/hidden/{name}/mean", f"calibration/hidden/{name}/deviation"
-
-
-def _calibration_names(features: Features) -> list[str]:
-    """Paths of the calibration of all hidden states."""
-    return [path for name in features.hidden for path in _calibration_of(name)]

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from teachonce.store.errors import StoreError
 from teachonce.store.format.codecs.codec import Codec, HiddenCodec
 from teachonce.store.format.codecs.levels import Level
 from teachonce.store.format.features import Calibration, Features
@@ -226,11 +228,15 @@ class Streamer:
             return Buffers()
 
     def gather(
-        self, batches: Iterable[Array], view: int, kinds: tuple[str, ...]
+        self, batches: Iterable[ArrayLike], view: int, kinds: tuple[str, ...]
     ) -> Iterator[Batch]:
         """Yield batches of these sequences; see `FeatureStore.gather`."""
-        buffers, pool_buffers = Buffers(), Buffers()
-        for sequences in batches:
+        buffers, pool_buffers, last = Buffers(), Buffers(), len(self._index) - 1
+        for batch in batches:
+            sequences = np.asarray(batch, np.int64)
+            flat = sequences.ndim == 1 and len(sequences)
+            if not flat or not 0 <= sequences.min() <= sequences.max() <= last:
+                raise StoreError(f"{self._index.path}: sequences must lie in 0..{last}")
             blocks = np.stack([sequences, sequences + 1], axis=1)
             pool = Pool(self._index, blocks, view, kinds)
             pool.read(pool_buffers)

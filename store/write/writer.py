@@ -180,9 +180,13 @@ class StoreWriter:
             self._lease.check()
             yield
         except BaseException:
-            with suppress(OSError, UserError):  # the error before it is the one to report
-                self._staging.clear(self._staging.mark)
+            self._clear()
             raise
+
+    def _clear(self) -> None:
+        """Remove what was begun. An error here is dropped: the one before it is to be reported."""
+        with suppress(OSError, UserError):
+            self._staging.clear(self._staging.mark)
 
     def adopts(self, store: FeatureStore) -> bool:
         """Whether parts of a store can become parts of this one without being written again."""
