@@ -106,14 +106,12 @@ class FeatureStore(Sequence[Record]):
         self.features, self.manifest = features, manifest
         self.identity: dict[str, Any] = dict(attributes["identity"])
         self._index = PartIndex(source, features, manifest)
-        told, counts = ("features", "software", "state", "version", "created"), manifest.totals
-        self.meta: dict[str, Any] = {
-            "identity": self.identity,
-            **{key: attributes[key] for key in told},
-            "parts": len(manifest.parts),
-            **{key: getattr(counts, key) for key in ("sequences", "tokens", "squares")},
-            "text_bytes": counts.text_bytes,
-        }
+        self.meta: dict[str, Any] = {"identity": self.identity}
+        for key in ("features", "software", "state", "version", "created"):
+            self.meta[key] = attributes[key]
+        self.meta["parts"] = len(manifest.parts)
+        for key in ("sequences", "tokens", "squares", "text_bytes"):
+            self.meta[key] = getattr(manifest.totals, key)
         names = features.hidden if calibrated else ()
         source.announce(path for name in names for path in calibration_paths(name))
         self.calibration: Calibration = {name: self.read_calibration(name) for name in names}
@@ -145,9 +143,8 @@ class FeatureStore(Sequence[Record]):
         return checked_array(self.source, name, entry)
 
     def _names(self, group: str) -> tuple[str, ...]:
-        return tuple(
-            name[len(group) + 1 :] for name in self.manifest.arrays if name.startswith(f"{group}/")
-        )
+        begin = f"{group}/"
+        return tuple(n.removeprefix(begin) for n in self.manifest.arrays if n.startswith(begin))
 
     def part(self, place: int) -> PartReader:
         """The part at a place (not its number), opened; a few are kept open."""
@@ -192,13 +189,12 @@ class FeatureStore(Sequence[Record]):
     def texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
         """Texts of all sequences in order, read part by part; or of `blocks`, rows of
         `blocks()`."""
-        if blocks is not None:
-            for begin, end in self._index.check_blocks(blocks).tolist():
-                part, position = self.locate(begin)
-                yield from part.texts(position, position + end - begin)
-            return
-        for place, entry in enumerate(self.manifest.parts):
-            yield from self.part(place).texts(0, entry.counts.sequences)
+        edges = self.manifest.first
+        parts = np.stack([edges[:-1], edges[1:]], axis=1)
+        rows = parts if blocks is None else self._index.check_blocks(blocks)
+        for begin, end in rows.tolist():
+            part, position = self.locate(begin)
+            yield from part.texts(position, position + end - begin)
 
     def embeddings(self) -> Floats:
         """float32 [n, W]: the teacher's vectors of all sequences.
@@ -223,10 +219,8 @@ class FeatureStore(Sequence[Record]):
             yield from divided(text, self.features.separator, self.path)
 
     def blocks(self, block_tokens: int = 4096) -> Array:
-        """int64 [n, 2]: runs begin..end of consecutive sequences of about `block_tokens` tokens.
-
-        A block never crosses a part.
-        """
+        """int64 [n, 2]: runs begin..end of consecutive sequences of a part, of about `block_tokens`
+        tokens."""
         return self._index.blocks(block_tokens)
 
     def _blocks(self, blocks: ArrayLike | None) -> Array:
@@ -304,12 +298,8 @@ class FeatureStore(Sequence[Record]):
         """
         from teachonce.store.read.arrow import Table
 
-        about = {
-            "content": self.manifest.content(),
-            "features": self.meta["features"],
-            "identity": self.identity,
-            "software": self.meta["software"],
-        }
+        about = {key: self.meta[key] for key in ("features", "identity", "software")}
+        about["content"] = self.manifest.content()
         return Table(self._index, self._streamer, about, columns, floats)
 
     def to_parquet(
@@ -356,8 +346,7 @@ class FeatureStore(Sequence[Record]):
 
         if streaming:
             return streamed_dataset_of(partial(self.table, columns, floats))
-        folder = Path(cache_dir) if cache_dir is not None else None
-        return dataset_of(self.table(columns, floats), self.manifest.content(), folder)
+        return dataset_of(self.table(columns, floats), self.manifest.content(), cache_dir)
 
     def teacher_files(self) -> Mapping[str, bytes]:
         """The teacher's stored files by name, read when asked for."""
@@ -398,14 +387,12 @@ class FeatureStore(Sequence[Record]):
 
     def __repr__(self) -> str:
         """Tell the path, what is held, and of which features."""
-        counts = {"sequence": len(self), "token": self.meta["tokens"], "part": self.meta["parts"]}
-        held = ", ".join(counted(number, noun) for noun, number in counts.items())
-        kept = self.features
-        task = kept.task.kind if kept.task else ""
-        logits = kept.logits.tier if kept.logits else ""
-        told = (*kept.hidden, *kept.attention, logits, task)
-        words = ", ".join(dict.fromkeys(word for word in told if word)) or "text alone"
-        return f"<FeatureStore {self.path}: {held}; {words}; {counted(kept.views, 'view')}>"
+        counts, held = ("sequences", "tokens", "parts"), self.features
+        size = ", ".join(counted(self.meta[each], each[:-1]) for each in counts)
+        logits, task = held.logits and held.logits.tier, held.task and held.task.kind
+        words = (word for word in (*held.hidden, *held.attention, logits, task) if word)
+        features = ", ".join(dict.fromkeys(words)) or "text alone"
+        return f"<FeatureStore {self.path}: {size}; {features}; {counted(held.views, 'view')}>"
 
     def close(self) -> None:
         """Close open files and let go of memory; reading opens them again."""

@@ -81,12 +81,12 @@ def _write(
         flush()
 
 
-def dataset_of(table: Table, content: str, folder: Path | None) -> datasets.Dataset:
+def dataset_of(table: Table, content: str, folder: str | Path | None) -> datasets.Dataset:
     """Open a table as a dataset: an Arrow file in a folder of `datasets`' cache, which is mapped
     into memory. A file that is there already is taken. See `FeatureStore.to_datasets`."""
     import datasets
 
-    folder = folder or Path(datasets.config.HF_DATASETS_CACHE) / "teachonce"
+    folder = Path(folder or Path(datasets.config.HF_DATASETS_CACHE) / "teachonce")
     key = json.dumps([content, table.columns, str(table.schema)])
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
     try:
