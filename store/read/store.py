@@ -183,8 +183,7 @@ class FeatureStore(Sequence[Record]):
         if not -len(self) <= number < len(self):
             raise IndexError(f"{self.path}: no sequence {number}; it has {len(self)}")
         number %= len(self)
-        part, position = self.locate(number)
-        return Record(number, part, position, self.calibration)
+        return Record(number, *self.locate(number), self.calibration)
 
     def texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
         """Texts of all sequences in order, read part by part; or of `blocks`, rows of
