@@ -38,6 +38,15 @@ def _whole(value: object, what: str, low: int, high: int) -> int:
     return value
 
 
+def _object(
+    value: object, what: str, keys: tuple[str, ...], more: tuple[str, ...]
+) -> Mapping[str, Any]:
+    """Check a JSON object with `keys`, and perhaps `more`; any other may change its meaning."""
+    if not isinstance(value, Mapping) or not set(keys) <= set(value) <= {*keys, *more}:
+        raise StoreError(f"features: {what} must have {' and '.join(keys)}, got {value!r:.80}")
+    return value
+
+
 @dataclass(frozen=True)
 class LogitsSpec:
     """Tier `topk` (size = kept logits K), `sample` (number of draws) or `head` (size = D).
@@ -60,12 +69,10 @@ class LogitsSpec:
 
     @staticmethod
     def from_json(value: object) -> LogitsSpec:
-        keys = {"tier", "size"}
-        if not isinstance(value, Mapping) or not keys <= set(value) <= keys | {"next_token"}:
-            raise StoreError(f"features: logits must have tier and size, got {value!r}")
-        if value.get("next_token", True) is not True:
-            raise StoreError(f"features: next_token must be true or absent, got {value!r}")
-        return LogitsSpec(value["tier"], value["size"], "next_token" in value)
+        found = _object(value, "logits", ("tier", "size"), ("next_token",))
+        if found.get("next_token", True) is not True:
+            raise StoreError(f"features: next_token must be true or absent, got {found!r}")
+        return LogitsSpec(**found)
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ class TaskSpec:
     separator: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in TASKS:
+        if self.kind not in tuple(TASKS):  # it may be unhashable
             raise StoreError(f"features: task must be one of {', '.join(TASKS)}, got {self.kind!r}")
         object.__setattr__(self, "labels", tuple(self.labels))
         if not all(isinstance(label, str) for label in self.labels):
@@ -135,18 +142,10 @@ class TaskSpec:
 
     @staticmethod
     def from_json(value: object) -> TaskSpec:
-        # another key may change what labels mean
-        known = {"kind", "labels", "later_label", "separator"}
-        if (
-            not isinstance(value, Mapping)
-            or not isinstance(value.get("labels"), list)
-            or not value.keys() <= known
-        ):
-            raise StoreError(f"features: task must have kind and labels, got {value!r:.80}")
-        if not isinstance(value.get("kind"), str):
-            raise StoreError(f"features: task must be a text, got {value.get('kind')!r:.80}")
-        rest = (value.get(key) for key in ("later_label", "separator"))
-        return TaskSpec(value["kind"], value["labels"], *rest)
+        found = _object(value, "task", ("kind", "labels"), ("later_label", "separator"))
+        if not isinstance(found["labels"], list):
+            raise StoreError(f"features: labels must be a list, got {found['labels']!r:.80}")
+        return TaskSpec(**found)
 
 
 @dataclass(frozen=True)
@@ -181,12 +180,8 @@ class EmbeddingSpec:
 
     @staticmethod
     def from_json(value: object) -> EmbeddingSpec:
-        keys = {"width", "pooling"}
-        # another key may change what a vector means
-        known = keys | {"prompt", "normalised", "parallel"}
-        if not isinstance(value, Mapping) or not keys <= set(value) <= known:
-            raise StoreError(f"features: embedding must have width and pooling, got {value!r:.80}")
-        return EmbeddingSpec(**value)
+        more = ("prompt", "normalised", "parallel")
+        return EmbeddingSpec(**_object(value, "embedding", ("width", "pooling"), more))
 
 
 @dataclass(frozen=True)

@@ -165,10 +165,6 @@ class IndexedParts(Sequence[Part]):
     def pages(self) -> int:
         return -(-len(self) // self.page)
 
-    def names(self) -> list[str]:
-        """Paths of the arrays of the index."""
-        return [f"{GROUP}/{name}" for name in self.entries]
-
     def _values(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         entry = self.entries[name]
         if entry.shape != shape or entry.dtype != dtype.name:

@@ -8,6 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from teachonce.store.errors import StoreError
+from teachonce.store.format.codecs.built_in import (
+    Coarse,
+    Fixed,
+    Float16,
+    Float32,
+    Int4,
+    Int8,
+    Root,
+    Square,
+)
 from teachonce.store.format.codecs.codec import (
     DENSE,
     FAST,
@@ -16,8 +26,6 @@ from teachonce.store.format.codecs.codec import (
     HiddenCodec,
     Packing,
 )
-from teachonce.store.format.codecs.elementwise import Coarse, Fixed, Float16, Float32, Root, Square
-from teachonce.store.format.codecs.integers import Int4, Int8
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.plugins import added_object
 

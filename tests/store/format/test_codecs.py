@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from teachonce.store.format.codecs.elementwise import FIXED_LAST, Fixed, Root
-from teachonce.store.format.codecs.integers import Int4, Int8
+from teachonce.store.format.codecs.built_in import FIXED_LAST, Fixed, Int4, Int8, Root
 from teachonce.store.format.codecs.levels import DEFAULT, EXACT, SMALL
 from teachonce.support.arrays import Array
 

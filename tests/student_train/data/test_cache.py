@@ -16,9 +16,17 @@ import torch
 
 from teachonce.store import FeatureStore, UserError, open_store
 from teachonce.store.containers.zarr.shards import ShardSlices
+from teachonce.store.format.codecs.built_in import (
+    Coarse,
+    Fixed,
+    Float16,
+    Float32,
+    Int4,
+    Int8,
+    Root,
+    Square,
+)
 from teachonce.store.format.codecs.codec import Codec
-from teachonce.store.format.codecs.elementwise import Coarse, Fixed, Float16, Float32, Root, Square
-from teachonce.store.format.codecs.integers import Int4, Int8
 from teachonce.store.format.layout import part_arrays
 from teachonce.store.read.cached_arrays import KeptSlices
 from teachonce.store.tools.copy import convert

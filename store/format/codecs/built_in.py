@@ -1,0 +1,293 @@
+"""The codecs of this software: one code for each value, or small integers with a float16 scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from teachonce.store.format.codecs.codec import (
+    DENSE,
+    FAST,
+    Codec,
+    CodecArray,
+    Elementwise,
+    Packing,
+    wide,
+)
+from teachonce.support.arrays import Array, Floats
+
+HALF_MAX = 65504.0
+
+
+class Float32(Elementwise):
+    """Keeps the values as they are."""
+
+    dtype = np.dtype(np.float32)
+    description = {"encoding": "float32", "error": "none"}
+
+    def to_codes(self, values: Floats) -> Array:
+        return values
+
+    def from_codes(self, codes: Any, xp: Any = np) -> Any:
+        return codes
+
+    def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        return np.zeros(np.shape(values))
+
+
+class Float16(Elementwise):
+    """Rounds to half precision."""
+
+    dtype = np.dtype(np.float16)
+    limit = HALF_MAX
+    description = {"encoding": "float16", "error": "relative 2^-11"}
+
+    def to_codes(self, values: Floats) -> Array:
+        return values.astype(np.float16)
+
+    def from_codes(self, codes: Any, xp: Any = np) -> Any:
+        return wide(codes, xp)
+
+    def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        return np.abs(values) * 2.0**-11 + 2.0**-25
+
+
+FIXED_STEP = 1024.0
+FIXED_LAST = 65534
+FIXED_ZERO = 65535
+ROOT_STEP = 32.0
+ROOT_LAST = 254
+ROOT_ZERO = 255
+
+
+class Fixed(Elementwise):
+    """Keeps log-probabilities <= 0, or -inf, in steps of 2^-10."""
+
+    dtype = np.dtype(np.uint16)
+    binds = ("step", "minus_infinity")
+    lowest = -63.998
+    description = {
+        "encoding": "fixed",
+        "step": 1.0 / FIXED_STEP,
+        "last": FIXED_LAST,
+        "minus_infinity": FIXED_ZERO,
+        "formula": "value = -code * step",
+        "error": "2^-11 down to -63.998, clipped there",
+    }
+
+    def to_codes(self, values: Floats) -> Array:
+        codes = np.clip(np.rint(-values * FIXED_STEP), 0, FIXED_LAST)
+        return np.where(np.isneginf(values), FIXED_ZERO, codes).astype(np.uint16)
+
+    def from_codes(self, codes: Any, xp: Any = np) -> Any:
+        logs = wide(codes, xp)
+        logs *= -1.0 / FIXED_STEP
+        logs[codes == FIXED_ZERO] = -np.inf
+        return logs
+
+    def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        return np.full(np.shape(values), 2.0**-11)
+
+
+class Root(Elementwise):
+    """Keeps log-probabilities <= 0, or -inf, more exactly the nearer they are to 0."""
+
+    dtype = np.dtype(np.uint8)
+    packing = DENSE
+    binds = ("step", "minus_infinity")
+    lowest = -63.0
+    description = {
+        "encoding": "root",
+        "step": 1.0 / ROOT_STEP,
+        "last": ROOT_LAST,
+        "minus_infinity": ROOT_ZERO,
+        "formula": "value = -(code * step)^2",
+        "error": "sqrt(-value)/32 + 2^-12 down to -63.0, clipped there",
+    }
+
+    def to_codes(self, values: Floats) -> Array:
+        codes = np.clip(np.rint(np.sqrt(np.maximum(-values, 0)) * ROOT_STEP), 0, ROOT_LAST)
+        return np.where(np.isneginf(values), ROOT_ZERO, codes).astype(np.uint8)
+
+    def from_codes(self, codes: Any, xp: Any = np) -> Any:
+        roots = wide(codes, xp)
+        roots *= 1.0 / ROOT_STEP
+        roots *= -roots
+        roots[codes == ROOT_ZERO] = -np.inf
+        return roots
+
+    def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        return np.sqrt(np.maximum(0, -values)) / 32 + 2.0**-12
+
+
+@dataclass(frozen=True)
+class Square(Elementwise):
+    """Keeps 255 times the square root of a probability."""
+
+    packing: Packing | None = FAST
+
+    dtype = np.dtype(np.uint8)
+    step: ClassVar[int] = 1  # of the 255 codes only every step-th is used
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {
+            "encoding": "square",
+            "formula": "value = (code / 255)^2",
+            "error": "sqrt(value)/255 + 4e-6",
+        }
+
+    def to_codes(self, values: Floats) -> Array:
+        codes: Array = np.rint(np.sqrt(np.clip(values, 0, 1)) * (255 // self.step)).astype(np.uint8)
+        codes *= np.uint8(self.step)
+        return codes
+
+    def from_codes(self, codes: Any, xp: Any = np) -> Any:
+        # Dividing is three times as fast as a table of 256 values. A GPU may round it otherwise.
+        roots = codes / np.float32(255)
+        roots *= roots
+        return roots
+
+    def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        return self.step * np.sqrt(values) / 255 + self.step**2 * 4e-6
+
+
+@dataclass(frozen=True)
+class Coarse(Square):
+    """Keeps every fifth code of `square`, which packs to a fraction."""
+
+    packing: Packing | None = DENSE
+
+    step = 5
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {
+            "encoding": "coarse",
+            "step": self.step,
+            "formula": "value = (code / 255)^2",
+            "error": "5*sqrt(value)/255 + 1e-4",
+        }
+
+
+SCALE = np.dtype(np.float16)
+SCALE_UP = 1.001  # the most by which rounding up to float16 raises a (normal) scale
+
+
+@dataclass(frozen=True)
+class Int8(Codec):
+    """Codes -127..127, and a scale for each token."""
+
+    packing: Packing | None = None
+
+    names = ("values", "scale")
+    limit = HALF_MAX * 127
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {
+            "encoding": "int8",
+            "formula": "value = code * scale[token]",
+            "error": "scale/2 <= 1.001 * max|value of the token| / 254",
+        }
+
+    def arrays(self, row: tuple[int, ...]) -> dict[str, CodecArray]:
+        return {
+            "values": CodecArray(np.dtype(np.int8), row, self.packing),
+            "scale": CodecArray(SCALE, row[:-1], FAST),
+        }
+
+    def encode(self, values: Floats) -> dict[str, Array]:
+        scale = _scale_up(np.abs(values).max(axis=1), 127)
+        codes = np.rint(_divide(values, scale[:, None])).astype(np.int8)
+        return {"values": codes, "scale": scale}
+
+    def decode(self, stored: Mapping[str, Any], row: tuple[int, ...], xp: Any = np) -> Any:
+        return stored["values"] * wide(stored["scale"], xp)[:, None]
+
+    def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        if stored is None:
+            half = SCALE_UP * np.abs(values).max(axis=1, keepdims=True) / 254
+        else:
+            half = stored["scale"].astype(np.float64)[:, None] / 2
+        return np.broadcast_to(half, values.shape)
+
+
+@dataclass(frozen=True)
+class Int4(Codec):
+    """Codes -7..7, two in a byte, and a scale for each `group` of channels of a token."""
+
+    group: int
+
+    names = ("values", "scale")
+    binds = ("group",)
+    limit = HALF_MAX * 7
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {
+            "encoding": "int4",
+            "group": self.group,
+            "formula": "value = nibble * scale[token, channel // group];"
+            " channel 2j is the low nibble",
+            "error": "scale/2 <= 1.001 * max|value of the group| / 14",
+        }
+
+    def arrays(self, row: tuple[int, ...]) -> dict[str, CodecArray]:
+        (width,) = row
+        return {
+            "values": CodecArray(np.dtype(np.uint8), (-(-width // 2),), DENSE),
+            "scale": CodecArray(SCALE, (-(-width // self.group),), FAST),
+        }
+
+    def encode(self, values: Floats) -> dict[str, Array]:
+        tokens, width = values.shape
+        padded = self._groups(values)
+        scale = _scale_up(np.abs(padded).max(axis=2), 7)
+        codes = np.rint(_divide(padded, scale[:, :, None])).astype(np.int8).reshape(tokens, -1)
+        nibbles = codes.view(np.uint8) & 15
+        packed = nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)
+        return {"values": np.ascontiguousarray(packed[:, : -(-width // 2)]), "scale": scale}
+
+    def decode(self, stored: Mapping[str, Any], row: tuple[int, ...], xp: Any = np) -> Any:
+        packed, scale = stored["values"].view(xp.int8), wide(stored["scale"], xp)
+        tokens, groups = scale.shape
+        there = 2 * packed.shape[1]
+        values = xp.empty((tokens, groups * self.group), dtype=xp.float32, device=packed.device)
+        values[:, 0:there:2] = (packed << 4) >> 4
+        values[:, 1:there:2] = packed >> 4
+        values[:, there:] = 0
+        grouped = values.reshape(tokens, groups, self.group)
+        grouped *= scale[:, :, None]
+        return grouped.reshape(tokens, -1)[:, : row[0]]
+
+    def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        if stored is None:
+            half = SCALE_UP * np.abs(self._groups(values)).max(axis=2) / 14
+        else:
+            half = stored["scale"].astype(np.float64) / 2
+        return np.repeat(half, self.group, axis=1)[:, : values.shape[1]]
+
+    def _groups(self, values: Floats) -> Floats:
+        """[N, D] -> [N, groups, group], filled up with 0."""
+        tokens, width = values.shape
+        padded = np.zeros((tokens, -(-width // self.group), self.group), np.float32)
+        padded.reshape(tokens, -1)[:, :width] = values
+        return padded
+
+
+def _scale_up(peak: Floats, levels: int) -> NDArray[np.float16]:
+    """The smallest float16 scale with peak <= levels * scale, so that nothing clips."""
+    wanted = peak / np.float32(levels)
+    scale = wanted.astype(np.float16)
+    low = scale.astype(np.float32) * np.float32(levels) < peak
+    return np.where(low, np.nextafter(scale, np.float16(np.inf)), scale)
+
+
+def _divide(values: Floats, scale: Array) -> Floats:
+    divisor = scale.astype(np.float32)
+    return np.divide(values, np.where(divisor == 0, np.float32(1), divisor), dtype=np.float32)
