@@ -17,7 +17,7 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import Counts, dimension_names
 from teachonce.store.format.manifest import digest
-from teachonce.store.read.part import DAMAGED
+from teachonce.store.read.part import DAMAGED, PartReader
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.recode import ENCODED, check_codec, recode_part
 from teachonce.store.tools.verify import outside_entries, verify_store
@@ -25,6 +25,13 @@ from teachonce.store.write.tree import OutsideParts
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.errors import ANOTHER, UserError
+
+
+def contents_of(part: PartReader, keep: Array | None = None) -> tuple[Counts, dict[str, Array]]:
+    """Read counts and arrays of a part: of all of it, or of the sequences for which `keep` bool [n]
+    is true. Raises StoreError for an array that does not match its checksum."""
+    arrays = {name: part.all(name) for name in part.names()}
+    return (part.part.counts, arrays) if keep is None else selected(arrays, part.features, keep)
 
 
 def selected(
@@ -100,11 +107,7 @@ def take_part(
     if keep is None and writer.adopts(store):
         writer.adopt_part(number, store, place)
         return
-    part = store.part(place)
-    counts, arrays = part.part.counts, {name: part.all(name) for name in part.names()}
-    if keep is not None:
-        counts, arrays = selected(arrays, store.features, keep)
-    writer.write_part(number, counts, arrays)
+    writer.write_part(number, *contents_of(store.part(place), keep))
 
 
 DOCUMENT = "sequence/document"
@@ -175,13 +178,12 @@ def copy_part(
     if number in writer.published:
         _check_copied(writer, number, store, place, target, documents)
         return
-    part = store.part(place)
-    arrays = {name: part.all(name) for name in part.names()}
+    counts, arrays = contents_of(store.part(place))
     arrays[DOCUMENT] = arrays[DOCUMENT] + documents
     recoded = recode_part(
         arrays, store.features, writer.features, store.calibration, target.calibration
     )
-    writer.write_part(number, part.part.counts, recoded)
+    writer.write_part(number, counts, recoded)
 
 
 def _check_copied(

@@ -27,7 +27,7 @@ from teachonce.store.extras.word_counts import GROUP as WORDS
 from teachonce.store.format.identity import joined, runs_of
 from teachonce.store.format.layout import VERSIONS
 from teachonce.store.read.store import FeatureStore, open_store
-from teachonce.store.tools.copy import begin_copy, selected, take_part
+from teachonce.store.tools.copy import begin_copy, contents_of, take_part
 from teachonce.store.tools.documents import document_numbers, document_texts, stored_digests
 from teachonce.store.tools.repair import asides
 from teachonce.store.write.part_queue import PartQueue
@@ -232,8 +232,11 @@ def _carry_out(
         for place, keep in progress(list(plan.keep.items())):
             number = plan.store.manifest.parts[place].number
             gone[number] = not keep.any()
-            if keep.any():
-                _write_part(staging, plan.store, place, keep, lease)
+            if keep.any():  # what stays of a part is written beside it
+                counts, arrays = contents_of(plan.store.part(place), keep)
+                lease.check()
+                write_part(staging.part(number), plan.store.features, number, counts, arrays)
+                staging.keep(number)
         lease.check()
         attributes = _unsealed(staging, plan)
     except (Exception, KeyboardInterrupt):
@@ -251,19 +254,6 @@ def _carry_out(
     staging.unseal(attributes | {FORGETTING: told})
     plan.store.close()
     _finish(staging, lease)
-
-
-def _write_part(
-    staging: ZarrStaging, store: FeatureStore, place: int, keep: Array, lease: Lease
-) -> None:
-    """Write what stays of a part beside it."""
-    number = store.manifest.parts[place].number
-    part = store.part(place)
-    whole = {name: part.all(name) for name in part.names()}
-    counts, arrays = selected(whole, store.features, keep)
-    lease.check()
-    write_part(staging.part(number), store.features, number, counts, arrays)
-    staging.keep(number)
 
 
 def _unsealed(staging: ZarrStaging, plan: _Plan) -> dict[str, Any]:
@@ -302,47 +292,32 @@ def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None
         shutil.rmtree(staging.path / name, ignore_errors=True)
     staging.clear()
     rest = {key: value for key, value in attributes.items() if key != FORGETTING}
-    StoreWriter(staging, rest, _Kept(lease)).seal()
+    StoreWriter(staging, rest, lease).seal(release=False)
     return request, done
-
-
-class _Kept:
-    """The right of a lease that outlives the writer."""
-
-    def __init__(self, lease: Lease) -> None:
-        self._lease, self.token = lease, lease.token
-
-    def check(self) -> None:
-        self._lease.check()
-
-    def close(self) -> None:
-        """Leave the lease as it is."""
 
 
 def _rewrite(staging: Hdf5Staging, plan: _Plan, lease: Lease, progress: Progress) -> None:
     """Write an HDF5 file without the documents, and put it in place of the old one."""
     staging.clean()
     try:
-        _write_file(staging, plan, lease, progress)
+        work = staging.path.with_name(f".{staging.path.name}.new-{lease.token}")
+        work.mkdir()
+        store, new = plan.store, work / staging.path.name
+        kept = [
+            place
+            for place in range(len(store.manifest.parts))
+            if place not in plan.keep or plan.keep[place].any()
+        ]
+        numbers = [store.manifest.parts[place].number for place in kept]
+        identity = _identity(plan)
+        with closing(
+            begin_copy(new, store, store.features, identity, numbers, words=False)
+        ) as writer:
+            for place, number in progress(list(zip(kept, numbers, strict=True))):
+                take_part(writer, number, store, place, plan.keep.get(place))
+            writer.seal()
+        store.close()
+        lease.check()
+        files.rename(new, staging.path)
     finally:
         staging.clear(staging.mark)
-
-
-def _write_file(staging: Hdf5Staging, plan: _Plan, lease: Lease, progress: Progress) -> None:
-    work = staging.path.with_name(f".{staging.path.name}.new-{lease.token}")
-    work.mkdir()
-    store, new = plan.store, work / staging.path.name
-    kept = [
-        place
-        for place in range(len(store.manifest.parts))
-        if place not in plan.keep or plan.keep[place].any()
-    ]
-    numbers = [store.manifest.parts[place].number for place in kept]
-    identity = _identity(plan)
-    with closing(begin_copy(new, store, store.features, identity, numbers, words=False)) as writer:
-        for place, number in progress(list(zip(kept, numbers, strict=True))):
-            take_part(writer, number, store, place, plan.keep.get(place))
-        writer.seal()
-    store.close()
-    lease.check()
-    files.rename(new, staging.path)

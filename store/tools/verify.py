@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,11 @@ def _of_part(store: FeatureStore, shapes: PartShapes, absent: set[int], place: i
     report.found += _check_groups(store, groups - {here})
     _add(report, _flaws(store, names, here), set(names))
     if not report.damaged_parts():
-        report.found += _check_meaning(store, place)
+        try:
+            lines = check_part(store.part(place))
+        except StoreError as error:
+            lines = [str(error)]
+        report.found += [Problem(line, part.number) for line in lines]
     return report
 
 
@@ -135,14 +140,9 @@ def _read(report: Report, name: str, problem: str | None, size: int) -> None:
     """Note that an array was read, and what is wrong with it."""
     report.arrays, report.bytes = report.arrays + 1, report.bytes + size
     if problem:
-        report.found.append(_problem(f"{_place(name)} {problem}", name, is_array=True))
-
-
-def _place(name: str) -> str:
-    segments = name.split("/")
-    if segments[0] == "parts":
-        return f"part {segments[1]}: array {'/'.join(segments[2:])}"
-    return f"array {name}"
+        _, number, inside = name.split("/", 2) if name.startswith("parts/") else ("", "", "")
+        place = f"part {number}: array {inside}" if number else f"array {name}"
+        report.found.append(_problem(f"{place} {problem}", name, is_array=True))
 
 
 def _checked(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
@@ -159,11 +159,8 @@ def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | No
     try:
         array = store.source.array(name)
         if array.shape != entry.shape or array.dtype.name != entry.dtype:
-            is_now, was = (
-                f"{array.dtype.name}{list(array.shape)}",
-                f"{entry.dtype}{list(entry.shape)}",
-            )
-            return f"is {is_now}, not {was}", size
+            was = f"{entry.dtype}{list(entry.shape)}"
+            return f"is {array.dtype.name}{list(array.shape)}, not {was}", size
         found = checksum(array)
         size = array.dtype.itemsize * int(np.prod(array.shape, dtype=np.int64))
         if found != entry.sha256:
@@ -205,27 +202,15 @@ def _altered(store: FeatureStore, shapes: PartShapes, part: Part) -> Iterator[Pr
     """A problem if the attribute of a part is not its entry: the manifest has the entry, too."""
     group = f"parts/{part.number}"
     try:
-        if any(_describes(store, part, shapes) for _ in fetches(store.source.remote)):
-            return
+        for _ in fetches(store.source.remote):
+            found = store.source.attributes(group)
+            with suppress(StoreError):  # of an entry that is none
+                if found.keys() == {"part"} and Part.from_json(found["part"], shapes, "") == part:
+                    return
         line = f"part {part.number}: its attributes were altered"
     except StoreError as error:
         line = f"part {part.number}: its attributes cannot be read: {error}"
     yield Problem(line, part.number, group=group)
-
-
-def _describes(store: FeatureStore, part: Part, shapes: PartShapes) -> bool:
-    """Whether the attribute of a part is its entry."""
-    found = store.source.attributes(f"parts/{part.number}")
-    return found.keys() == {"part"} and _own_entry(found["part"], shapes) == part
-
-
-def _own_entry(value: object, shapes: PartShapes) -> Part | None:
-    """The part as its attribute `part` describes it, None if it does not; unknown keys are
-    ignored, as in the manifest."""
-    try:
-        return Part.from_json(value, shapes, "")
-    except StoreError:
-        return None
 
 
 def _check_groups(store: FeatureStore, groups: set[str]) -> Iterator[Problem]:
@@ -313,12 +298,3 @@ def _broken_calibration(store: FeatureStore, report: Report) -> Iterator[Problem
                 continue
             if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
                 yield Problem(f"calibration of {name} is not finite with deviations over 0")
-
-
-def _check_meaning(store: FeatureStore, place: int) -> list[Problem]:
-    number = store.manifest.parts[place].number
-    try:
-        lines = check_part(store.part(place))
-    except StoreError as error:
-        lines = [str(error)]
-    return [Problem(line, number) for line in lines]

@@ -209,8 +209,9 @@ class StoreWriter:
         with self._publishing(number):
             self._staging.adopt(number, folder, part)
 
-    def seal(self) -> None:
-        """Write the manifest and finish the store. Raises StoreError if no part was published.
+    def seal(self, release: bool = True) -> None:
+        """Write the manifest, finish the store, and `release` its lease. Raises StoreError if no
+        part was published.
 
         Only the lengths of sequences are read again: reading everything would take as long as
         `feature-store verify`, and it was on the disk before the parts got their names. Entries of
@@ -225,7 +226,8 @@ class StoreWriter:
             closing(self._staging.source()) as source,
         ):
             self._staging.seal(partial(tree.sealed_root, source, self._attributes, self.features))
-        self.close()
+        if release:
+            self.close()
 
     def close(self) -> None:
         """Let another process write; published parts stay."""
