@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.integrity.odd_texts import (
+from teachonce.align import FlatText, Tokens, align_span
+from tests.integrity.odd_texts import (
     HUGE,
     KINDS,
     ODD,
@@ -21,7 +22,6 @@ from benchmarks.integrity.odd_texts import (
     odd_texts,
     run,
 )
-from teachonce.align import FlatText, Tokens, align_span
 from tests.teacher_dump.windows.cutting import cut_windows
 
 Tokenizers = dict[str, Any]

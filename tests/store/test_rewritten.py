@@ -17,9 +17,9 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks.integrity.damage import problems
 from teachonce.store import Features, open_store
 from teachonce.store.tools.verify import verify
+from tests.integrity.damage import problems
 from tests.store.making import features_of, make_store
 from tests.store.rewriting import rewrite_h5, rewrite_zarr
 

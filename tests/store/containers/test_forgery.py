@@ -14,10 +14,10 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks.integrity.forged_json import mutated, places
-from benchmarks.integrity.forgery import HOW, Watch, in_process
 from teachonce.store import StoreError, open_store
 from teachonce.store.tools.verify import verify
+from tests.integrity.forged_json import mutated, places
+from tests.integrity.forgery import HOW, Watch, in_process
 
 Copy = Callable[..., Path]
 FORGERIES = 25  # of each format

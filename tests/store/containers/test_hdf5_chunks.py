@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.integrity.damage import flip
 from teachonce.store import StoreError, open_store
 from teachonce.store.containers.blosc import Damage
 from teachonce.store.containers.hdf5.chunks import Hdf5Slices
 from teachonce.store.containers.hdf5.file import write_attributes
 from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.tools.verify import verify
+from tests.integrity.damage import flip
 
 Made = Callable[..., Any]
 PACKINGS: dict[str, dict[str, Any]] = {

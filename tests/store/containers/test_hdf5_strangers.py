@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner
 from numcodecs.jenkins import jenkins_lookup3
 
-from benchmarks.integrity.forged_hdf5 import _anatomy, forge_block
 from teachonce.feature_store.cli import main
 from teachonce.store import StoreError, open_store
 from teachonce.store.containers.blosc import Damage
@@ -23,6 +22,7 @@ from teachonce.store.containers.hdf5 import objects
 from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.containers.hdf5.tree import Hdf5File, Hdf5Source
 from teachonce.store.tools.verify import verify
+from tests.integrity.forged_hdf5 import _anatomy, forge_block
 
 Copy = Callable[..., Path]
 IDS = "parts/0/token/id"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import teachonce.store.format.index
 import teachonce.store.write.tree
-from benchmarks.integrity.damage import flip
 from teachonce.store import Features, FeatureStore, StoreError, open_store
 from teachonce.store.format.index import KEPT_PAGES, IndexedParts, write_index
 from teachonce.store.format.layout import Counts, PartShapes
@@ -25,6 +24,7 @@ from teachonce.store.tools.merge import merge
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
+from tests.integrity.damage import flip
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 from tests.store.reference_reader import Store
 from tests.store.tools.test_repair import contents

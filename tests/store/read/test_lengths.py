@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import teachonce.store.write.tree
-from benchmarks.integrity.damage import flip
 from teachonce.store import StoreError, open_store
 from teachonce.store.containers.untrusted import Folder
 from teachonce.store.format.layout import Counts, PartShapes, part_arrays
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
+from tests.integrity.damage import flip
 from tests.store.containers.test_untrusted import edit_manifest
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 from tests.store.tools.test_repair import EXT, contents

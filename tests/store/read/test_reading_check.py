@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.integrity.laundering import alter
 from teachonce.store import StoreError, open_store
+from tests.integrity.laundering import alter
 from tests.store.conftest import Made
 
 NAMES = (

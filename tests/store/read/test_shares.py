@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from benchmarks.common import synthetic
-from benchmarks.integrity.laundering import alter
 from teachonce.store import Batch, StoreError, open_store
 from teachonce.store.containers.zarr.shards import ShardSlices
 from teachonce.support.arrays import Array
+from tests.integrity.laundering import alter
 from tests.store.making import Part
 
 Made = Callable[..., tuple[Path, list[Part]]]

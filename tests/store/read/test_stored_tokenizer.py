@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks.integrity.odd_tokenizers import CHANGES, TEXT, rewritten
 from teachonce.store import StoreError, open_store
 from teachonce.store.read import stored_tokenizer
 from teachonce.store.read.stored_tokenizer import encoded, is_plain, json_object, load_tokenizer
 from teachonce.store.tools.laws import check_tokens
 from teachonce.store.tools.verify import verify
 from tests.end_to_end.support import dumped
+from tests.integrity.odd_tokenizers import CHANGES, TEXT, rewritten
 
 KINDS = ("wordpiece", "bpe", "unigram")
 

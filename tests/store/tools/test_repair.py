@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.integrity.damage import flip
 from teachonce.feature_store.cli import main
 from teachonce.store import StoreError, StoreWriter, UserError, open_store
 from teachonce.store.containers.hdf5.file import append_digest
@@ -20,6 +19,7 @@ from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support import files
 from teachonce.support.lease import lease_path
+from tests.integrity.damage import flip
 from tests.store.dying import Killed, dies_at
 from tests.store.making import begin, make_part, put_part
 from tests.store.write.test_writing import SMALL

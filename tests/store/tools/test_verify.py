@@ -10,10 +10,10 @@ from pathlib import Path
 import h5py
 import pytest
 
-from benchmarks.integrity.damage import damaged, flip, good_stores, problems, random_flips
-from benchmarks.integrity.damage import small_store as make_small_store
 from teachonce.store import StoreError
 from teachonce.store.tools.verify import verify
+from tests.integrity.damage import damaged, flip, good_stores, problems, random_flips
+from tests.integrity.damage import small_store as make_small_store
 
 EXT = ("zarr", "h5")
 FLIPS = 60

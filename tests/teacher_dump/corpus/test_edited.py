@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.integrity.edited_corpora import EDITS, HARMLESS, KINDS, edited, write
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
+from tests.integrity.edited_corpora import EDITS, HARMLESS, KINDS, edited, write
 
 LINES = [f"line {n} of the text" for n in range(3000)]
 FILES = [kind for kind in KINDS if kind != "hf"]

@@ -1,6 +1,6 @@
 """Forged stores, with checksums that fit again: each is refused in one line, or read as it was.
 
-    python -m benchmarks.integrity.forgery --hdf5 20000 --zarr 20000 [--seed 0]
+    python -m tests.integrity.forgery FOLDER h5|zarr SEED FIRST LAST      (one of the processes)
 
 Processes with little memory and a short time for each store forge them one after the other, read
 all of each, and run a command on it. A process that ends names the store, and another goes on.
@@ -31,15 +31,13 @@ import h5py
 import numpy as np
 from click.testing import CliRunner
 
-from benchmarks.common.results import publish, table
-from benchmarks.integrity.damage import problems, small_store
-from benchmarks.integrity.forged_hdf5 import forge_hdf5
-from benchmarks.integrity.forged_zarr import forge_zarr
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import FeatureStore, UserError, open_store
 from teachonce.store.tools.laws import check_tokens
 from teachonce.store.tools.show import sequence_facts
-from teachonce.support.console import command_errors
+from tests.integrity.damage import problems, small_store
+from tests.integrity.forged_hdf5 import forge_hdf5
+from tests.integrity.forged_zarr import forge_zarr
 
 MEMORY = 2**30  # bytes that the process may take beyond what it has when it begins
 SECONDS = 60  # for one store; many times what a sound one takes
@@ -223,7 +221,7 @@ def in_process(folder: Path, ext: str, seed: int, count: int) -> dict[str, Any]:
     while first < count:
         last = min(first + BATCH, count)
         words = map(str, (folder, ext, seed, first, last))
-        process = [sys.executable, "-m", "benchmarks.integrity.forgery", "--one", *words]
+        process = [sys.executable, "-m", "tests.integrity.forgery", *words]
         # The first tells where it crashed. Without the second each thread takes 64 MB of address
         # space, which is what the limit is of.
         where = {**os.environ, "PYTHONFAULTHANDLER": "1", "MALLOC_ARENA_MAX": "2"}
@@ -242,8 +240,19 @@ def in_process(folder: Path, ext: str, seed: int, count: int) -> dict[str, Any]:
     return {**total, "wrong": wrong}
 
 
-def row(name: str, ext: str, seed: int, count: int) -> tuple[list[object], list[str]]:
-    """A row of the table, and what was wrong."""
+def trial(hdf5: int, zarr: int, seed: int) -> tuple[list[list[object]], list[str]]:
+    """Forge stores of both formats at once; return the rows of HEAD, and what was wrong."""
+    with ThreadPoolExecutor() as threads:
+        tried = [
+            threads.submit(_row, f"{count:,} {name}", ext, seed, count)
+            for name, ext, count in (("HDF5", HDF5, hdf5), ("Zarr", ZARR, zarr))
+            if count
+        ]
+    done = [each.result() for each in tried]
+    return [cells for cells, _ in done], [line for _, wrong in done for line in wrong]
+
+
+def _row(name: str, ext: str, seed: int, count: int) -> tuple[list[object], list[str]]:
     begun = time.perf_counter()
     memory = Path("/dev/shm")  # the stores are small and many: no disk has to be waited for
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
@@ -252,41 +261,6 @@ def row(name: str, ext: str, seed: int, count: int) -> tuple[list[object], list[
     return [name, *(found[how] for how in HOW), len(found["wrong"]), seconds], found["wrong"]
 
 
-@click.command()
-@click.option("--hdf5", default=20_000, help="Forged HDF5 stores.")
-@click.option("--zarr", default=20_000, help="Forged Zarr stores.")
-@click.option("--seed", default=0)
-@click.option("--one", type=(click.Path(path_type=Path), str, int, int, int), hidden=True)
-@command_errors
-def main(hdf5: int, zarr: int, seed: int, one: tuple[Path, str, int, int, int] | None) -> None:
-    """Print the table and put it into RESULTS.md; exit code 1 if anything is not as it must be."""
-    if one is not None:
-        click.echo(json.dumps(fuzz(*one)))
-        return
-    rows, wrong = [], []
-    with ThreadPoolExecutor() as threads:
-        tried = [
-            threads.submit(row, f"{count:,} {name}", ext, seed, count)
-            for name, ext, count in (("HDF5", HDF5, hdf5), ("Zarr", ZARR, zarr))
-            if count
-        ]
-    for cells, found in (each.result() for each in tried):
-        rows.append(cells)
-        wrong += found
-    settings = (
-        f"`python -m benchmarks.integrity.forgery --hdf5 {hdf5} --zarr {zarr}`; seed {seed}."
-        " Every store is read whole and, where it can be, verified; a command runs on one in"
-        f" {EACH}."
-        " Otherwise would be: a crash, a store that takes over"
-        f" {SECONDS} s or 1 GiB, a look outside its folder, a traceback, or other values that"
-        " verify does not tell."
-    )
-    publish("Forged stores", settings, table(HEAD, rows))
-    for line in wrong[:50]:
-        click.echo(line)
-    if wrong:
-        raise UserError(f"{len(wrong)} store(s) are not as they must be")
-
-
 if __name__ == "__main__":
-    main()
+    place, extension, *numbers = sys.argv[1:]
+    click.echo(json.dumps(fuzz(Path(place), extension, *map(int, numbers))))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.integrity import dead_ends
-from benchmarks.integrity.dead_ends import ENDINGS, DeadEnd, Scene, advised
+from tests.integrity import dead_ends
+from tests.integrity.dead_ends import ENDINGS, DeadEnd, Scene, advised
 
 CHOSEN = {
     "zarr": ("calibration emptied", "parts lost", "parts/1 doubled", "zarr.json lost"),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.common.results import table
-from benchmarks.integrity import (
+from tests.conftest import _tokenizer
+from tests.integrity import (
     damage,
     edited_corpora,
     forgery,
@@ -20,7 +20,6 @@ from benchmarks.integrity import (
     odd_texts,
     odd_tokenizers,
 )
-from tests.conftest import _tokenizer
 
 MEMORY = Path("/dev/shm")  # the stores are small and many: no disk has to be waited for
 BATCH = 2000  # texts that go through the house at once
@@ -131,11 +130,11 @@ CHECKS: tuple[tuple[str, Check, str, str], ...] = (
 )
 
 
-def checked(counts: dict[str, int], seed: int) -> tuple[str, list[str]]:
-    """Run every check whose count is not 0; the table, and what was not as it must be."""
-    rows, wrong = [], Counter[str]()
+def checked(seed: int, **counts: int) -> tuple[list[list[object]], list[str]]:
+    """Run each check with a count; return the rows of HEAD, and what was not as it must be."""
+    rows, wrong = list[list[object]](), Counter[str]()
     for name, check, ext, option in CHECKS:
-        if not counts[option]:
+        if not counts.get(option):
             continue
         begun = time.perf_counter()
         with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
@@ -143,5 +142,5 @@ def checked(counts: dict[str, int], seed: int) -> tuple[str, list[str]]:
         seconds = time.perf_counter() - begun
         rows.append([name, cases, cases - len(others), len(others), f"{seconds:.0f}"])
         wrong.update(f"{name}: {other}" for other in others)
-        click.echo(f"{name}: {cases} cases, {len(others)} otherwise, {seconds:.0f} s")
-    return table(HEAD, rows), list(wrong)
+        click.echo(f"{name}: {cases} cases, {len(others)} otherwise, {seconds:.0f} s", err=True)
+    return rows, list(wrong)

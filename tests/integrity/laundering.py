@@ -14,13 +14,13 @@ import h5py
 import numpy as np
 import zarr
 
-from benchmarks.integrity.damage import FORMATS, small_store
 from teachonce.store import StoreError, open_store
 from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import outside_entries
 from teachonce.support.arrays import Array
+from tests.integrity.damage import FORMATS, small_store
 
 IN_MEMORY = "memory://laundered/store.zarr"
 

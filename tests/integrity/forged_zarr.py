@@ -15,8 +15,8 @@ import google_crc32c
 import numpy as np
 import zarr
 
-from benchmarks.integrity.forged_json import mutated, text
 from teachonce.store.format.manifest import seal_checksum
+from tests.integrity.forged_json import mutated, text
 
 
 def _seal_zarr(path: Path, manifest: bytes, root: dict[str, Any]) -> None:

@@ -1,7 +1,4 @@
-"""Anything of a store emptied, lost, truncated or doubled: typing what is advised mends it.
-
-python -m benchmarks.integrity.dead_ends [--cases N] [--seed N]
-"""
+"""Anything of a store emptied, lost, truncated or doubled: typing what is advised mends it."""
 
 from __future__ import annotations
 
@@ -21,12 +18,9 @@ import h5py
 import numpy as np
 from click.testing import CliRunner
 
-from benchmarks.common.results import publish, table
-from benchmarks.integrity.damage import FORMATS
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import StoreWriter, open_store
 from teachonce.store.containers.hdf5.file import append_digest
-from teachonce.support.console import command_errors
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import parts as job
@@ -34,6 +28,7 @@ from teachonce.teacher_dump.job.parts import gathered
 from teachonce.teacher_dump.windows.window import Window
 from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 from tests.end_to_end.support import write_corpus
+from tests.integrity.damage import FORMATS
 
 STATES = ("unfinished", "sealed", "merged", "converted")
 STARTS = ("verify", "repair", "the command that made it", "show")
@@ -326,45 +321,22 @@ def tried(
             yield scene.state, name, ending, steps
 
 
-def trial(folder: Path, cases: int, seed: int) -> tuple[str, list[str]]:
-    """The table of all endings, and the dead ends."""
-    rows, wrong = [], []
-    for ext in FORMATS:
-        counts: dict[str, Counter[str]] = {state: Counter() for state in STATES}
-        most: Counter[str] = Counter()
-        for state, _, ending, steps in tried(folder, ext, cases, seed):
-            counts[state][ending if ending in ENDINGS else "dead"] += 1
-            most[state] = max(most[state], steps)
-            if ending not in ENDINGS:
-                wrong.append(f"{ext}, {state}: {ending}")
-                click.echo(wrong[-1])
-        for state, found in counts.items():
-            endings = [found[ending] for ending in ENDINGS]
-            rows.append([f"{state}, {ext}", found.total(), *endings, found["dead"], most[state]])
-    return table(HEAD, rows), wrong
-
-
-@click.command()
-@click.option("--cases", default=10**9, help="Damages to each of eight stores.  [default: all]")
-@click.option("--seed", default=0)
-@command_errors
-def main(cases: int, seed: int) -> None:
-    """Print the table and put it into RESULTS.md; exit code 1 if there is a dead end."""
+def trial(cases: int | None, seed: int) -> tuple[list[list[object]], list[str]]:
+    """Try `cases` damages of each store, or all; return the rows of HEAD, and the dead ends."""
+    rows, wrong = list[list[object]](), list[str]()
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        rows, wrong = trial(Path(folder), cases, seed)
-    asked = "" if cases == 10**9 else f" --cases {cases}"
-    publish(
-        "Dead ends",
-        f"`python -m benchmarks.integrity.dead_ends{asked}`; seed {seed}. Each file, group and"
-        " array of one part and outside the parts (of the teacher's weights two) is emptied, lost,"
-        " truncated or doubled. Then one of four commands is typed, and what its last line advises,"
-        " until `verify` finds the store sound with the content that it had.",
-        rows,
-    )
-    if wrong:
-        raise UserError(f"{len(wrong)} dead end(s)")
-
-
-if __name__ == "__main__":
-    main()
+        for ext in FORMATS:
+            counts: dict[str, Counter[str]] = {state: Counter() for state in STATES}
+            most: Counter[str] = Counter()
+            for state, _, ending, steps in tried(Path(folder), ext, cases or 10**9, seed):
+                counts[state][ending if ending in ENDINGS else "dead"] += 1
+                most[state] = max(most[state], steps)
+                if ending not in ENDINGS:
+                    wrong.append(f"{ext}, {state}: {ending}")
+                    click.echo(wrong[-1], err=True)
+            for state, found in counts.items():
+                endings = [found[ending] for ending in ENDINGS]
+                row = [f"{state}, {ext}", found.total(), *endings, found["dead"], most[state]]
+                rows.append(row)
+    return rows, wrong

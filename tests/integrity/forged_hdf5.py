@@ -16,12 +16,12 @@ import numpy as np
 from numcodecs import Fletcher32
 from numcodecs.jenkins import jenkins_lookup3
 
-from benchmarks.integrity.forged_json import mutated, text
 from teachonce.store.containers.hdf5.blocks import Blocks, Fields
 from teachonce.store.containers.hdf5.chunks import FLETCHER, Dataset, read_dataset
 from teachonce.store.containers.hdf5.file import DIGEST_BYTES, append_digest, write_attributes
 from teachonce.store.containers.hdf5.tree import Hdf5File, Hdf5Source
 from teachonce.store.format.manifest import seal_checksum
+from tests.integrity.forged_json import mutated, text
 
 VERSIONS: tuple[Any, ...] = ("earliest", "latest", ("v110", "v110"))
 Way = Callable[[Path, random.Random, Path], str]

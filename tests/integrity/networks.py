@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.integrity.damage import problems, small_store
 from teachonce.store import Unreachable, open_store
 from teachonce.store.containers import network
 from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.verify import verify
+from tests.integrity.damage import problems, small_store
 from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
 
 URL = f"s3://{BUCKET}/store.zarr"

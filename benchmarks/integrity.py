@@ -1,0 +1,86 @@
+"""Damaged and forged stores that are found, sound ones that pass, odd texts that survive.
+
+    python -m benchmarks.integrity [checks] [--flips N] [--stores N] [--forgeries N] ...
+    python -m benchmarks.integrity forged [--hdf5 20000] [--zarr 20000]
+    python -m benchmarks.integrity dead-ends [--cases N]
+
+The checks are those of tests/integrity, which the test suite runs small. They run in a process of
+their own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.common.results import RESULTS, publish, table
+from teachonce.support.console import command_errors
+from teachonce.support.errors import UserError
+
+SECTIONS = {
+    "checks": ("Integrity", ""),
+    "forged": (
+        "Forged stores",
+        " Every store is read whole and, where it can be, verified; a command runs on one in 4."
+        " Otherwise would be: a crash, a store that takes over 60 s or 1 GiB, a look outside its"
+        " folder, a traceback, or other values that verify does not report.",
+    ),
+    "dead-ends": (
+        "Dead ends",
+        " Each file, group and array of one part and outside the parts (two of the teacher's"
+        " weights) is emptied, lost, truncated or doubled. Then one of four commands is typed, and"
+        " what its last line advises, until `verify` finds the store sound with the content that"
+        " it had.",
+    ),
+}
+"""Title of each section, and what it says of the check."""
+
+SETTINGS = {"forged": ("hdf5", "zarr"), "dead-ends": ("cases",)}
+"""Options of each check; the first takes all others."""
+
+
+@click.command()
+@click.argument("what", type=click.Choice(list(SECTIONS)), default="checks")
+@click.option("--flips", default=1000, help="Flipped bits for each format.")
+@click.option("--stores", default=50, help="Sound stores.")
+@click.option("--forgeries", default=2000, help="Forged stores.")
+@click.option("--launderings", default=1000, help="Altered stores that are copied, at most all.")
+@click.option("--edits", default=500, help="Corpora that are edited while they are dumped.")
+@click.option("--tokenizers", default=200, help="Stores with an untrusted tokenizer or settings.")
+@click.option("--networks", default=200, help="Networks that lose and alter answers of S3.")
+@click.option("--characters", default=0x110000, help="Code points of Unicode, from the first.")
+@click.option("--texts", default=100_000, help="Odd texts.")
+@click.option("--hdf5", default=20_000, help="forged: HDF5 stores.")
+@click.option("--zarr", default=20_000, help="forged: Zarr stores.")
+@click.option("--cases", type=int, help="dead-ends: damages to each of eight stores.")
+@click.option("--seed", default=0)
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@command_errors
+def main(what: str, seed: int, results: Path, **options: Any) -> None:
+    """Print the table and put it into RESULTS.md; exit code 1 if anything is not as it must be."""
+    others = {name for names in SETTINGS.values() for name in names}
+    names = SETTINGS.get(what, options.keys() - others)
+    settings = {"seed": seed, **{name: options[name] for name in names}}
+    words = [sys.executable, "-m", "tests.integrity", what, json.dumps(settings)]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, cwd=root)
+    if done.returncode:
+        raise UserError(f"the checks ended with exit code {done.returncode}")
+    head, rows, wrong = json.loads(done.stdout.splitlines()[-1])
+    said = " ".join(f"--{name} {options[name]}" for name in SETTINGS.get(what, ()))
+    command = f"python -m benchmarks.integrity {what} {said}".rstrip()
+    title, about = SECTIONS[what]
+    publish(title, f"`{command}`; seed {seed}.{about}", table(head, rows), results)
+    for line in wrong[:50]:
+        click.echo(line)
+    if wrong:
+        raise UserError(f"{len(wrong)} case(s) are not as they must be")
+
+
+if __name__ == "__main__":
+    main()

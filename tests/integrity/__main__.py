@@ -1,0 +1,22 @@
+"""The checks at any length, for `benchmarks.integrity`: rows and findings as a line of JSON.
+
+python -m tests.integrity checks|forged|dead-ends '{"seed": 0, ...}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from tests.integrity import dead_ends, forgery, trials
+
+RUNS = {
+    "checks": (trials.HEAD, trials.checked),
+    "forged": (forgery.HEAD, forgery.trial),
+    "dead-ends": (dead_ends.HEAD, dead_ends.trial),
+}
+
+if __name__ == "__main__":
+    head, run = RUNS[sys.argv[1]]
+    rows, wrong = run(**json.loads(sys.argv[2]))  # type: ignore[operator]
+    print(json.dumps([head, rows, wrong]))
