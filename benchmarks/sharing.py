@@ -1,55 +1,96 @@
-"""Several processes dump one store, and are killed at random while others go on.
+"""Several processes, or a Ray cluster, dump one store, and are killed at random.
 
     nice python -m benchmarks.sharing [--kills 100] [--processes 3]
+    nice python -m benchmarks.sharing [--kills 100] --ray-nodes 2
 
 Each finished store must be the one that a single process makes: the same SHA-256 of every array,
-nothing left beside it. Otherwise the script fails. Half of the stores are Zarr, half HDF5.
+nothing left beside it. Otherwise the script fails. Half of the stores are Zarr, half HDF5. The
+nodes of the cluster are processes of this machine; its head, which has no worker, lives on.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import signal
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any, ClassVar
 
 import click
 
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.common.results import RESULTS, publish, table
-from benchmarks.reliability import Job, content_of_store, jobs
+from benchmarks.reliability import Job, Words, content_of_store, jobs
+from teachonce.store.write.part_queue import PartQueue
 from teachonce.support.console import command_errors
 from teachonce.support.lease import lease_path
 
 STRIKES = 5  # of one store
-KILLED = ("", "SIGKILLs", "who cut the corpus", "who waited or made parts", "stores", "equal")
 
 
 @dataclass
-class Crew:
-    """Processes that make the store of a job together; whoever is killed is replaced."""
+class Siege(ABC):
+    """The store of a job, made by `size` members that are killed and replaced."""
 
     job: Job
     size: int
     struck: Counter[str] = field(default_factory=Counter)
+    members: ClassVar[str]
+    victims: ClassVar[dict[str, str]]
+    """A column of the table for each kind of victim."""
+
+    @abstractmethod
+    def made(self, chance: random.Random, strikes: int) -> list[int]:
+        """Make the store and kill up to `strikes` members meanwhile, counted in `struck`; return
+        the exit codes of those that end by themselves."""
+
+    def trial(self, chance: random.Random, strikes: int) -> None:
+        """Make the store while members are killed. Raises RuntimeError if it is not the undisturbed
+        one."""
+        self.job.clear()
+        codes = self.made(chance, strikes)
+        if any(codes) or content_of_store(self.job.out) != self.job.wanted:
+            raise RuntimeError(f"{self.job.name}: {codes}, {self.job.log.read_text()[-2000:]}")
+
+    def row(self, kills: int, seed: int) -> list[object]:
+        """Make stores until `kills` members were killed; return a row of the table."""
+        chance = random.Random(f"{self.job.name} {seed}")
+        stores = 0
+        while (killed := self.struck.total()) < kills:
+            self.trial(chance, min(STRIKES, kills - killed))
+            stores += 1
+            click.echo(f"{self.job.name}: {self.struck.total()} kills, {stores} stores", err=True)
+        name = f"{self.job.name}, {self.size} {self.members}"
+        return [name, killed, *(self.struck[each] for each in self.victims), stores, stores]
+
+    @classmethod
+    def head(cls) -> tuple[str, ...]:
+        """Return the head of the table."""
+        return ("", "SIGKILLs", *cls.victims.values(), "stores", "equal")
+
+
+class Crew(Siege):
+    """Processes that make a store together."""
+
+    members = "processes"
+    victims: ClassVar = {"cutting": "who cut the corpus", "making": "who waited or made parts"}
 
     def begin(self, place: int) -> ForkServerProcess:
+        """Start the process of a place."""
         words = (*self.job.words, "--shard", f"{place}/{self.size}")
         return fork(in_small_parts, *words, log=self.job.log)
 
-    def trial(self, chance: random.Random, strikes: int) -> int:
-        """Make the store while some are killed; returns how many. Raises RuntimeError where it is
-        not the undisturbed one."""
-        self.job.clear()
+    def made(self, chance: random.Random, strikes: int) -> list[int]:
         workers = [self.begin(place) for place in range(self.size)]
-        killed = 0
         for _ in range(strikes):
             time.sleep(chance.uniform(0, self.job.seconds / 2))
             place = chance.randrange(self.size)
@@ -57,60 +98,129 @@ class Crew:
             workers[place].kill()
             if finish(workers[place]) == -signal.SIGKILL:
                 self.struck[role] += 1
-                killed += 1
             workers[place] = self.begin(place)
-        codes = [finish(worker) for worker in workers]
-        if any(codes) or content_of_store(self.job.out) != self.job.wanted:
-            raise RuntimeError(f"{self.job.name}: {codes}, {self.job.log.read_text()[-2000:]}")
-        return killed
+        return [finish(worker) for worker in workers]
 
     def _cuts(self, worker: ForkServerProcess) -> bool:
         with suppress(OSError, ValueError):
             return bool(json.loads(lease_path(self.job.out).read_bytes())["pid"] == worker.pid)
         return False
 
-    def row(self, kills: int, seed: int) -> list[object]:
-        """Kill so many; a row of the table."""
-        chance = random.Random(f"{self.job.name} {seed}")
-        killed = stores = 0
-        while killed < kills:
-            killed += self.trial(chance, min(STRIKES, kills - killed))
-            stores += 1
-        return [
-            *(f"{self.job.name}, {self.size} processes", killed),
-            *(self.struck["cutting"], self.struck["making"], stores, stores),
-        ]
+
+class Ray:
+    """A cluster of nodes on loopback, and drivers of a dump on it."""
+
+    def __init__(self, words: Words, out: Path, log: Path, head_cpus: int) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": head_cpus, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.words, self.out, self.log = words, out, log
+
+    def begin(self, *more: str | int) -> ForkServerProcess:
+        """Start a driver."""
+        words = (*self.words, "--ray", self.cluster.address, *more)
+        return fork(in_small_parts, *words, log=self.log)
+
+    def add_node(self) -> Any:
+        """Let a node of one worker join."""
+        return self.cluster.add_node(num_cpus=1)
+
+    def makers(self) -> list[int]:
+        """Return the numbers of the processes that make a part now."""
+        queue, found = PartQueue(self.out), []
+        for number in queue.leased():
+            with suppress(OSError, ValueError):
+                lease = json.loads((queue.folder / f".{number}.lease").read_text())
+                found.append(int(lease["pid"]))
+        return found
+
+    def wait_for_a_maker(self, driver: ForkServerProcess) -> list[int]:
+        """Wait until a part is made, or the driver has ended; return who makes one."""
+        while not (found := self.makers()) and driver.is_alive():
+            time.sleep(0.01)
+        return found
 
 
-def killed_rows(folder: Path, kills: int, processes: int, seed: int) -> list[list[object]]:
-    """Rows of the stores of both formats."""
-    rows = []
-    for job in itertools.islice(jobs(folder), 2):
-        job.undisturbed()
-        rows.append(Crew(job, processes).row(kills // 2, seed))
-        click.echo(f"{rows[-1]} ({job.seconds:.1f} s undisturbed)", err=True)
-    return rows
+class RayCluster(Siege):
+    """A cluster of which a worker, the driver, or a node with all that runs on it is killed."""
+
+    members = "nodes"
+    victims: ClassVar = {"worker": "of workers", "driver": "of drivers", "node": "of nodes"}
+
+    def made(self, chance: random.Random, strikes: int) -> list[int]:
+        ray = Ray(self.job.words, self.job.out, self.job.log, head_cpus=0)
+        try:
+            nodes = [ray.add_node() for _ in range(self.size)]
+            driver = ray.begin()
+            for victim in chance.choices(list(self.victims), k=strikes):
+                if not (makers := ray.wait_for_a_maker(driver)):
+                    break
+                time.sleep(chance.uniform(0, self.job.seconds / 4))
+                if victim == "worker":
+                    with suppress(ProcessLookupError):
+                        os.kill(chance.choice(makers), signal.SIGKILL)
+                elif victim == "driver":
+                    driver.kill()
+                    finish(driver)
+                    driver = ray.begin()
+                else:
+                    place = chance.randrange(self.size)
+                    ray.cluster.remove_node(nodes[place], allow_graceful=False)
+                    nodes[place] = ray.add_node()
+                self.struck[victim] += 1
+            return [finish(driver, 600)]
+        finally:
+            ray.cluster.shutdown()
+
+
+TEACHER = f"a random teacher of 2 layers, parts of {PART_TOKENS} tokens, 2 views"
+COMPARED = (
+    "Compared are the SHA-256 of all arrays, the texts in order, `verify`, and what lies beside."
+)
+OF_PROCESSES = (
+    f"{TEACHER}. Up to {STRIKES} times a store, at a random moment of half the undisturbed"
+    " duration, a random one of the processes is killed and replaced while the others go on."
+    f" {COMPARED}"
+)
+OF_RAY = (
+    f"{TEACHER}; nodes of one worker each, on loopback. Up to {STRIKES} times a store, while parts"
+    " are made, a random worker, the driver or a node with all that runs on it is killed, and the"
+    f" driver or node is replaced. {COMPARED}"
+)
+RAY_TEXTS = 400  # enough for parts to be left when a worker has started again
 
 
 @click.command()
 @click.option("--kills", default=100, help="Half of them for each format.")
 @click.option("--processes", default=3, help="That make one store.")
+@click.option("--ray-nodes", type=click.IntRange(min=1), help="A Ray cluster of N nodes instead.")
 @click.option("--seed", default=0)
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to work.  [default: /tmp]")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
-def main(kills: int, processes: int, seed: int, folder: Path | None, results: Path) -> None:
+def main(
+    kills: int,
+    processes: int,
+    ray_nodes: int | None,
+    seed: int,
+    folder: Path | None,
+    results: Path,
+) -> None:
     """Print the table and put it into RESULTS.md."""
+    kind: type[Siege] = RayCluster if ray_nodes else Crew
+    rows = []
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        rows = killed_rows(Path(name), kills, processes, seed)
+        made = jobs(Path(name), RAY_TEXTS) if ray_nodes else jobs(Path(name))
+        for job in itertools.islice(made, 2):
+            job.undisturbed()
+            rows.append(kind(job, ray_nodes or processes).row(kills // 2, seed))
+    size = f"--ray-nodes {ray_nodes}" if ray_nodes else f"--processes {processes}"
     publish(
-        "Several processes, one store: killed",
-        f"`python -m benchmarks.sharing --kills {kills} --processes {processes}`; a random"
-        f" teacher of 2 layers, parts of {PART_TOKENS} tokens, 2 views. Up to {STRIKES}"
-        " times a store, at a random moment of half the undisturbed duration, a random one"
-        " of the processes is killed and replaced while the others go on. Compared are the"
-        " SHA-256 of all arrays, the texts in order, `verify`, and what lies beside.",
-        table(KILLED, rows),
+        "A Ray cluster, one store: killed" if ray_nodes else "Several processes, one store: killed",
+        f"`python -m benchmarks.sharing --kills {kills} {size}`;"
+        f" {OF_RAY if ray_nodes else OF_PROCESSES}",
+        table(kind.head(), rows),
         results,
     )
 

@@ -18,9 +18,10 @@ def interleaved(settings: Mapping[str, Callable[[], Figures]], repeats: int) -> 
     picklable (`functools.partial` of a function of a module).
     """
     runs: dict[str, list[Figures]] = {name: [] for name in settings}
-    for _ in range(repeats):
-        for name, work in settings.items():
-            runs[name].append(alone(work))
+    for turn in range(repeats):
+        order = list(settings)[:: -1 if turn % 2 else 1]  # the first of a turn finds cold caches
+        for name in order:
+            runs[name].append(alone(settings[name]))
     return {
         name: {key: statistics.median(run[key] for run in found) for key in found[0]}
         for name, found in runs.items()

@@ -1,4 +1,4 @@
-"""What two versions of this code take, in turn: an epoch of reading, and the start of each command.
+"""What two versions take, in turn: reading, a dump, a training, and the start of each command.
 
     python -m benchmarks.speed.versions --before DIR      (a checkout of the other version)
 
@@ -9,16 +9,20 @@ process reads its store once before it is timed.
 from __future__ import annotations
 
 import os
+import re
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
-from benchmarks.common.results import RESULTS, publish, table
+from benchmarks.common.interleaved import Figures, interleaved
+from benchmarks.common.results import of_text, publish, table
+from benchmarks.common.small_store import random_teacher
 from benchmarks.common.synthetic import features_of, make_store
 from teachonce.store.tools.copy import convert
 
@@ -44,11 +48,18 @@ for epoch in range(int(sys.argv[2]) + 1):
         best = max(best, tokens / (time.process_time() - begin))
 print(best)
 """
+RUN = """
+import shutil, sys
+from {}%s import main
+shutil.rmtree(sys.argv[sys.argv.index("--out") + 1], ignore_errors=True)
+main(sys.argv[1:], standalone_mode=False)
+"""
 HELP = "import sys; sys.argv = ['command', '--help']; from {}%s import main; main()"
 
 
-def processor_seconds(tree: Path, *words: str) -> tuple[float, str]:
-    """Seconds that a program of `words` for Python computes with the code of `tree`; its output."""
+def program(tree: Path, words: Sequence[str]) -> Figures:
+    """Run a program of `words` for Python with the code of `tree`; return its seconds of a
+    processor, and the figure that it prints."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
@@ -57,19 +68,22 @@ def processor_seconds(tree: Path, *words: str) -> tuple[float, str]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise click.ClickException(f"{tree}: {done.stderr.strip()[-300:]}")
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, done.stdout
+    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    printed = done.stdout.strip()
+    return {
+        "seconds": seconds,
+        "printed": float(printed) if re.fullmatch(r"[\d.]+", printed) else 0.0,
+    }
 
 
-def in_turn(trees: list[Path], repeats: int, measure: list[list[str]], told: bool) -> list[float]:
-    """Medians for each tree of what `measure` runs there: its processor time, or the figure that
-    it prints if `told`."""
-    found: list[list[float]] = [[] for _ in trees]
-    for turn in range(repeats):
-        order = range(len(trees)) if turn % 2 else reversed(range(len(trees)))
-        for place in order:
-            seconds, output = processor_seconds(trees[place], *measure[place])
-            found[place].append(float(output) if told else seconds)
-    return [statistics.median(figures) for figures in found]
+def both(before: Path, repeats: int, source: str, *words: str) -> list[Figures]:
+    """Run a program with the code of both versions in turn; return medians of each. `{}` in its
+    source is the prefix of the packages."""
+    settings = {
+        str(tree): partial(program, tree, ["-c", source.format(_prefix(tree)), *words])
+        for tree in (before, HERE)
+    }
+    return list(interleaved(settings, repeats).values())
 
 
 def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -> str:
@@ -79,10 +93,26 @@ def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -
     convert(str(zarr), hdf5)
     rows = []
     for store in (zarr, hdf5):
-        programs = [["-c", READ.format(_prefix(tree)), str(store), "3"] for tree in (before, HERE)]
-        old, new = in_turn([before, HERE], repeats, programs, told=True)
+        old, new = (each["printed"] for each in both(before, repeats, READ, str(store), "3"))
         rows.append((store.suffix[1:], width, f"{old:,.0f}", f"{new:,.0f}", new / old))
     return table(("store", "width", "before, tokens/CPU s", "after", "after / before"), rows)
+
+
+def commands(before: Path, model: str, corpus: str, repeats: int, folder: Path) -> str:
+    """The table of a dump, and of a training from its store, by their commands."""
+    teacher = random_teacher(folder / "teacher", model, head=True, num_hidden_layers=2)
+    store = str(folder / "store.zarr")
+    dump = ("--model", teacher, "--corpus", corpus, "--limit", "40000", "--logits", "topk:16")
+    train = ("--store", store, "--vocab", "2k", "--student", "128x2x2", "--steps", "100")
+    rows = []
+    for name, words, out in (
+        ("teacher_dump.cli", dump, store),
+        ("student_train.cli", train, str(folder / "student")),
+    ):
+        found = both(before, repeats, RUN % name, *words, "--device", "cpu", "--out", out)
+        old, new = (each["seconds"] for each in found)
+        rows.append((name, old, new, new / old))
+    return table(("command", "before, CPU s", "after", "after / before"), rows)
 
 
 def _prefix(tree: Path) -> str:
@@ -94,23 +124,22 @@ def starts(before: Path, repeats: int) -> str:
     """The table of what `--help` of each command takes."""
     rows = []
     for command in COMMANDS:
-        programs = [["-c", (HELP % command).format(_prefix(tree))] for tree in (before, HERE)]
-        old, new = in_turn([before, HERE], repeats, programs, told=False)
+        old, new = (each["seconds"] for each in both(before, repeats, HELP % command))
         rows.append((f"{command} --help", old, new, new / old))
     return table(("command", "before, CPU s", "after", "after / before"), rows)
 
 
 @click.command(context_settings={"show_default": True})
+@of_text(250_000)
 @click.option("--before", type=click.Path(path_type=Path, exists=True), required=True)
-@click.option("--tokens", default=250_000)
 @click.option("--repeats", default=7)
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
-def main(before: Path, tokens: int, repeats: int, results: Path) -> None:
+def main(model: str, corpus: str, before: Path, tokens: int, repeats: int, results: Path) -> None:
     """Print the tables and put them into RESULTS.md."""
+    before = before.resolve()
     with tempfile.TemporaryDirectory() as name:
-        read = "\n\n".join(
-            reading(before.resolve(), tokens, width, repeats, Path(name)) for width in (384, 768)
-        )
+        tables = [reading(before, tokens, width, repeats, Path(name)) for width in (384, 768)]
+        tables.append(commands(before, model, corpus, repeats, Path(name)))
+    tables.append(starts(before, repeats))
     revision = ["git", "-C", str(before), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(revision, capture_output=True, text=True).stdout.strip()
     publish(
@@ -118,8 +147,10 @@ def main(before: Path, tokens: int, repeats: int, results: Path) -> None:
         f"`python -m benchmarks.speed.versions --before DIR --tokens {tokens} --repeats {repeats}`;"
         f" before: {commit or 'no commit'}. Synthetic stores, codec default, the 16 best logits,"
         " hidden states normalised, log-probabilities and maps decoded; the best of three epochs"
-        " of a process, medians of processes in turn. Times are of the processor.",
-        f"{read}\n\n{starts(before.resolve(), repeats)}",
+        " of a process, medians of processes in turn. The commands dump 40,000 tokens with a random"
+        " teacher of 2 layers, and train a student of 128x2x2 for 100 steps. Times are of the"
+        " processor.",
+        "\n\n".join(tables),
         results,
     )
 

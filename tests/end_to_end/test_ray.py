@@ -17,8 +17,8 @@ from unittest import mock
 import pytest
 
 from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
-from benchmarks.ray_kills import Ray, Siege
 from benchmarks.reliability import content_of_store, jobs
+from benchmarks.sharing import Ray, RayCluster
 from teachonce.store import StoreWriter
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.support.errors import UserError
@@ -226,6 +226,6 @@ def test_ctrl_c_on_a_cluster_of_this_machine_alone(options: DumpOptions, tmp_pat
 def test_a_siege_of_a_cluster_ends_in_the_undisturbed_store(tmp_path: Path) -> None:
     job = jobs(tmp_path, 100)[0]
     job.undisturbed()
-    name, killed, *struck, stores, equal = Siege(job, 2).row(2, seed=0)
+    name, killed, *struck, stores, equal = RayCluster(job, 2).row(2, seed=0)
     assert "2 nodes" in str(name) and killed == 2 == sum(map(int, map(str, struck)))
     assert stores == equal
