@@ -12,8 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.common.words import given
+import click
+
 from teachonce.support.errors import UserError
 
 SAMPLE_BYTES = 2**18  # of a text, by which its tokens are counted
@@ -35,6 +37,14 @@ class Cost:
 
 
 NOTHING = Cost()
+
+
+def given(command: click.Command, words: Sequence[str]) -> dict[str, Any]:
+    """Read what words give to a command, by the names of its options; what they leave at its
+    default is left out."""
+    context = command.make_context(command.name or "", list(words))
+    default = click.core.ParameterSource.DEFAULT
+    return {n: v for n, v in context.params.items() if context.get_parameter_source(n) != default}
 
 
 @dataclass(frozen=True)

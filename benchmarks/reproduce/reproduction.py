@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.common.words import given
 from benchmarks.reproduce.costs import (
     NOTHING,
     Cost,
     dump_cost,
+    given,
     size_of,
     student_cost,
     tokens_of,

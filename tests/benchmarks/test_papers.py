@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.words import given
-from benchmarks.reproduce.costs import Size, student_cost
+from benchmarks.reproduce.costs import Size, given, student_cost
 from benchmarks.reproduce.differences import DIFFERENCES, differing
 from benchmarks.reproduce.papers import NAMES, sources
 from benchmarks.reproduce.source import FULL, OURS, SMALL, TEACHER, Arm, Source
